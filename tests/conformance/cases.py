@@ -72,10 +72,10 @@ class World:
         return int(self.raw.post(f"/v1/table/{table[0]}/count_rows").text)
 
     def index(self, table: list[str], **fields: Any) -> None:
-        made = self.post(
+        created = self.post(
             f"/v1/table/{table[0]}/create_index", {"column": "id", "index_type": "BTREE", "name": "by_id"} | fields
         )
-        self.wait(made["transaction_id"])
+        self.wait(created["transaction_id"])
 
     def wait(self, transaction: str) -> None:
         until = time.monotonic() + 90
@@ -89,9 +89,11 @@ class World:
 
     def transaction(self) -> str:
         table = self.table()
-        made = self.post(f"/v1/table/{table[0]}/create_index", {"column": "id", "index_type": "BTREE", "name": "by_id"})
-        self.wait(made["transaction_id"])
-        return str(made["transaction_id"])
+        created = self.post(
+            f"/v1/table/{table[0]}/create_index", {"column": "id", "index_type": "BTREE", "name": "by_id"}
+        )
+        self.wait(created["transaction_id"])
+        return str(created["transaction_id"])
 
     def staged(self, table: list[str]) -> dict[str, Any]:
         """A manifest written but not committed: the next version of a table, as a managed client stages it.
@@ -99,19 +101,19 @@ class World:
         It is made by a real delete on a copy of the table.
         """
         location = self.describe(table)["location"]
-        there, copy = self.files(location), f"{location}-copy-{uuid4().hex}"
-        beside = self.files(copy)
-        for path in paths(there):
-            obstore.put(beside, path, obstore.get(there, path).bytes())
+        table_files, copy = self.files(location), f"{location}-copy-{uuid4().hex}"
+        copy_files = self.files(copy)
+        for path in paths(table_files):
+            obstore.put(copy_files, path, obstore.get(table_files, path).bytes())
         version = lance.dataset(copy, storage_options=self.options).version + 1
         lance.dataset(copy, storage_options=self.options).delete("id = 1")
         manifest = f"_versions/{2**64 - 1 - version}.manifest"
-        staged, content = f"{manifest}-{uuid4()}", bytes(obstore.get(beside, manifest).bytes())
-        obstore.put(there, staged, content)
-        for path in paths(beside):
+        staged, content = f"{manifest}-{uuid4()}", bytes(obstore.get(copy_files, manifest).bytes())
+        obstore.put(table_files, staged, content)
+        for path in paths(copy_files):
             if path.startswith(("_deletions", "_transactions")):
-                obstore.put(there, path, obstore.get(beside, path).bytes())
-            obstore.delete(beside, path)
+                obstore.put(table_files, path, obstore.get(copy_files, path).bytes())
+            obstore.delete(copy_files, path)
         return {
             "version": version,
             "manifest_path": f"{urlsplit(location).path.strip('/')}/{staged}",
@@ -283,12 +285,12 @@ def _(w: World, f: Fields, r: Any) -> None:
 
 
 def _batch_commit(w: World) -> Fields:
-    table, gone = w.table(), w.table()
+    table, to_drop = w.table(), w.table()
     return {
         "operations": [
             {"declare_table": {"id": [w.name("declared")]}},
             {"create_table_version": {"id": table, **w.staged(table)}},
-            {"deregister_table": {"id": gone}},
+            {"deregister_table": {"id": to_drop}},
         ]
     }
 

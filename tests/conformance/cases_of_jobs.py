@@ -39,9 +39,9 @@ def _computed(w: World) -> Fields:
 
 def _queued(w: World, job_id: str) -> str:
     """The kind of a job that waits for somebody to run it."""
-    found = w.post(f"/v1/transaction/{job_id}/describe")
-    assert found["status"] == "Queued"
-    return str(found["properties"]["kind"])
+    transaction = w.post(f"/v1/transaction/{job_id}/describe")
+    assert transaction["status"] == "Queued"
+    return str(transaction["properties"]["kind"])
 
 
 @case("CreateMaterializedView", _view)

@@ -20,7 +20,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.conformance.lance_spark_steps import STORIES, Step
-from tests.conformance.seen import Driver, Seen, Story, asked, judged, lake, run_alone
+from tests.conformance.observations import (
+    Driver,
+    ObservedCall,
+    ServerObservations,
+    drain_operations,
+    lake,
+    outcome_of,
+    run_alone,
+)
 from tests.services.recorder import Recorder
 from tests.services.secured import Secured
 from tests.services.server import ServerProcess
@@ -86,33 +94,40 @@ def session(catalogs: dict[str, str], errors: Path) -> Iterator[Driver]:
     prepare()
     command = [sys.executable, str(DRIVER), json.dumps({**SESSION, **catalogs})]
     with Driver(command, {"PYTHONPATH": str(FOLDER / "python")}, errors) as driver:
-        driver.answer()
+        driver.response()
         check_files()
         yield driver
 
 
-def run(driver: Driver, requests: Recorder, catalog: str, steps: Sequence[Step]) -> tuple[Seen, ...]:
-    """Every step against one catalog, whose server is asked through the recorder."""
-    seen = []
-    asked(requests)
+def run(driver: Driver, requests: Recorder, catalog: str, steps: Sequence[Step]) -> tuple[ObservedCall, ...]:
+    """Run every step against one catalog, with the recorder between it and its server."""
+    calls = []
+    drain_operations(requests)
     for step in steps:
-        answer = driver.ask(step.request(catalog))
-        seen.append(Seen(step.what, step.shown, judged(answer, step.rows, step.refusal, step.known), asked(requests)))
-        log.info("%s: %s: %s", catalog, seen[-1].outcome, seen[-1].call)
-    return tuple(seen)
+        response = driver.ask(step.request(catalog))
+        calls.append(
+            ObservedCall(
+                step.what,
+                step.shown,
+                outcome_of(response, step.rows, step.refusal, step.known),
+                drain_operations(requests),
+            )
+        )
+        log.info("%s: %s: %s", catalog, calls[-1].outcome, calls[-1].call)
+    return tuple(calls)
 
 
 def token(server: Secured) -> str:
     """A token of the administrator."""
-    given = {"grant_type": "client_credentials", "client_id": "administrator"}
+    form = {"grant_type": "client_credentials", "client_id": "administrator"}
     with server.http() as http:
-        answer = http.post("/oauth/token", data={**given, "client_secret": server.keys["administrator"]})
-    text: str = answer.raise_for_status().json()["access_token"]
+        response = http.post("/oauth/token", data={**form, "client_secret": server.keys["administrator"]})
+    text: str = response.raise_for_status().json()["access_token"]
     return text
 
 
-def observe() -> list[Story]:
-    """Every step, against an open server, one whose tables are not managed, and one that asks who you are."""
+def observe() -> list[ServerObservations]:
+    """Run every step, against an open server, one whose tables are not managed, and one with authentication."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         managed = ServerProcess(folder / "managed")
@@ -121,14 +136,16 @@ def observe() -> list[Story]:
         stack.callback(unmanaged.stop)
         secured = stack.enter_context(lake(folder))
         urls = {"managed": managed.url, "unmanaged": unmanaged.url, "lake": secured.url, "token": secured.url}
-        ways = {name: stack.enter_context(Recorder(url)) for name, url in urls.items()}
+        recorders = {name: stack.enter_context(Recorder(url)) for name, url in urls.items()}
         headers = {
             "lake": {"header.x-api-key": secured.keys["administrator"]},
             "token": {"header.authorization": f"Bearer {token(secured)}"},
         }
-        catalogs = [catalog(name, way.url, headers.get(name, {})) for name, way in ways.items()]
+        catalogs = [catalog(name, recorder.url, headers.get(name, {})) for name, recorder in recorders.items()]
         with session({name: value for each in catalogs for name, value in each.items()}, folder / "log") as spark:
-            return [Story(title, run(spark, ways[name], name, steps)) for name, title, steps in STORIES]
+            return [
+                ServerObservations(title, run(spark, recorders[name], name, steps)) for name, title, steps in STORIES
+            ]
 
 
 if __name__ == "__main__":

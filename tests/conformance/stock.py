@@ -48,10 +48,10 @@ def snake(name: str) -> str:
 def model(operation: str, fields: Fields) -> Any:
     """The request model of an operation, filled."""
     name = REQUEST_MODELS.get(operation, f"{operation}Request")
-    found = getattr(generated, name, None) or getattr(models, name, None)
-    if found is None:
+    request_model = getattr(generated, name, None) or getattr(models, name, None)
+    if request_model is None:
         raise NoSuchCallError(name)
-    return found.from_dict(fields)
+    return request_model.from_dict(fields)
 
 
 def call_generated(client: generated.ApiClient, case: Case, fields: Fields) -> Any:
@@ -62,17 +62,17 @@ def call_generated(client: generated.ApiClient, case: Case, fields: Fields) -> A
     )
     if method is None:
         raise NoSuchCallError(case.operation)
-    where = ["$".join(fields["id"]) or "$"] if "id" in fields else []
+    path_arguments = ["$".join(fields["id"]) or "$"] if "id" in fields else []
     if case.operation == "UpdateTableSchemaMetadata":
-        return method(*where, fields["metadata"])
+        return method(*path_arguments, fields["metadata"])
     if case.operation in QUERY_PARAMETERS:
-        rest = {name: value for name, value in fields.items() if name != "id"}
-        return method(*where, **rest, **({"body": case.body} if case.body is not None else {}))
+        options = {name: value for name, value in fields.items() if name != "id"}
+        return method(*path_arguments, **options, **({"body": case.body} if case.body is not None else {}))
     if case.operation == "DescribeTableIndexStats":
-        return method(*where, fields["index_name"], generated.DescribeTableIndexStatsRequest())
+        return method(*path_arguments, fields["index_name"], generated.DescribeTableIndexStatsRequest())
     if case.operation == "RefreshMaterializedView":  # its body may be missing, so it comes after the delimiter
-        return method(*where, refresh_materialized_view_request=model(case.operation, fields))
-    return method(*where, model(case.operation, fields))
+        return method(*path_arguments, refresh_materialized_view_request=model(case.operation, fields))
+    return method(*path_arguments, model(case.operation, fields))
 
 
 class Answer(dict[str, Any]):
@@ -85,17 +85,17 @@ class Answer(dict[str, Any]):
 def call_http(client: httpx.Client, case: Case, fields: Fields) -> Any:
     """By plain HTTP, as the specification describes the route."""
     facts = operations()[case.operation]
-    where = facts.path.replace("{id}", quote("$".join(fields.get("id") or ()) or "$", safe=""))
-    where = where.replace("{index_name}", quote(str(fields.get("index_name", "")), safe=""))
-    rest = {name: value for name, value in fields.items() if name not in ("id", "index_name")}
+    path = facts.path.replace("{id}", quote("$".join(fields.get("id") or ()) or "$", safe=""))
+    path = path.replace("{index_name}", quote(str(fields.get("index_name", "")), safe=""))
+    fields_of_request = {name: value for name, value in fields.items() if name not in ("id", "index_name")}
     if case.body is not None:
-        response = client.request(facts.method, where, params=rest, content=case.body)
+        response = client.request(facts.method, path, params=fields_of_request, content=case.body)
     elif facts.request_shape is Shape.MAP:
-        response = client.request(facts.method, where, json=rest["metadata"])
+        response = client.request(facts.method, path, json=fields_of_request["metadata"])
     elif facts.request_shape is Shape.EMPTY:
-        response = client.request(facts.method, where, params=rest)
+        response = client.request(facts.method, path, params=fields_of_request)
     else:
-        response = client.request(facts.method, where, json=rest)
+        response = client.request(facts.method, path, json=fields_of_request)
     assert response.status_code == facts.status, response.text
     if facts.response_shape is Shape.ARROW:
         return response.content

@@ -38,8 +38,8 @@ def code(response: Any) -> tuple[int, int]:
 
 def test_create_namespace_by_generated_client_describes_its_properties(generated: u.ApiClient, fresh: Fresh) -> None:
     api, name = NamespaceApi(generated), fresh("n")
-    made = api.create_namespace(name, u.CreateNamespaceRequest(id=[name], properties={"owner": "ada"}))
-    assert made.properties == {"owner": "ada"}
+    created = api.create_namespace(name, u.CreateNamespaceRequest(id=[name], properties={"owner": "ada"}))
+    assert created.properties == {"owner": "ada"}
     assert api.describe_namespace(name, u.DescribeNamespaceRequest()).properties == {"owner": "ada"}
     api.namespace_exists(name, u.NamespaceExistsRequest())
     assert name in api.list_namespaces("$").namespaces
@@ -64,8 +64,8 @@ def test_create_namespace_by_rust_client_lists_and_drops(rest: rust.RestNamespac
 def test_create_namespace_exist_ok_keeps_the_existing(raw: Raw, fresh: Fresh, mode: str) -> None:
     name = fresh("n")
     raw.post(f"/v1/namespace/{name}/create", {"properties": {"a": "1"}})
-    again = raw.post(f"/v1/namespace/{name}/create", {"mode": mode, "properties": {"a": "2"}})
-    assert again.status_code == 200 and again.json()["properties"] == {"a": "1"}
+    repeated = raw.post(f"/v1/namespace/{name}/create", {"mode": mode, "properties": {"a": "2"}})
+    assert repeated.status_code == 200 and repeated.json()["properties"] == {"a": "1"}
 
 
 def test_create_namespace_overwrite_drops_what_was_in_it(raw: Raw, namespace: str) -> None:
@@ -92,20 +92,20 @@ def test_declare_table_in_a_missing_namespace_leaves_nothing(raw: Raw, fresh: Fr
 
 @pytest.mark.parametrize("action", ["declare", "create-empty"])
 def test_declare_table_reserves_name_and_location(raw: Raw, namespace: str, action: str) -> None:
-    made = raw.post(f"/v1/table/{namespace}$t/{action}", {"properties": {"k": "v"}}).json()
-    assert made["location"] and made["properties"] == {"k": "v"}
-    seen = raw.post(f"/v1/table/{namespace}$t/describe?check_declared=true").json()
-    assert (seen["location"], seen["is_only_declared"]) == (made["location"], True)
-    assert (seen["table"], seen["namespace"]) == ("t", [namespace])
+    declared = raw.post(f"/v1/table/{namespace}$t/{action}", {"properties": {"k": "v"}}).json()
+    assert declared["location"] and declared["properties"] == {"k": "v"}
+    described = raw.post(f"/v1/table/{namespace}$t/describe?check_declared=true").json()
+    assert (described["location"], described["is_only_declared"]) == (declared["location"], True)
+    assert (described["table"], described["namespace"]) == ("t", [namespace])
     assert code(raw.post(f"/v1/table/{namespace}$t/{action}")) == (409, 5)
     assert raw.get(f"/v1/namespace/{namespace}/table/list?include_declared=false").json() == {"tables": []}
 
 
 def test_table_lifecycle_by_rust_client(rest: rust.RestNamespace, namespace: str) -> None:
-    where = rest.declare_table(rust.DeclareTableRequest(id=[namespace, "a"])).location
+    location = rest.declare_table(rust.DeclareTableRequest(id=[namespace, "a"])).location
     with pytest.raises(TableAlreadyExistsError):
         rest.declare_table(rust.DeclareTableRequest(id=[namespace, "a"]))
-    assert rest.describe_table(rust.DescribeTableRequest(id=[namespace, "a"])).location == where
+    assert rest.describe_table(rust.DescribeTableRequest(id=[namespace, "a"])).location == location
     assert rest.list_tables(rust.ListTablesRequest(id=[namespace])).tables == ["a"]
     rest.table_exists(rust.TableExistsRequest(id=[namespace, "a"]))
     rest.deregister_table(rust.DeregisterTableRequest(id=[namespace, "a"]))
@@ -118,13 +118,13 @@ def test_rename_table_moves_across_namespaces_and_keeps_the_location(
 ) -> None:
     api, other = TableApi(generated), fresh("other")
     raw.post(f"/v1/namespace/{other}/create")
-    where = api.declare_table(f"{namespace}$a", u.DeclareTableRequest()).location
+    location = api.declare_table(f"{namespace}$a", u.DeclareTableRequest()).location
     api.rename_table(f"{namespace}$a", u.RenameTableRequest(new_table_name="b", new_namespace_id=[other]))
-    assert api.describe_table(f"{other}$b", u.DescribeTableRequest()).location == where
+    assert api.describe_table(f"{other}$b", u.DescribeTableRequest()).location == location
     assert code(raw.post(f"/v1/table/{namespace}$a/describe")) == (404, 4)
     api.declare_table(f"{namespace}$a", u.DeclareTableRequest())
-    taken = {"new_table_name": "b", "new_namespace_id": [other]}
-    assert code(raw.post(f"/v1/table/{namespace}$a/rename", taken)) == (409, 5)
+    request = {"new_table_name": "b", "new_namespace_id": [other]}
+    assert code(raw.post(f"/v1/table/{namespace}$a/rename", request)) == (409, 5)
     missing = {"new_table_name": "b", "new_namespace_id": [fresh("none")]}
     assert code(raw.post(f"/v1/table/{namespace}$a/rename", missing)) == (404, 1)
 
@@ -132,16 +132,16 @@ def test_rename_table_moves_across_namespaces_and_keeps_the_location(
 def test_list_tables_pages_hold_while_others_insert(raw: Raw, namespace: str) -> None:
     for number in range(0, 20, 2):
         raw.post(f"/v1/table/{namespace}$t{number:02}/declare")
-    seen: list[str] = []
+    names: list[str] = []
     token = ""
     while True:
         page = raw.get(f"/v1/namespace/{namespace}/table/list", params={"limit": 3, "page_token": token}).json()
-        seen += page["tables"]
-        raw.post(f"/v1/table/{namespace}$a{len(seen)}/declare")
+        names += page["tables"]
+        raw.post(f"/v1/table/{namespace}$a{len(names)}/declare")
         token = page.get("page_token", "")
         if not token:
             break
-    assert seen == [f"t{number:02}" for number in range(0, 20, 2)]
+    assert names == [f"t{number:02}" for number in range(0, 20, 2)]
 
 
 @pytest.mark.parametrize("kind", ["tables", "namespaces"])
@@ -163,8 +163,8 @@ def test_last_name_of_a_page_is_a_page_token_as_in_the_namespaces_of_lance(
     first = raw.get(path, params={"limit": 2}).json()
     assert raw.get(path, params={"page_token": first["page_token"]}).json()[kind] == names[2:]
     if kind == "tables":
-        theirs = directory.list_tables(lance_namespace.ListTablesRequest(id=[], page_token="a", limit=1))
-        assert theirs.tables == raw.get(path, params={"page_token": "a", "limit": 1}).json()["tables"] == ["b"]
+        expected = directory.list_tables(lance_namespace.ListTablesRequest(id=[], page_token="a", limit=1))
+        assert expected.tables == raw.get(path, params={"page_token": "a", "limit": 1}).json()["tables"] == ["b"]
 
 
 def test_page_token_forged_or_foreign_is_refused(raw: Raw, namespace: str, fresh: Fresh) -> None:
@@ -174,8 +174,8 @@ def test_page_token_forged_or_foreign_is_refused(raw: Raw, namespace: str, fresh
     of_all = raw.get("/v1/table?limit=1").json()["page_token"]
     for forged in ("x", of_all[:-2], "a" * 40, token):
         assert code(raw.get("/v1/table", params={"page_token": forged})) == (400, 13)
-    for other in ("/v1/namespace/$/table/list", f"/v1/namespace/{namespace}/list"):
-        assert code(raw.get(other, params={"page_token": token})) == (400, 13)
+    for path in ("/v1/namespace/$/table/list", f"/v1/namespace/{namespace}/list"):
+        assert code(raw.get(path, params={"page_token": token})) == (400, 13)
     assert code(raw.get(f"/v1/namespace/{namespace}/table/list?limit=0")) == (400, 13)
     assert code(raw.get(f"/v1/namespace/{namespace}/table/list?limit=many")) == (400, 13)
 
@@ -208,12 +208,12 @@ def test_list_all_tables_has_full_ids_in_the_given_delimiter(raw: Raw, namespace
 def test_declare_table_takes_any_name_and_never_as_a_path(
     raw: Raw, rest: rust.RestNamespace, generated: u.ApiClient, namespace: str, name: str
 ) -> None:
-    where = rest.declare_table(rust.DeclareTableRequest(id=[namespace, name])).location
-    assert ".." not in where and where.rpartition("/")[2].isascii()
+    location = rest.declare_table(rust.DeclareTableRequest(id=[namespace, name])).location
+    assert ".." not in location and location.rpartition("/")[2].isascii()
     assert rest.list_tables(rust.ListTablesRequest(id=[namespace])).tables == [name]
-    assert TableApi(generated).describe_table(f"{namespace}${name}", u.DescribeTableRequest()).location == where
-    seen = raw.post(f"/v1/table/{quote(namespace + '$' + name, safe='')}/describe")
-    assert seen.json()["table"] == name
+    assert TableApi(generated).describe_table(f"{namespace}${name}", u.DescribeTableRequest()).location == location
+    description = raw.post(f"/v1/table/{quote(namespace + '$' + name, safe='')}/describe")
+    assert description.json()["table"] == name
 
 
 @pytest.mark.parametrize("name", ["x" * 257, "a%00b", "a%0Ab", "%2E", "%2E%2E", "a%FFb", "%ED%A0%80"])
@@ -253,8 +253,8 @@ def test_drop_namespace_against_declares_never_leaves_an_orphan(raw: Raw, fresh:
 def test_wrong_routes_and_methods_have_the_one_error_shape(raw: Raw) -> None:
     assert code(raw.get("/nothing/here"))[0] == 404
     assert code(raw.post("/v1/table/a/fly")) == (406, 0)
-    wrong = raw.get("/v1/table/a/describe")
-    assert code(wrong)[0] == 405 and wrong.headers["allow"] == "POST"
+    refused = raw.get("/v1/table/a/describe")
+    assert code(refused)[0] == 405 and refused.headers["allow"] == "POST"
     assert code(raw.http.post("/v1/namespace/a/create", content=b"{")) == (400, 13)
     assert code(raw.http.post("/v1/namespace/a/create", content=b"[]")) == (400, 13)
     assert code(raw.http.post("/v1/namespace/a/create", content=b"\xff")) == (400, 13)
@@ -273,6 +273,6 @@ def test_health_asks_database_and_storage(raw: Raw) -> None:
 
 
 def test_openapi_names_every_operation_of_the_contract(raw: Raw) -> None:
-    served = raw.get("/openapi.json").json()["paths"]
-    names = {operation["operationId"] for methods in served.values() for operation in methods.values()}
+    paths = raw.get("/openapi.json").json()["paths"]
+    names = {operation["operationId"] for methods in paths.values() for operation in methods.values()}
     assert {"CreateNamespace", "DescribeTable", "ListAllTables"} <= names

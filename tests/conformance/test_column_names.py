@@ -31,35 +31,35 @@ def test_names_that_cannot_be_read_again_are_refused_wherever_columns_come_in(
     raw: Any, remote: Any, fresh: Fresh
 ) -> None:
     headers = {"content-type": "application/vnd.apache.arrow.stream"}
-    there, declared, name = remote.create_table(fresh("t"), ROWS).name, fresh("declared"), fresh("new")
+    existing, declared, name = remote.create_table(fresh("t"), ROWS).name, fresh("declared"), fresh("new")
     raw.post(f"/v1/table/{declared}/declare")
-    upload = raw.post(f"/v1/table/{there}/multipart_write/create/").json()["upload_id"]
-    for bad in NO_COLUMN:
-        inner = [{bad: 1}] if bad in ("", "a\0b") else None
-        for rows in (pa.table({bad: [1]}), *([pa.table({"s": inner})] if inner else [])):
+    upload = raw.post(f"/v1/table/{existing}/multipart_write/create/").json()["upload_id"]
+    for column in NO_COLUMN:
+        inner = [{column: 1}] if column in ("", "a\0b") else None
+        for rows in (pa.table({column: [1]}), *([pa.table({"s": inner})] if inner else [])):
             body = stream(rows)
             for path in (
                 f"{name}/create",
-                f"{there}/create?mode=overwrite",
-                f"{there}/insert?mode=overwrite",
-                f"{there}/insert?mode=overwrite&upload_id={upload}&upload_part_id=p",
+                f"{existing}/create?mode=overwrite",
+                f"{existing}/insert?mode=overwrite",
+                f"{existing}/insert?mode=overwrite&upload_id={upload}&upload_part_id=p",
                 f"{declared}/insert",
                 f"{declared}/create",
             ):
-                answer = raw.http.post(f"/v1/table/{path}", content=body, headers=headers)
-                assert (answer.status_code, answer.json()["code"]) == (400, 20), (bad, path, answer.text)
-                assert "cannot" in answer.json()["error"]
+                response = raw.http.post(f"/v1/table/{path}", content=body, headers=headers)
+                assert (response.status_code, response.json()["code"]) == (400, 20), (column, path, response.text)
+                assert "cannot" in response.json()["error"]
         for route, changed in (
-            ("add_columns", {"new_columns": [{"name": bad, "expression": "1"}]}),
-            ("add_columns", {"new_columns": [{"name": bad, "computed": "id + 1"}]}),
-            ("alter_columns", {"alterations": [{"path": "id", "rename": bad}]}),
+            ("add_columns", {"new_columns": [{"name": column, "expression": "1"}]}),
+            ("add_columns", {"new_columns": [{"name": column, "computed": "id + 1"}]}),
+            ("alter_columns", {"alterations": [{"path": "id", "rename": column}]}),
         ):
-            answer = raw.post(f"/v1/table/{there}/{route}", changed)
-            assert (answer.status_code, answer.json()["code"]) == (400, 13), (bad, route, answer.text)
-        if "\0" not in bad:  # this client would end the name there
+            response = raw.post(f"/v1/table/{existing}/{route}", changed)
+            assert (response.status_code, response.json()["code"]) == (400, 13), (column, route, response.text)
+        if "\0" not in column:  # this client would end the name there
             with pytest.raises(HttpError, match="cannot be the name"):
-                remote.open_table(there).add_columns(pa.schema([pa.field(bad, pa.int64())]))
-    assert remote.open_table(there).search().to_arrow() == ROWS
+                remote.open_table(existing).add_columns(pa.schema([pa.field(column, pa.int64())]))
+    assert remote.open_table(existing).search().to_arrow() == ROWS
     assert name not in remote.list_tables(limit=1000).tables
 
 
@@ -67,11 +67,11 @@ def test_name_with_a_backtick_is_refused_where_a_client_commits_it_and_its_table
     rest: Any, raw: Any, server: Any, fresh: Fresh
 ) -> None:
     named, plain = pa.table({"id": [1], "a`b": [1]}), fresh("plain")
-    there = lance.write_dataset(ROWS, namespace_client=rest, table_id=[plain], mode="create")
+    dataset = lance.write_dataset(ROWS, namespace_client=rest, table_id=[plain], mode="create")
     for write in (
         lambda: lance.write_dataset(named, namespace_client=rest, table_id=[fresh("new")], mode="create"),
         lambda: lance.write_dataset(named, namespace_client=rest, table_id=[plain], mode="overwrite"),
-        lambda: there.add_columns(pa.field("a`b", pa.int64())),
+        lambda: dataset.add_columns(pa.field("a`b", pa.int64())),
     ):
         # Lance's client keeps the server's sentence for its log where it cannot look how a commit has ended.
         with pytest.raises((OSError, ValueError, RuntimeError), match=r"cannot be the name of a column|is unknown"):
@@ -79,14 +79,14 @@ def test_name_with_a_backtick_is_refused_where_a_client_commits_it_and_its_table
     assert raw.post(f"/v1/table/{plain}/count_rows", {}).json() == ROWS.num_rows
     struct = pa.table({"s": [{"a`b": 1}]})
     assert lance.write_dataset(struct, namespace_client=rest, table_id=[fresh("s")], mode="create").count_rows() == 1
-    made, again = raw.post(f"/v1/table/{fresh('came')}/declare").json(), fresh("again")
-    lance.write_dataset(named, f"{made['location']}x", storage_options=server.options or None)
+    declared, registered = raw.post(f"/v1/table/{fresh('came')}/declare").json(), fresh("again")
+    lance.write_dataset(named, f"{declared['location']}x", storage_options=server.options or None)
     properties = {"tiltyard.managed_versioning": "true"}
-    body = {"location": f"{made['location']}x".rpartition("/")[2], "properties": properties}
-    assert raw.post(f"/v1/table/{again}/register", body).status_code == 200
-    came = lance.dataset(namespace_client=rest, table_id=[again])
-    came.delete("id = 1")
-    assert came.count_rows() == 0
+    body = {"location": f"{declared['location']}x".rpartition("/")[2], "properties": properties}
+    assert raw.post(f"/v1/table/{registered}/register", body).status_code == 200
+    registered_table = lance.dataset(namespace_client=rest, table_id=[registered])
+    registered_table.delete("id = 1")
+    assert registered_table.count_rows() == 0
 
 
 @pytest.mark.parametrize("inner", ["a.b", "a`b", "x"])

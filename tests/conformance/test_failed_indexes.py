@@ -46,11 +46,11 @@ def test_wait_for_index_ends_with_the_reason(raw: Any, table: Any) -> None:
 def test_clients_of_the_specification_read_its_state(table: Any, generated: Any, rest: Any) -> None:
     with pytest.raises(HttpError, match="could not be built"):
         table.wait_for_index(["id_idx"], timeout=LONG)
-    for listed in (
+    for indexes in (
         IndexApi(generated).list_table_indices(table.name, models.ListTableIndicesRequest()),
         rest.list_table_indices(models.ListTableIndicesRequest(id=[table.name])),
     ):
-        assert [(entry.index_name, entry.status) for entry in listed.indexes] == [("id_idx", "failed")]
+        assert [(entry.index_name, entry.status) for entry in indexes.indexes] == [("id_idx", "failed")]
     for stats in (
         IndexApi(generated).describe_table_index_stats(table.name, "id_idx", models.DescribeTableIndexStatsRequest()),
         rest.describe_table_index_stats(models.DescribeTableIndexStatsRequest(id=[table.name], index_name="id_idx")),

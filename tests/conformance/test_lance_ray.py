@@ -12,6 +12,6 @@ from tests.conformance.lance_ray import on_lake
 @pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_every_call_lance_ray_on_s3_with_a_key_works(tmp_path: Path) -> None:
-    story = on_lake(tmp_path)
-    assert [one for one in story.seen if not one.fine] == []
-    assert len(story.seen) == 21
+    server = on_lake(tmp_path)
+    assert [call for call in server.calls if not call.is_expected] == []
+    assert len(server.calls) == 21

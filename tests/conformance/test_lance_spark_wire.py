@@ -37,24 +37,24 @@ REQUESTS = (
 
 
 @pytest.fixture
-def answers(raw: Raw, fresh: Callable[[str], str]) -> list[tuple[str, int, Any]]:
+def results(raw: Raw, fresh: Callable[[str], str]) -> list[tuple[str, int, Any]]:
     """What each request got: where it went, its status and its body."""
-    name, found = fresh("spark"), []
+    name, results = fresh("spark"), []
     for method, target, body, _ in REQUESTS:
         headers = {"content-type": "application/json"} if body else {}
-        where = target.replace("SPACE", name)
-        answer = raw.http.request(method, where, content=body.replace("SPACE", name), headers=headers)
-        said = answer.json() if answer.content else {}
-        found.append((where.partition("?")[0].rsplit("/", 1)[1], answer.status_code, said))
-    return found
+        url = target.replace("SPACE", name)
+        response = raw.http.request(method, url, content=body.replace("SPACE", name), headers=headers)
+        json_body = response.json() if response.content else {}
+        results.append((url.partition("?")[0].rsplit("/", 1)[1], response.status_code, json_body))
+    return results
 
 
-def test_requests_as_lance_spark_sends_them_are_answered_as_it_needs(answers: list[tuple[str, int, Any]]) -> None:
-    assert [status for _, status, _ in answers] == [status for *_, status in REQUESTS]
-    declared = next(body for what, _, body in answers if what == "declare")
-    described = [body for what, status, body in answers if what == "describe" and "location" in body]
+def test_requests_as_lance_spark_sends_them_are_answered_as_it_needs(results: list[tuple[str, int, Any]]) -> None:
+    assert [status for _, status, _ in results] == [status for *_, status in REQUESTS]
+    declared = next(body for action, _, body in results if action == "declare")
+    described = [body for action, status, body in results if action == "describe" and "location" in body]
     assert declared["managed_versioning"] is True
     assert described[0]["location"] == declared["location"]
-    assert [body["tables"] for what, _, body in answers if what == "list" and "tables" in body] == [["people"]]
-    conflict = next(body for _, status, body in answers if status == 409)
+    assert [body["tables"] for action, _, body in results if action == "list" and "tables" in body] == [["people"]]
+    conflict = next(body for _, status, body in results if status == 409)
     assert conflict["code"] == 3 and "not empty" in conflict["error"]

@@ -17,9 +17,9 @@ def test_create_open_and_query(local_writes: Any, fresh: Fresh) -> None:
     name = fresh("t")
     table = local_writes.create_table(name, ROWS)
     table.add(ROWS)
-    again = local_writes.open_table(name)
-    assert again.count_rows() == 6
-    assert again.search([1.0, 0.0]).limit(1).to_list()[0]["id"] == 1
+    reopened = local_writes.open_table(name)
+    assert reopened.count_rows() == 6
+    assert reopened.search([1.0, 0.0]).limit(1).to_list()[0]["id"] == 1
     assert name in local_writes.table_names(limit=1000)
 
 
@@ -47,9 +47,9 @@ def test_namespaces_rename_and_drop(local_writes: Any, fresh: Fresh) -> None:
 def test_rows_written_by_the_client_are_seen_by_the_server(local_writes: Any, remote: Any, fresh: Fresh) -> None:
     name = fresh("t")
     local_writes.create_table(name, ROWS)
-    served = remote.open_table(name)
-    assert served.count_rows() == 3
+    server_table = remote.open_table(name)
+    assert server_table.count_rows() == 3
     local_writes.open_table(name).add(ROWS)
-    assert served.count_rows() == 6
-    served.add(ROWS)
+    assert server_table.count_rows() == 6
+    server_table.add(ROWS)
     assert local_writes.open_table(name).count_rows() == 9

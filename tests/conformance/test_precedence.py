@@ -30,8 +30,8 @@ def table(raw: Raw, fresh: Fresh) -> str:
     return name
 
 
-def codes(answers: Mapping[str, httpx.Response]) -> dict[str, tuple[int, int | None]]:
-    return {name: (answer.status_code, answer.json().get("code")) for name, answer in answers.items()}
+def codes(responses: Mapping[str, httpx.Response]) -> dict[str, tuple[int, int | None]]:
+    return {name: (response.status_code, response.json().get("code")) for name, response in responses.items()}
 
 
 def test_name_that_is_taken_is_told_before_location_options_and_body(raw: Raw, table: str) -> None:
@@ -58,18 +58,18 @@ def test_name_of_a_tag_or_a_branch_that_is_taken_is_told_before_its_version(raw:
     tag, branch = {"tag": "one", "version": 1}, {"name": "b"}
     assert raw.post(f"/v1/table/{table}/tags/create", tag).status_code == 200
     assert raw.post(f"/v1/table/{table}/branches/create", branch).status_code == 200
-    taken = [
+    responses = [
         raw.post(f"/v1/table/{table}/tags/create", {**tag, "version": 99}),
         raw.post(f"/v1/table/{table}/branches/create", {**branch, "from_version": 99}),
     ]
-    assert [answer.status_code for answer in taken] == [409, 409], [answer.text for answer in taken]
+    assert [response.status_code for response in responses] == [409, 409], [response.text for response in responses]
 
 
 def test_version_that_exists_is_told_before_what_is_staged(raw: Raw, table: str) -> None:
     for version, status in ((1, 409), (2, 400)):
         body = {"version": version, "manifest_path": "/etc/passwd", "naming_scheme": "V3"}
-        answer = raw.post(f"/v1/table/{table}/version/create", body)
-        assert answer.status_code == status, answer.text
+        response = raw.post(f"/v1/table/{table}/version/create", body)
+        assert response.status_code == status, response.text
 
 
 def test_deleted_versions_are_told_to_no_client_of_the_server(raw: Raw, rest: rust.RestNamespace, table: str) -> None:
@@ -77,9 +77,9 @@ def test_deleted_versions_are_told_to_no_client_of_the_server(raw: Raw, rest: ru
         raw.http.post(f"/v1/table/{table}/insert", content=stream(ROWS), headers=ARROW)
     deleted = raw.post(f"/v1/table/{table}/version/delete", {"ranges": [{"start_version": 2, "end_version": 3}]})
     assert (deleted.status_code, deleted.json()) == (200, {"deleted_count": 1})
-    found = raw.post(f"/v1/table/{table}/version/list", {}).json()["versions"]
-    assert [one["version"] for one in found] == [1, 3, 4]
-    gone = {
+    versions = raw.post(f"/v1/table/{table}/version/list", {}).json()["versions"]
+    assert [entry["version"] for entry in versions] == [1, 3, 4]
+    responses = {
         "version": raw.post(f"/v1/table/{table}/version/describe", {"version": 2}),
         "table": raw.post(f"/v1/table/{table}/describe", {"version": 2}),
         "exists": raw.post(f"/v1/table/{table}/exists", {"version": 2}),
@@ -89,7 +89,7 @@ def test_deleted_versions_are_told_to_no_client_of_the_server(raw: Raw, rest: ru
         ),
         "restore": raw.post(f"/v1/table/{table}/restore", {"version": 2}),
     }
-    assert codes(gone) == dict.fromkeys(gone, (404, 11))
+    assert codes(responses) == dict.fromkeys(responses, (404, 11))
     latest = lance.dataset(namespace_client=rest, table_id=[table])
     latest.insert(ROWS)  # a stock client goes on
     assert lance.dataset(namespace_client=rest, table_id=[table]).count_rows() == 15
@@ -99,14 +99,14 @@ def test_location_relative_to_the_root_is_registered_and_answered_as_it_was_give
     raw: Raw, server: ServerProcess, fresh: Fresh
 ) -> None:
     root, name = str(server.root), fresh("relative")
-    given = f"sub/{name}.lance"
-    lance.write_dataset(ROWS, f"{root}/{given}", storage_options=server.options)
-    made = raw.post(f"/v1/table/{name}/register", {"location": given})
-    assert (made.status_code, made.json().get("location")) == (200, given), made.text
-    assert raw.post(f"/v1/table/{name}/describe", {}).json()["location"] == f"{root}/{given}"
+    location = f"sub/{name}.lance"
+    lance.write_dataset(ROWS, f"{root}/{location}", storage_options=server.options)
+    registered = raw.post(f"/v1/table/{name}/register", {"location": location})
+    assert (registered.status_code, registered.json().get("location")) == (200, location), registered.text
+    assert raw.post(f"/v1/table/{name}/describe", {}).json()["location"] == f"{root}/{location}"
     assert raw.post(f"/v1/table/{name}/count_rows", {}).json() == 3
-    again = raw.post(f"/v1/table/{name}-2/register", {"location": given})
-    assert again.status_code == 400, again.text  # another table's
+    repeated = raw.post(f"/v1/table/{name}-2/register", {"location": location})
+    assert repeated.status_code == 400, repeated.text  # another table's
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_relative_location_that_leads_elsewhere_is_refused(
     root = str(server.root)
     if "://" not in root and not Path(root, "..", "outside.lance").exists():
         lance.write_dataset(ROWS, Path(root, "..", "outside.lance"))
-    answer = raw.post(f"/v1/table/{fresh('r')}/register", {"location": location})
-    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+    response = raw.post(f"/v1/table/{fresh('r')}/register", {"location": location})
+    assert (response.status_code, response.json()["code"]) == (400, 13), response.text
 
 
 @pytest.mark.parametrize("server", ["embedded"], indirect=True)  # object stores have no links
@@ -130,7 +130,7 @@ def test_relative_location_over_a_link_is_refused(
     lance.write_dataset(ROWS, tmp_path / "elsewhere.lance")
     link = Path(server.root, f"{fresh('link')}.lance")
     link.symlink_to(tmp_path / "elsewhere.lance")
-    answer = raw.post(f"/v1/table/{fresh('r')}/register", {"location": link.name})
-    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+    response = raw.post(f"/v1/table/{fresh('r')}/register", {"location": link.name})
+    assert (response.status_code, response.json()["code"]) == (400, 13), response.text
     link.unlink()
     shutil.rmtree(tmp_path / "elsewhere.lance")

@@ -163,8 +163,8 @@ def test_publish_lets_the_block_read_and_extend_what_it_wrote(client: Any, outsi
             merged = dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
             merged.execute(pa.table({"id": [3, 9], "text": ["m", "m"], "twice": [6, 18]}))
             dataset.create_scalar_index("id", "BTREE")
-            again = lance.dataset(namespace_client=tables, table_id=outside.id(name))
-            assert again.count_rows("text = 'm'") == (3 if name == "old" else 2)
+            reopened = lance.dataset(namespace_client=tables, table_id=outside.id(name))
+            assert reopened.count_rows("text = 'm'") == (3 if name == "old" else 2)
             assert lance.dataset(namespace_client=tables, table_id=outside.id(name), version=1).count_rows() == 3
         latest = lance.dataset(namespace_client=tables, table_id=outside.id("old")).version
         for descending, expected in ((True, list(range(latest, 0, -1))), (False, list(range(1, latest + 1)))):

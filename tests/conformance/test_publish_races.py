@@ -56,8 +56,8 @@ class LocalCatalog:
         """Count rows by reading them."""
         return int(lance.dataset(namespace_client=self.client, table_id=[name], version=version).to_table().num_rows)
 
-    def rename(self, name: str, other: str) -> None:
-        self.client.rename_table(RenameTableRequest(id=[name], new_table_name=other))
+    def rename(self, name: str, new_name: str) -> None:
+        self.client.rename_table(RenameTableRequest(id=[name], new_table_name=new_name))
 
     def drop(self, name: str) -> None:
         self.client.drop_table(DropTableRequest(id=[name]))

@@ -67,7 +67,7 @@ def test_table_names_of_the_root_holds_no_inner_tables(remote: Any, fresh: Fresh
     remote.create_table(name, rows(1))
     remote.create_table("inner", rows(1), namespace_path=space)
     names = list(remote.table_names(limit=1000))
-    assert name in names and not [found for found in names if "inner" in found]
+    assert name in names and not [other_name for other_name in names if "inner" in other_name]
 
 
 def test_create_table_modes(remote: Any, fresh: Fresh) -> None:
@@ -118,11 +118,11 @@ TYPES = pa.schema(
 
 def test_schema_of_every_type_comes_back_exactly(remote: Any, fresh: Fresh) -> None:
     table = remote.create_table(fresh("t"), schema=TYPES.with_metadata({"owner": "ada"}))
-    found = table.schema
+    schema = table.schema
     for field in TYPES:
-        assert found.field(field.name).type == field.type, field.name
-        assert found.field(field.name).nullable == field.nullable
-    assert found.metadata[b"owner"] == b"ada"
+        assert schema.field(field.name).type == field.type, field.name
+        assert schema.field(field.name).nullable == field.nullable
+    assert schema.metadata[b"owner"] == b"ada"
 
 
 def test_add_overwrite_and_bad_schema(table: Any) -> None:
@@ -196,8 +196,8 @@ def test_query_vector_in_all_its_ways(table: Any) -> None:
 
 def test_query_of_several_vectors_names_each(table: Any) -> None:
     targets = [rows(1, number)["vector"][0].as_py() for number in (5, 7)]
-    found = table.search(targets).limit(1).to_arrow().sort_by("query_index")
-    assert found["query_index"].to_pylist() == [0, 1] and found["id"].to_pylist() == [5, 7]
+    result = table.search(targets).limit(1).to_arrow().sort_by("query_index")
+    assert result["query_index"].to_pylist() == [0, 1] and result["id"].to_pylist() == [5, 7]
 
 
 def test_query_without_a_vector_is_a_scan(table: Any) -> None:
@@ -232,8 +232,8 @@ def texts(answer: Any) -> set[str]:
 
 def test_full_text_in_all_its_ways(indexed: Any) -> None:
     assert texts(indexed.search("honey", query_type="fts").limit(100)) == {"brown bear eats honey"}
-    found = indexed.search("fox", query_type="fts").limit(5).to_arrow()
-    assert "_score" in found.column_names and found.num_rows == 5
+    result = indexed.search("fox", query_type="fts").limit(5).to_arrow()
+    assert "_score" in result.column_names and result.num_rows == 5
     assert texts(indexed.search(PhraseQuery("brown fox", "text"), query_type="fts").limit(100)) == {"quick brown fox"}
     fuzzy = MatchQuery("hony", "text", fuzziness=1)
     assert texts(indexed.search(fuzzy, query_type="fts").limit(100)) == {"brown bear eats honey"}
@@ -251,8 +251,8 @@ def test_full_text_in_all_its_ways(indexed: Any) -> None:
 def test_hybrid_search_joins_both(indexed: Any) -> None:
     target = rows(1, 5)["vector"][0].as_py()
     builder = indexed.search(query_type="hybrid").vector(target).text("honey").rerank(RRFReranker()).limit(5)
-    found = builder.to_arrow()
-    assert found.num_rows == 5 and "_relevance_score" in found.column_names
+    result = builder.to_arrow()
+    assert result.num_rows == 5 and "_relevance_score" in result.column_names
 
 
 @pytest.mark.parametrize(

@@ -79,21 +79,21 @@ def test_routes_that_are_not_served_are_501(remote: Any, table: Any) -> None:
 def test_the_same_routes_are_406_in_the_specification(raw: Any, table: Any) -> None:
     for path in (f"/v1/table/{table.name}/flush_lsm", "/v1/jobs/list"):
         assert (raw.post(path).status_code, raw.post(path).json()["code"]) == (406, 0)
-        answer = raw.post(path, headers={"x-lancedb-database": "x"})
-        assert (answer.status_code, answer.json()["code"]) == (501, 0)
+        response = raw.post(path, headers={"x-lancedb-database": "x"})
+        assert (response.status_code, response.json()["code"]) == (501, 0)
 
 
 def test_no_table_has_an_lsm_write_spec(raw: Any, remote: Any, table: Any) -> None:
     assert table.get_lsm_write_spec() is None
-    answer = raw.post(f"/v1/table/{table.name}/get_lsm_write_spec/")
-    assert answer.json() == {"lsm_write_spec": None}
+    response = raw.post(f"/v1/table/{table.name}/get_lsm_write_spec/")
+    assert response.json() == {"lsm_write_spec": None}
     missing = raw.post("/v1/table/nope/get_lsm_write_spec/")
     assert (missing.status_code, missing.json()["code"]) == (404, 4)
 
 
 def test_blobs_are_not_announced(raw: Any, table: Any) -> None:
-    answer = raw.post(f"/v1/table/{table.name}/describe/")
-    assert answer.headers["phalanx-version"] == VERSION_HEADER[1].decode() == "0.4.0"
+    response = raw.post(f"/v1/table/{table.name}/describe/")
+    assert response.headers["phalanx-version"] == VERSION_HEADER[1].decode() == "0.4.0"
     with pytest.raises(NotImplementedError):
         table.fetch_blobs("id", [0])
 
@@ -115,16 +115,16 @@ def test_merge_insert_out_of_time_is_408_and_writes_nothing(table: Any) -> None:
 def test_requests_out_of_time_are_408(raw: Any, table: Any) -> None:
     def status(route: str, milliseconds: str, body: Any) -> int:
         headers = {"x-request-timeout-ms": milliseconds}
-        found: int = raw.post(f"/v1/table/{table.name}/{route}/", body, headers=headers).status_code
-        return found
+        code: int = raw.post(f"/v1/table/{table.name}/{route}/", body, headers=headers).status_code
+        return code
 
     query = {"vector": [], "k": 10}
     for route, body in (("query", query), ("count_rows", {}), ("describe", {}), ("explain_plan", {"query": query})):
         assert status(route, "0", body) == 408
         assert status(route, "60000", body) == 200
         assert status(route, "9" * 18, body) == 200
-        for wrong in ("-1", "1.5", "soon", "", "9" * 19):
-            assert status(route, wrong, body) == 400
+        for value in ("-1", "1.5", "soon", "", "9" * 19):
+            assert status(route, value, body) == 400
     plain = raw.post(f"/v1/table/{table.name}/count_rows", headers={"x-request-timeout-ms": "0"})
     assert plain.status_code == 200, "the header has no meaning in the specification"
 
@@ -140,9 +140,9 @@ def test_namespace_client_of_a_remote_connection_gets_the_specifications_answers
             continue  # this client drops what is in an action on its way
         fields = case.prepare(world)
         try:
-            answer = call_rust(client, case, fields)
+            response = call_rust(client, case, fields)
         except NoSuchCallError:
             continue
-        case.check(world, fields, answer)
+        case.check(world, fields, response)
         called.add(case.operation)
     assert called >= {"ListTableTags", "DescribeTable", "UpdateTable", "QueryTable", "ListTables", "CreateTableIndex"}

@@ -30,8 +30,8 @@ keys = (f"key-{number}" for number in itertools.count())
 ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 
 
-class Struck:
-    """A server with faults at hand: `arm` makes it die at a point, `held` keeps it at the last one."""
+class KillableServer:
+    """A server that can be killed: `arm` makes it die at a failpoint, the file `held` holds it at the last one."""
 
     def __init__(self, root: Path, *flags: str) -> None:
         self.folder = root
@@ -53,8 +53,8 @@ class Struck:
         return self.http.post(f"/v1/table/{table}/{action}", params=query, headers=headers, **content)
 
     def create(self, table: str, rows: pa.Table = ROWS, **options: Any) -> None:
-        answer = self.post(table, "create", stream(rows), **options)
-        assert answer.status_code == 200, answer.text
+        response = self.post(table, "create", stream(rows), **options)
+        assert response.status_code == 200, response.text
 
     def rows(self, table: str, predicate: str | None = None) -> int:
         count: int = self.post(table, "count_rows", {"predicate": predicate} if predicate else {}).json()
@@ -70,29 +70,29 @@ class Struck:
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
-def struck(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
-    root = tmp_path_factory.mktemp("struck")
+def killable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableServer]:
+    root = tmp_path_factory.mktemp("killable")
     if request.param == "sqlite":
-        running = Struck(root)
+        running = KillableServer(root)
         yield running
         running.process.stop()
         return
     with postgres_server() as postgres:
-        running = Struck(root, "--db", postgres.new_database())
+        running = KillableServer(root, "--db", postgres.new_database())
         yield running
         running.process.stop()
 
 
 @pytest.fixture
-def table(struck: Struck, fresh: Callable[[str], str]) -> str:
+def table(killable: KillableServer, fresh: Callable[[str], str]) -> str:
     name = fresh("t")
-    struck.create(name)
+    killable.create(name)
     return name
 
 
 @pytest.fixture
-def proxy(struck: Struck) -> Iterator[LossyProxy]:
-    with LossyProxy(struck.process.url) as running:
+def proxy(killable: KillableServer) -> Iterator[LossyProxy]:
+    with LossyProxy(killable.process.url) as running:
         yield running
 
 
@@ -102,224 +102,236 @@ def through(proxy: LossyProxy) -> Any:
     return lancedb.connect("db://tests", api_key="none", host_override=proxy.url)
 
 
-def replayed(answer: httpx.Response) -> bool:
-    return answer.headers.get("idempotent-replayed") == "true"
+def replayed(response: httpx.Response) -> bool:
+    return response.headers.get("idempotent-replayed") == "true"
 
 
 # lancedb, whose answer is lost after the commit.
 
 
-def test_insert_answer_lost_lancedb_adds_rows_once(struck: Struck, table: str, proxy: LossyProxy, through: Any) -> None:
-    opened = through.open_table(table)
-    proxy.lose("/insert", struck.held)
-    added = opened.add(MORE)
+def test_insert_answer_lost_lancedb_adds_rows_once(
+    killable: KillableServer, table: str, proxy: LossyProxy, through: Any
+) -> None:
+    lancedb_table = through.open_table(table)
+    proxy.lose("/insert", killable.held)
+    added = lancedb_table.add(MORE)
     first, second = proxy.tries("/insert")
     assert first != second  # lancedb takes a new id for each try of an insert: the rows have to tell
-    assert (struck.rows(table), struck.version(table), added.version) == (5, 2, 2)
+    assert (killable.rows(table), killable.version(table), added.version) == (5, 2, 2)
 
 
 def test_insert_answer_cut_and_tried_again_by_hand_adds_rows_once(
-    struck: Struck, table: str, proxy: LossyProxy, through: Any
+    killable: KillableServer, table: str, proxy: LossyProxy, through: Any
 ) -> None:
-    opened = through.open_table(table)
-    proxy.lose("/insert", struck.held, status=0)
+    lancedb_table = through.open_table(table)
+    proxy.lose("/insert", killable.held, status=0)
     with pytest.raises(Exception, match="error sending request"):
-        opened.add(MORE)
-    assert opened.add(MORE).version == 2
-    assert struck.rows(table) == 5
-    assert opened.add(MORE).version == 3  # heard of: the same rows once more are meant
-    assert struck.rows(table) == 7
+        lancedb_table.add(MORE)
+    assert lancedb_table.add(MORE).version == 2
+    assert killable.rows(table) == 5
+    assert lancedb_table.add(MORE).version == 3  # heard of: the same rows once more are meant
+    assert killable.rows(table) == 7
 
 
 def test_insert_answer_cut_is_taken_by_nobody_else_who_adds_the_same_rows(
-    struck: Struck, table: str, proxy: LossyProxy, through: Any
+    killable: KillableServer, table: str, proxy: LossyProxy, through: Any
 ) -> None:
-    opened = through.open_table(table)
-    proxy.lose("/insert", struck.held, status=0)
+    lancedb_table = through.open_table(table)
+    proxy.lose("/insert", killable.held, status=0)
     with pytest.raises(Exception, match="error sending request"):
-        opened.add(MORE)
+        lancedb_table.add(MORE)
     for others in ({"api_key": "another"}, {"api_key": "none", "database": "others"}):
         uri = f"db://{others.pop('database', 'tests')}"
-        theirs = lancedb.connect(uri, host_override=proxy.url, **others).open_table(table)
-        assert theirs.add(MORE).version > 2
-    assert struck.rows(table) == 9
-    assert opened.add(MORE).version == 2
-    assert struck.rows(table) == 9
+        table_of_others = lancedb.connect(uri, host_override=proxy.url, **others).open_table(table)
+        assert table_of_others.add(MORE).version > 2
+    assert killable.rows(table) == 9
+    assert lancedb_table.add(MORE).version == 2
+    assert killable.rows(table) == 9
 
 
 def test_insert_of_many_rows_answer_lost_lancedb_adds_them_once(
-    struck: Struck, table: str, proxy: LossyProxy, through: Any
+    killable: KillableServer, table: str, proxy: LossyProxy, through: Any
 ) -> None:
-    opened = through.open_table(table)
-    proxy.lose("/insert", struck.held)
-    assert opened.add(LARGE).version == 2
+    lancedb_table = through.open_table(table)
+    proxy.lose("/insert", killable.held)
+    assert lancedb_table.add(LARGE).version == 2
     assert len(proxy.tries("/insert")) == 2
-    assert struck.rows(table) == 3 + LARGE.num_rows
+    assert killable.rows(table) == 3 + LARGE.num_rows
 
 
-def test_insert_of_the_same_rows_on_purpose_adds_them_each_time(struck: Struck, table: str, through: Any) -> None:
-    opened = through.open_table(table)
+def test_insert_of_the_same_rows_on_purpose_adds_them_each_time(
+    killable: KillableServer, table: str, through: Any
+) -> None:
+    lancedb_table = through.open_table(table)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: opened.add(MORE), range(12)))
-    assert struck.rows(table) == 3 + 12 * 2
+        list(pool.map(lambda _: lancedb_table.add(MORE), range(12)))
+    assert killable.rows(table) == 3 + 12 * 2
 
 
 def test_merge_insert_answer_lost_lancedb_merges_once(
-    struck: Struck, table: str, proxy: LossyProxy, through: Any
+    killable: KillableServer, table: str, proxy: LossyProxy, through: Any
 ) -> None:
-    opened = through.open_table(table)
-    proxy.lose("/merge_insert", struck.held)
-    merge = opened.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+    lancedb_table = through.open_table(table)
+    proxy.lose("/merge_insert", killable.held)
+    merge = lancedb_table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
     done = merge.execute(MORE)
     assert len(proxy.tries("/merge_insert")) == 2
     assert (done.num_inserted_rows, done.num_updated_rows, done.version) == (1, 1, 2)
-    assert (struck.rows(table), struck.version(table)) == (4, 2)
+    assert (killable.rows(table), killable.version(table)) == (4, 2)
 
 
 def test_delete_answer_lost_lancedb_hears_what_was_deleted(
-    struck: Struck, table: str, proxy: LossyProxy, through: Any
+    killable: KillableServer, table: str, proxy: LossyProxy, through: Any
 ) -> None:
-    opened = through.open_table(table)
-    proxy.lose("/delete", struck.held)
-    done = opened.delete("id > 1")
+    lancedb_table = through.open_table(table)
+    proxy.lose("/delete", killable.held)
+    done = lancedb_table.delete("id > 1")
     first, second = proxy.tries("/delete")
     assert first == second
-    assert (done.num_deleted_rows, done.version, struck.version(table)) == (2, 2, 2)
+    assert (done.num_deleted_rows, done.version, killable.version(table)) == (2, 2, 2)
 
 
-def test_update_answer_lost_lancedb_counts_once(struck: Struck, table: str, proxy: LossyProxy, through: Any) -> None:
-    opened = through.open_table(table)
-    proxy.lose("/update", struck.held)
-    assert opened.update(values_sql={"n": "n + 1"}).rows_updated == 3
+def test_update_answer_lost_lancedb_counts_once(
+    killable: KillableServer, table: str, proxy: LossyProxy, through: Any
+) -> None:
+    lancedb_table = through.open_table(table)
+    proxy.lose("/update", killable.held)
+    assert lancedb_table.update(values_sql={"n": "n + 1"}).rows_updated == 3
     assert len(proxy.tries("/update")) == 2
-    assert struck.rows(table, "n = 1") == 3
+    assert killable.rows(table, "n = 1") == 3
 
 
 @pytest.mark.parametrize("status", [0, 502])
 def test_create_table_answer_lost_leaves_one_table(
-    struck: Struck, fresh: Callable[[str], str], proxy: LossyProxy, through: Any, status: int
+    killable: KillableServer, fresh: Callable[[str], str], proxy: LossyProxy, through: Any, status: int
 ) -> None:
     name = fresh("made")
-    proxy.lose("/create", struck.held, status)
+    proxy.lose("/create", killable.held, status)
     with pytest.raises(Exception, match=r"error sending request|502"):
         through.create_table(name, ROWS)
     with pytest.raises(ValueError, match="already exists"):
         through.create_table(name, ROWS)
-    assert (struck.rows(name), struck.version(name)) == (3, 1)
+    assert (killable.rows(name), killable.version(name)) == (3, 1)
 
 
 def test_complete_multipart_answer_lost_lancedb_adds_rows_once(
-    struck: Struck, table: str, proxy: LossyProxy, through: Any
+    killable: KillableServer, table: str, proxy: LossyProxy, through: Any
 ) -> None:
-    opened = through.open_table(table)
-    proxy.lose("/multipart_write/complete", struck.held)
+    lancedb_table = through.open_table(table)
+    proxy.lose("/multipart_write/complete", killable.held)
     parts = pa.concat_tables([LARGE.slice(0, 100_000), LARGE.slice(100_000)])
-    assert opened.add(parts, write_parallelism=2).version == 2
+    assert lancedb_table.add(parts, write_parallelism=2).version == 2
     assert len(proxy.tries("upload_part_id")) == 2
     assert len(proxy.tries("/multipart_write/complete")) == 2
-    assert struck.rows(table) == 3 + LARGE.num_rows
+    assert killable.rows(table) == 3 + LARGE.num_rows
 
 
 # Any client, by the header.
 
 
 @pytest.mark.parametrize("rows", [MORE, LARGE], ids=["small", "large"])
-def test_insert_repeated_answers_the_first_and_writes_nothing(struck: Struck, table: str, rows: pa.Table) -> None:
+def test_insert_repeated_answers_the_first_and_writes_nothing(
+    killable: KillableServer, table: str, rows: pa.Table
+) -> None:
     key, body = next(keys), stream(rows)
-    first = struck.post(table, "insert", body, key)
-    again = struck.post(table, "insert", body, key)
-    assert (first.status_code, again.status_code, again.json()) == (200, 200, first.json())
-    assert (replayed(first), replayed(again)) == (False, True)
-    assert (struck.rows(table), struck.version(table)) == (3 + rows.num_rows, 2)
+    first = killable.post(table, "insert", body, key)
+    repeated = killable.post(table, "insert", body, key)
+    assert (first.status_code, repeated.status_code, repeated.json()) == (200, 200, first.json())
+    assert (replayed(first), replayed(repeated)) == (False, True)
+    assert (killable.rows(table), killable.version(table)) == (3 + rows.num_rows, 2)
 
 
 @pytest.mark.parametrize("rows", [MORE, LARGE], ids=["small", "large"])
-def test_insert_repeated_with_another_body_is_409(struck: Struck, table: str, rows: pa.Table) -> None:
+def test_insert_repeated_with_another_body_is_409(killable: KillableServer, table: str, rows: pa.Table) -> None:
     key = next(keys)
-    assert struck.post(table, "insert", stream(rows), key).status_code == 200
+    assert killable.post(table, "insert", stream(rows), key).status_code == 200
     other = rows.set_column(1, "n", pa.array([9] * rows.num_rows))
-    refused = struck.post(table, "insert", stream(other), key)
+    refused = killable.post(table, "insert", stream(other), key)
     assert (refused.status_code, refused.json()["code"]) == (409, 13)
-    assert struck.rows(table) == 3 + rows.num_rows
+    assert killable.rows(table) == 3 + rows.num_rows
 
 
-def test_key_of_another_operation_is_409(struck: Struck, table: str) -> None:
+def test_key_of_another_operation_is_409(killable: KillableServer, table: str) -> None:
     key = next(keys)
-    assert struck.post(table, "delete", {"predicate": "id = 1"}, key).status_code == 200
-    assert struck.post(table, "update", {"updates": [["n", "1"]]}, key).status_code == 409
-    assert struck.post(table, "delete", {"predicate": "id = 2"}, key).status_code == 409
+    assert killable.post(table, "delete", {"predicate": "id = 1"}, key).status_code == 200
+    assert killable.post(table, "update", {"updates": [["n", "1"]]}, key).status_code == 409
+    assert killable.post(table, "delete", {"predicate": "id = 2"}, key).status_code == 409
 
 
-def test_key_of_somebody_else_is_another_key(struck: Struck, table: str) -> None:
+def test_key_of_somebody_else_is_another_key(killable: KillableServer, table: str) -> None:
     key, body = next(keys), {"predicate": "id = 1"}
-    answers = [
-        struck.http.post(f"/v1/table/{table}/delete", json=body, headers={"idempotency-key": key, "x-api-key": who})
+    responses = [
+        killable.http.post(f"/v1/table/{table}/delete", json=body, headers={"idempotency-key": key, "x-api-key": who})
         for who in ("one", "two")
     ]
-    assert [answer.json()["num_deleted_rows"] for answer in answers] == [1, 0]
+    assert [response.json()["num_deleted_rows"] for response in responses] == [1, 0]
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])
-def test_key_of_impossible_length_is_400(struck: Struck, table: str, key: str) -> None:
-    assert struck.post(table, "delete", {"predicate": "id = 1"}, key).status_code == 400
+def test_key_of_impossible_length_is_400(killable: KillableServer, table: str, key: str) -> None:
+    assert killable.post(table, "delete", {"predicate": "id = 1"}, key).status_code == 400
 
 
 @pytest.mark.parametrize("identity", ["", "i" * 256])
-def test_request_id_of_impossible_length_is_no_key(struck: Struck, table: str, identity: str) -> None:
+def test_request_id_of_impossible_length_is_no_key(killable: KillableServer, table: str, identity: str) -> None:
     headers = {"x-request-id": identity, "x-lancedb-database": "tests", **ARROW}
     for count in (5, 7):
-        assert struck.http.post(f"/v1/table/{table}/insert/", content=stream(MORE), headers=headers).status_code == 200
-        assert struck.rows(table) == count
+        assert (
+            killable.http.post(f"/v1/table/{table}/insert/", content=stream(MORE), headers=headers).status_code == 200
+        )
+        assert killable.rows(table) == count
 
 
-def test_key_of_a_creation_with_other_properties_is_409(struck: Struck, fresh: Callable[[str], str]) -> None:
+def test_key_of_a_creation_with_other_properties_is_409(killable: KillableServer, fresh: Callable[[str], str]) -> None:
     name, headers = fresh("t"), {"idempotency-key": next(keys), **ARROW}
-    for owner, status, again in (("ann", 200, False), ("bob", 409, False), ("ann", 200, True)):
+    for owner, status, repeated in (("ann", 200, False), ("bob", 409, False), ("ann", 200, True)):
         sent = {**headers, "x-lance-table-properties": json.dumps({"owner": owner})}
-        answer = struck.http.post(f"/v1/table/{name}/create", content=stream(ROWS), headers=sent)
-        assert (answer.status_code, replayed(answer)) == (status, again)
+        response = killable.http.post(f"/v1/table/{name}/create", content=stream(ROWS), headers=sent)
+        assert (response.status_code, replayed(response)) == (status, repeated)
 
 
-def test_key_on_a_read_means_nothing(struck: Struck, table: str) -> None:
+def test_key_on_a_read_means_nothing(killable: KillableServer, table: str) -> None:
     key = next(keys)
-    assert struck.post(table, "count_rows", {}, key).json() == 3
-    struck.post(table, "delete", {"predicate": "id = 1"})
-    assert struck.post(table, "count_rows", {}, key).json() == 2
+    assert killable.post(table, "count_rows", {}, key).json() == 3
+    killable.post(table, "delete", {"predicate": "id = 1"})
+    assert killable.post(table, "count_rows", {}, key).json() == 2
 
 
-def test_namespace_created_again_by_key_answers_the_first(struck: Struck, fresh: Callable[[str], str]) -> None:
+def test_namespace_created_again_by_key_answers_the_first(
+    killable: KillableServer, fresh: Callable[[str], str]
+) -> None:
     name, headers = fresh("space"), {"idempotency-key": next(keys)}
-    answers = [
-        struck.http.post(f"/v1/namespace/{name}/create", json={"properties": {"a": "b"}}, headers=headers)
+    responses = [
+        killable.http.post(f"/v1/namespace/{name}/create", json={"properties": {"a": "b"}}, headers=headers)
         for _ in range(2)
     ]
-    assert [answer.status_code for answer in answers] == [200, 200]
-    assert replayed(answers[1]) and answers[1].json() == answers[0].json()
+    assert [response.status_code for response in responses] == [200, 200]
+    assert replayed(responses[1]) and responses[1].json() == responses[0].json()
 
 
-def test_failure_that_changed_nothing_is_not_remembered(struck: Struck, fresh: Callable[[str], str]) -> None:
+def test_failure_that_changed_nothing_is_not_remembered(killable: KillableServer, fresh: Callable[[str], str]) -> None:
     name, key = fresh("later"), next(keys)
-    assert struck.post(name, "insert", stream(MORE), key).status_code == 404
-    struck.create(name)
-    answer = struck.post(name, "insert", stream(MORE), key)
-    assert (answer.status_code, replayed(answer), struck.rows(name)) == (200, False, 5)
+    assert killable.post(name, "insert", stream(MORE), key).status_code == 404
+    killable.create(name)
+    response = killable.post(name, "insert", stream(MORE), key)
+    assert (response.status_code, replayed(response), killable.rows(name)) == (200, False, 5)
 
 
-def test_repeat_while_the_first_runs_waits_for_its_answer(struck: Struck, table: str) -> None:
+def test_repeat_while_the_first_runs_waits_for_its_answer(killable: KillableServer, table: str) -> None:
     key = next(keys)
-    reached = struck.held.with_name("held.reached")
+    reached = killable.held.with_name("held.reached")
     reached.unlink(missing_ok=True)
-    struck.held.touch()
+    killable.held.touch()
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(struck.post, table, "insert", stream(MORE), key)
+        first = pool.submit(killable.post, table, "insert", stream(MORE), key)
         wait_for(reached.exists)
-        others = [pool.submit(struck.post, table, "insert", stream(MORE), key) for _ in range(3)]
+        others = [pool.submit(killable.post, table, "insert", stream(MORE), key) for _ in range(3)]
         assert not any(other.done() for other in others)
-        struck.held.unlink()
-        answers = [first.result(), *(other.result() for other in others)]
-    assert {answer.text for answer in answers} == {answers[0].text}
-    assert [replayed(answer) for answer in answers] == [False, True, True, True]
-    assert (struck.rows(table), struck.version(table)) == (5, 2)
+        killable.held.unlink()
+        responses = [first.result(), *(other.result() for other in others)]
+    assert {response.text for response in responses} == {responses[0].text}
+    assert [replayed(response) for response in responses] == [False, True, True, True]
+    assert (killable.rows(table), killable.version(table)) == (5, 2)
 
 
 # Servers killed around the commit.
@@ -350,72 +362,74 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize("struck, point, change", KILLS, indirect=["struck"])
+@pytest.mark.parametrize("killable, point, change", KILLS, indirect=["killable"])
 def test_change_killed_at_a_point_and_repeated_happens_once(
-    struck: Struck, table: str, point: str, change: str
+    killable: KillableServer, table: str, point: str, change: str
 ) -> None:
-    action, body, query, said, predicate, count = CHANGES[change]
+    action, body, query, expected, predicate, count = CHANGES[change]
     key = next(keys)
-    struck.arm(point)
+    killable.arm(point)
     with pytest.raises(httpx.TransportError):
-        struck.post(table, action, body, key, **query)
-    struck.restart()
-    again = struck.post(table, action, body, key, **query)
-    assert again.status_code == 200, "".join(struck.process.log[-40:])
-    assert again.json().items() >= {**said, "version": 2}.items()
-    assert (struck.rows(table, predicate), struck.version(table)) == (count, 2)
+        killable.post(table, action, body, key, **query)
+    killable.restart()
+    repeated = killable.post(table, action, body, key, **query)
+    assert repeated.status_code == 200, "".join(killable.process.log[-40:])
+    assert repeated.json().items() >= {**expected, "version": 2}.items()
+    assert (killable.rows(table, predicate), killable.version(table)) == (count, 2)
 
 
-@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("killable", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("change", ["append", "large", "overwrite"])
 def test_change_straight_to_storage_killed_after_the_commit_and_repeated_happens_once(
-    struck: Struck, fresh: Callable[[str], str], change: str
+    killable: KillableServer, fresh: Callable[[str], str], change: str
 ) -> None:
     name, key = fresh("plain"), next(keys)
-    struck.create(name, properties='{"tiltyard.managed_versioning": "false"}')
-    action, body, query, said, predicate, count = CHANGES[change]
-    struck.arm("after_finalize")
+    killable.create(name, properties='{"tiltyard.managed_versioning": "false"}')
+    action, body, query, expected, predicate, count = CHANGES[change]
+    killable.arm("after_finalize")
     with pytest.raises(httpx.TransportError):
-        struck.post(name, action, body, key, **query)
-    struck.restart()
-    again = struck.post(name, action, body, key, **query)
-    assert again.json().items() >= {**said, "version": 2}.items()
-    assert (struck.rows(name, predicate), struck.version(name)) == (count, 2)
+        killable.post(name, action, body, key, **query)
+    killable.restart()
+    repeated = killable.post(name, action, body, key, **query)
+    assert repeated.json().items() >= {**expected, "version": 2}.items()
+    assert (killable.rows(name, predicate), killable.version(name)) == (count, 2)
 
 
-@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("killable", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("mode", ["create", "overwrite"])
 def test_create_table_killed_before_its_record_and_repeated_makes_one(
-    struck: Struck, fresh: Callable[[str], str], mode: str
+    killable: KillableServer, fresh: Callable[[str], str], mode: str
 ) -> None:
     name, key = fresh("made"), next(keys)
-    struck.arm("before_record")
+    killable.arm("before_record")
     with pytest.raises(httpx.TransportError):
-        struck.post(name, "create", stream(ROWS), key, mode=mode)
-    struck.restart()
-    again = struck.post(name, "create", stream(ROWS), key, mode=mode)
-    assert (again.status_code, struck.rows(name), struck.version(name)) == (200, 3, 1)
+        killable.post(name, "create", stream(ROWS), key, mode=mode)
+    killable.restart()
+    repeated = killable.post(name, "create", stream(ROWS), key, mode=mode)
+    assert (repeated.status_code, killable.rows(name), killable.version(name)) == (200, 3, 1)
 
 
-@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
-def test_insert_killed_whose_repeat_finds_the_table_unreadable_is_recognised_later(struck: Struck, table: str) -> None:
+@pytest.mark.parametrize("killable", ["sqlite"], indirect=True)
+def test_insert_killed_whose_repeat_finds_the_table_unreadable_is_recognised_later(
+    killable: KillableServer, table: str
+) -> None:
     remote = {"x-lancedb-database": "tests", **ARROW}
 
     def insert(identity: str) -> httpx.Response:
         headers = {"x-request-id": f"{table} {identity}", **remote}
-        return struck.http.post(f"/v1/table/{table}/insert/", content=stream(MORE), headers=headers)
+        return killable.http.post(f"/v1/table/{table}/insert/", content=stream(MORE), headers=headers)
 
-    versions = Path(struck.post(table, "describe").json()["location"]) / "_versions"
-    struck.held.touch()
-    struck.held.with_name("held.reached").unlink(missing_ok=True)
-    with ThreadPoolExecutor(1) as pool, open_store(f"sqlite:///{struck.folder}/data/catalog.db") as store:
-        lost = pool.submit(insert, "first")
-        wait_for(struck.held.with_name("held.reached").exists)
+    versions = Path(killable.post(table, "describe").json()["location"]) / "_versions"
+    killable.held.touch()
+    killable.held.with_name("held.reached").unlink(missing_ok=True)
+    with ThreadPoolExecutor(1) as pool, open_store(f"sqlite:///{killable.folder}/data/catalog.db") as store:
+        lost_response = pool.submit(insert, "first")
+        wait_for(killable.held.with_name("held.reached").exists)
         wait_for(lambda: not store.has_pending_versions(store.describe_table((table,)).id))
-        struck.process.kill()
-        assert isinstance(lost.exception(), httpx.TransportError)
-    struck.held.unlink()
-    struck.restart()
+        killable.process.kill()
+        assert isinstance(lost_response.exception(), httpx.TransportError)
+    killable.held.unlink()
+    killable.restart()
     manifests = {path: path.read_bytes() for path in versions.iterdir()}
     for path in manifests:
         path.write_bytes(b"a disk that is not well")
@@ -423,26 +437,26 @@ def test_insert_killed_whose_repeat_finds_the_table_unreadable_is_recognised_lat
     for path, content in manifests.items():
         path.write_bytes(content)
     assert insert("third").json()["version"] == 2
-    assert struck.rows(table) == 5
+    assert killable.rows(table) == 5
 
 
 def test_drop_killed_before_its_answer_and_repeated_leaves_the_next_table_of_that_name(
-    struck: Struck, table: str
+    killable: KillableServer, table: str
 ) -> None:
-    key, location = next(keys), struck.post(table, "describe").json()["location"]
-    struck.held.touch()
-    struck.held.with_name("held.reached").unlink(missing_ok=True)
+    key, location = next(keys), killable.post(table, "describe").json()["location"]
+    killable.held.touch()
+    killable.held.with_name("held.reached").unlink(missing_ok=True)
     with ThreadPoolExecutor(1) as pool:
-        lost = pool.submit(struck.post, table, "drop", None, key)
-        wait_for(struck.held.with_name("held.reached").exists)
-        struck.process.kill()
-        assert isinstance(lost.exception(), httpx.TransportError)
-    struck.held.unlink()
-    struck.restart()
-    struck.create(table, MORE)
-    again = struck.post(table, "drop", None, key)
-    assert (again.status_code, again.json()["location"]) == (200, location)
-    assert struck.rows(table) == 2
+        lost_response = pool.submit(killable.post, table, "drop", None, key)
+        wait_for(killable.held.with_name("held.reached").exists)
+        killable.process.kill()
+        assert isinstance(lost_response.exception(), httpx.TransportError)
+    killable.held.unlink()
+    killable.restart()
+    killable.create(table, MORE)
+    repeated = killable.post(table, "drop", None, key)
+    assert (repeated.status_code, repeated.json()["location"]) == (200, location)
+    assert killable.rows(table) == 2
 
 
 def test_drop_whose_data_could_not_be_deleted_and_repeated_leaves_the_next_table_of_that_name(tmp_path: Path) -> None:
@@ -457,8 +471,8 @@ def test_drop_whose_data_could_not_be_deleted_and_repeated_leaves_the_next_table
         assert (refused.status_code, refused.json()["code"]) == (503, 17)
         assert "The table is dropped, and its data is still there" in refused.json()["error"]
         assert create().status_code == 200
-        again = drop()
-        assert (again.status_code, again.json()["location"]) == (200, str(location))
+        repeated = drop()
+        assert (repeated.status_code, repeated.json()["location"]) == (200, str(location))
         assert http.post("count_rows", json={}).json() == 3
     server.stop()
 
@@ -473,140 +487,142 @@ def test_insert_that_failed_and_repeated_first_with_another_body_happens_once(tm
         away.touch()
         assert insert(content=stream(rows)).status_code == 503
         away.unlink(missing_ok=True)
-        other = rows.set_column(1, "n", pa.array([9] * rows.num_rows))
-        assert insert(content=stream(other)).status_code == 409
+        other_rows = rows.set_column(1, "n", pa.array([9] * rows.num_rows))
+        assert insert(content=stream(other_rows)).status_code == 409
         assert insert(content=stream(rows)).json() == {"version": 2, "num_inserted_rows": rows.num_rows}
     server.stop()
 
 
-@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
-def test_insert_killed_and_repeated_first_with_another_body_happens_once(struck: Struck, table: str) -> None:
-    key, other = next(keys), LARGE.set_column(1, "n", pa.array([9] * LARGE.num_rows))
-    struck.arm("after_finalize")
+@pytest.mark.parametrize("killable", ["sqlite"], indirect=True)
+def test_insert_killed_and_repeated_first_with_another_body_happens_once(killable: KillableServer, table: str) -> None:
+    key, other_rows = next(keys), LARGE.set_column(1, "n", pa.array([9] * LARGE.num_rows))
+    killable.arm("after_finalize")
     with pytest.raises(httpx.TransportError):
-        struck.post(table, "insert", stream(LARGE), key)
-    struck.restart()
-    assert struck.post(table, "insert", stream(other), key).status_code == 409
-    assert struck.post(table, "insert", stream(LARGE), key).json()["version"] == 2
-    assert struck.rows(table) == 3 + LARGE.num_rows
+        killable.post(table, "insert", stream(LARGE), key)
+    killable.restart()
+    assert killable.post(table, "insert", stream(other_rows), key).status_code == 409
+    assert killable.post(table, "insert", stream(LARGE), key).json()["version"] == 2
+    assert killable.rows(table) == 3 + LARGE.num_rows
 
 
 def test_create_table_killed_after_its_record_answers_as_if_it_had_not(
-    struck: Struck, fresh: Callable[[str], str]
+    killable: KillableServer, fresh: Callable[[str], str]
 ) -> None:
     name, key = fresh("made"), next(keys)
-    struck.held.touch()
-    struck.held.with_name("held.reached").unlink(missing_ok=True)
+    killable.held.touch()
+    killable.held.with_name("held.reached").unlink(missing_ok=True)
     with ThreadPoolExecutor(1) as pool:
-        lost = pool.submit(struck.post, name, "create", stream(ROWS), key)
-        wait_for(struck.held.with_name("held.reached").exists)
-        struck.process.kill()
-        assert isinstance(lost.exception(), httpx.TransportError)
-    struck.held.unlink()
-    struck.restart()
-    again = struck.post(name, "create", stream(ROWS), key)
-    assert (again.status_code, again.json()["version"]) == (200, 1)
-    assert (struck.rows(name), struck.version(name)) == (3, 1)
+        lost_response = pool.submit(killable.post, name, "create", stream(ROWS), key)
+        wait_for(killable.held.with_name("held.reached").exists)
+        killable.process.kill()
+        assert isinstance(lost_response.exception(), httpx.TransportError)
+    killable.held.unlink()
+    killable.restart()
+    repeated = killable.post(name, "create", stream(ROWS), key)
+    assert (repeated.status_code, repeated.json()["version"]) == (200, 1)
+    assert (killable.rows(name), killable.version(name)) == (3, 1)
 
 
-def test_inserts_gathered_into_commits_killed_and_repeated_happen_once_each(struck: Struck, table: str) -> None:
+def test_inserts_gathered_into_commits_killed_and_repeated_happen_once_each(
+    killable: KillableServer, table: str
+) -> None:
     inserts = [(next(keys), stream(pa.table({"id": [100 + number], "n": [0]}))) for number in range(24)]
 
     def insert(entry: tuple[str, bytes]) -> int:
         key, body = entry
         try:
-            return struck.post(table, "insert", body, key).status_code
+            return killable.post(table, "insert", body, key).status_code
         except httpx.TransportError:
             return 0
 
-    struck.arm("after_finalize")
+    killable.arm("after_finalize")
     with ThreadPoolExecutor(24) as pool:
         assert 0 in set(pool.map(insert, inserts))
-        struck.restart()
+        killable.restart()
         assert set(pool.map(insert, inserts)) == {200}
-    assert struck.rows(table) == 3 + 24
-    assert all(struck.rows(table, f"id = {100 + number}") == 1 for number in range(24))
+    assert killable.rows(table) == 3 + 24
+    assert all(killable.rows(table, f"id = {100 + number}") == 1 for number in range(24))
 
 
 def test_insert_killed_behind_a_load_balancer_lancedb_adds_rows_once(
-    struck: Struck, table: str, proxy: LossyProxy, through: Any
+    killable: KillableServer, table: str, proxy: LossyProxy, through: Any
 ) -> None:
-    opened = through.open_table(table)
-    proxy.lose("/insert", struck.held)
+    lancedb_table = through.open_table(table)
+    proxy.lose("/insert", killable.held)
     with ThreadPoolExecutor(1) as pool:
-        adding = pool.submit(opened.add, MORE)
-        wait_for(struck.held.with_name("held.reached").exists)
-        struck.process.kill()
-        struck.held.unlink(missing_ok=True)
-        struck.restart()
+        adding = pool.submit(lancedb_table.add, MORE)
+        wait_for(killable.held.with_name("held.reached").exists)
+        killable.process.kill()
+        killable.held.unlink(missing_ok=True)
+        killable.restart()
         assert adding.result().version == 2
-    assert (struck.rows(table), struck.version(table)) == (5, 2)
+    assert (killable.rows(table), killable.version(table)) == (5, 2)
 
 
 # Behind a compaction that remapped an index: pylance 14 cannot read the transaction of that version by itself.
 
 
-def compact(struck: Struck, table: str) -> None:
+def compact(killable: KillableServer, table: str) -> None:
     """Append, index and compact a table, as any client does that knows its location."""
-    assert struck.post(table, "insert", stream(MORE)).status_code == 200
-    dataset = lance.dataset(struck.post(table, "describe").json()["location"])
+    assert killable.post(table, "insert", stream(MORE)).status_code == 200
+    dataset = lance.dataset(killable.post(table, "describe").json()["location"])
     dataset.create_scalar_index("id", "BTREE", replace=True)
     dataset.optimize.compact_files()
 
 
-@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("killable", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("managed", ["true", "false"])
 def test_write_killed_and_repeated_behind_a_compaction_that_remapped_an_index_happens_once(
-    struck: Struck, fresh: Callable[[str], str], managed: str
+    killable: KillableServer, fresh: Callable[[str], str], managed: str
 ) -> None:
     table = fresh("compacted")
-    struck.create(table, properties=json.dumps({"tiltyard.managed_versioning": managed}))
-    compact(struck, table)
-    base, rows = struck.version(table), 5
+    killable.create(table, properties=json.dumps({"tiltyard.managed_versioning": managed}))
+    compact(killable, table)
+    base, rows = killable.version(table), 5
 
-    struck.arm("before_record")
+    killable.arm("before_record")
     first = next(keys)
     with pytest.raises(httpx.TransportError):
-        struck.post(table, "insert", stream(MORE), first)
-    struck.restart()
-    again = struck.post(table, "insert", stream(MORE), first)
-    assert (again.status_code, again.json().get("version")) == (200, base + 1), again.text
+        killable.post(table, "insert", stream(MORE), first)
+    killable.restart()
+    repeated = killable.post(table, "insert", stream(MORE), first)
+    assert (repeated.status_code, repeated.json().get("version")) == (200, base + 1), repeated.text
 
-    struck.arm("after_finalize")
+    killable.arm("after_finalize")
     second = next(keys)
     with pytest.raises(httpx.TransportError):
-        struck.post(table, "insert", stream(MORE), second)
-    struck.restart()
-    compact(struck, table)
-    again = struck.post(table, "insert", stream(MORE), second)
-    assert (again.status_code, again.json().get("version")) == (200, base + 2), again.text
-    assert struck.rows(table) == rows + 2 + 2 + 2
+        killable.post(table, "insert", stream(MORE), second)
+    killable.restart()
+    compact(killable, table)
+    repeated = killable.post(table, "insert", stream(MORE), second)
+    assert (repeated.status_code, repeated.json().get("version")) == (200, base + 2), repeated.text
+    assert killable.rows(table) == rows + 2 + 2 + 2
 
 
-@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("killable", ["sqlite"], indirect=True)
 def test_add_killed_and_repeated_behind_a_compaction_that_remapped_an_index_adds_rows_once(
-    struck: Struck, table: str, through: Any
+    killable: KillableServer, table: str, through: Any
 ) -> None:
-    compact(struck, table)
-    opened, base = through.open_table(table), struck.version(table)
-    struck.arm("before_record")
+    compact(killable, table)
+    lancedb_table, base = through.open_table(table), killable.version(table)
+    killable.arm("before_record")
     with pytest.raises(Exception, match=r"error sending request|502"):
-        opened.add(MORE)
-    struck.restart()
-    assert opened.add(MORE).version == base + 1
-    assert struck.rows(table) == 7
+        lancedb_table.add(MORE)
+    killable.restart()
+    assert lancedb_table.add(MORE).version == base + 1
+    assert killable.rows(table) == 7
 
 
-@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("killable", ["sqlite"], indirect=True)
 def test_multipart_write_completed_again_behind_a_compaction_that_remapped_an_index_is_one_version(
-    struck: Struck, table: str
+    killable: KillableServer, table: str
 ) -> None:
-    upload = struck.post(table, "multipart_write/create").json()["upload_id"]
-    assert struck.post(table, "insert", stream(MORE), upload_id=upload).status_code == 200
-    complete = partial(struck.post, table, "multipart_write/complete", {"upload_id": upload})
+    upload = killable.post(table, "multipart_write/create").json()["upload_id"]
+    assert killable.post(table, "insert", stream(MORE), upload_id=upload).status_code == 200
+    complete = partial(killable.post, table, "multipart_write/complete", {"upload_id": upload})
     first = complete()
-    compact(struck, table)
-    again = complete()
-    assert (again.status_code, again.json().get("version")) == (200, first.json()["version"]), again.text
-    unknown = struck.post(table, "multipart_write/complete", {"upload_id": "none"})
+    compact(killable, table)
+    repeated = complete()
+    assert (repeated.status_code, repeated.json().get("version")) == (200, first.json()["version"]), repeated.text
+    unknown = killable.post(table, "multipart_write/complete", {"upload_id": "none"})
     assert (unknown.status_code, unknown.json()["code"]) == (404, 10), unknown.text

@@ -50,36 +50,36 @@ def restored(raw: Raw, rest: Any, server: ServerProcess, fresh: Callable[[str], 
     return Restored(raw, rest, server, fresh("restored"))
 
 
-def by_the_server(one: Restored) -> int:
-    assert one.post("insert", stream(MORE)).json()["version"] == 2
+def by_the_server(table: Restored) -> int:
+    assert table.post("insert", stream(MORE)).json()["version"] == 2
     return 12
 
 
-def by_a_merge_of_the_server(one: Restored) -> int:
-    answer = one.post("merge_insert", stream(MORE), on="id", when_not_matched_insert_all="true")
-    assert answer.json()["version"] == 2
+def by_a_merge_of_the_server(table: Restored) -> int:
+    response = table.post("merge_insert", stream(MORE), on="id", when_not_matched_insert_all="true")
+    assert response.json()["version"] == 2
     return 12
 
 
-def by_a_deletion(one: Restored) -> int:
-    assert one.post("delete", {"predicate": "id < 4"}).json() == {"version": 2, "num_deleted_rows": 4}
+def by_a_deletion(table: Restored) -> int:
+    assert table.post("delete", {"predicate": "id < 4"}).json() == {"version": 2, "num_deleted_rows": 4}
     return 6
 
 
-def by_an_overwrite(one: Restored) -> int:
-    assert one.post("create", stream(MORE), mode="overwrite").status_code == 200
+def by_an_overwrite(table: Restored) -> int:
+    assert table.post("create", stream(MORE), mode="overwrite").status_code == 200
     return 2
 
 
-def by_pylance(one: Restored) -> int:
-    lance.write_dataset(MORE, namespace_client=one.client, table_id=[one.name], mode="append")
+def by_pylance(table: Restored) -> int:
+    lance.write_dataset(MORE, namespace_client=table.client, table_id=[table.name], mode="append")
     return 12
 
 
-def by_a_publication(one: Restored) -> int:
-    with tiltyard.publish(one.client) as block:
+def by_a_publication(table: Restored) -> int:
+    with tiltyard.publish(table.client) as block:
         for _ in range(2):
-            lance.write_dataset(MORE, namespace_client=block, table_id=[one.name], mode="append")
+            lance.write_dataset(MORE, namespace_client=block, table_id=[table.name], mode="append")
     return 14
 
 
@@ -95,6 +95,6 @@ def test_write_after_a_restore_by_copy_is_the_next_version_of_what_was_restored(
     assert restored.post("count_rows").json() == rows
     plain = lance.dataset(restored.location, storage_options=restored.server.options)
     assert plain.count_rows() == rows
-    listed = [entry["version"] for entry in restored.post("version/list").json()["versions"]]
-    assert listed == [entry["version"] for entry in plain.versions()] == list(range(1, plain.version + 1))
+    versions = [entry["version"] for entry in restored.post("version/list").json()["versions"]]
+    assert versions == [entry["version"] for entry in plain.versions()] == list(range(1, plain.version + 1))
     assert restored.post("version/describe", {"version": plain.version + 1}).status_code == 404

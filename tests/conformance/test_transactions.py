@@ -36,8 +36,8 @@ def world(idle: ServerProcess) -> World:
 def queue(world: World, name: str = "by_id") -> tuple[list[str], str]:
     """A table, and the transaction that will build an index on it."""
     table = world.table()
-    made = world.post(f"/v1/table/{table[0]}/create_index", {"column": "id", "index_type": "BTREE", "name": name})
-    return table, made["transaction_id"]
+    created = world.post(f"/v1/table/{table[0]}/create_index", {"column": "id", "index_type": "BTREE", "name": name})
+    return table, created["transaction_id"]
 
 
 def alter(world: World, transaction: str, *actions: Any) -> Any:
@@ -78,11 +78,11 @@ def test_worker_of_its_own_builds_what_a_server_queued(world: World, idle: Serve
 def test_alter_transaction_canceled_is_never_run(world: World, idle: ServerProcess) -> None:
     table, transaction = queue(world)
     assert alter(world, transaction, {"setStatusAction": {"status": "canceled"}}).json()["status"] == "Canceled"
-    _, other = queue(world)
+    _, second = queue(world)
     command = [sys.executable, "-m", "tiltyard", "worker", "--root", str(idle.root)]
     worker = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        until(lambda: status(world, other) == "Succeeded")
+        until(lambda: status(world, second) == "Succeeded")
     finally:
         worker.send_signal(signal.SIGTERM)
         worker.wait(60)
@@ -125,8 +125,8 @@ def test_alter_transaction_refuses_illegal_moves(world: World) -> None:
     _, transaction = queue(world)
     assert code(alter(world, transaction)) == (400, 13)
     alter(world, transaction, {"setStatusAction": {"status": "Canceled"}})
-    for wanted in ("Running", "Queued", "Succeeded"):
-        assert code(alter(world, transaction, {"setStatusAction": {"status": wanted}})) == (409, 19)
+    for new_status in ("Running", "Queued", "Succeeded"):
+        assert code(alter(world, transaction, {"setStatusAction": {"status": new_status}})) == (409, 19)
     assert alter(world, transaction, {"setStatusAction": {"status": "CANCELED"}}).status_code == 200
 
 

@@ -31,8 +31,8 @@ ROWS = pa.table(
 @pytest.fixture
 def namespace(tmp_path: Path) -> Iterator[tiltyard.Namespace]:
     """A catalog of its own, without any server."""
-    with tiltyard.Namespace(str(tmp_path)) as made:
-        yield made
+    with tiltyard.Namespace(str(tmp_path)) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("name", ["tiltyard", "tiltyard.Namespace", "tiltyard.namespace.Namespace"])
@@ -100,10 +100,10 @@ namespace.query_table({{"id": ["t"], "k": 1, "vector": {{}}}}).data
 def test_queued_work_runs_in_this_process(namespace: Any) -> None:
     lance.write_dataset(ROWS, namespace_client=namespace, table_id=["t"])
     request = lance_namespace.CreateTableIndexRequest(id=["t"], column="id", index_type="BTREE")
-    made = namespace.create_table_scalar_index(request)
-    wanted = lance_namespace.DescribeTransactionRequest(id=[made.transaction_id])
+    created = namespace.create_table_scalar_index(request)
+    description_request = lance_namespace.DescribeTransactionRequest(id=[created.transaction_id])
     until = time.monotonic() + 90
-    while namespace.describe_transaction(wanted).status != "Succeeded":
+    while namespace.describe_transaction(description_request).status != "Succeeded":
         assert time.monotonic() < until
         time.sleep(0.05)
     assert len(lance.dataset(namespace_client=namespace, table_id=["t"]).describe_indices()) == 1
@@ -140,8 +140,8 @@ def test_database_of_another_kind_is_a_config_error(tmp_path: Path) -> None:
 
 def test_pickled_it_opens_the_same_catalog(namespace: Any) -> None:
     lance.write_dataset(ROWS, namespace_client=namespace, table_id=["t"])
-    with pickle.loads(pickle.dumps(namespace)) as again:
-        assert again.list_tables({"id": []}).tables == ["t"]
+    with pickle.loads(pickle.dumps(namespace)) as unpickled:
+        assert unpickled.list_tables({"id": []}).tables == ["t"]
 
 
 def test_next_to_a_running_server_each_sees_the_others_commits(

@@ -58,8 +58,8 @@ def test_undrop_table_brings_back_data_versions_and_properties(world: World, res
     [entry] = dropped(world, name)
     assert (entry["kind"], entry["location"]) == ("dropped", before["location"])
     assert entry["due_at_millis"] - entry["removed_at_millis"] == 7 * 24 * 3600 * 1000
-    answer = world.post(f"/tiltyard/v1/table/{name}/undrop")
-    assert (answer["id"], answer["location"]) == ([name], before["location"])
+    response = world.post(f"/tiltyard/v1/table/{name}/undrop")
+    assert (response["id"], response["location"]) == ([name], before["location"])
     after = world.describe([name])
     assert {key: after[key] for key in ("version", "properties", "schema")} == {
         key: before[key] for key in ("version", "properties", "schema")
@@ -119,12 +119,12 @@ def test_undrop_table_after_deregister_or_replacement(world: World) -> None:
     old = world.post(f"/v1/table/{name}/deregister")["location"]
     assert dropped(world, name)[0]["kind"] == "deregistered"
     assert world.post(f"/tiltyard/v1/table/{name}/undrop")["location"] == old
-    [other] = world.table()
-    location = world.post(f"/v1/table/{other}/deregister")["location"]
+    [second] = world.table()
+    location = world.post(f"/v1/table/{second}/deregister")["location"]
     world.post(f"/v1/table/{name}/register", {"location": location, "mode": "Overwrite"})
     assert world.post(f"/tiltyard/v1/table/{name}/undrop", {"new_table_name": f"{name}_old"})["location"] == old
     assert world.count([f"{name}_old"]) == 3
-    assert code(world.raw.post(f"/tiltyard/v1/table/{other}/undrop")) == (400, 13)  # registered again
+    assert code(world.raw.post(f"/tiltyard/v1/table/{second}/undrop")) == (400, 13)  # registered again
 
 
 def test_undrop_namespace_brings_back_all_that_was_in_it(world: World, fresh: Fresh) -> None:
@@ -135,15 +135,15 @@ def test_undrop_namespace_brings_back_all_that_was_in_it(world: World, fresh: Fr
     world.post(f"/v1/table/{space}$d/declare")
     [transaction] = world.post(f"/v1/namespace/{space}/drop", {"behavior": "Cascade"})["transaction_id"]
     assert world.post(f"/v1/transaction/{transaction}/describe")["status"] == "Succeeded"
-    listed = world.post("/tiltyard/v1/namespace/dropped")["namespaces"]
-    assert [space] in [entry["id"] for entry in listed]
+    dropped_namespaces = world.post("/tiltyard/v1/namespace/dropped")["namespaces"]
+    assert [space] in [entry["id"] for entry in dropped_namespaces]
     assert code(world.raw.post(f"/tiltyard/v1/namespace/{space}$inner/undrop")) == (404, 1)
     assert code(world.raw.post(f"/tiltyard/v1/table/{space}$d/undrop")) == (404, 1)
     world.post(f"/v1/namespace/{space}/create")
     assert code(world.raw.post(f"/tiltyard/v1/namespace/{space}/undrop")) == (409, 2)
     new = fresh("back")
-    answer = world.post(f"/tiltyard/v1/namespace/{space}/undrop", {"new_namespace_id": [new]})
-    assert (answer["id"], answer["tables"], answer["properties"]) == ([new], 2, {"k": "v"})
+    response = world.post(f"/tiltyard/v1/namespace/{space}/undrop", {"new_namespace_id": [new]})
+    assert (response["id"], response["tables"], response["properties"]) == ([new], 2, {"k": "v"})
     assert world.post(f"/v1/namespace/{new}$inner/describe")["properties"] == {"deep": "yes"}
     assert world.count([f"{new}$inner$t"]) == 3
     world.post(f"/v1/namespace/{new}/create", {"mode": "Overwrite"})
@@ -213,8 +213,8 @@ def test_commands_undrop_gc_and_repair_beside_a_running_server(tmp_path: Path) -
         world.post(f"/v1/table/{space}$d/declare")
         world.post(f"/v1/table/{name}/drop")
         world.post(f"/v1/namespace/{space}/drop", {"behavior": "Cascade"})
-        listed = tiltyard(tmp_path, "undrop")
-        assert "dropped table" in listed and name in listed and f"{space}$d" in listed and "namespace" in listed
+        result = tiltyard(tmp_path, "undrop")
+        assert "dropped table" in result and name in result and f"{space}$d" in result and "namespace" in result
         assert f"{name} is back" in tiltyard(tmp_path, "undrop", name)
         assert f"{space} is back, with 1 tables" in tiltyard(tmp_path, "undrop", "--namespace", space)
         assert "No dropped table" in tiltyard(tmp_path, "undrop", name, status=1)

@@ -200,8 +200,8 @@ def test_cve_2026_42810_wildcards_in_a_folder_open_only_that_folder(lake: Lake, 
     client, unrestricted = lake.client(declared.json()["storage_options"]), lake.own_client()
     client.put_object(Bucket="lake", Key=f"{path}/data/x", Body=b"mine")
     assert client.list_objects_v2(Bucket="lake", Prefix=f"{path}/")["KeyCount"] == 1
-    for other in ("a-secret-b", "axb", "a/b", "tables", "a*b*"):
-        key = f"imports/{name}/{other}/data/x"
+    for other_folder in ("a-secret-b", "axb", "a/b", "tables", "a*b*"):
+        key = f"imports/{name}/{other_folder}/data/x"
         unrestricted.put_object(Bucket="lake", Key=key, Body=b"secret")
         with pytest.raises(ClientError, match="AccessDenied"):
             client.get_object(Bucket="lake", Key=key)
@@ -209,9 +209,17 @@ def test_cve_2026_42810_wildcards_in_a_folder_open_only_that_folder(lake: Lake, 
 
 def test_cve_2026_42812_properties_move_no_table_past_the_check(lake: Lake) -> None:
     elsewhere = "s3://other/secret"
-    places = ("location", "path", "table_uri", "base_location", "write.data.path", "write.metadata.path", "data_base")
-    assert lake.post("/v1/namespace/moved/create", properties=dict.fromkeys(places, elsewhere)).status_code == 200
-    declared = lake.post("/v1/table/moved$t/declare", properties=dict.fromkeys(places, elsewhere)).json()
+    keys = (
+        "location",
+        "path",
+        "table_uri",
+        "base_location",
+        "write.data.path",
+        "write.metadata.path",
+        "data_base",
+    )
+    assert lake.post("/v1/namespace/moved/create", properties=dict.fromkeys(keys, elsewhere)).status_code == 200
+    declared = lake.post("/v1/table/moved$t/declare", properties=dict.fromkeys(keys, elsewhere)).json()
     assert declared["location"].startswith("s3://lake/tables/t-")
     session = json.loads(lake.objects.sessions()[-1]["policy"])
     path = declared["location"].removeprefix("s3://lake/")

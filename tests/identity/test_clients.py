@@ -23,8 +23,8 @@ ROWS = pa.table({"n": [1, 2, 3]})
 REQUEST = lance_namespace.ListNamespacesRequest(id=[])
 
 
-def client(secured: Secured, **shown: Any) -> generated.ApiClient:
-    return generated.ApiClient(generated.Configuration(host=secured.url, **shown))
+def client(secured: Secured, **credentials: Any) -> generated.ApiClient:
+    return generated.ApiClient(generated.Configuration(host=secured.url, **credentials))
 
 
 def test_lancedb_sends_its_api_key(secured: Secured) -> None:
@@ -64,8 +64,8 @@ def test_lancedb_with_an_unknown_key_gets_the_reason(secured: Secured) -> None:
 def test_generated_client_sends_a_key_or_a_token(
     secured: Secured, provider: OpenIdProvider, shown: Callable[[Secured, OpenIdProvider], dict[str, Any]]
 ) -> None:
-    told = NamespaceApi(client(secured, **shown(secured, provider))).list_namespaces("$")
-    assert told.namespaces is not None
+    response = NamespaceApi(client(secured, **shown(secured, provider))).list_namespaces("$")
+    assert response.namespaces is not None
 
 
 def test_generated_client_sends_its_identity_in_the_body(secured: Secured) -> None:
@@ -80,20 +80,20 @@ def test_generated_client_sends_its_identity_in_the_body(secured: Secured) -> No
 
 
 def test_rust_client_sends_a_key_or_a_token_in_headers(secured: Secured, provider: OpenIdProvider) -> None:
-    for shown in (
+    for headers in (
         {"header.x-api-key": secured.keys["ann"]},
         {"header.authorization": f"Bearer {provider.token('ann')}"},
     ):
-        lance.namespace.RestNamespace(uri=secured.url, **shown).list_namespaces(REQUEST)
-        lance_namespace.connect("rest", {"uri": secured.url, **shown}).list_namespaces(REQUEST)
-    for wrong in ({}, {"header.x-api-key": "none"}):
+        lance.namespace.RestNamespace(uri=secured.url, **headers).list_namespaces(REQUEST)
+        lance_namespace.connect("rest", {"uri": secured.url, **headers}).list_namespaces(REQUEST)
+    for headers_without_key in ({}, {"header.x-api-key": "none"}):
         with pytest.raises(UnauthenticatedError):
-            lance.namespace.RestNamespace(uri=secured.url, **wrong).list_namespaces(REQUEST)
+            lance.namespace.RestNamespace(uri=secured.url, **headers_without_key).list_namespaces(REQUEST)
 
 
 def test_pylance_writes_and_reads_a_managed_table_with_a_key(secured: Secured) -> None:
-    shown = {"uri": secured.url, "header.x-api-key": secured.keys["administrator"]}
-    namespace = lance_namespace.connect("rest", shown)
+    properties = {"uri": secured.url, "header.x-api-key": secured.keys["administrator"]}
+    namespace = lance_namespace.connect("rest", properties)
     lance.write_dataset(ROWS, namespace_client=namespace, table_id=["by_pylance"])
     lance.write_dataset(ROWS, namespace_client=namespace, table_id=["by_pylance"], mode="append")
     assert lance.dataset(namespace_client=namespace, table_id=["by_pylance"]).count_rows() == 6
@@ -101,8 +101,8 @@ def test_pylance_writes_and_reads_a_managed_table_with_a_key(secured: Secured) -
 
 
 def test_lancedb_namespace_connection_sends_a_key(secured: Secured) -> None:
-    shown = {"uri": secured.url, "header.x-api-key": secured.keys["administrator"]}
-    db = lancedb.connect_namespace("rest", shown)
+    properties = {"uri": secured.url, "header.x-api-key": secured.keys["administrator"]}
+    db = lancedb.connect_namespace("rest", properties)
     assert db.create_table("by_namespace", ROWS).count_rows() == 3
     db.drop_table("by_namespace")
     with pytest.raises(Exception, match="x-api-key"):

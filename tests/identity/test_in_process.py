@@ -21,14 +21,14 @@ def test_namespace_without_a_principal_may_do_everything(tmp_path: Path) -> None
 
 def test_namespace_acts_as_the_named_principal(tmp_path: Path) -> None:
     make_keys(f"sqlite:///{tmp_path}/catalog.db", "administrator", "ann")
-    shown = {"root": str(tmp_path), "jobs": "0"}
-    ann = lance_namespace.connect("tiltyard", {**shown, "principal": "ann"})
-    nobody = lance_namespace.connect("tiltyard", {**shown, "principal": "nobody"})
-    for lesser in (ann, nobody):
+    properties = {"root": str(tmp_path), "jobs": "0"}
+    ann = lance_namespace.connect("tiltyard", {**properties, "principal": "ann"})
+    unprivileged = lance_namespace.connect("tiltyard", {**properties, "principal": "nobody"})
+    for lesser in (ann, unprivileged):
         with pytest.raises(PermissionDeniedError):
             lesser.call("ListPrincipals", {})
         lesser.close()
-    administrator = lance_namespace.connect("tiltyard", {**shown, "principal": "administrator"})
+    administrator = lance_namespace.connect("tiltyard", {**properties, "principal": "administrator"})
     administrator.call("ListPrincipals", {})
     administrator.close()
 

@@ -13,25 +13,25 @@ from tests.services.secured import secured_server
 from tiltyard.cli import main
 
 
-def run(root: Path, *words: str) -> Result:
+def run(root: Path, *arguments: str) -> Result:
     """A command, in this process: each start of another costs seconds."""
-    return CliRunner().invoke(main, [*words, "--root", str(root)])
+    return CliRunner().invoke(main, [*arguments, "--root", str(root)])
 
 
 def test_key_commands_change_what_a_running_server_accepts(tmp_path: Path) -> None:
     with secured_server(tmp_path) as secured:
-        made = run(tmp_path, "key", "create", "zoe", "--expires-days", "2", "--note", "nightly")
-        key = made.stdout.strip()
+        created = run(tmp_path, "key", "create", "zoe", "--expires-days", "2", "--note", "nightly")
+        key = created.stdout.strip()
         id_ = key.split("_")[1]
-        assert made.exit_code == 0 and key.startswith("tilt_") and key not in made.stderr
+        assert created.exit_code == 0 and key.startswith("tilt_") and key not in created.stderr
         assert ask(secured.url, {"x-api-key": key}).status_code == 200
 
-        listed = run(tmp_path, "key", "list", "zoe").stdout
-        assert id_ in listed and "nightly" in listed and key.split("_", 2)[2] not in listed
+        output = run(tmp_path, "key", "list", "zoe").stdout
+        assert id_ in output and "nightly" in output and key.split("_", 2)[2] not in output
 
         newer = run(tmp_path, "key", "rotate", id_, "--overlap-hours", "1").stdout.strip()
-        for one in (key, newer):
-            assert ask(secured.url, {"x-api-key": one}).status_code == 200
+        for accepted in (key, newer):
+            assert ask(secured.url, {"x-api-key": accepted}).status_code == 200
 
         assert run(tmp_path, "key", "revoke", id_).exit_code == 0
         wait_for(lambda: ask(secured.url, {"x-api-key": key}).status_code == 401)
@@ -45,18 +45,18 @@ def test_key_commands_change_what_a_running_server_accepts(tmp_path: Path) -> No
 
 def test_key_create_administrator_recovers_a_catalog_whose_keys_are_lost(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tiltyard", "key", "create", "--administrator", "--root", str(tmp_path)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    assert made.returncode == 0 and made.stdout.startswith("tilt_"), made.stderr
+    created = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert created.returncode == 0 and created.stdout.startswith("tilt_"), created.stderr
     assert run(tmp_path, "principal", "list").stdout.split("  ")[1:] == ["administrator", "administrator\n"]
 
 
 def test_key_commands_that_fail_print_one_sentence(tmp_path: Path) -> None:
-    for words, says in (
+    for arguments, says in (
         (("key", "revoke"), "Name the keys"),
         (("key", "revoke", "none"), "no key none"),
         (("key", "rotate", "none"), "no key none"),
         (("key", "create", "corp:ann"), "provider"),
         (("principal", "alter", "ann"), "Choose what to change"),
     ):
-        done = run(tmp_path, *words)
+        done = run(tmp_path, *arguments)
         assert done.exit_code == 1 and says in done.stderr and len(done.stderr.splitlines()) == 1

@@ -28,8 +28,8 @@ class Caller:
     def __init__(self, secured: Secured, name: str) -> None:
         self.http = secured.http(name)
 
-    def __call__(self, what: str, **fields: Any) -> httpx.Response:
-        return self.http.post(f"/tiltyard/v1/{what}", json=fields)
+    def __call__(self, path: str, **fields: Any) -> httpx.Response:
+        return self.http.post(f"/tiltyard/v1/{path}", json=fields)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_upload_without_credentials_is_refused_before_its_body_is_read(secured: 
 
 def test_unknown_key_is_refused_without_details(secured: Secured) -> None:
     mark, id_, secret = secured.keys["ann"].split("_", 2)
-    other = secured.keys["bob"].split("_", 2)
+    parts_of_other_key = secured.keys["bob"].split("_", 2)
     messages = {
         refused(ask(secured.url, {"x-api-key": text}))
         for text in (
@@ -80,15 +80,15 @@ def test_unknown_key_is_refused_without_details(secured: Secured) -> None:
             "tilt__",
             f"{mark}_{id_}_{secret[:-1]}",
             f"{mark}_{id_}_{secret}x",
-            f"{mark}_{id_}_{other[2]}",
+            f"{mark}_{id_}_{parts_of_other_key[2]}",
             f"{mark}_{'0' * 16}_{secret}",
             f"{mark}_{id_[:-1]}_{secret}",
             f"{id_}_{secret}",
         )
     }
     assert messages == {"This API key is unknown."}
-    odd = [(b"x-api-key", "tilt_€€€€€€€€€€€€€€€€_ü".encode())]
-    assert refused(httpx.get(secured.url + LIST, headers=odd, timeout=60)) in messages
+    headers = [(b"x-api-key", "tilt_€€€€€€€€€€€€€€€€_ü".encode())]
+    assert refused(httpx.get(secured.url + LIST, headers=headers, timeout=60)) in messages
 
 
 def test_key_as_a_bearer_and_token_as_a_key_are_refused(secured: Secured) -> None:
@@ -103,16 +103,16 @@ def test_repeated_credential_headers_are_refused(secured: Secured) -> None:
         [("x-api-key", ann), ("X-API-Key", bob)],
         [("authorization", "Bearer x"), ("Authorization", "Bearer y")],
     ):
-        answer = httpx.get(secured.url + LIST, headers=twice, timeout=60)
-        assert answer.status_code == 400 and "came twice" in answer.json()["error"]
+        response = httpx.get(secured.url + LIST, headers=twice, timeout=60)
+        assert response.status_code == 400 and "came twice" in response.json()["error"]
     assert httpx.get(secured.url + LIST, headers=[("x-api-key", ann), ("a", "1"), ("a", "2")], timeout=60).is_success
 
 
 def test_identity_in_the_body_is_used_without_credential_headers(secured: Secured) -> None:
     url = secured.url + "/tiltyard/v1/key/list"
-    for shown in ({"api_key": secured.keys["ann"]}, {"api_key": secured.keys["ann"], "auth_token": None}):
-        told = httpx.post(url, json={"identity": shown}, timeout=60).json()
-        assert {key["principal"] for key in told["keys"]} == {"ann"}
+    for identity in ({"api_key": secured.keys["ann"]}, {"api_key": secured.keys["ann"], "auth_token": None}):
+        response = httpx.post(url, json={"identity": identity}, timeout=60).json()
+        assert {key["principal"] for key in response["keys"]} == {"ann"}
     refused(httpx.post(url, json={"identity": {"api_key": "none"}}, timeout=60))
     refused(httpx.post(url, json={"identity": {"auth_token": "none", "api_key": secured.keys["ann"]}}, timeout=60))
     refused(httpx.post(url, json={"identity": {}}, timeout=60))
@@ -129,18 +129,18 @@ def test_headers_take_precedence_over_identity_in_the_body(secured: Secured) -> 
 
 def test_body_of_an_unauthenticated_caller_is_read_up_to_a_limit(secured: Secured) -> None:
     body = b'{"identity": {"api_key": "%s"}, "page_token": "%s"}' % (secured.keys["ann"].encode(), b"x" * (1 << 20))
-    answer = httpx.post(secured.url + "/tiltyard/v1/key/list", content=body, timeout=60)
-    assert answer.status_code == 413 and check_error(answer) == 13
+    response = httpx.post(secured.url + "/tiltyard/v1/key/list", content=body, timeout=60)
+    assert response.status_code == 413 and check_error(response) == 13
 
 
 def test_create_api_key_creates_a_principal_and_returns_the_key_once(secured: Secured, administrator: Caller) -> None:
-    made = administrator("key/create", principal="cleo", note="nightly", expires_in_seconds=3600)
-    key = key_of(made)
+    created = administrator("key/create", principal="cleo", note="nightly", expires_in_seconds=3600)
+    key = key_of(created)
     assert ask(secured.url, {"x-api-key": key}).status_code == 200
     listed = administrator("key/list", principal="cleo")
-    (one,) = listed.json()["keys"]
-    one.pop("last_used_at_millis", None)  # written beside the request
-    assert one == made.json()["key"] and (one["note"], one["key_id"]) == ("nightly", key.split("_")[1])
+    (entry,) = listed.json()["keys"]
+    entry.pop("last_used_at_millis", None)  # written beside the request
+    assert entry == created.json()["key"] and (entry["note"], entry["key_id"]) == ("nightly", key.split("_")[1])
     assert key.split("_", 2)[2] not in listed.text
 
 
@@ -165,8 +165,8 @@ def test_create_api_key_stores_no_secret_in_the_catalog(secured: Secured, admini
     ],
 )
 def test_create_api_key_with_invalid_fields_is_400(administrator: Caller, wrong: dict[str, Any]) -> None:
-    answer = administrator("key/create", **wrong)
-    assert answer.status_code == 400 and check_error(answer) == 13
+    response = administrator("key/create", **wrong)
+    assert response.status_code == 400 and check_error(response) == 13
 
 
 def test_key_that_expired_is_refused(secured: Secured, administrator: Caller) -> None:
@@ -201,19 +201,19 @@ def test_keys_of_others_do_not_exist_for_callers_who_are_not_administrators(
     secured: Secured, administrator: Caller, ann: Caller
 ) -> None:
     id_ = secured.keys["bob"].split("_")[1]
-    for what in ("key/rotate", "key/revoke"):
-        theirs, none = ann(what, key_id=id_), ann(what, key_id="0" * 16)
-        assert (theirs.status_code, none.status_code) == (400, 400)
-        assert theirs.json()["error"].replace(id_, "0" * 16) == none.json()["error"]
+    for path in ("key/rotate", "key/revoke"):
+        existing, missing = ann(path, key_id=id_), ann(path, key_id="0" * 16)
+        assert (existing.status_code, missing.status_code) == (400, 400)
+        assert existing.json()["error"].replace(id_, "0" * 16) == missing.json()["error"]
     assert {key["principal"] for key in ann("key/list").json()["keys"]} == {"ann"}
-    for what, fields in (
+    for path, fields in (
         ("key/list", {"principal": "bob"}),
         ("key/create", {"principal": "ann"}),
         ("principal/list", {}),
         ("principal/alter", {"principal": "ann", "administrator": True}),
     ):
-        answer = ann(what, **fields)
-        assert answer.status_code == 403 and check_error(answer) == 15
+        response = ann(path, **fields)
+        assert response.status_code == 403 and check_error(response) == 15
     assert ask(secured.url, {"x-api-key": secured.keys["bob"]}).status_code == 200
 
 
@@ -233,14 +233,14 @@ def test_alter_principal_disables_all_keys_and_enables_them_again(secured: Secur
     assert "disabled" in refused(ask(secured.url, key))
     administrator("principal/alter", principal="gwen", disabled=False)
     wait_for(lambda: ask(secured.url, key).status_code == 200)
-    names = [one["name"] for one in administrator("principal/list").json()["principals"]]
+    names = [entry["name"] for entry in administrator("principal/list").json()["principals"]]
     assert names == sorted(names) and {"administrator", "ann", "bob", "gwen"} <= set(names)
 
 
 def test_alter_principal_of_the_caller_cannot_lock_it_out(administrator: Caller) -> None:
     for change in ({"disabled": True}, {"administrator": False}):
-        answer = administrator("principal/alter", principal="administrator", **change)
-        assert answer.status_code == 400 and check_error(answer) == 13
+        response = administrator("principal/alter", principal="administrator", **change)
+        assert response.status_code == 400 and check_error(response) == 13
 
 
 def test_list_api_keys_pages(administrator: Caller) -> None:
@@ -294,8 +294,8 @@ def test_unavailable_database_refuses_all_requests_after_two_seconds(tmp_path: P
         try:
             wait_for(lambda: ask(secured.url, ann).status_code == 503)
             with ThreadPoolExecutor(2) as pool:  # each waits for a connection until it gives up
-                answers = list(pool.map(partial(ask, secured.url), (ann, {"x-api-key": secured.keys["bob"]})))
-            assert [(answer.status_code, check_error(answer)) for answer in answers] == [(503, 17)] * 2
+                responses = list(pool.map(partial(ask, secured.url), (ann, {"x-api-key": secured.keys["bob"]})))
+            assert [(response.status_code, check_error(response)) for response in responses] == [(503, 17)] * 2
         finally:
             postgres.start()
         wait_for(lambda: ask(secured.url, ann).status_code == 200)

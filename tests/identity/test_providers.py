@@ -119,38 +119,38 @@ def test_token_that_names_its_own_keys_is_refused_and_nothing_is_fetched(
     secured: Secured, provider: OpenIdProvider
 ) -> None:
     with openid_provider() as foreign:
-        own = foreign.keys[0]
+        foreign_key = foreign.keys[0]
         for header in (
             {"jku": foreign.jwks_url},
             {"x5u": foreign.jwks_url},
             {"jku": foreign.jwks_url, "kid": provider.keys[0].kid},
-            {"jwk": own.as_dict(private=False), "kid": provider.keys[0].kid},
+            {"jwk": foreign_key.as_dict(private=False), "kid": provider.keys[0].kid},
         ):
-            shown = {"alg": "RS256", "kid": own.kid, **header}
-            token = jwt.encode(shown, provider.claims("ann"), own, algorithms=["RS256"])
+            token_header = {"alg": "RS256", "kid": foreign_key.kid, **header}
+            token = jwt.encode(token_header, provider.claims("ann"), foreign_key, algorithms=["RS256"])
             refused(ask(secured.url, bearer(token)))
         assert foreign.fetches == 0
 
 
 def test_token_with_an_unknown_critical_header_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
-    shown = {"alg": "RS256", "kid": provider.keys[0].kid, "crit": ["proof"], "proof": "of possession"}
+    token_header = {"alg": "RS256", "kid": provider.keys[0].kid, "crit": ["proof"], "proof": "of possession"}
     anything = JWSRegistry({"proof": _any_parameter()}, ["RS256"])
-    token = jwt.encode(shown, provider.claims("ann"), provider.keys[0], registry=anything)
+    token = jwt.encode(token_header, provider.claims("ann"), provider.keys[0], registry=anything)
     refused(ask(secured.url, bearer(token)))
 
 
 def test_token_that_was_cut_or_changed_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
     token = provider.token("ann")
     head, _, signature = token.split(".")
-    other = provider.token("ann", groups=["administrators"]).split(".")[1]
+    other_payload = provider.token("ann", groups=["administrators"]).split(".")[1]
     for broken in (
         token[:-1],
         token[:-20],
         token[1:],
-        f"{head}.{other}.{signature}",
+        f"{head}.{other_payload}.{signature}",
         f"{head}..{signature}",
-        f"{head}.{other}.",
-        f"{head}.{other}",
+        f"{head}.{other_payload}.",
+        f"{head}.{other_payload}",
         f"{token}.{signature}",
         f"{token}.",
         "a.b.c",
@@ -171,14 +171,19 @@ def test_token_that_is_replayed_after_its_end_is_refused(secured: Secured, provi
 
 def test_token_with_an_algorithm_that_is_not_the_keys_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
     for algorithm in ("RS512", "PS256"):
-        shown = {"alg": algorithm, "kid": provider.keys[0].kid}
-        token = jwt.encode(shown, provider.claims("ann"), provider.keys[0], algorithms=[algorithm])
+        token_header = {"alg": algorithm, "kid": provider.keys[0].kid}
+        token = jwt.encode(token_header, provider.claims("ann"), provider.keys[0], algorithms=[algorithm])
         refused(ask(secured.url, bearer(token)))
     key = RSAKey.generate_key(2048)
-    for other in (key, ECKey.generate_key("P-256")):
-        algorithm = "RS256" if other is key else "ES256"
-        shown = {"alg": algorithm, "kid": provider.keys[0].kid}
-        refused(ask(secured.url, bearer(jwt.encode(shown, provider.claims("ann"), other, algorithms=[algorithm]))))
+    for signing_key in (key, ECKey.generate_key("P-256")):
+        algorithm = "RS256" if signing_key is key else "ES256"
+        token_header = {"alg": algorithm, "kid": provider.keys[0].kid}
+        refused(
+            ask(
+                secured.url,
+                bearer(jwt.encode(token_header, provider.claims("ann"), signing_key, algorithms=[algorithm])),
+            )
+        )
     token = jwt.encode({"alg": "RS256"}, provider.claims("ann"), key, algorithms=["RS256"])
     refused(ask(secured.url, bearer(token)))
 
@@ -194,18 +199,18 @@ def test_keys_rotated_under_load_lose_no_request(tmp_path: Path) -> None:
         environ = {"TILTYARD_PROVIDERS": json.dumps({"corp": provider.settings})}
         with secured_server(tmp_path, environ=environ) as secured, ThreadPoolExecutor(4) as pool:
             done = threading.Event()
-            seen: list[tuple[int, int, int]] = []
+            calls: list[tuple[int, int, int]] = []
 
             def call(number: int) -> None:
                 while not done.is_set():
                     rotations = provider.rotations
-                    answer = ask(secured.url, bearer(provider.token(f"user-{number}")))
-                    seen.append((number, rotations, answer.status_code))
+                    response = ask(secured.url, bearer(provider.token(f"user-{number}")))
+                    calls.append((number, rotations, response.status_code))
 
             def all_use(rotations: int) -> bool:
                 """Nobody is still on the way with a token of the key before."""
-                found = [number for number, then, _ in list(seen) if then == rotations]
-                return all(found.count(number) >= 5 for number in range(4))
+                calls_since = [number for number, then, _ in list(calls) if then == rotations]
+                return all(calls_since.count(number) >= 5 for number in range(4))
 
             running = [pool.submit(call, number) for number in range(4)]
             for rotations, kind in enumerate(("EC", "RSA", "RSA"), 1):
@@ -215,7 +220,7 @@ def test_keys_rotated_under_load_lose_no_request(tmp_path: Path) -> None:
             done.set()
             for future in running:
                 future.result()
-            assert {status for _, _, status in seen} == {200}
+            assert {status for _, _, status in calls} == {200}
             assert provider.fetches == 3
 
 
@@ -234,8 +239,8 @@ def test_unavailable_provider_refuses_only_its_own_tokens(tmp_path: Path) -> Non
         provider.away = True
         environ = {"TILTYARD_PROVIDERS": json.dumps({"corp": provider.settings})}
         with secured_server(tmp_path, environ=environ) as secured:
-            answer = ask(secured.url, bearer(provider.token("ann")))
-            assert answer.status_code == 503 and check_error(answer) == 17
+            response = ask(secured.url, bearer(provider.token("ann")))
+            assert response.status_code == 503 and check_error(response) == 17
             assert ask(secured.url, {"x-api-key": secured.keys["ann"]}).status_code == 200
 
 

@@ -50,7 +50,7 @@ def test_serve_on_loopback_without_auth_refuses_pages_of_other_origins(tmp_path:
     server = ServerProcess(tmp_path)
     try:
         assert httpx.post(f"{server.url}/v1/namespace/n/create", json={}).status_code == 200
-        own = server.url.partition("//")[2]
+        host = server.url.partition("//")[2]
         pages: list[dict[str, str]] = [
             {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"},
             {"origin": "http://evil.example:2333", "host": "evil.example:2333", "sec-fetch-site": "same-origin"},
@@ -60,7 +60,7 @@ def test_serve_on_loopback_without_auth_refuses_pages_of_other_origins(tmp_path:
             refusal = httpx.post(f"{server.url}/v1/namespace/n/drop", content="{}", headers=page)
             assert (refusal.status_code, refusal.json()["code"]) == (403, 15)
             assert httpx.get(f"{server.url}/v1/namespace/$/list", headers=page).status_code == 403
-        own_page = {"origin": server.url, "host": own, "sec-fetch-site": "same-origin"}
+        own_page = {"origin": server.url, "host": host, "sec-fetch-site": "same-origin"}
         named = httpx.get(f"{server.url}/v1/namespace/$/list", headers=own_page).json()["namespaces"]
         assert named == ["n"]
     finally:
@@ -101,12 +101,12 @@ def test_first_start_with_auth_prints_one_key_once(tmp_path: Path) -> None:
     finally:
         first.stop()
     assert len(said_keys(first)) == 1
-    again = ServerProcess(tmp_path, "--auth")
+    restarted = ServerProcess(tmp_path, "--auth")
     try:
-        assert ask(again.url, {"x-api-key": key}).status_code == 200
+        assert ask(restarted.url, {"x-api-key": key}).status_code == 200
     finally:
-        again.stop()
-    assert said_keys(again) == []
+        restarted.stop()
+    assert said_keys(restarted) == []
 
 
 def test_first_start_of_two_replicas_at_once_prints_one_key(tmp_path: Path, postgres: PostgresServer) -> None:
@@ -123,9 +123,9 @@ def test_first_start_of_two_replicas_at_once_prints_one_key(tmp_path: Path, post
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/openapi.json"])
 def test_pages_need_no_credentials_and_reveal_no_internals(secured: Secured, path: str) -> None:
-    answer = httpx.get(secured.url + path, timeout=60)
-    assert answer.status_code == 200
-    assert "checks" not in answer.json()
+    response = httpx.get(secured.url + path, timeout=60)
+    assert response.status_code == 200
+    assert "checks" not in response.json()
 
 
 def test_openapi_describes_the_security_schemes(secured: Secured) -> None:
@@ -149,7 +149,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tiltyard tests")])
     now = datetime.now(UTC)
-    made = (
+    signed = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -161,7 +161,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         .sign(key, hashes.SHA256())
     )
     files = folder / "server.pem", folder / "server.key"
-    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    files[0].write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     files[1].write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
@@ -174,9 +174,9 @@ def test_serve_with_a_certificate_serves_https_only(tmp_path: Path, workers: str
     flags = ("--tls-certificate", str(chain), "--tls-key", str(key), "--workers", workers)
     with secured_server(tmp_path / "root", *flags) as secured:
         trust = ssl.create_default_context(cafile=str(chain))
-        answer = httpx.get(secured.url + LIST, headers={"x-api-key": secured.keys["ann"]}, verify=trust, timeout=60)
-        assert secured.url.startswith("https://") and answer.status_code == 200
-        assert "max-age" in answer.headers["strict-transport-security"]
+        response = httpx.get(secured.url + LIST, headers={"x-api-key": secured.keys["ann"]}, verify=trust, timeout=60)
+        assert secured.url.startswith("https://") and response.status_code == 200
+        assert "max-age" in response.headers["strict-transport-security"]
         with pytest.raises(httpx.TransportError):
             httpx.get(secured.url.replace("https", "http") + LIST, timeout=60)
 

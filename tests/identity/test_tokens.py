@@ -28,23 +28,23 @@ def request_token(url: str, client_id: str, secret: str) -> httpx.Response:
 
 def token_of(response: httpx.Response) -> str:
     assert response.status_code == 200, response.text
-    told = response.json()
-    assert told["token_type"] == "Bearer" and told["expires_in"] == 900
+    body = response.json()
+    assert body["token_type"] == "Bearer" and body["expires_in"] == 900
     assert response.headers["cache-control"] == "no-store"
-    token: str = told["access_token"]
+    token: str = body["access_token"]
     return token
 
 
-def check_refusal(response: httpx.Response, status: int, word: str) -> None:
-    told = response.json()
-    assert (response.status_code, told["error"]) == (status, word), told
-    assert told["error_description"] and told["code"] and told["instance"] == response.headers["x-request-id"]
+def check_refusal(response: httpx.Response, status: int, error: str) -> None:
+    body = response.json()
+    assert (response.status_code, body["error"]) == (status, error), body
+    assert body["error_description"] and body["code"] and body["instance"] == response.headers["x-request-id"]
 
 
 def unsigned(token: str, part: int) -> dict[str, object]:
     text = token.split(".")[part]
-    found: dict[str, object] = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    return found
+    decoded: dict[str, object] = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    return decoded
 
 
 def test_token_requested_by_form_or_by_basic_is_accepted(secured: Secured) -> None:
@@ -59,35 +59,35 @@ def test_token_requested_by_form_or_by_basic_is_accepted(secured: Secured) -> No
 def test_token_is_of_its_principal(secured: Secured) -> None:
     for name, status in (("ann", 403), ("administrator", 200)):
         token = token_of(request_token(secured.url, name, secured.keys[name]))
-        answer = httpx.post(f"{secured.url}/tiltyard/v1/principal/list", json={}, headers=bearer(token), timeout=60)
-        assert answer.status_code == status
+        response = httpx.post(f"{secured.url}/tiltyard/v1/principal/list", json={}, headers=bearer(token), timeout=60)
+        assert response.status_code == status
 
 
 def test_token_for_a_client_whose_name_needs_encoding(secured: Secured) -> None:
     with secured.http("administrator") as http:
-        made = http.post("/tiltyard/v1/key/create", json={"principal": "zoë & the + %41"})
-    assert made.status_code == 200
-    name, key = "zoë & the + %41", made.json()["api_key"]
+        created = http.post("/tiltyard/v1/key/create", json={"principal": "zoë & the + %41"})
+    assert created.status_code == 200
+    name, key = "zoë & the + %41", created.json()["api_key"]
     encoded = base64.b64encode(f"{quote(name, safe='')}:{key}".encode()).decode()
-    answer = httpx.post(
+    response = httpx.post(
         f"{secured.url}/oauth/token", data=GRANT, headers={"authorization": f"Basic {encoded}"}, timeout=60
     )
-    token_of(answer)
+    token_of(response)
     token_of(request_token(secured.url, name, key))
 
 
 def test_token_request_by_another_grant_is_refused(secured: Secured) -> None:
-    shown = {"client_id": "ann", "client_secret": secured.keys["ann"]}
+    credentials = {"client_id": "ann", "client_secret": secured.keys["ann"]}
     for grant in ("password", "authorization_code", "refresh_token", "CLIENT_CREDENTIALS", "x"):
-        answer = httpx.post(f"{secured.url}/oauth/token", data={"grant_type": grant, **shown}, timeout=60)
-        check_refusal(answer, 400, "unsupported_grant_type")
+        response = httpx.post(f"{secured.url}/oauth/token", data={"grant_type": grant, **credentials}, timeout=60)
+        check_refusal(response, 400, "unsupported_grant_type")
 
 
 def test_token_request_of_an_unknown_client_is_refused(secured: Secured) -> None:
     for client, secret in (("ann", secured.keys["bob"]), ("ann", "none"), ("", secured.keys["ann"]), ("ann", "")):
-        answer = request_token(secured.url, client, secret)
-        check_refusal(answer, 401, "invalid_client")
-        assert answer.headers["www-authenticate"].startswith("Basic ")
+        response = request_token(secured.url, client, secret)
+        check_refusal(response, 401, "invalid_client")
+        assert response.headers["www-authenticate"].startswith("Basic ")
     url = f"{secured.url}/oauth/token"
     for authorization in ("Basic", "Basic !", "Basic YW5u", f"Bearer {secured.keys['ann']}"):
         check_refusal(
@@ -96,14 +96,14 @@ def test_token_request_of_an_unknown_client_is_refused(secured: Secured) -> None
 
 
 def test_token_request_that_is_not_a_form_is_refused(secured: Secured) -> None:
-    url, shown = f"{secured.url}/oauth/token", {"client_id": "ann", "client_secret": secured.keys["ann"]}
-    check_refusal(httpx.post(url, json={**GRANT, **shown}, timeout=60), 400, "invalid_request")
-    check_refusal(httpx.post(url, data=shown, timeout=60), 400, "invalid_request")
+    url, credentials = f"{secured.url}/oauth/token", {"client_id": "ann", "client_secret": secured.keys["ann"]}
+    check_refusal(httpx.post(url, json={**GRANT, **credentials}, timeout=60), 400, "invalid_request")
+    check_refusal(httpx.post(url, data=credentials, timeout=60), 400, "invalid_request")
     check_refusal(httpx.post(url, timeout=60), 400, "invalid_request")
     form = {"content-type": "application/x-www-form-urlencoded"}
     for body in (b"grant_type=client_credentials&grant_type=client_credentials", b"grant_type=%ff", b"\xff=\xff"):
         check_refusal(httpx.post(url, content=body, headers=form, timeout=60), 400, "invalid_request")
-    twice = httpx.post(url, data={**GRANT, **shown}, auth=("ann", secured.keys["ann"]), timeout=60)
+    twice = httpx.post(url, data={**GRANT, **credentials}, auth=("ann", secured.keys["ann"]), timeout=60)
     check_refusal(twice, 400, "invalid_request")
     assert httpx.get(url, timeout=60).status_code == 405
     assert httpx.post(url, content=b"x" * 70_000, headers=form, timeout=60).status_code == 413

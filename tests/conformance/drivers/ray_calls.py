@@ -51,18 +51,18 @@ class Call:
 
     def answer(self) -> dict[str, Any]:
         try:
-            found = self.function()
+            result = self.function()
         except Exception as error:  # noqa: BLE001  # whatever went wrong is the answer
             return {"error": f"{type(error).__name__}: {error}"}
-        return {"rows": found if isinstance(found, list) else []}
+        return {"rows": result if isinstance(result, list) else []}
 
 
 class Table:
     """Calls on one table of the server that `where` leads to."""
 
-    def __init__(self, where: dict[str, Any], table_id: list[str]) -> None:
-        self.where, self.table_id = where, table_id
-        self.at = {"table_id": table_id, **where}
+    def __init__(self, location: dict[str, Any], table_id: list[str]) -> None:
+        self.where, self.table_id = location, table_id
+        self.at = {"table_id": table_id, **location}
 
     def write(self, start: int, stop: int, mode: str) -> None:
         lr.write_lance(people(start, stop), mode=mode, **self.at)
@@ -101,9 +101,9 @@ class Table:
         return [[result["table_id"][-1]] for result in results]
 
 
-def calls(where: dict[str, Any]) -> list[Call]:
+def calls(location: dict[str, Any]) -> list[Call]:
     """Every call, in an order in which they build on each other."""
-    main, copy = Table(where, ["team", "people"]), Table(where, ["team", "copy"])
+    main, copy = Table(location, ["team", "people"]), Table(location, ["team", "copy"])
     return [
         Call("create", 'write_lance(ds, …, mode="create")', lambda: main.write(0, 300, "create")),
         Call(

@@ -35,13 +35,13 @@ FRAMES = {
 def answer(session: SparkSession, request: dict[str, str]) -> dict[str, Any]:
     try:
         if "sql" in request:
-            found = session.sql(request["sql"]).collect()
+            rows_of_result = session.sql(request["sql"]).collect()
         else:
             rows = session.range(10).withColumn("name", F.lit("x"))
-            found = FRAMES[request["frame"]](rows, request["table"]) or []
+            rows_of_result = FRAMES[request["frame"]](rows, request["table"]) or []
     except Exception as error:  # noqa: BLE001  # whatever went wrong is the answer
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"rows": [list(row) for row in found]}
+    return {"rows": [list(row) for row in rows_of_result]}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What became of the calls of a client that runs in a process of its own, and what each asked of the server."""
+"""Run the calls of a client in a process of its own; observe their outcomes, and the operations that each requested."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.services.recorder import Recorder
 from tests.services.secured import Secured, secured_server
 
 MARK = "\x1e"
-"""Begins the lines of a driver's standard output that are answers."""
+"""Begins the lines of a driver's standard output that are responses."""
 QUIET = ("DescribeTable", "ListTableVersions", "DescribeTableVersion")
-"""Asked along with nearly everything: named only where nothing else was asked."""
+"""Part of nearly every call: named only where a call requests no other."""
 NOT_RUN = "\N{EN DASH}"
 WORKS, REFUSED, THEIRS = "works", "refused", "a fault of the client: "
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One call: what it does, as it is written, what came of it ("works", or how it fails), and what it asked for."""
+class ObservedCall:
+    """One call: its purpose, its code, its outcome ("works", or how it fails), and the operations that it requested."""
 
     what: str
     call: str
@@ -38,13 +38,13 @@ class Seen:
     operations: tuple[str, ...]
 
     @property
-    def fine(self) -> bool:
+    def is_expected(self) -> bool:
         """Whether it works, is refused as it must be, or fails for a reason that is known to be the client's."""
         return self.outcome in (WORKS, REFUSED) or self.outcome.startswith(THEIRS)
 
 
 class Driver:
-    """A process that answers requests, one line each; `seconds` is how long an answer may take."""
+    """A process that responds to requests, one line each, within `seconds`."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path, seconds: float = 240) -> None:
         self._log, self._seconds = log, seconds
@@ -58,35 +58,35 @@ class Driver:
                 text=True,
                 env={**clean, "AWS_EC2_METADATA_DISABLED": "true", **environ},
             )
-        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._responses: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def next_answer(self) -> dict[str, Any] | None:
-        """The next answer; None once the process has ended well.
+    def next_response(self) -> dict[str, Any] | None:
+        """Return the next response; None once the process has ended well.
 
         Raises RuntimeError, with the end of what the process logged, if it failed or is too slow.
         """
         try:
-            found = self._answers.get(timeout=self._seconds)
+            response = self._responses.get(timeout=self._seconds)
         except queue.Empty:
-            found = None
-        if found is None and (self._process.poll() != 0):
+            response = None
+        if response is None and (self._process.poll() != 0):
             tail = self._log.read_text(errors="replace")[-3000:]
             raise RuntimeError(f"The client gave no answer:\n{tail}")
-        return found
+        return response
 
-    def answer(self) -> dict[str, Any]:
-        """The next answer, of a process that must not have ended."""
-        found = self.next_answer()
-        assert found is not None, "the client ended before it answered"
-        return found
+    def response(self) -> dict[str, Any]:
+        """Return the next response of a process that must not have ended."""
+        response = self.next_response()
+        assert response is not None, "the client ended before it answered"
+        return response
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one request; its answer."""
+        """Send one request; return its response."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return self.answer()
+        return self.response()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -106,24 +106,24 @@ class Driver:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            _, found, text = line.rpartition(MARK)
-            if found:
-                self._answers.put(json.loads(text))
+            _, mark, text = line.rpartition(MARK)
+            if mark:
+                self._responses.put(json.loads(text))
         self._process.wait()
-        self._answers.put(None)
+        self._responses.put(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """How one server is set up, and what was seen there."""
+class ServerObservations:
+    """The configuration of a server, and the calls observed on it."""
 
     title: str
-    seen: tuple[Seen, ...]
+    calls: tuple[ObservedCall, ...]
 
 
 @contextmanager
 def lake(folder: Path) -> Iterator[Secured]:
-    """A server that asks who you are, with tables on S3, to whose folders it hands out credentials."""
+    """Start a server with authentication that vends credentials for the folders of its tables on S3."""
     with guarded_s3(900) as objects:
         bucket = objects.new_bucket("lake")
         environ = {"TILTYARD_STORAGE": json.dumps({"lake": objects.storage(bucket)}), **SECRETS}
@@ -131,54 +131,56 @@ def lake(folder: Path) -> Iterator[Secured]:
             yield server
 
 
-def asked(requests: Recorder) -> tuple[str, ...]:
-    """The operations that were asked for since the last look, each once, in their order."""
+def drain_operations(requests: Recorder) -> tuple[str, ...]:
+    """Return the operations requested since the last call of this function, each once, in their order."""
     names = tuple(dict.fromkeys(call.operation for call in requests.drain()))
     return tuple(name for name in names if name not in QUIET) or names
 
 
-def judged(answer: Mapping[str, Any], rows: Sequence[Sequence[Any]] | None, refusal: str = "", known: str = "") -> str:
+def outcome_of(
+    response: Mapping[str, Any], rows: Sequence[Sequence[Any]] | None, refusal: str = "", known_fault: str = ""
+) -> str:
     """Say "works", "refused" where that was expected (`refusal` is a part of the error), or what is not as expected.
 
     A `known` fault of the client's, whose error has `refusal` in it, is named instead. If it has gone, that fails, too.
     """
-    error = str(answer.get("error", ""))
-    if known:
+    error = str(response.get("error", ""))
+    if known_fault:
         expected = error and refusal in error
-        return f"{THEIRS}{known}" if expected else f"fails: {_line(error) or 'works'}, not by {known}"
+        return f"{THEIRS}{known_fault}" if expected else f"fails: {_line(error) or 'works'}, not by {known_fault}"
     if refusal:
         return REFUSED if refusal in error else f"fails: {_line(error) or 'not refused'}"
     if error:
         return f"fails: {_line(error)}"
-    found = answer["rows"]
-    if rows is not None and sorted(map(str, found)) != sorted(str(list(row)) for row in rows):
-        return f"fails: {_line(str(found))} instead of {_line(str(list(rows)))}"
+    result = response["rows"]
+    if rows is not None and sorted(map(str, result)) != sorted(str(list(row)) for row in rows):
+        return f"fails: {_line(str(result))} instead of {_line(str(list(rows)))}"
     return WORKS
 
 
-def run_alone(what: str | None, observe: Callable[[], Sequence[Story]]) -> None:
-    """The command of a module that observes: says how far it is, and ends with the calls that failed, if any did."""
-    argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+def run_alone(description: str | None, observe: Callable[[], Sequence[ServerObservations]]) -> None:
+    """Run the command of a module that observes: log its progress, and exit with the calls that failed, if any did."""
+    argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("__main__").setLevel(logging.INFO)  # the module's own, since it was run by its name
-    failed = [f"{story.title}: {one.call}" for story in observe() for one in story.seen if not one.fine]
+    failed = [f"{server.title}: {call.call}" for server in observe() for call in server.calls if not call.is_expected]
     sys.exit("\n".join(["These calls failed:", *failed]) if failed else 0)
 
 
-def markdown(stories: Sequence[Story]) -> str:
-    """The observations as a table: a row for each call, a column for each server, and what the first was asked for."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+def markdown(observations: Sequence[ServerObservations]) -> str:
+    """Render the observations: a row for each call, a column for each server, and the operations that the first got."""
+    outcomes_of: dict[tuple[str, str], dict[str, str]] = {}
     asked_for: dict[tuple[str, str], tuple[str, ...]] = {}
-    for story in stories:
-        for one in story.seen:
-            found.setdefault((one.what, one.call), {})[story.title] = one.outcome
-            asked_for.setdefault((one.what, one.call), one.operations)
-    titles = [story.title for story in stories]
+    for server in observations:
+        for entry in server.calls:
+            outcomes_of.setdefault((entry.what, entry.call), {})[server.title] = entry.outcome
+            asked_for.setdefault((entry.what, entry.call), entry.operations)
+    titles = [server.title for server in observations]
     lines = [f"| what | as it is written | {' | '.join(titles)} | asks for |", "|---" * (len(titles) + 3) + "|"]
-    for (what, call), outcomes in found.items():
+    for (purpose, call), outcomes in outcomes_of.items():
         cells = [_cell(outcomes.get(title, NOT_RUN)) for title in titles]
-        asked_here = ", ".join(asked_for[what, call]) or NOT_RUN
-        lines.append(f"| {what} | `{_cell(call)}` | {' | '.join(cells)} | {asked_here} |")
+        asked_here = ", ".join(asked_for[purpose, call]) or NOT_RUN
+        lines.append(f"| {purpose} | `{_cell(call)}` | {' | '.join(cells)} | {asked_here} |")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.plans import job, publication
-from tiltyard.pipeline.plans.plan import read_plan
+from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:

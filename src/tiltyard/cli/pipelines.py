@@ -12,7 +12,7 @@ import msgspec
 from tiltyard.cli.jobs import Target, execution_options, refusing, run_job, target_options
 from tiltyard.cli.options import parse_pairs
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.plans.plan import describe_plan, read_plan
+from tiltyard.pipeline.plans.plan_file import describe_plan, read_plan
 from tiltyard.runtime.fatal import refuse
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiltyard.pipeline.plans.plan import PlanError, parse_plan
+from tiltyard.pipeline.plans.plan_file import PlanError, parse_plan
 from tiltyard.pipeline.sources import discovery, inspection
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones
 from tiltyard.pipeline.sources.csv_records import split_records

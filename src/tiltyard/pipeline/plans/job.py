@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.jobs import job
-from tiltyard.pipeline.plans.plan import Plan, parse_plan
+from tiltyard.pipeline.plans.plan_file import Plan, parse_plan
 from tiltyard.pipeline.plans.publication import find_published_versions, publish_tables, tag_tables
 from tiltyard.pipeline.plans.rows import (
     TableRun,

@@ -18,7 +18,7 @@ from lance_namespace.errors import (
 
 from tiltyard.pipeline.indexes.job import validate_spec
 from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index
-from tiltyard.pipeline.plans.plan import IndexPlan
+from tiltyard.pipeline.plans.plan_file import IndexPlan
 from tiltyard.pipeline.plans.rows import WrittenTable
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.task_errors import RefusedError

@@ -15,7 +15,7 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.datasource.dataframes import frame_write_spec, plan_version_scan, read_frame, write_partitions
 from tiltyard.pipeline.ingest.job import WITHDRAWN, adapt_source, reset_checkpoints, source_write_spec, write_source
 from tiltyard.pipeline.jobs import is_worker_driver
-from tiltyard.pipeline.plans.plan import Plan, TablePlan
+from tiltyard.pipeline.plans.plan_file import Plan, TablePlan
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.discovery import TASK_BYTES, find_source, spark_inspector

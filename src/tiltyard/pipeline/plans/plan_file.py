@@ -1,6 +1,6 @@
-"""The plan of a pipeline: tables in order, each from files or from SQL, and the tag; read from YAML, or from Python.
+"""The plan of a pipeline, as its file declares it: tables in order, each from files or from SQL, and the tag.
 
-Errors of a file name the file, the line, and the key.
+The file is YAML, or Python that returns a plan. Errors name the file, the line, and the key.
 """
 
 from __future__ import annotations

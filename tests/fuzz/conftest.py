@@ -28,8 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     yield running
     assert running.process.poll() is None, "the server died"
     assert running.stop() == 0
-    wrong = [line for line in running.log if " ERROR " in line or "Traceback" in line or "panicked" in line]
-    assert not wrong, "".join(running.log)[-20_000:]
+    errors = [line for line in running.log if " ERROR " in line or "Traceback" in line or "panicked" in line]
+    assert not errors, "".join(running.log)[-20_000:]
 
 
 @pytest.fixture

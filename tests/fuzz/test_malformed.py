@@ -31,8 +31,8 @@ WRONG = [None, True, -1, 1.5, 1 << 70, "", "\x00", "x" * 10_000, [], [None], [[]
 
 
 def url_of(facts: Operation, identifier: str = "t") -> str:
-    found = facts.path.replace("{id}", "n" if facts.object == "namespace" else identifier)
-    return found.replace("{index_name}", "none").replace("{tag}", "v")
+    path = facts.path.replace("{id}", "n" if facts.object == "namespace" else identifier)
+    return path.replace("{index_name}", "none").replace("{tag}", "v")
 
 
 def refused(response: httpx.Response, *statuses: int) -> None:
@@ -56,9 +56,9 @@ BAD_SEGMENTS = ["%", "%z", "%zz", "%f", "%FF", "%C0%AF", "%ED%A0%80", "%00", "a%
 @pytest.mark.parametrize("segment", BAD_SEGMENTS)
 @pytest.mark.parametrize("route", ["/v1/namespace/{}/exists", "/v1/table/{}/describe", "/v1/table/n%24{}/drop"])
 def test_path_with_a_segment_that_is_no_name_is_refused(server: Any, route: str, segment: str) -> None:
-    answer = exchange(server.url, f"POST {route.format(segment)} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
-    assert answer.status in (400, 404), answer
-    answer.check_error()
+    response = exchange(server.url, f"POST {route.format(segment)} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+    assert response.status in (400, 404), response
+    response.check_error()
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_path_with_a_segment_that_is_no_name_is_refused(server: Any, route: str,
 )  # fmt: skip
 @pytest.mark.parametrize("route", ["/v1/namespace/n/list", "/v1/table", "/v1/namespace/n/table/list"])
 def test_query_string_of_any_kind_is_answered(server: Any, route: str, query: str) -> None:
-    answer = exchange(server.url, f"GET {route}?{query} HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert answer.status in (200, 400), answer
-    if answer.status != 200:
-        answer.check_error()
+    response = exchange(server.url, f"GET {route}?{query} HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert response.status in (200, 400), response
+    if response.status != 200:
+        response.check_error()
 
 
 def test_unknown_query_parameters_are_left_alone(furnished: Wire) -> None:
@@ -130,17 +130,17 @@ def post(path: str, headers: str, body: bytes = b"") -> bytes:
     ids=range(16),
 )
 def test_http_that_is_broken_never_gets_a_server_error(server: Any, request_bytes: bytes) -> None:
-    answer = exchange(server.url, request_bytes, close_after=True)
-    assert answer.status in (0, 400, 406, 413, 431), answer
-    if answer.status:
-        answer.check_error()
+    response = exchange(server.url, request_bytes, close_after=True)
+    assert response.status in (0, 400, 406, 413, 431), response
+    if response.status:
+        response.check_error()
 
 
 def test_header_values_that_are_no_text_are_left_alone(server: Any) -> None:
     headers = "x-request-id: \xff\xfe\r\nx-lance-ctx-e: \xff\r\nx-api-key: \xff\r\nContent-Length: 0\r\n"
-    answer = exchange(server.url, post("/v1/namespace/n/exists", headers))
-    assert answer.status in (200, 400)
-    assert answer.headers["x-request-id"].isascii()
+    response = exchange(server.url, post("/v1/namespace/n/exists", headers))
+    assert response.status in (200, 400)
+    assert response.headers["x-request-id"].isascii()
 
 
 # JSON.
@@ -164,8 +164,8 @@ def test_operation_given_null_for_every_field_is_answered(furnished: Wire, name:
 def test_operation_given_any_type_in_any_field_is_answered(furnished: Wire, name: str) -> None:
     url = url_of(SERVED[name])
     for field in msgspec.structs.fields(getattr(models, SERVED[name].request or "")):
-        for wrong in WRONG:
-            body = {**_required(getattr(models, SERVED[name].request or "")), field.encode_name: wrong}
+        for value in WRONG:
+            body = {**_required(getattr(models, SERVED[name].request or "")), field.encode_name: value}
             check(furnished.http.post(url, json=body))
 
 
@@ -296,6 +296,6 @@ def test_arrow_whose_offsets_lead_nowhere_is_400(furnished: Wire, name: str, row
 
 def test_answer_to_a_broken_request_is_whole(server: Any) -> None:
     """An error answers before the body is read; the connection says what becomes of it."""
-    answer: RawResponse = exchange(server.url, post("/v1/nowhere", "Content-Length: 10\r\n", b"0123456789"))
-    assert answer.status == 406 and urlsplit(server.url).port
-    answer.check_error()
+    response: RawResponse = exchange(server.url, post("/v1/nowhere", "Content-Length: 10\r\n", b"0123456789"))
+    assert response.status == 406 and urlsplit(server.url).port
+    response.check_error()

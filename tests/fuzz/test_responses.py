@@ -39,17 +39,17 @@ def test_head_is_answered_without_a_body_and_the_connection_goes_on(server: Any)
         assert head.startswith(b"HTTP/1.1 200 OK\r\n")
         assert head.endswith(b"\r\n\r\n")
         connection.sendall(LIVE % (b"GET", 1, b""))
-        answer = read_response(connection)
-        assert answer.status == 200
-        assert f"content-length: {len(answer.body)}\r\n".encode() in head
+        response = read_response(connection)
+        assert response.status == 200
+        assert f"content-length: {len(response.body)}\r\n".encode() in head
 
 
 def test_client_that_closes_is_told_that_its_connection_ends(server: Any) -> None:
     for request in (LIVE % (b"GET", 0, b""), LIVE % (b"GET", 1, b"Connection: close\r\n")):
         with connect(server.url) as connection:
             connection.sendall(request)
-            answer = read_response(connection)
-            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            response = read_response(connection)
+            assert (response.status, response.headers["connection"]) == (200, "close")
             assert connection.recv(1) == b""
 
 
@@ -59,13 +59,13 @@ def test_client_that_waits_to_send_its_body_is_told_to_go_on(server: Any, furnis
         connection.sendall(head)
         assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(b"{}")
-        answer = read_response(connection)
-        assert (answer.status, answer.body) == (200, b"40")
+        response = read_response(connection)
+        assert (response.status, response.body) == (200, b"40")
 
 
 def test_long_answer_comes_whole(server: Any) -> None:
     with connect(server.url) as connection:
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        answer = read_response(connection)
-    assert len(answer.body) == int(answer.headers["content-length"]) > 64 << 10
-    assert json.loads(answer.body)["openapi"]
+        response = read_response(connection)
+    assert len(response.body) == int(response.headers["content-length"]) > 64 << 10
+    assert json.loads(response.body)["openapi"]

@@ -50,11 +50,11 @@ def test_operation_takes_any_request_without_a_server_error(
     furnished: Wire, document: Any, bounds: settings, name: str, mode: GenerationMode
 ) -> None:
     facts = operations()[name]
-    known = st.sampled_from(IDENTIFIERS[facts.object]) if facts.object in IDENTIFIERS else st.none()
+    identifiers = st.sampled_from(IDENTIFIERS[facts.object]) if facts.object in IDENTIFIERS else st.none()
     case_strategy = document[facts.path][facts.method].as_strategy(generation_mode=mode)
 
     @bounds
-    @given(case=case_strategy, identifier=st.none() | known | known, keep_id=st.booleans(), arrow=bodies)
+    @given(case=case_strategy, identifier=st.none() | identifiers | identifiers, keep_id=st.booleans(), arrow=bodies)
     def ask(case: Any, identifier: str | None, keep_id: bool, arrow: bytes) -> None:
         path = dict(case.path_parameters or {})
         if identifier is not None:
@@ -76,7 +76,7 @@ def test_operation_takes_any_request_without_a_server_error(
 def flat(query: Any) -> list[tuple[str, str]]:
     """Query parameters as text, whatever schemathesis thought of."""
     pairs = [
-        (key, one) for key, value in (query or {}).items() for one in (value if isinstance(value, list) else [value])
+        (key, item) for key, value in (query or {}).items() for item in (value if isinstance(value, list) else [value])
     ]
     return [(clean(key), clean(value if isinstance(value, str) else str(value))) for key, value in pairs]
 

@@ -98,8 +98,8 @@ class GrantsMachine(RuleBasedStateMachine):
 
     def ask(self, person: Principal, operation: str, **fields: Any) -> Any:
         self.namespace._principal = person
-        answer = self.namespace.call(operation, {name: value for name, value in fields.items() if value is not None})
-        return answer if isinstance(answer, dict) else answer.to_dict()
+        response = self.namespace.call(operation, {name: value for name, value in fields.items() if value is not None})
+        return response if isinstance(response, dict) else response.to_dict()
 
     def outcome(self, person: Principal, operation: str, **fields: Any) -> type[Exception] | None:
         try:
@@ -163,7 +163,9 @@ class GrantsMachine(RuleBasedStateMachine):
         path = (*home, name)
         if self.model.tables.pop(path, None) is not None:
             self.ask(EVERYBODY, "DropTable", id=list(path))
-            self.model.grants = {key: held for key, held in self.model.grants.items() if key[1:] != ("table", path)}
+            self.model.grants = {
+                key: privileges for key, privileges in self.model.grants.items() if key[1:] != ("table", path)
+            }
 
     @rule(home=spaces, name=names, new_home=spaces, new_name=names)
     def rename(self, home: Path, name: str, new_home: Path, new_name: str) -> None:
@@ -172,10 +174,10 @@ class GrantsMachine(RuleBasedStateMachine):
             return
         self.ask(EVERYBODY, "RenameTable", id=list(old), new_namespace_id=list(new_home), new_table_name=new_name)
         self.model.tables[new] = self.model.tables.pop(old)
-        moved = {key: held for key, held in self.model.grants.items() if key[1:] == ("table", old)}
-        for (who, kind, path), held in moved.items():
+        moved = {key: privileges for key, privileges in self.model.grants.items() if key[1:] == ("table", old)}
+        for (who, kind, path), privileges in moved.items():
             del self.model.grants[who, kind, path]
-            self.model.grants[who, kind, new] = held
+            self.model.grants[who, kind, new] = privileges
 
     # Changes by principals who may make them, and who may not.
 
@@ -187,7 +189,9 @@ class GrantsMachine(RuleBasedStateMachine):
         if "drop" in may:
             assert error is None
             del self.model.tables[path]
-            self.model.grants = {key: held for key, held in self.model.grants.items() if key[1:] != ("table", path)}
+            self.model.grants = {
+                key: privileges for key, privileges in self.model.grants.items() if key[1:] != ("table", path)
+            }
         else:
             assert error is (PermissionDeniedError if may else self.model.missing(person, path))
 

@@ -53,13 +53,13 @@ predicates: st.SearchStrategy[Predicate] = st.one_of(
 """Text for the server, and the same for the model."""
 
 
-def table_of(given: Rows) -> pa.Table:
+def table_of(rows: Rows) -> pa.Table:
     """Rows as Arrow."""
-    return pa.Table.from_pylist([{"id": number, "word": word} for number, word in given], schema=SCHEMA)
+    return pa.Table.from_pylist([{"id": number, "word": word} for number, word in rows], schema=SCHEMA)
 
 
-def in_order(given: Rows) -> Rows:
-    return sorted(given, key=lambda row: (row[0], row[1] is not None, row[1] or ""))
+def in_order(rows: Rows) -> Rows:
+    return sorted(rows, key=lambda row: (row[0], row[1] is not None, row[1] or ""))
 
 
 class RowsMachine(RuleBasedStateMachine):
@@ -98,57 +98,57 @@ class RowsMachine(RuleBasedStateMachine):
     def create(self, first: Rows, declared: bool) -> None:
         if declared:
             self.done("declare")
-            made = self.done("insert", stream(table_of(first)))
+            response = self.done("insert", stream(table_of(first)))
         else:
-            made = self.done("create", stream(table_of(first)))
-        self.versions[made["version"]] = first
+            response = self.done("create", stream(table_of(first)))
+        self.versions[response["version"]] = first
 
     # Changes.
 
     @rule(new=rows, mode=st.sampled_from([None, "append", "Append", "overwrite"]))
     def insert(self, new: Rows, mode: str | None) -> None:
-        made = self.done("insert", stream(table_of(new)), mode=mode)
-        assert made["num_inserted_rows"] == len(new)
-        self.became(made["version"], new if mode == "overwrite" else self.now + new)
+        response = self.done("insert", stream(table_of(new)), mode=mode)
+        assert response["num_inserted_rows"] == len(new)
+        self.became(response["version"], new if mode == "overwrite" else self.now + new)
 
     @rule(new=rows)
     def create_over(self, new: Rows) -> None:
-        made = self.done("create", stream(table_of(new)), mode="overwrite")
-        self.became(made["version"], new)
+        response = self.done("create", stream(table_of(new)), mode="overwrite")
+        self.became(response["version"], new)
 
     @rule(where=predicates)
     def delete(self, where: Predicate) -> None:
         sql, matches = where
-        made = self.done("delete", {"predicate": sql})
-        left = [row for row in self.now if not matches(row)]
-        assert made["num_deleted_rows"] == len(self.now) - len(left)
-        self.became(made["version"], left)
+        response = self.done("delete", {"predicate": sql})
+        remaining = [row for row in self.now if not matches(row)]
+        assert response["num_deleted_rows"] == len(self.now) - len(remaining)
+        self.became(response["version"], remaining)
 
     @rule(where=st.none() | predicates, word=st.sampled_from(WORDS))
     def update(self, where: Predicate | None, word: str | None) -> None:
         sql, matches = where or (None, lambda _: True)
         value = "NULL" if word is None else literal(word)
-        made = self.done("update", {"predicate": sql, "updates": [["word", value]]})
-        assert made["updated_rows"] == sum(map(matches, self.now))
-        self.became(made["version"], [(row[0], word) if matches(row) else row for row in self.now])
+        response = self.done("update", {"predicate": sql, "updates": [["word", value]]})
+        assert response["updated_rows"] == sum(map(matches, self.now))
+        self.became(response["version"], [(row[0], word) if matches(row) else row for row in self.now])
 
     @rule(new=keyed, update=st.booleans(), insert=st.booleans(), delete=st.booleans())
     def merge(self, new: Rows, update: bool, insert: bool, delete: bool) -> None:
         if not (update or insert or delete):
             return
-        made = self.done(
+        response = self.done(
             "merge_insert", stream(table_of(new)), on="id", when_matched_update_all=update,
             when_not_matched_insert_all=insert, when_not_matched_by_source_delete=delete,
         )  # fmt: skip
         source = dict(new)
-        kept = [row for row in self.now if row[0] in source or not delete]
-        changed = [(row[0], source[row[0]]) if update and row[0] in source else row for row in kept]
+        matched = [row for row in self.now if row[0] in source or not delete]
+        changed = [(row[0], source[row[0]]) if update and row[0] in source else row for row in matched]
         present = {row[0] for row in self.now}
         added = [row for row in new if row[0] not in present] if insert else []
-        assert made["num_inserted_rows"] == len(added)
-        assert made["num_deleted_rows"] == len(self.now) - len(kept)
-        assert made["num_updated_rows"] == (sum(row[0] in source for row in kept) if update else 0)
-        self.became(made["version"], changed + added)
+        assert response["num_inserted_rows"] == len(added)
+        assert response["num_deleted_rows"] == len(self.now) - len(matched)
+        assert response["num_updated_rows"] == (sum(row[0] in source for row in matched) if update else 0)
+        self.became(response["version"], changed + added)
 
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
@@ -186,33 +186,33 @@ class RowsMachine(RuleBasedStateMachine):
     def count(self, where: Predicate | None, data: st.DataObject) -> None:
         version = data.draw(st.none() | st.sampled_from(sorted(self.versions)))
         sql, matches = where or (None, lambda _: True)
-        given = self.now if version is None else self.versions[version]
-        assert self.ask("count_rows", {"predicate": sql, "version": version}).text == str(sum(map(matches, given)))
+        expected = self.now if version is None else self.versions[version]
+        assert self.ask("count_rows", {"predicate": sql, "version": version}).text == str(sum(map(matches, expected)))
 
     @rule(where=st.none() | predicates, data=st.data())
     def query(self, where: Predicate | None, data: st.DataObject) -> None:
         version = data.draw(st.none() | st.sampled_from(sorted(self.versions)))
         sql, matches = where or (None, lambda _: True)
-        given = self.now if version is None else self.versions[version]
+        expected = self.now if version is None else self.versions[version]
         body = {"k": 1000, "vector": {"single_vector": []}, "filter": sql, "version": version}
-        answer = self.ask("query", body)
-        assert answer.status_code == 200, answer.text
-        seen = pa.ipc.open_file(answer.content).read_all()
-        assert in_order(list(zip(*seen.to_pydict().values(), strict=True))) == in_order(list(filter(matches, given)))
+        response = self.ask("query", body)
+        assert response.status_code == 200, response.text
+        seen = pa.ipc.open_file(response.content).read_all()
+        assert in_order(list(zip(*seen.to_pydict().values(), strict=True))) == in_order(list(filter(matches, expected)))
 
     @precondition(lambda self: self.versions)
     @rule(limit=st.none() | st.integers(1, 3), descending=st.booleans())
     def list_versions(self, limit: int | None, descending: bool) -> None:
-        found, token = [], None
+        versions, token = [], None
         while True:
             order = "true" if descending else None
             page = self.done("version/list", limit=limit, page_token=token, descending=order)
-            found += [entry["version"] for entry in page["versions"]]
+            versions += [entry["version"] for entry in page["versions"]]
             if (token := page.get("page_token")) is None:
                 break
-        assert set(self.versions) <= set(found)
-        assert found == sorted(set(found), reverse=descending)
-        assert max(found) == max(self.versions)
+        assert set(self.versions) <= set(versions)
+        assert versions == sorted(set(versions), reverse=descending)
+        assert max(versions) == max(self.versions)
 
     @invariant()
     def tags_point_where_they_were_put(self) -> None:

@@ -23,7 +23,7 @@ DELEGATION_KEY = """<?xml version="1.0" encoding="utf-8"?><UserDelegationKey><Si
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordedRequest:
     """A request as it came."""
 
     method: str
@@ -41,25 +41,25 @@ class Asked:
 
 @dataclass
 class Clouds:
-    """Where the server is, and what it was asked; `down` makes it refuse."""
+    """The URL of the server and the requests it has received; `down` makes it refuse."""
 
     url: str
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[RecordedRequest] = field(default_factory=list)
     down: bool = False
 
-    def answer(self, asked: Asked) -> tuple[int, str, str]:
+    def answer(self, request: RecordedRequest) -> tuple[int, str, str]:
         """Status, type and body."""
-        self.asked.append(asked)
+        self.requests.append(request)
         if self.down:
             return 403, "application/json", '{"error": "access_denied", "error_description": "not today"}'
-        if asked.query.get("comp") == "userdelegationkey":
-            times = [asked.body.partition(f"<{one}>")[2].partition("<")[0] for one in ("Start", "Expiry")]
+        if request.query.get("comp") == "userdelegationkey":
+            times = [request.body.partition(f"<{one}>")[2].partition("<")[0] for one in ("Start", "Expiry")]
             return 200, "application/xml", DELEGATION_KEY.format(start=times[0], expiry=times[1])
-        if asked.path.endswith("/token"):
-            narrowed = "options" in asked.form
+        if request.path.endswith("/token"):
+            narrowed = "options" in request.form
             token = {"access_token": "narrowed" if narrowed else "wide", "token_type": "Bearer"}
             return 200, "application/json", json.dumps(token if narrowed else {**token, "expires_in": 3599})
-        if asked.path.endswith(":generateAccessToken"):
+        if request.path.endswith(":generateAccessToken"):
             return 200, "application/json", '{"accessToken": "taken on", "expireTime": "2999-01-01T00:00:00Z"}'
         return 404, "application/xml", "<Error><Code>BlobNotFound</Code></Error>"
 
@@ -96,8 +96,8 @@ def clouds() -> Iterator[Clouds]:
             body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode(errors="replace")
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
             headers = {name.lower(): value for name, value in self.headers.items()}
-            asked = Asked(self.command, headers.get("x-asked-host", ""), parts.path, query, headers, body)
-            status, kind, content = found.answer(asked)
+            request = RecordedRequest(self.command, headers.get("x-asked-host", ""), parts.path, query, headers, body)
+            status, kind, content = running.answer(request)
             self.send_response(status)
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(content)))
@@ -111,11 +111,11 @@ def clouds() -> Iterator[Clouds]:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found = Clouds(f"http://127.0.0.1:{server.server_address[1]}")
+    running = Clouds(f"http://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield found
+        yield running
     finally:
         server.shutdown()
         server.server_close()

@@ -52,12 +52,14 @@ def allows(policy: str, action: str, resource: str, prefix: str | None) -> bool:
         assert statement["Effect"] == "Allow"
         actions, resources = _listed(statement["Action"]), _listed(statement["Resource"])
         condition = statement.get("Condition")
-        if not any(matches(one, action) for one in actions) or not any(matches(one, resource) for one in resources):
+        if not any(matches(pattern, action) for pattern in actions) or not any(
+            matches(pattern, resource) for pattern in resources
+        ):
             continue
         if condition is None:
             return True
         assert list(condition) == ["StringLike"] and list(condition["StringLike"]) == ["s3:prefix"]
-        if prefix is not None and any(matches(one, prefix) for one in condition["StringLike"]["s3:prefix"]):
+        if prefix is not None and any(matches(pattern, prefix) for pattern in condition["StringLike"]["s3:prefix"]):
             return True
     return False
 
@@ -84,15 +86,15 @@ def asks(environ: dict[str, Any]) -> list[Ask]:
         action = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "DELETE": "s3:DeleteObject"}.get(method)
         if method == "DELETE" and "uploadId" in query:
             action = "s3:AbortMultipartUpload"
-        found = [Ask(action or "s3:PutObject", f"{arn}/{key}")]
+        requests = [Ask(action or "s3:PutObject", f"{arn}/{key}")]
         if source := environ.get("HTTP_X_AMZ_COPY_SOURCE"):
-            found.append(Ask("s3:GetObject", f"arn:aws:s3:::{unquote(source).lstrip('/')}"))
-        return found
+            requests.append(Ask("s3:GetObject", f"arn:aws:s3:::{unquote(source).lstrip('/')}"))
+        return requests
     if method == "GET" and not {"policy", "acl", "location", "versioning"} & set(query):
         return [Ask("s3:ListBucket", arn, query.get("prefix", [""])[0])]
     if method == "POST" and "delete" in query:
         keys = re.findall(r"<Key>(.*?)</Key>", _body(environ).decode())
-        return [Ask("s3:DeleteObject", f"{arn}/{one}") for one in keys]
+        return [Ask("s3:DeleteObject", f"{arn}/{deleted_key}") for deleted_key in keys]
     return [Ask(f"s3:{method}Bucket", arn)]
 
 
@@ -107,17 +109,17 @@ class Guard:
         if environ["PATH_INFO"] == "/guard":
             start("200 OK", [("content-type", "application/json")])
             return [json.dumps(self.log).encode()]
-        found = _KEY.search(environ.get("HTTP_AUTHORIZATION", ""))
-        if found is None or "/sts/" in environ["HTTP_AUTHORIZATION"]:
+        credential = _KEY.search(environ.get("HTTP_AUTHORIZATION", ""))
+        if credential is None or "/sts/" in environ["HTTP_AUTHORIZATION"]:
             self._note_session(environ)
             return self._inner(environ, start)
-        if found[1] == OWN_KEY:
+        if credential[1] == OWN_KEY:
             return self._inner(environ, start)
-        role = _session(found[1])
+        role = _session(credential[1])
         reason = _refusal(role, environ)
-        for ask in asks(environ) if role is not None else []:
-            permitted = reason is None and allows(role.policy, ask.action, ask.resource, ask.prefix)
-            self.log.append({"key": found[1], "allowed": permitted, **vars(ask)})
+        for request in asks(environ) if role is not None else []:
+            permitted = reason is None and allows(role.policy, request.action, request.resource, request.prefix)
+            self.log.append({"key": credential[1], "allowed": permitted, **vars(request)})
             if not permitted:
                 reason = reason or "AccessDenied"
         if reason is None:
@@ -165,14 +167,14 @@ def main(port: int, seconds: int) -> None:
     from werkzeug.serving import run_simple
 
     put, lock = S3Response._key_response_put, threading.Lock()
-    made = AssumedRole.__init__
+    original_init = AssumedRole.__init__
 
     def put_alone(self: Any, *arguments: Any, **options: Any) -> Any:  # see tests/services/s3.py
         with lock:
             return put(self, *arguments, **options)
 
     def short_lived(self: Any, *arguments: Any, **options: Any) -> None:
-        made(self, *arguments, **options)
+        original_init(self, *arguments, **options)
         if seconds:
             self.expiration = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
 
@@ -187,9 +189,9 @@ class GuardedS3(S3Server):
 
     def log(self) -> list[dict[str, Any]]:
         """What sessions have asked for, and the sessions themselves, in order."""
-        with urllib.request.urlopen(f"{self.endpoint}/guard", timeout=10) as answer:
-            found: list[dict[str, Any]] = json.loads(answer.read())
-            return found
+        with urllib.request.urlopen(f"{self.endpoint}/guard", timeout=10) as response:
+            entries: list[dict[str, Any]] = json.loads(response.read())
+            return entries
 
     def sessions(self) -> list[dict[str, Any]]:
         """The sessions that were given out, in order."""

@@ -97,8 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
         if loss is not None:
             self._lose(loss, upstream)
             return
-        answer = upstream.getresponse()
-        self._answer(answer.status, answer.read(), dict(answer.getheaders()))
+        response = upstream.getresponse()
+        self._answer(response.status, response.read(), dict(response.getheaders()))
         upstream.close()
 
     def _lose(self, loss: Loss, upstream: http.client.HTTPConnection) -> None:

@@ -53,8 +53,8 @@ class OpenIdProvider:
         """A token, signed with the newest key; `header` adds to its header, `changed` to its claims."""
         key = self.keys[0]
         algorithm = "RS256" if isinstance(key, RSAKey) else "ES256"
-        shown = {"alg": algorithm, "kid": key.kid, **(header or {})}
-        return jwt.encode(shown, self.claims(subject, **changed), key, algorithms=[algorithm])
+        token_header = {"alg": algorithm, "kid": key.kid, **(header or {})}
+        return jwt.encode(token_header, self.claims(subject, **changed), key, algorithms=[algorithm])
 
     def published(self) -> bytes:
         """Its keys, as it publishes them."""
@@ -68,9 +68,9 @@ def openid_provider() -> Iterator[OpenIdProvider]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             provider.fetches += 1
-            found = self.path == "/keys" and not provider.away
-            body = provider.published() if found else b""
-            self.send_response(200 if found else 503)
+            is_known = self.path == "/keys" and not provider.away
+            body = provider.published() if is_known else b""
+            self.send_response(200 if is_known else 503)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -28,9 +28,9 @@ def _find_binaries() -> Path:
     if program := shutil.which("initdb"):
         return Path(program).parent
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
-    found = [folder for folder in folders if (folder / "initdb").exists()]
-    assert found, "PostgreSQL's server is missing: run `make services`, or install the package postgresql"
-    return found[-1]
+    installed = [folder for folder in folders if (folder / "initdb").exists()]
+    assert installed, "PostgreSQL's server is missing: run `make services`, or install the package postgresql"
+    return installed[-1]
 
 
 class PostgresServer:

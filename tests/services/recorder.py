@@ -66,11 +66,11 @@ class Recorder:
 
     def _relay(self, method: str, target: str, headers: dict[str, str], body: bytes) -> httpx.Response:
         passed = {name: value for name, value in headers.items() if name.lower() not in HOP_BY_HOP}
-        answer = self._client.request(method, target, headers=passed, content=body)
-        call = Call(operation_of(method, target.partition("?")[0]), target, passed, body, answer.status_code)
+        response = self._client.request(method, target, headers=passed, content=body)
+        call = Call(operation_of(method, target.partition("?")[0]), target, passed, body, response.status_code)
         with self._lock:
             self._calls.append(call)
-        return answer
+        return response
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         relay = self._relay
@@ -79,14 +79,14 @@ class Recorder:
             protocol_version = "HTTP/1.1"
 
             def relay(self) -> None:
-                answer = relay(self.command, self.path, dict(self.headers), self._body())
-                self.send_response(answer.status_code)
-                for name, value in answer.headers.items():
+                response = relay(self.command, self.path, dict(self.headers), self._body())
+                self.send_response(response.status_code)
+                for name, value in response.headers.items():
                     if name not in HOP_BY_HOP and name not in ("date", "server"):
                         self.send_header(name, value)
-                self.send_header("Content-Length", str(len(answer.content)))
+                self.send_header("Content-Length", str(len(response.content)))
                 self.end_headers()
-                self.wfile.write(answer.content)
+                self.wfile.write(response.content)
 
             do_GET = do_POST = relay  # noqa: N815  # http.server's names
 

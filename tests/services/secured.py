@@ -71,5 +71,5 @@ def secured_server(
         yield Secured(server, keys)
     finally:
         server.stop()
-        kept = [] if db else kept_lines(Path(root) / "catalog.db")
-        assert [line for line in [*server.log, *kept] if SECRETS.search(line)] == []
+        template_lines = [] if db else kept_lines(Path(root) / "catalog.db")
+        assert [line for line in [*server.log, *template_lines] if SECRETS.search(line)] == []

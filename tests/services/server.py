@@ -90,8 +90,8 @@ class ServerProcess:
         assert process.stderr is not None
         for line in process.stderr:
             self.log.append(line)
-            if found := re.search(r"on (https?)://(\S+):(\d+)", line):
-                self.url = f"{found[1]}://{found[2]}:{found[3]}"
+            if match := re.search(r"on (https?)://(\S+):(\d+)", line):
+                self.url = f"{match[1]}://{match[2]}:{match[3]}"
                 ready.set()
         ready.set()
 

@@ -33,10 +33,10 @@ class _Daemon:
     _news: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
-    def start(cls, *words: str, environ: Mapping[str, str]) -> _Daemon:
+    def start(cls, *arguments: str, environ: Mapping[str, str]) -> _Daemon:
         """Run a class of Spark's."""
         process = subprocess.Popen(
-            [str(HOME / "bin" / "spark-class"), *words],
+            [str(HOME / "bin" / "spark-class"), *arguments],
             env={**os.environ, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": HOSTS[0], **environ},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -81,15 +81,15 @@ def spark_cluster(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Run a cluster of two workers with a core each; its master's URL. Executors have the variables of `environ`."""
     with ExitStack() as running:
 
-        def start(host: str, *words: str) -> _Daemon:
-            own = {
+        def start(host: str, *arguments: str) -> _Daemon:
+            variables = {
                 "SPARK_LOCAL_IP": host,
                 "SPARK_DAEMON_MEMORY": "256m",
                 "SPARK_DAEMON_JAVA_OPTS": "-Dspark.master.rest.enabled=false",
             }
-            found = _Daemon.start(*words, "--host", host, "--webui-port", "0", environ={**environ, **own})
-            running.callback(found.stop)
-            return found
+            daemon = _Daemon.start(*arguments, "--host", host, "--webui-port", "0", environ={**environ, **variables})
+            running.callback(daemon.stop)
+            return daemon
 
         master = start(HOSTS[0], MASTER, "--port", "0")
         url = master.said(r"Starting Spark master at (spark://\S+)")[1]
@@ -111,9 +111,9 @@ def connect_server(environ: Mapping[str, str]) -> Iterator[str]:
         "spark.ui.enabled": "false",
         "spark.log.level": "INFO",
     }
-    words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+    arguments = [argument for name, value in conf.items() for argument in ("--conf", f"{name}={value}")]
     server = _Daemon.start(
-        SUBMIT, "--master", "local[2]", "--class", CONNECT, *words, "spark-internal", environ=environ
+        SUBMIT, "--master", "local[2]", "--class", CONNECT, *arguments, "spark-internal", environ=environ
     )
     try:
         server.said("Spark Connect server started at")

@@ -43,12 +43,12 @@ class WarmServer:
         self._starter.stdin.flush()
         self.pid = int(self._starter.stdout.readline())
         until = time.monotonic() + _SECONDS
-        while not (found := re.search(r"on http://(\S+):(\d+)", self._log.read_text())):
+        while not (match := re.search(r"on http://(\S+):(\d+)", self._log.read_text())):
             if not self._lives() or time.monotonic() > until:
                 self.kill()
                 raise RuntimeError(f"The server did not start:\n{self._log.read_text()}")
             time.sleep(_PAUSE_SECONDS)
-        self.url = f"http://{found[1]}:{found[2]}"
+        self.url = f"http://{match[1]}:{match[2]}"
 
     def kill(self) -> None:
         """End it without notice."""

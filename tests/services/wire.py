@@ -94,15 +94,15 @@ class Wire:
 
     def pages(self, path: str, entries: str, limit: int | None, **query: Any) -> list[str]:
         """All entries of a list, page by page; no page is longer than asked, and none but the last is short."""
-        found: list[str] = []
+        names: list[str] = []
         token = None
         while True:
-            asked = {**query, "limit": limit, "page_token": token}
-            answer = check(self.http.get(path, params={k: v for k, v in asked.items() if v is not None}))
-            page = self.good(answer)
-            found += page[entries]
+            parameters = {**query, "limit": limit, "page_token": token}
+            response = check(self.http.get(path, params={k: v for k, v in parameters.items() if v is not None}))
+            page = self.good(response)
+            names += page[entries]
             token = page.get("page_token")
             assert limit is None or len(page[entries]) <= limit
             if not token:
-                return found
+                return names
             assert len(page[entries]) == (limit or 1000)

@@ -40,7 +40,7 @@ def test_add_audit_then_list_returns_the_same_newest_first(store: Store) -> None
 def test_add_audit_of_a_record_that_is_there_keeps_one(store: Store) -> None:
     store.add_audit([record(NOON)])
     store.add_audit([record(NOON), record(NOON, "b")])
-    assert [found.id for found in store.list_audit(AuditFilter(), None, 10)] == ["b", "a"]
+    assert [entry.id for entry in store.list_audit(AuditFilter(), None, 10)] == ["b", "a"]
 
 
 def test_list_audit_in_pages_returns_each_record_once(store: Store) -> None:
@@ -48,7 +48,7 @@ def test_list_audit_in_pages_returns_each_record_once(store: Store) -> None:
     seen: list[str] = []
     before = None
     while page := store.list_audit(AuditFilter(), before, 7):
-        seen += [found.id for found in page]
+        seen += [entry.id for entry in page]
         before = (page[-1].at, page[-1].id)
     assert seen == [f"{number:02}" for number in reversed(range(20))]
 
@@ -78,10 +78,10 @@ def test_list_audit_with_a_filter_returns_only_what_fits(store: Store, wanted: A
             record(NOON + 5, "f", object="library2$books"),
         ]
     )
-    assert "".join(found.id for found in store.list_audit(wanted, None, 10)) == expected
+    assert "".join(entry.id for entry in store.list_audit(wanted, None, 10)) == expected
 
 
 def test_sweep_audit_deletes_the_oldest_up_to_the_limit(store: Store) -> None:
     store.add_audit([record(NOON + number, str(number)) for number in range(5)])
     assert [store.sweep_audit(NOON + 4, 3), store.sweep_audit(NOON + 4, 3), store.sweep_audit(NOON + 4, 3)] == [3, 1, 0]
-    assert [found.id for found in store.list_audit(AuditFilter(), None, 10)] == ["4"]
+    assert [entry.id for entry in store.list_audit(AuditFilter(), None, 10)] == ["4"]

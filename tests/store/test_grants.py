@@ -34,8 +34,8 @@ def test_grant_twice_adds_privileges_and_revoke_leaves_the_rest(store: Store, cl
     store.grant(ANN, TABLE, 7, READ, "root")
     clock.advance(1)
     store.grant(ANN, TABLE, 7, WRITE, "bob")
-    (found,) = store.grants_on(TABLE, 7, None, 10)
-    assert (found.privileges, found.granted_by, found.granted_at) == (READ | WRITE, "bob", clock())
+    (granted,) = store.grants_on(TABLE, 7, None, 10)
+    assert (granted.privileges, granted.granted_by, granted.granted_at) == (READ | WRITE, "bob", clock())
     assert store.revoke(ANN, TABLE, 7, WRITE)
     assert store.privileges_on(TABLE, 7, [ANN]) == WRITE
     assert store.revoke(ANN, TABLE, 7, 0)
@@ -71,11 +71,11 @@ def test_list_grants_pages_by_key(store: Store) -> None:
     for number in range(5):
         store.grant(ANN, TABLE, number + 1, READ, "root")
     store.grant(ANN, NAMESPACE, 3, READ, "root")
-    found, after = [], None
+    objects, after = [], None
     while page := store.grants_to(ANN, after, 2):
-        found += [(entry.kind, entry.object_id) for entry in page]
-        after = found[-1]
-    assert found == [(NAMESPACE, 3), *((TABLE, number) for number in range(1, 6))]
+        objects += [(entry.kind, entry.object_id) for entry in page]
+        after = objects[-1]
+    assert objects == [(NAMESPACE, 3), *((TABLE, number) for number in range(1, 6))]
     store.grant(BOB, TABLE, 1, READ, "root")
     assert [entry.grantee for entry in store.grants_on(TABLE, 1, ANN, 5)] == [BOB]
 
@@ -118,11 +118,11 @@ def test_all_visible_tables_pages_through_single_and_inherited_ones(store: Store
     store.grant(ANN, TABLE, tree["abt"], READ, "root")
     store.grant(ANN, TABLE, tree["au"], READ, "root")
     store.grant(BOB, TABLE, tree["ct"], READ, "root")
-    found, after = [], None
+    names, after = [], None
     while page := store.all_visible_tables([ANN], after, 1):
-        found += [(*entry.namespace, entry.name) for entry in page]
+        names += [(*entry.namespace, entry.name) for entry in page]
         after = page[-1].namespace_id, page[-1].name
-    assert found == [("a", "u"), ("a", "b", "t")]
+    assert names == [("a", "u"), ("a", "b", "t")]
 
 
 def test_visible_tables_leave_out_declared_ones_if_asked(store: Store) -> None:
@@ -152,8 +152,8 @@ def test_grants_stay_with_what_is_renamed_or_comes_back(store: Store, tree: dict
     renamed = store.rename_table(("a", "t"), ("c", "x"))
     assert store.privileges_on(TABLE, renamed.id, [ANN]) == READ
     store.remove_table(("c", "x"), delete_folder=True, keep_ms=1000)
-    again = add_table(store, "c", "x2")
-    assert store.privileges_on(TABLE, again, [ANN]) == 0
+    new_table_id = add_table(store, "c", "x2")
+    assert store.privileges_on(TABLE, new_table_id, [ANN]) == 0
     back = store.restore_table(("c", "x"))
     assert store.privileges_on(TABLE, back.id, [ANN]) == READ
 
@@ -167,8 +167,8 @@ def test_grants_go_with_what_is_gone_for_good(store: Store, tree: dict[str, int]
     store.remove_table(("a", "u"), delete_folder=False, keep_ms=1000)
     store.drop_namespace(("c",), cascade=True)
     store.drop_namespace(("a", "b"), cascade=True, keep_ms=1000)
-    left = {(entry.kind, entry.object_id) for entry in store.grants_to(ANN, None, 20)}
-    assert left == {(TABLE, tree["au"]), (TABLE, tree["abt"]), (NAMESPACE, tree["a"]), (NAMESPACE, tree["ab"])}
+    remaining = {(entry.kind, entry.object_id) for entry in store.grants_to(ANN, None, 20)}
+    assert remaining == {(TABLE, tree["au"]), (TABLE, tree["abt"]), (NAMESPACE, tree["a"]), (NAMESPACE, tree["ab"])}
     store.drop_namespace(("a",))
     clock.advance(2000)
     store.claim_due_deletions(10, 1000)

@@ -21,8 +21,8 @@ NEW = NewRequest("k", "POST /v1/table/t/insert", "f", "one", LEASE, MEMORY)
 
 def claim_new(store: Store, new: NewRequest = NEW) -> RequestClaim:
     """Claim a request that is free; return the claim."""
-    record, ours = store.begin_request(new)
-    assert ours
+    record, is_claimed = store.begin_request(new)
+    assert is_claimed
     return record.claim
 
 
@@ -33,10 +33,10 @@ def describe(store: Store, id_: str = "k") -> RequestRecord:
 
 
 def test_begin_request_twice_is_claimed_by_the_first(store: Store) -> None:
-    first, ours = store.begin_request(NEW)
-    assert ours and (first.status, first.attempts, first.acknowledged) == (None, 1, True)
-    again, ours = store.begin_request(replace(NEW, owner="two"))
-    assert not ours and again == first
+    first, is_claimed = store.begin_request(NEW)
+    assert is_claimed and (first.status, first.attempts, first.acknowledged) == (None, 1, True)
+    second, is_claimed = store.begin_request(replace(NEW, owner="two"))
+    assert not is_claimed and second == first
 
 
 def test_begin_request_by_many_at_once_is_claimed_by_one(store: Store) -> None:
@@ -47,32 +47,32 @@ def test_begin_request_by_many_at_once_is_claimed_by_one(store: Store) -> None:
 
 def test_begin_request_after_the_end_returns_the_response(store: Store) -> None:
     assert store.finish_request(claim_new(store), 200, '{"version":2}', "f", True)
-    record, ours = store.begin_request(NEW)
-    assert not ours and (record.status, record.body, record.acknowledged) == (200, '{"version":2}', True)
+    record, is_claimed = store.begin_request(NEW)
+    assert not is_claimed and (record.status, record.body, record.acknowledged) == (200, '{"version":2}', True)
 
 
 def test_begin_request_after_its_lease_takes_over_with_what_was_committed(store: Store, clock: Clock) -> None:
-    lost = claim_new(store)
-    store.mark_requests_committed([lost], 7, "", 3)
+    expired = claim_new(store)
+    store.mark_requests_committed([expired], 7, "", 3)
     clock.advance(LEASE)
-    record, ours = store.begin_request(replace(NEW, owner="two"))
-    assert ours and (record.attempts, record.table_id, record.branch, record.version) == (2, 7, "", 3)
-    assert not store.finish_request(lost, 200, "{}", "f", True)
+    record, is_claimed = store.begin_request(replace(NEW, owner="two"))
+    assert is_claimed and (record.attempts, record.table_id, record.branch, record.version) == (2, 7, "", 3)
+    assert not store.finish_request(expired, 200, "{}", "f", True)
 
 
 @pytest.mark.parametrize("other", [{"scope": "POST /v1/table/t/delete"}, {"fingerprint": "g"}])
 def test_begin_request_of_another_kind_never_takes_over(store: Store, clock: Clock, other: dict[str, str]) -> None:
     claim_new(store)
     clock.advance(LEASE)
-    record, ours = store.begin_request(replace(NEW, **other))
-    assert not ours and (record.scope, record.fingerprint) == (NEW.scope, "f")
+    record, is_claimed = store.begin_request(replace(NEW, **other))
+    assert not is_claimed and (record.scope, record.fingerprint) == (NEW.scope, "f")
 
 
 def test_begin_request_without_fingerprint_takes_over_and_keeps_it(store: Store, clock: Clock) -> None:
     claim_new(store)
     clock.advance(LEASE)
-    record, ours = store.begin_request(replace(NEW, fingerprint=None))
-    assert ours and record.fingerprint == "f"
+    record, is_claimed = store.begin_request(replace(NEW, fingerprint=None))
+    assert is_claimed and record.fingerprint == "f"
 
 
 def test_begin_request_after_expiry_starts_afresh(store: Store, clock: Clock) -> None:
@@ -80,8 +80,8 @@ def test_begin_request_after_expiry_starts_afresh(store: Store, clock: Clock) ->
     store.mark_requests_committed([claim], 7, "", 3)
     store.finish_request(claim, 200, "{}", "f", True)
     clock.advance(MEMORY)
-    record, ours = store.begin_request(replace(NEW, scope="POST /v1/table/u/insert"))
-    assert ours and (record.attempts, record.version, record.status) == (1, None, None)
+    record, is_claimed = store.begin_request(replace(NEW, scope="POST /v1/table/u/insert"))
+    assert is_claimed and (record.attempts, record.version, record.status) == (1, None, None)
 
 
 def test_discard_request_lets_a_repeat_run_as_new(store: Store) -> None:
@@ -98,8 +98,8 @@ def test_discard_or_release_request_keeps_what_is_done(store: Store, done: str) 
     elif done == "an answer":
         store.record_response([claim], "{}")
     store.discard_or_release_request(claim)
-    record, ours = store.begin_request(NEW)
-    assert ours and record.attempts == (1 if done == "nothing" else 2)
+    record, is_claimed = store.begin_request(NEW)
+    assert is_claimed and record.attempts == (1 if done == "nothing" else 2)
     assert (record.version, record.body) == (3 if done == "a commit" else None, "{}" if done == "an answer" else None)
 
 
@@ -122,11 +122,11 @@ def test_renew_request_leases_renews_the_named_ones_but_no_released_one(store: S
 
 
 def test_mark_requests_committed_after_a_takeover_refuses_the_commit(store: Store, clock: Clock) -> None:
-    lost = claim_new(store)
+    expired = claim_new(store)
     clock.advance(LEASE)
     claim_new(store)  # by the same server: even then only one of the two commits
     with pytest.raises(ConcurrentModificationError):
-        store.mark_requests_committed([lost], 7, "", 3)
+        store.mark_requests_committed([expired], 7, "", 3)
 
 
 def test_record_fingerprint_of_a_complete_body(store: Store) -> None:
@@ -157,18 +157,18 @@ def test_claim_unacknowledged_request_ignores_one_of_a_live_server_with_a_connec
 ) -> None:
     twin, claim = replace(NEW, id="other", owner="two"), claim_new(store)
     clock.advance(1)
-    began = clock.now
+    started_at = clock.now
     clock.advance(201)
-    assert store.claim_unacknowledged_request(twin, 60_000, (), began)
+    assert store.claim_unacknowledged_request(twin, 60_000, (), started_at)
     if sign == "a younger request":
         claim_new(store, replace(NEW, id="younger", fingerprint="g"))
     elif sign == "a longer lease":
         store.renew_request_leases("one", LEASE, ["k"])
     else:
         store.finish_request(claim, 200, "{}", "f", True)
-    assert store.claim_unacknowledged_request(twin, 60_000, (), began) is None
+    assert store.claim_unacknowledged_request(twin, 60_000, (), started_at) is None
     store.mark_client_disconnected(claim)
-    assert bool(store.claim_unacknowledged_request(twin, 60_000, (), began)) is (sign != "the end")
+    assert bool(store.claim_unacknowledged_request(twin, 60_000, (), started_at)) is (sign != "the end")
 
 
 def test_mark_client_disconnected_of_a_finished_request_changes_nothing(store: Store) -> None:
@@ -189,8 +189,8 @@ def test_claim_unacknowledged_request_takes_over_after_the_lease(store: Store, c
     clock.advance(LEASE)
     match = store.claim_unacknowledged_request(replace(NEW, id="other", owner="two"), 60_000, (), clock.now)
     assert match is not None
-    record, ours = match
-    assert ours and (record.id, record.owner, record.attempts) == ("k", "two", 2)
+    record, is_claimed = match
+    assert is_claimed and (record.id, record.owner, record.attempts) == ("k", "two", 2)
 
 
 def test_sweep_requests_deletes_expired_ones(store: Store, clock: Clock) -> None:

@@ -57,11 +57,11 @@ def test_save_job_part_of_a_job_leased_to_another_is_refused(store: Store, clock
 
 
 def test_list_jobs_looks_at_kinds_and_status_newest_first(store: Store, clock: Clock) -> None:
-    made = {}
+    created = {}
     for kind in ("ingest", "create_index", "export", "ingest"):
-        made[store.create_transaction(kind, None, {}, {}).id] = kind
+        created[store.create_transaction(kind, None, {}, {}).id] = kind
         clock.advance(1)
-    jobs = [key for key, kind in made.items() if kind != "create_index"][::-1]
+    jobs = [key for key, kind in created.items() if kind != "create_index"][::-1]
     kinds = ("ingest", "export")
     assert [record.id for record in store.list_jobs(kinds, None, None, 10)] == jobs
     last = store.list_jobs(kinds, None, None, 1)[0]

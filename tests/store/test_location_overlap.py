@@ -70,9 +70,9 @@ def test_insert_table_around_or_inside_a_deregistered_one_is_refused_while_that_
             store.insert_table(("u",), location, {}, declared=True, registered=True)
     for number, location in enumerate(SIBLINGS):
         store.insert_table((f"s{number}",), location, {}, registered=True)
-    again = store.insert_table(("t",), "s3://b/x/t", {}, registered=True)
+    registered = store.insert_table(("t",), "s3://b/x/t", {}, registered=True)
     store.remove_table(("t",), delete_folder=False)
-    assert store.restore_table(("t",)).id < again.id
+    assert store.restore_table(("t",)).id < registered.id
     store.remove_table(("t",), delete_folder=False, keep_ms=1000)
     clock.advance(1000)
     store.claim_due_deletions(1, 1000)  # which forgets what is kept no longer
@@ -92,10 +92,10 @@ def test_restore_table_into_the_folder_of_another_is_refused(store: Store) -> No
 def test_insert_table_by_many_at_once_one_inside_the_other_one_wins(store: Store) -> None:
     for i in range(10):
         folders = ["/".join((f"s3://b/{i}", *"abcdefgh"[:depth])) for depth in range(8)]
-        ways = [
+        inserts = [
             lambda i=i, k=k, at=at: store.insert_table((f"t{i}-{k}",), at, {}, registered=True)
             for k, at in enumerate(folders)
         ]
-        outcomes = race(*ways)
+        outcomes = race(*inserts)
         assert len(won(outcomes)) == 1
-        assert {type(one) for one in outcomes if one not in won(outcomes)} == {InvalidInputError}
+        assert {type(result) for result in outcomes if result not in won(outcomes)} == {InvalidInputError}

@@ -42,22 +42,22 @@ def test_job_that_can_be_resumed_counts_as_unfinished_work(
 ) -> None:
     table = store.insert_table(("t",), "mem://t", {})
     for bound in (table.id, None):
-        began = clock.now
-        made = store.create_transaction("ingest", bound, {"arguments": {}, "table": ["t"]}, {})
+        started_at = clock.now
+        job = store.create_transaction("ingest", bound, {"arguments": {}, "table": ["t"]}, {})
         store.claim_transaction("me", HOUR)
         if parts:
-            store.save_job_part(made.id, "me", "share-1", "{}")
+            store.save_job_part(job.id, "me", "share-1", "{}")
         if status is TransactionStatus.CANCELED:
-            store.alter_transaction(made.id, lambda _, properties: (status, properties))
+            store.alter_transaction(job.id, lambda _, properties: (status, properties))
         else:
-            store.finish_transaction(made.id, "me", status)
+            store.finish_transaction(job.id, "me", status)
         if status is TransactionStatus.SUCCEEDED:
-            store.delete_job_parts(made.id)
+            store.delete_job_parts(job.id)
         goes_on = parts and status is TransactionStatus.FAILED
         if bound:
-            assert store.oldest_unfinished_work(table.id, "gc") == (began if goes_on else None)
+            assert store.oldest_unfinished_work(table.id, "gc") == (started_at if goes_on else None)
         else:
-            assert store.unfinished_jobs_by_table_name("gc") == ([(began, ("t",))] if goes_on else [])
+            assert store.unfinished_jobs_by_table_name("gc") == ([(started_at, ("t",))] if goes_on else [])
         clock.advance(5)
 
 
@@ -88,11 +88,11 @@ def test_oldest_unfinished_work_is_an_upload_or_a_transaction(store: Store, cloc
     assert store.oldest_unfinished_work(table.id, "gc") is None
     store.create_transaction("gc", table.id, {}, {})
     assert store.oldest_unfinished_work(table.id, "gc") is None
-    began = clock.now
+    started_at = clock.now
     upload = store.create_upload(table.id, "main", "")
     clock.advance(5)
     store.create_transaction("index", table.id, {}, {})
-    assert store.oldest_unfinished_work(table.id, "gc") == began
+    assert store.oldest_unfinished_work(table.id, "gc") == started_at
     store.delete_upload(upload.id)
     assert store.oldest_unfinished_work(table.id, "gc") == clock.now
 
@@ -100,8 +100,8 @@ def test_oldest_unfinished_work_is_an_upload_or_a_transaction(store: Store, cloc
 def test_sweep_transactions_forgets_what_ended_long_ago_and_nothing_names(store: Store, clock: Clock) -> None:
     table = store.insert_table(("books",), "/data/books", {})
     ended, named, going = (store.create_transaction("index", table.id, {}, {}).id for _ in range(3))
-    for one in (ended, named):
-        store.alter_transaction(one, lambda status, properties: (TransactionStatus.SUCCEEDED, properties))
+    for transaction in (ended, named):
+        store.alter_transaction(transaction, lambda status, properties: (TransactionStatus.SUCCEEDED, properties))
     new = NewVersion(table_id=table.id, version=1, staged_path="s", manifest_path="m")
     store.transact(lambda catalog: catalog.record_version(new, named))
     assert store.sweep_transactions(clock.now, 10) == 0

@@ -165,15 +165,15 @@ def test_drop_namespace_cascade_takes_the_tree_and_nothing_else(store: Store) ->
     for path in [("a",), ("a", "b"), ("a", "b", "c"), ("z",), ("z", "b")]:
         store.create_namespace(path, {})
         store.insert_table((*path, "t"), f"mem://{'/'.join(path)}/t", {})
-    kept = store.create_transaction("index", store.describe_table(("z", "t")).id, {}, {})
-    lost = store.create_transaction("index", store.describe_table(("a", "b", "t")).id, {}, {})
+    other_transaction = store.create_transaction("index", store.describe_table(("z", "t")).id, {}, {})
+    dropped_transaction = store.create_transaction("index", store.describe_table(("a", "b", "t")).id, {}, {})
     drop = store.create_transaction("drop", None, {}, {}, TransactionStatus.QUEUED)
     assert store.drop_namespace(("a",), cascade=True, transaction_id=drop.id).tables == 3
     assert store.count_pending_deletions(drop.id) == 3
     assert store.list_namespaces((), None, 10) == ["z"]
     assert [table.namespace for table in store.list_all_tables(None, 10)] == [("z",), ("z", "b")]
-    assert store.describe_transaction(lost.id).status is TransactionStatus.CANCELED
-    assert store.describe_transaction(kept.id).status is TransactionStatus.QUEUED
+    assert store.describe_transaction(dropped_transaction.id).status is TransactionStatus.CANCELED
+    assert store.describe_transaction(other_transaction.id).status is TransactionStatus.QUEUED
     assert store.describe_transaction(drop.id).status is TransactionStatus.QUEUED
 
 

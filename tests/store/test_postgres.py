@@ -96,8 +96,8 @@ def test_version_recorded_before_the_connection_was_lost_is_recorded_once(
     with open_store(url) as store:
         table = store.insert_table(("t",), "mem://t", {})
         monkeypatch.setattr(psycopg.RawCursor, "execute", cut)
-        record, made = store.record_version(NewVersion(table.id, 1, "mine", "m1"))
-        assert (len(cuts), record.staged_path, made) == (1, "mine", False)
+        record, is_recorded = store.record_version(NewVersion(table.id, 1, "mine", "m1"))
+        assert (len(cuts), record.staged_path, is_recorded) == (1, "mine", False)
         assert store.list_versions(table.id) == [record]
         assert store.record_version(NewVersion(table.id, 1, "theirs", "m1")) == (record, False)
 
@@ -150,8 +150,8 @@ def test_many_statements_of_one_connection_do_not_mix(database: PostgresDatabase
         with pytest.raises(UniqueError):
             database.write(lambda other: other.change_many(INSERT, [("c",), ("c",)]))
         changed = connection.change("UPDATE secrets SET value = ? WHERE name = ?", "3", "b")
-        there = connection.row("SELECT value FROM secrets WHERE name = ?", "b")
-        return [before, changed, there, connection.row("SELECT 1 FROM secrets WHERE name = 'none'")]
+        value_of_b = connection.row("SELECT value FROM secrets WHERE name = ?", "b")
+        return [before, changed, value_of_b, connection.row("SELECT 1 FROM secrets WHERE name = 'none'")]
 
     assert database.write(work) == [[], 1, ("3",), None]
     assert names(database) == ["a", "b"]

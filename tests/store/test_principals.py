@@ -26,8 +26,8 @@ def test_add_first_principal_by_many_at_once_adds_one(store: Store) -> None:
     with ThreadPoolExecutor(8) as pool:
         added = list(pool.map(lambda _: store.add_first_principal("administrator"), range(8)))
     assert sorted(added) == [False] * 7 + [True]
-    found = store.describe_principal("administrator")
-    assert found is not None and found.administrator and not found.disabled
+    administrator = store.describe_principal("administrator")
+    assert administrator is not None and administrator.administrator and not administrator.disabled
 
 
 def test_add_first_principal_where_somebody_is_adds_none(store: Store) -> None:
@@ -39,8 +39,8 @@ def test_add_first_principal_where_somebody_is_adds_none(store: Store) -> None:
 def test_add_principal_of_a_name_that_is_given_leaves_it_as_it_is(store: Store) -> None:
     assert store.add_principal("ann", administrator=True)
     assert not store.add_principal("ann", administrator=False)
-    found = store.describe_principal("ann")
-    assert found is not None and found.administrator
+    ann = store.describe_principal("ann")
+    assert ann is not None and ann.administrator
 
 
 def test_alter_principal_changes_only_what_is_given(store: Store) -> None:
@@ -55,8 +55,8 @@ def test_alter_principal_changes_only_what_is_given(store: Store) -> None:
 def test_list_principals_pages_by_name(store: Store) -> None:
     for name in ("bob", "ann", "Zoe"):
         store.add_principal(name, administrator=False)
-    assert [one.name for one in store.list_principals(None, 2)] == ["Zoe", "ann"]
-    assert [one.name for one in store.list_principals("ann", 2)] == ["bob"]
+    assert [principal.name for principal in store.list_principals(None, 2)] == ["Zoe", "ann"]
+    assert [principal.name for principal in store.list_principals("ann", 2)] == ["bob"]
 
 
 def test_describe_key_returns_its_principal_and_its_expiry(store: Store, clock: Clock) -> None:
@@ -92,24 +92,24 @@ def test_expire_key_never_lets_it_live_longer(store: Store, clock: Clock) -> Non
 
 def test_revoke_key_twice_keeps_the_first_time(store: Store, clock: Clock) -> None:
     add_key(store, "a", "ann")
-    began = clock.now
+    started_at = clock.now
     assert store.revoke_key("a")
     clock.advance(10)
     assert store.revoke_key("a")
     key, _ = store.describe_key("a") or pytest.fail("it is there")
-    assert key.revoked_at == began
+    assert key.revoked_at == started_at
     assert not store.revoke_key("b")
 
 
 def test_record_key_use_is_written_at_most_once_per_interval(store: Store, clock: Clock) -> None:
     add_key(store, "a", "ann")
-    began = clock.now
+    started_at = clock.now
     generation = store.generation(IDENTITY_GENERATION)
-    for passed, noted in ((0, began), (30_000, began), (31_000, began + 61_000)):
+    for passed, recorded_at in ((0, started_at), (30_000, started_at), (31_000, started_at + 61_000)):
         clock.advance(passed)
         store.record_key_use("a", 60_000)
         key, _ = store.describe_key("a") or pytest.fail("it is there")
-        assert key.last_used_at == noted
+        assert key.last_used_at == recorded_at
     assert store.generation(IDENTITY_GENERATION) == generation  # nothing that a server keeps in memory has changed
 
 

@@ -21,8 +21,10 @@ def test_processes_share_one_catalog_and_all_get_their_turn(url: str) -> None:
     names = [process.communicate(timeout=180)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     with open_store(url) as store:
-        assert store.list_namespaces((), None, 1000) == sorted(name for mine in names for name in mine)
-    assert [len(mine) for mine in names] == [300, 300, 300]
+        assert store.list_namespaces((), None, 1000) == sorted(
+            name for names_of_process in names for name in names_of_process
+        )
+    assert [len(names_of_process) for names_of_process in names] == [300, 300, 300]
 
 
 def test_what_was_answered_survives_a_kill(url: str) -> None:

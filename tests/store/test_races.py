@@ -45,11 +45,11 @@ def race(*calls: Callable[[], object]) -> list[Any]:
 
 
 def kinds(outcomes: list[Any]) -> set[type]:
-    return {type(one) for one in outcomes if isinstance(one, Exception)}
+    return {type(outcome) for outcome in outcomes if isinstance(outcome, Exception)}
 
 
 def won(outcomes: list[Any]) -> list[Any]:
-    return [one for one in outcomes if not isinstance(one, Exception)]
+    return [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
 
 
 def test_create_namespace_by_sixteen_one_wins(store: Store) -> None:
@@ -62,13 +62,13 @@ def test_create_namespace_by_sixteen_one_wins(store: Store) -> None:
 def test_create_namespace_exist_ok_by_sixteen_all_get_the_same(store: Store) -> None:
     outcomes = race(*[lambda: store.create_namespace(("n",), {}, CreateMode.EXIST_OK) for _ in range(THREADS)])
     assert set(map(type, outcomes)) == {type(outcomes[0])}
-    assert len({one.id for one in outcomes}) == 1
+    assert len({outcome.id for outcome in outcomes}) == 1
 
 
 def test_insert_table_by_sixteen_one_wins(store: Store) -> None:
     for i in range(10):
-        ways = [lambda i=i, k=k: store.insert_table((f"t{i}",), f"mem://{i}/{k}", {}) for k in range(THREADS)]
-        outcomes = race(*ways)
+        calls = [lambda i=i, k=k: store.insert_table((f"t{i}",), f"mem://{i}/{k}", {}) for k in range(THREADS)]
+        outcomes = race(*calls)
         assert len(won(outcomes)) == 1
         assert kinds(outcomes) == {TableAlreadyExistsError}
         assert store.describe_table((f"t{i}",)) == won(outcomes)[0]
@@ -83,10 +83,10 @@ def test_drop_namespace_against_declare_never_leaves_an_orphan(store: Store) -> 
             lambda cascade=cascade: store.drop_namespace(("n",), cascade=cascade),
         )
         assert kinds(outcomes) <= {NamespaceNotFoundError, NamespaceNotEmptyError}
-        left = store.list_namespaces((), None, 10)
+        remaining = store.list_namespaces((), None, 10)
         tables = store.list_all_tables(None, 10)
-        if left:
-            assert (left, [table.namespace for table in tables]) == (["n"], [("n",)])
+        if remaining:
+            assert (remaining, [table.namespace for table in tables]) == (["n"], [("n",)])
             store.drop_namespace(("n",), cascade=True)
         else:
             assert tables == []
@@ -147,46 +147,46 @@ def test_remove_table_by_many_one_wins(store: Store) -> None:
 def test_record_version_by_sixteen_one_wins_and_all_see_whom(store: Store) -> None:
     table = store.insert_table(("t",), "mem://t", {})
     for version in range(1, 11):
-        news = [NewVersion(table.id, version, f"staged-{k}", "final") for k in range(THREADS)]
-        outcomes = race(*[lambda new=new: store.record_version(new) for new in news])
+        versions = [NewVersion(table.id, version, f"staged-{k}", "final") for k in range(THREADS)]
+        outcomes = race(*[lambda new=new: store.record_version(new) for new in versions])
         assert [inserted for _, inserted in outcomes].count(True) == 1
         assert len({record.staged_path for record, _ in outcomes}) == 1
 
 
 def test_claim_transaction_by_many_claims_each_once(store: Store) -> None:
-    made = {store.create_transaction("index", None, {}, {}).id for _ in range(40)}
+    created = {store.create_transaction("index", None, {}, {}).id for _ in range(40)}
 
     def work(name: str) -> list[str]:
-        mine = []
+        claimed_by_thread = []
         while record := store.claim_transaction(name, 60_000):
-            mine.append(record.id)
+            claimed_by_thread.append(record.id)
             store.finish_transaction(record.id, name, TransactionStatus.SUCCEEDED)
-        return mine
+        return claimed_by_thread
 
     outcomes = race(*[lambda k=k: work(f"worker {k}") for k in range(4)])
-    claimed = [one for mine in outcomes for one in mine]
-    assert len(claimed) == len(made)
-    assert set(claimed) == made
+    claimed = [outcome for claimed_by_thread in outcomes for outcome in claimed_by_thread]
+    assert len(claimed) == len(created)
+    assert set(claimed) == created
 
 
 def test_claim_due_deletions_by_many_claims_each_once(store: Store, clock: Clock) -> None:
     for i in range(40):
         store.schedule_deletion(f"mem://{i}", clock.now, "dropped")
     outcomes = race(*[lambda: [store.claim_due_deletions(5, 60_000) for _ in range(4)] for _ in range(4)])
-    claimed = [folder.location for mine in outcomes for batch in mine for folder in batch]
+    claimed = [folder.location for claimed_by_thread in outcomes for batch in claimed_by_thread for folder in batch]
     assert len(claimed) == len(set(claimed)) <= 40
     rest = [folder.location for folder in store.claim_due_deletions(100, 60_000)]
     assert sorted(claimed + rest) == sorted(f"mem://{i}" for i in range(40))
 
 
 def test_alter_transaction_by_many_loses_no_change(store: Store) -> None:
-    made = store.create_transaction("index", None, {}, {"n": "0"})
+    created = store.create_transaction("index", None, {}, {"n": "0"})
 
     def increment() -> None:
-        store.alter_transaction(made.id, lambda status, seen: (status, {"n": str(int(seen["n"]) + 1)}))
+        store.alter_transaction(created.id, lambda status, seen: (status, {"n": str(int(seen["n"]) + 1)}))
 
     assert race(*[increment for _ in range(THREADS)]) == [None] * THREADS
-    assert store.describe_transaction(made.id).properties == {"n": str(THREADS)}
+    assert store.describe_transaction(created.id).properties == {"n": str(THREADS)}
 
 
 def test_create_transaction_against_drop_is_canceled_or_refused(store: Store) -> None:
@@ -202,13 +202,13 @@ def test_create_transaction_against_drop_is_canceled_or_refused(store: Store) ->
 
 def test_two_stores_on_one_database_see_each_other(url: str) -> None:
     numbers = count()
-    with open_store(url) as one, open_store(url) as two:
+    with open_store(url) as outcome, open_store(url) as two:
         outcomes = race(
             *[
                 lambda store=store: [store.create_namespace((f"n{next(numbers)}",), {}) for _ in range(50)]
-                for store in (one, two, one, two)
+                for store in (outcome, two, outcome, two)
             ]
         )
         assert kinds(outcomes) == set()
-        assert len(one.list_namespaces((), None, 1000)) == 200
-        assert one.list_namespaces((), None, 1000) == two.list_namespaces((), None, 1000)
+        assert len(outcome.list_namespaces((), None, 1000)) == 200
+        assert outcome.list_namespaces((), None, 1000) == two.list_namespaces((), None, 1000)

@@ -212,11 +212,11 @@ def test_close_answers_what_waits_and_refuses_what_comes(database: SqliteDatabas
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux to count open files")
 def test_readers_of_threads_that_end_are_closed(database: SqliteDatabase, file: Path) -> None:
     def open_files() -> int:
-        found = 0
+        count = 0
         for descriptor in Path("/proc/self/fd").iterdir():
             with suppress(FileNotFoundError):  # the folder's own descriptor is gone by now
-                found += descriptor.readlink() == file
-        return found
+                count += descriptor.readlink() == file
+        return count
 
     before = open_files()
     for _ in range(20):

@@ -244,8 +244,8 @@ def test_find_tables_answers_those_that_are_there(store: Store) -> None:
     for depth in range(1, len(deep) + 1):
         store.create_namespace(deep[:depth], {})
     paths = [("t",), ("u",), (*deep, "t")]
-    made = {path: store.insert_table(path, f"mem://{'-'.join(path)}", {}) for path in paths}
-    assert store.find_tables([*paths, ("gone",), (*deep, "gone"), (), ("a\0",), ("a\0", "t"), ("t",)]) == made
+    created = {path: store.insert_table(path, f"mem://{'-'.join(path)}", {}) for path in paths}
+    assert store.find_tables([*paths, ("gone",), (*deep, "gone"), (), ("a\0",), ("a\0", "t"), ("t",)]) == created
 
 
 def test_find_tables_finds_more_than_one_statement_holds_however_deep(store: Store) -> None:
@@ -253,8 +253,8 @@ def test_find_tables_finds_more_than_one_statement_holds_however_deep(store: Sto
     for depth in range(1, len(deep) + 1):
         store.create_namespace(deep[:depth], {})
     paths = [(*deep[:7], f"t{number}") for number in range(70)]
-    made = {path: store.insert_table(path, f"mem://{path[-1]}", {}) for path in paths}
-    assert store.find_tables([*paths, (*deep, "too deep")]) == made
+    created = {path: store.insert_table(path, f"mem://{path[-1]}", {}) for path in paths}
+    assert store.find_tables([*paths, (*deep, "too deep")]) == created
 
 
 def test_insert_and_rename_table_to_a_decomposed_name_are_refused(store: Store) -> None:

@@ -40,9 +40,9 @@ def table(store: Store) -> TableRecord:
 def test_restore_table_restores_all_of_its_records(store: Store, clock: Clock, table: TableRecord) -> None:
     versions = store.list_versions(table.id)
     store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
-    [kept] = store.list_removed_tables(None, 10)
-    assert (kept.id, kept.namespace, kept.name, kept.dropped) == (table.id, ("a",), "t", True)
-    assert (kept.removed_at, kept.due_at) == (clock.now, clock.now + KEEP)
+    [removed] = store.list_removed_tables(None, 10)
+    assert (removed.id, removed.namespace, removed.name, removed.dropped) == (table.id, ("a",), "t", True)
+    assert (removed.removed_at, removed.due_at) == (clock.now, clock.now + KEEP)
     assert store.claim_due_deletions(10, HOUR) == []
     clock.advance(5)
     assert store.restore_table(("a", "t")) == replace(table, updated_at=clock.now)
@@ -92,9 +92,9 @@ def test_restore_table_takes_the_newest_without_an_id(store: Store, clock: Clock
         ids.append(store.insert_table(("t",), f"mem://{number}", {}).id)
         store.remove_table(("t",), delete_folder=True, keep_ms=KEEP)
         clock.advance(1)
-    assert [kept.id for kept in store.list_removed_tables(None, 2)] == [ids[2], ids[1]]
+    assert [removed.id for removed in store.list_removed_tables(None, 2)] == [ids[2], ids[1]]
     page = store.list_removed_tables(None, 2)[-1]
-    assert [kept.id for kept in store.list_removed_tables((page.removed_at, page.id), 2)] == [ids[0]]
+    assert [removed.id for removed in store.list_removed_tables((page.removed_at, page.id), 2)] == [ids[0]]
     assert store.restore_table(("t",), ("first",), ids[0]).id == ids[0]
     assert store.restore_table(("t",)).id == ids[2]
 
@@ -162,8 +162,8 @@ def test_restore_namespace_restores_all_of_its_contents(
         store.drop_namespace(("a",))
     else:
         assert store.drop_namespace(("a",), cascade=True, keep_ms=KEEP).tables == 3
-    [kept] = store.list_removed_namespaces(None, 10)
-    assert (kept.path, kept.properties, kept.due_at) == (("a",), {"k": "v"}, clock.now + KEEP)
+    [removed] = store.list_removed_namespaces(None, 10)
+    assert (removed.path, removed.properties, removed.due_at) == (("a",), {"k": "v"}, clock.now + KEEP)
     assert len(store.list_removed_tables(None, 10)) == 3
     record, tables = store.restore_namespace(("a",))
     assert (record.name, record.properties, tables) == ("a", {"k": "v"}, 3)
@@ -209,8 +209,8 @@ def test_restore_namespace_restores_what_is_in_a_newer_one(
         assert store.drop_namespace(("new",), cascade=True, keep_ms=KEEP).tables == 3
     store.create_namespace(("newest",), {})
     assert store.restore_namespace(("new",), ("newest", "again"))[1] == 3
-    found = [store.describe_table(("newest", "again", "a", *names)).id for names in (("t",), ("b", "c", "u"))]
-    assert found == older_below[:2]
+    tables = [store.describe_table(("newest", "again", "a", *names)).id for names in (("t",), ("b", "c", "u"))]
+    assert tables == older_below[:2]
     assert len(store.list_versions(older_below[0])) == 2
     assert store.describe_namespace(("newest", "again", "a", "b", "c")).properties == {"deep": "yes"}
     assert store.drop_namespace(("newest",), cascade=True, keep_ms=KEEP).tables == 3
@@ -232,8 +232,8 @@ def test_a_namespace_whose_tables_are_being_deleted_cannot_be_restored(
     with pytest.raises(NamespaceNotFoundError):
         store.restore_namespace(("a",))
     assert store.list_removed_namespaces(None, 10) == []
-    for kept in store.list_removed_tables(None, 10):  # the sweeper has not come to these
-        store.restore_table((*kept.namespace, kept.name), (kept.name,))
+    for removed in store.list_removed_tables(None, 10):  # the sweeper has not come to these
+        store.restore_table((*removed.namespace, removed.name), (removed.name,))
     assert len(store.list_tables((), None, 10)) == len(tree) - 1
 
 
@@ -306,11 +306,11 @@ def test_restore_namespace_against_the_sweeper_is_all_or_nothing(store: Store, c
 def test_remove_table_that_is_kept_loses_no_version_that_was_told(store: Store) -> None:
     for number in range(10):
         table = store.insert_table(("t",), f"mem://{number}", {})
-        *told, _ = race(
+        *recorded, _ = race(
             *[lambda v=v, id_=table.id: store.record_version(NewVersion(id_, v, f"s{v}", "m")) for v in range(1, 5)],
             lambda: store.remove_table(("t",), delete_folder=True, keep_ms=KEEP),
         )
         store.restore_table(("t",))
-        kept = {record.version for record in store.list_versions(table.id)}
-        assert kept == {record.version for record, _ in won(told)}
+        removed = {record.version for record in store.list_versions(table.id)}
+        assert removed == {record.version for record, _ in won(recorded)}
         store.remove_table(("t",), delete_folder=False)

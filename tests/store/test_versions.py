@@ -76,17 +76,21 @@ def test_record_versions_tells_winners_from_losers_and_stops_at_a_table_that_is_
 
 def test_record_versions_of_a_table_without_its_expected_name_records_nothing(store: Store, table: TableRecord) -> None:
     other = store.insert_table(("u",), "mem://u", {})
-    here, there = (table.namespace_id, "t"), (table.namespace_id, "u")
-    entries = [replace(new(table, 1), expected_name=here), replace(new(other, 1), expected_name=there), new(other, 2)]
+    path, other_path = (table.namespace_id, "t"), (table.namespace_id, "u")
+    entries = [
+        replace(new(table, 1), expected_name=path),
+        replace(new(other, 1), expected_name=other_path),
+        new(other, 2),
+    ]
     assert [won for _, won in store.record_versions(entries)] == [True] * 3
-    for place in (there, (table.namespace_id + 1, "t")):
+    for place in (other_path, (table.namespace_id + 1, "t")):
         with pytest.raises(TableNotFoundError):
             store.record_versions([replace(new(table, 2), expected_name=place), new(other, 3)])
     store.rename_table(("t",), ("v",))
     with pytest.raises(TableNotFoundError):
-        store.record_version(replace(new(table, 2), expected_name=here))
+        store.record_version(replace(new(table, 2), expected_name=path))
     assert store.record_version(replace(new(table, 2), expected_name=(table.namespace_id, "v")))[1]
-    assert [len(store.list_versions(one.id)) for one in (table, other)] == [2, 2]
+    assert [len(store.list_versions(entry.id)) for entry in (table, other)] == [2, 2]
 
 
 def test_mark_finalized_leaves_alone_what_is_gone_or_of_another_manifest(store: Store, table: TableRecord) -> None:
@@ -94,23 +98,31 @@ def test_mark_finalized_leaves_alone_what_is_gone_or_of_another_manifest(store: 
     store.delete_versions(table.id, "", [(2, 4)])
     store.record_version(new(table, 3, "other"))
     store.mark_finalized(FinalManifest(record, 5, None) for record in records)
-    found = [(one.version, one.finalized, one.manifest_size, one.e_tag) for one in store.list_versions(table.id)]
-    assert found == [(1, True, 5, "tag"), (3, False, 7, "tag")]
+    records_of_table = [
+        (entry.version, entry.finalized, entry.manifest_size, entry.e_tag) for entry in store.list_versions(table.id)
+    ]
+    assert records_of_table == [(1, True, 5, "tag"), (3, False, 7, "tag")]
 
 
 def test_mark_finalized_of_many_with_known_size_and_tag_marks_only_those(store: Store, table: TableRecord) -> None:
     other = store.insert_table(("u",), "mem://u", {})
-    news = [new(one, version, f"{one.name}-{version}") for one in (table, other) for version in range(1, 101)]
-    records = [record for record, _ in store.record_versions([replace(one, manifest=b"LANC") for one in news])]
+    new_versions = [
+        new(entry, version, f"{entry.name}-{version}") for entry in (table, other) for version in range(1, 101)
+    ]
+    records = [
+        record for record, _ in store.record_versions([replace(entry, manifest=b"LANC") for entry in new_versions])
+    ]
     store.delete_versions(table.id, "", [(50, 51)])
     store.record_version(new(table, 50, "another's"))
-    left = {(table.id, 50), (table.id, 60), (other.id, 100)}
-    found = [
-        FinalManifest(one, 7, "tag") for one in records if (one.table_id, one.version) not in left - {(table.id, 50)}
+    pending = {(table.id, 50), (table.id, 60), (other.id, 100)}
+    records_of_table = [
+        FinalManifest(entry, 7, "tag")
+        for entry in records
+        if (entry.table_id, entry.version) not in pending - {(table.id, 50)}
     ]
-    store.mark_finalized(reversed(found))
-    assert {(one.table_id, one.version) for one in store.pending_versions(limit=500)} == left
-    assert [store.stored_manifest(one) is None for one in records].count(False) == 2
+    store.mark_finalized(reversed(records_of_table))
+    assert {(entry.table_id, entry.version) for entry in store.pending_versions(limit=500)} == pending
+    assert [store.stored_manifest(entry) is None for entry in records].count(False) == 2
     assert store.list_versions(table.id, limit=1) == [replace(records[0], finalized=True)]
 
 
@@ -121,7 +133,7 @@ def test_list_versions_pages_both_ways(store: Store, table: TableRecord) -> None
     store.record_version(new(table, 99, branch="b"))
 
     def page(after: int | None, *, descending: bool) -> list[int]:
-        return [one.version for one in store.list_versions(table.id, "", after, 3, descending)]
+        return [entry.version for entry in store.list_versions(table.id, "", after, 3, descending)]
 
     assert [page(after, descending=False) for after in (None, 3, 6, 7)] == [[1, 2, 3], [4, 5, 6], [7], []]
     assert [page(after, descending=True) for after in (None, 5, 2, 1)] == [[7, 6, 5], [4, 3, 2], [1], []]
@@ -136,7 +148,7 @@ def test_delete_versions_takes_half_open_ranges(store: Store, table: TableRecord
     store.record_versions([new(table, version) for version in range(1, 10)])
     store.record_version(new(table, 2, branch="b"))
     assert store.delete_versions(table.id, "", [(0, 3), (5, 6), (8, None)]) == 5
-    assert [one.version for one in store.list_versions(table.id)] == [3, 4, 6, 7]
+    assert [entry.version for entry in store.list_versions(table.id)] == [3, 4, 6, 7]
     assert store.delete_versions(table.id, "", [(0, 3)]) == 0
     assert store.describe_version(table.id, 2, "b").branch == "b"
 
@@ -144,12 +156,12 @@ def test_delete_versions_takes_half_open_ranges(store: Store, table: TableRecord
 def test_mark_finalized_ends_being_pending(store: Store, table: TableRecord) -> None:
     other = store.insert_table(("u",), "mem://u", {})
     store.record_versions([new(table, 1), new(other, 1), replace(new(other, 2), finalized=True)])
-    assert [one.table_id for one in store.pending_versions()] == [table.id, other.id]
+    assert [entry.table_id for entry in store.pending_versions()] == [table.id, other.id]
     store.mark_finalized([FinalManifest(store.describe_version(table.id, 1), 7, "final")])
     assert store.pending_versions(table.id) == []
     assert not store.has_pending_versions(table.id)
     assert store.has_pending_versions(other.id)
-    assert [one.table_id for one in store.pending_versions()] == [other.id]
+    assert [entry.table_id for entry in store.pending_versions()] == [other.id]
     final = store.describe_version(table.id, 1)
     assert (final.finalized, final.e_tag, final.manifest_size) == (True, "final", 7)
 
@@ -172,7 +184,10 @@ def test_upload_parts_are_added_once(store: Store, table: TableRecord, clock: Cl
     assert added
     assert store.add_upload_part(upload.id, "2", ["another"], 6) == (part, False)
     store.add_upload_part(upload.id, "1", [], 0)
-    assert [(one.part_id, one.fragments) for one in store.upload_parts(upload.id)] == [("1", []), ("2", part.fragments)]
+    assert [(entry.part_id, entry.fragments) for entry in store.upload_parts(upload.id)] == [
+        ("1", []),
+        ("2", part.fragments),
+    ]
     assert store.stale_uploads(clock.now, 10) == []
     clock.advance(1)
     assert store.stale_uploads(clock.now, 10) == [upload]

@@ -107,8 +107,8 @@ def test_objects_finalize_manifest_happens_once(ctx: Context) -> None:
         thread.join()
     assert sorted(type(result).__name__ for result in results) == ["ConcurrentModificationError", "FileStat"]
     winner = ctx.storage.files(location).read(f"{location}/{final}").decode()
-    again = ctx.storage.manifests.finalize(location, f"{final}-{winner}", final)
-    assert (again.size, again.e_tag) == (1, ctx.storage.stat(location, final).e_tag)
+    repeated = ctx.storage.manifests.finalize(location, f"{final}-{winner}", final)
+    assert (repeated.size, repeated.e_tag) == (1, ctx.storage.stat(location, final).e_tag)
 
 
 @pytest.mark.parametrize(

@@ -23,5 +23,5 @@ def test_record_takes_the_place_of_older_rows_and_says_how_they_came(tmp_path: P
         f"| insert | p99 | ≤ 1 ms | 20/s | peer: 10/s | 2.00 ms | **no** | {run.seen} |",
     ]
     assert "- Command: `python -m bench insert` (one round)" in text
-    kept = [line for line in before.splitlines() if line.startswith("| upload |")]
-    assert kept and all(line in text for line in kept)
+    row = [line for line in before.splitlines() if line.startswith("| upload |")]
+    assert row and all(line in text for line in row)

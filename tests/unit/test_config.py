@@ -12,15 +12,15 @@ from tiltyard.config import ConfigError, load_settings
 def test_load_settings_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "tiltyard.toml"
     file.write_text('root = "from-file"\nport = 1\nworkers = 3\n[storage_options]\nregion = "here"\n')
-    found = load_settings({"port": 3, "host": None}, file, {"TILTYARD_PORT": "2", "TILTYARD_WORKERS": "4"})
-    assert (found.root, found.port, found.workers, found.host) == ("from-file", 3, 4, "127.0.0.1")
-    assert found.storage_options == {"region": "here"}
+    settings = load_settings({"port": 3, "host": None}, file, {"TILTYARD_PORT": "2", "TILTYARD_WORKERS": "4"})
+    assert (settings.root, settings.port, settings.workers, settings.host) == ("from-file", 3, 4, "127.0.0.1")
+    assert settings.storage_options == {"region": "here"}
 
 
 def test_load_settings_reads_structures_from_variables() -> None:
     environ = {"TILTYARD_ALLOWED_ROOTS": '["/a", "/b"]', "TILTYARD_STORAGE_OPTIONS": '{"region": "x"}'}
-    found = load_settings({}, None, environ)
-    assert found.allowed_roots == ("/a", "/b") and found.storage_options == {"region": "x"}
+    settings = load_settings({}, None, environ)
+    assert settings.allowed_roots == ("/a", "/b") and settings.storage_options == {"region": "x"}
 
 
 @pytest.mark.parametrize(

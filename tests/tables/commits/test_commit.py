@@ -71,9 +71,9 @@ def stage_two(folder: Path, scratch: Path) -> list[str]:
 
 def create(server: Server, name: str, version: int, path: str) -> models.TableVersion:
     request = ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
-    answer = commit.create_table_version(server.ctx, request).version
-    assert answer is not None
-    return answer
+    response = commit.create_table_version(server.ctx, request).version
+    assert response is not None
+    return response
 
 
 def commit_all(server: Server, *operations: dict[str, Any]) -> models.BatchCommitTablesResponse:
@@ -119,9 +119,9 @@ def test_create_version_of_another_manifest_is_a_conflict(server: Server, folder
 
 def test_create_versions_that_wait_together_succeed_or_fail_alone(server: Server, folder: Path, tmp_path: Path) -> None:
     server.declare("u")
-    mine, theirs = stage(folder, 1, tmp_path), stage(folder, 1, tmp_path)
+    winner, rival = stage(folder, 1, tmp_path), stage(folder, 1, tmp_path)
     other = stage(location(server, "u"), 1, tmp_path)
-    commits = [("t", mine), ("t", theirs), ("u", "/etc/passwd"), ("gone", mine), ("u", other), ("t", mine)]
+    commits = [("t", winner), ("t", rival), ("u", "/etc/passwd"), ("gone", winner), ("u", other), ("t", winner)]
     requests = [
         ask(models.CreateTableVersionRequest, id=name, version=1, manifest_path=path, naming_scheme="V2")
         for name, path in commits
@@ -139,7 +139,7 @@ def test_create_versions_that_wait_together_succeed_or_fail_alone(server: Server
     ]
     assert outcomes[0] == outcomes[5]
     assert [lance.dataset(location(server, name)).count_rows() for name in ("t", "u")] == [3, 3]
-    assert Path(theirs).exists()
+    assert Path(rival).exists()
 
 
 def together(server: Server, *commits: tuple[str, int, str]) -> list[Any]:
@@ -198,23 +198,23 @@ def test_table_that_has_the_name_of_a_known_one_is_another(server: Server, known
     old = stage(known, 3, tmp_path)
     server.services.store.rename_table(("t",), ("v",))
     server.declare("t")
-    mine, other = stage(location(server, "t"), 1, tmp_path), stage(location(server, "u"), 3, tmp_path)
+    staged, other = stage(location(server, "t"), 1, tmp_path), stage(location(server, "u"), 3, tmp_path)
     assert together(server, ("t", 3, old), ("u", 3, other)) == [InvalidInputError, 3]
-    assert together(server, ("t", 1, mine)) == [1]
+    assert together(server, ("t", 1, staged)) == [1]
     assert together(server, ("v", 3, old)) == [3]
     assert [lance.dataset(location(server, name)).count_rows() for name in ("t", "u", "v")] == [3, 9, 9]
 
 
 def test_commit_to_a_known_table_that_was_lost_is_a_conflict(server: Server, known: Path, tmp_path: Path) -> None:
-    mine, theirs, other = (
+    staged, rival, other = (
         stage(known, 3, tmp_path),
         stage(known, 3, tmp_path),
         stage(location(server, "u"), 3, tmp_path),
     )
-    commits = [("t", 3, theirs), ("t", 3, mine), ("u", 3, other), ("t", 3, theirs)]
+    commits = [("t", 3, rival), ("t", 3, staged), ("u", 3, other), ("t", 3, rival)]
     assert together(server, *commits) == [3, ConcurrentModificationError, 3, 3]
-    assert together(server, ("t", 3, mine)) == [ConcurrentModificationError]
-    assert Path(mine).exists()
+    assert together(server, ("t", 3, staged)) == [ConcurrentModificationError]
+    assert Path(staged).exists()
 
 
 def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refuses(
@@ -357,7 +357,7 @@ def test_create_version_of_what_is_no_manifest_of_this_table_is_refused(
     shutil.copy(staged, outside)
     server.declare("other")
     elsewhere = stage(location(server, "other"), 1, tmp_path)
-    wrong = [
+    invalid = [
         str(garbage),
         str(outside),
         elsewhere,
@@ -365,7 +365,7 @@ def test_create_version_of_what_is_no_manifest_of_this_table_is_refused(
         f"{folder}/_versions/../data/x.manifest",
         f"{staged}x",
     ]
-    for path in wrong:
+    for path in invalid:
         with pytest.raises(InvalidInputError):
             create(server, "t", 1, path)
     with pytest.raises(InvalidInputError, match="of version 1, not 2"):
@@ -449,8 +449,8 @@ def test_batch_create_versions_is_all_or_none(server: Server, folder: Path, tmp_
     assert server.services.store.latest_version(server.services.store.describe_table(("t",)).id) is None
     entries = [entries[0], {"id": ["u"], "version": 2, "manifest_path": stage(location(server, "u"), 2, tmp_path)}]
     request = ask(models.BatchCreateTableVersionsRequest, entries=entries)
-    answer = commit.batch_create_table_versions(server.ctx, request)
-    assert [version.version for version in answer.versions] == [1, 2]
+    response = commit.batch_create_table_versions(server.ctx, request)
+    assert [version.version for version in response.versions] == [1, 2]
     assert (lance.dataset(folder).version, server.open("u").version) == (1, 2)
 
 
@@ -474,7 +474,7 @@ def test_batch_delete_versions_forgets_records_but_never_the_latest(
 def test_batch_commit_does_all_in_order_under_one_transaction(server: Server, folder: Path, tmp_path: Path) -> None:
     server.create("old", ROWS)
     new = location(server, "t").parent / "mine.lance"
-    answer = commit_all(
+    response = commit_all(
         server,
         {"declare_table": {"id": ["new"], "location": str(new)}},
         version_of("new", 1, stage(new, 1, tmp_path)),
@@ -484,7 +484,7 @@ def test_batch_commit_does_all_in_order_under_one_transaction(server: Server, fo
     )
     kinds = [
         next(name for name in result.__struct_fields__ if getattr(result, name) is not None)
-        for result in answer.results
+        for result in response.results
     ]
     assert kinds == [
         "declare_table",
@@ -493,8 +493,8 @@ def test_batch_commit_does_all_in_order_under_one_transaction(server: Server, fo
         "deregister_table",
         "delete_table_versions",
     ]
-    assert answer.transaction_id is not None
-    assert server.services.store.describe_transaction(answer.transaction_id).status == "Succeeded"
+    assert response.transaction_id is not None
+    assert server.services.store.describe_transaction(response.transaction_id).status == "Succeeded"
     assert (server.open("new").count_rows(), server.open("t").count_rows()) == (3, 3)
     with pytest.raises(TableNotFoundError):
         location(server, "old")
@@ -524,8 +524,8 @@ def test_batch_commit_with_one_that_fails_changes_nothing(
 
 def test_batch_commit_repeated_is_the_same_commit(server: Server, folder: Path, tmp_path: Path) -> None:
     operation = version_of("t", 1, stage(folder, 1, tmp_path))
-    first, again = commit_all(server, operation), commit_all(server, operation)
-    versions_made = [answer.results[0].create_table_version for answer in (first, again)]
+    first, second = commit_all(server, operation), commit_all(server, operation)
+    versions_made = [response.results[0].create_table_version for response in (first, second)]
     assert versions_made[0] is not None
     assert versions_made[1] is not None
     assert versions_made[0].version == versions_made[1].version
@@ -566,18 +566,18 @@ def test_batch_commit_writes_and_deregisters_a_table_which_comes_back_written(
     server: Server, folder: Path, tmp_path: Path
 ) -> None:
     """Work after the record cannot fail for a table that is gone by then."""
-    mine = folder.parent / "mine.lance"
-    answer = commit_all(
+    location_of_table = folder.parent / "mine.lance"
+    response = commit_all(
         server,
         version_of("t", 1, stage(folder, 1, tmp_path)),
-        {"declare_table": {"id": ["n"], "location": str(mine)}},
-        version_of("n", 1, stage(mine, 1, tmp_path)),
+        {"declare_table": {"id": ["n"], "location": str(location_of_table)}},
+        version_of("n", 1, stage(location_of_table, 1, tmp_path)),
         {"deregister_table": {"id": ["n"]}},
     )
-    assert len(answer.results) == 4
-    assert (lance.dataset(folder).count_rows(), lance.dataset(mine).count_rows()) == (3, 3)
+    assert len(response.results) == 4
+    assert (lance.dataset(folder).count_rows(), lance.dataset(location_of_table).count_rows()) == (3, 3)
     back = server.services.store.restore_table(("n",))
-    assert (back.location, back.declared) == (str(mine), False)
+    assert (back.location, back.declared) == (str(location_of_table), False)
     assert server.services.store.describe_table(("t",)).declared is False
 
 
@@ -599,11 +599,13 @@ def test_batch_commit_deletes_versions_as_they_are_at_that_point(server: Server,
 
     first, second = stage_two(folder, tmp_path)
     declared = {"declare_table": {"id": ["n"]}}
-    bad = {"delete_table_versions": {"id": ["n"], "ranges": [{"start_version": 5, "end_version": 2}]}}
+    invalid = {"delete_table_versions": {"id": ["n"], "ranges": [{"start_version": 5, "end_version": 2}]}}
     with pytest.raises(InvalidInputError, match="none"):
-        commit_all(server, declared, bad)
-    answer = commit_all(server, delete(0, -1), version_of("t", 1, first), version_of("t", 2, second), delete(0, -1))
-    deleted = [result.delete_table_versions.deleted_count for result in answer.results if result.delete_table_versions]
+        commit_all(server, declared, invalid)
+    response = commit_all(server, delete(0, -1), version_of("t", 1, first), version_of("t", 2, second), delete(0, -1))
+    deleted = [
+        result.delete_table_versions.deleted_count for result in response.results if result.delete_table_versions
+    ]
     assert deleted == [0, 1]
     assert [result.version for result in server.services.store.list_versions(1)] == [2]
 

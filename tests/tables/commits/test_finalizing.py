@@ -103,14 +103,14 @@ def test_table_that_was_finished_is_tried_at_once_the_next_time() -> None:
 
 
 def test_turns_go_round_all_tables() -> None:
-    backoff, there = FinalizingBackoff(), range(1, 2 * MOST_TABLES + 51)
+    backoff, tables = FinalizingBackoff(), range(1, 2 * MOST_TABLES + 51)
     turns = [
-        backoff.next_tables(lambda after, limit: [table_id for table_id in there if table_id > after][:limit], 0)
+        backoff.next_tables(lambda after, limit: [table_id for table_id in tables if table_id > after][:limit], 0)
         for _ in range(3)
     ]
     assert turns[0] + turns[1] == list(range(1, 2 * MOST_TABLES + 1))
     assert turns[2][:50] == list(range(2 * MOST_TABLES + 1, 2 * MOST_TABLES + 51))
-    assert {table_id for turn in turns for table_id in turn} == set(there)
+    assert {table_id for turn in turns for table_id in turn} == set(tables)
 
 
 def test_error_that_nobody_foresaw_keeps_no_other_table_waiting(

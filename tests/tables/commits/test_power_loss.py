@@ -172,9 +172,9 @@ def test_version_whose_place_somebody_took_round_the_server_is_taken_back(
     staged = Path(stage(folder, 2, tmp_path))
     record = recorded(server, str(staged))
     lance.dataset(folder).insert(ROWS.slice(0, 1))
-    theirs = (folder / "_versions" / FINAL).read_bytes()
+    manifest = (folder / "_versions" / FINAL).read_bytes()
     assert finish(server) == 0
-    assert (folder / "_versions" / FINAL).read_bytes() == theirs
+    assert (folder / "_versions" / FINAL).read_bytes() == manifest
     assert server.services.store.list_versions(record.table_id, after=1) == []
 
 

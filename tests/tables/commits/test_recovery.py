@@ -52,8 +52,8 @@ def table(server: Server) -> Server:
 
 def keyed(server: Server) -> tuple[Context, RequestRecord]:
     """Begin an idempotent request; return a context whose commits fulfil it, and its record."""
-    record, ours = server.ctx.store.begin_request(NewRequest("key", "POST", None, "me", 60_000, 60_000))
-    assert ours
+    record, is_claimed = server.ctx.store.begin_request(NewRequest("key", "POST", None, "me", 60_000, 60_000))
+    assert is_claimed
     return structs.replace(server.ctx, claims=(record.claim,)), record
 
 
@@ -82,9 +82,9 @@ def unfinished(table: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Context,
 
 
 def noted(ctx: Context) -> RequestRecord:
-    found = ctx.store.describe_request("key")
-    assert found is not None
-    return found
+    record = ctx.store.describe_request("key")
+    assert record is not None
+    return record
 
 
 def test_insert_recorded_and_not_finished_is_not_run_again_while_it_cannot_be(
@@ -96,8 +96,8 @@ def test_insert_recorded_and_not_finished_is_not_run_again_while_it_cannot_be(
         patch.setattr(failpoints, "_faults", failpoints.parse("after_record=unavailable"))
         with pytest.raises(ServiceUnavailableError, match="not in its place yet"):
             recovered(ctx, "InsertIntoTable", request, noted(ctx))
-    answer = recovered(ctx, "InsertIntoTable", request, noted(ctx))
-    assert answer == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)
+    response = recovered(ctx, "InsertIntoTable", request, noted(ctx))
+    assert response == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)
 
 
 @pytest.mark.parametrize("found_by", ["its repeat", "the sweep", "a repair"])
@@ -131,8 +131,8 @@ def test_insert_recorded_and_not_finished_keeps_its_files_and_is_recognised(
             insert(ctx, body(ROWS), mode=mode)
     record = ctx.store.describe_request("key")
     assert record is not None
-    answer = recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t", mode=mode), record)
-    assert answer == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)
+    response = recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t", mode=mode), record)
+    assert response == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)
     assert table.open("t").to_table().num_rows == rows
 
 
@@ -151,14 +151,14 @@ def test_restore_that_has_committed_is_recognised_whatever_came_after(table: Ser
 def test_schema_metadata_that_was_replaced_is_recognised_whatever_came_after(table: Server) -> None:
     ctx, _ = keyed(table)
     request = ask(models.UpdateTableSchemaMetadataRequest, id="t", metadata={"by": "me"})
-    answer = update_table_schema_metadata(ctx, request)
+    response = update_table_schema_metadata(ctx, request)
     update_table_schema_metadata(
         table.ctx, ask(models.UpdateTableSchemaMetadataRequest, id="t", metadata={"by": "you"})
     )
     record = ctx.store.describe_request("key")
     assert record is not None
-    assert recovered(ctx, "UpdateTableSchemaMetadata", request, record) == answer
-    assert answer == models.UpdateTableSchemaMetadataResponse(metadata={"by": "me"})
+    assert recovered(ctx, "UpdateTableSchemaMetadata", request, record) == response
+    assert response == models.UpdateTableSchemaMetadataResponse(metadata={"by": "me"})
 
 
 def test_field_metadata_that_was_updated_is_recognised_whatever_came_after(table: Server) -> None:
@@ -166,10 +166,10 @@ def test_field_metadata_that_was_updated_is_recognised_whatever_came_after(table
         return ask(models.UpdateFieldMetadataRequest, id="t", updates=[{"path": "id", "metadata": {"by": by}}])
 
     ctx, _ = keyed(table)
-    answer = update_field_metadata(ctx, request("me"))
+    response = update_field_metadata(ctx, request("me"))
     update_field_metadata(table.ctx, request("you"))
-    assert recovered(ctx, "UpdateFieldMetadata", request("me"), noted(ctx)) == answer
-    assert answer == models.UpdateFieldMetadataResponse(version=2, fields={"id": {"by": "me"}})
+    assert recovered(ctx, "UpdateFieldMetadata", request("me"), noted(ctx)) == response
+    assert response == models.UpdateFieldMetadataResponse(version=2, fields={"id": {"by": "me"}})
 
 
 def test_insert_whose_version_was_cleaned_up_since_is_recognised_without_its_count(table: Server) -> None:
@@ -215,11 +215,11 @@ def test_what_the_catalog_alone_fulfils_is_answered_again_and_not_done_again(
     drop_table(table.ctx, ask(models.DropTableRequest, id="gone"))
     ctx, first = keyed(table)
     request = ask(getattr(models, f"{name}Request"), **fields)
-    answer = call(ctx, request)
+    response = call(ctx, request)
     ctx.store.release_request(first.claim)  # the server is gone before it answers
-    record, ours = ctx.store.begin_request(NewRequest("key", "POST", None, "other", 60_000, 60_000))
-    assert ours and record.attempts == 2
-    assert recovered(ctx, name, request, record) == answer
+    record, is_claimed = ctx.store.begin_request(NewRequest("key", "POST", None, "other", 60_000, 60_000))
+    assert is_claimed and record.attempts == 2
+    assert recovered(ctx, name, request, record) == response
 
 
 @pytest.mark.parametrize("overtaken", [False, True])
@@ -249,11 +249,11 @@ def test_batch_that_was_recorded_and_not_finished_is_answered_with_its_versions(
             with pytest.raises(InternalError, match="except for version 1 of n"):
                 recovered(ctx, "BatchCommitTables", request, noted(ctx))
         return
-    answer = recovered(ctx, "BatchCommitTables", request, noted(ctx))
-    [result] = answer.results
+    response = recovered(ctx, "BatchCommitTables", request, noted(ctx))
+    [result] = response.results
     assert (location / "_versions" / written.name).exists()
     assert result.create_table_version.version.manifest_path == str(location / "_versions" / written.name).lstrip("/")
-    assert describe_transaction(ctx, ask(models.DescribeTransactionRequest, id=answer.transaction_id)).status
+    assert describe_transaction(ctx, ask(models.DescribeTransactionRequest, id=response.transaction_id)).status
 
 
 def test_drop_whose_repeat_was_begun_drops_nothing(table: Server) -> None:
@@ -269,8 +269,8 @@ def test_answer_noted_a_day_ago_is_not_the_answer_to_a_new_request(table: Server
     new = NewRequest("key", "POST", None, "me", 0, 0)
     record, _ = table.ctx.store.begin_request(new)
     table.ctx.store.record_response([record.claim], "{}")
-    again, ours = table.ctx.store.begin_request(new)
-    assert ours and again.attempts == 1 and again.body is None
+    repeated, is_claimed = table.ctx.store.begin_request(new)
+    assert is_claimed and repeated.attempts == 1 and repeated.body is None
 
 
 def test_insert_struck_before_its_record_is_not_recognised(table: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +287,8 @@ def test_insert_struck_before_its_record_is_not_recognised(table: Server, monkey
 def test_insert_whose_claim_was_taken_over_commits_nothing(table: Server) -> None:
     ctx, record = keyed(table)
     ctx.store.release_request(record.claim)
-    claimed, ours = ctx.store.begin_request(NewRequest("key", "POST", None, "other", 60_000, 60_000))
-    assert ours and claimed.attempts == 2
+    claimed, is_claimed = ctx.store.begin_request(NewRequest("key", "POST", None, "other", 60_000, 60_000))
+    assert is_claimed and claimed.attempts == 2
     with pytest.raises(ServiceUnavailableError, match="not known"):  # to whom the claim belongs now, it is
         insert(ctx, small(ROWS))
     assert table.open("t").version == 1
@@ -314,5 +314,5 @@ def test_insert_whose_table_cannot_be_opened_for_its_size_is_not_run_again(table
     with pytest.raises(InvalidInputError, match="max_manifest_bytes"):
         recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), noted(ctx))
     large.unlink()
-    answer = recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), noted(ctx))
-    assert answer == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)
+    response = recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), noted(ctx))
+    assert response == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)

@@ -106,7 +106,7 @@ def test_cancel_ends_the_process_and_leaves_no_index(table: Indexes, started: St
     def report(properties: Any) -> bool:
         if started:
             table.server.services.store.alter_transaction(
-                transaction, lambda _, there: (TransactionStatus.CANCELED, there)
+                transaction, lambda _, properties: (TransactionStatus.CANCELED, properties)
             )
         return not started
 

@@ -64,9 +64,9 @@ class Indexes:
 
     def create(self, column: str, kind: str, **fields: Any) -> str:
         fields |= {"column": column, "index_type": kind}
-        answer = self._call(indexes.create_table_index, models.CreateTableIndexRequest, fields)
-        assert isinstance(answer.transaction_id, str)
-        return answer.transaction_id
+        response = self._call(indexes.create_table_index, models.CreateTableIndexRequest, fields)
+        assert isinstance(response.transaction_id, str)
+        return response.transaction_id
 
     def build(self, column: str, kind: str, **fields: Any) -> None:
         self.create(column, kind, **fields)
@@ -286,9 +286,9 @@ def test_create_scalar_index_refuses_vectors(table: Indexes) -> None:
 
 def test_create_index_of_a_name_that_is_taken_is_refused_unless_replaced(table: Indexes) -> None:
     table.build("id", "BTREE")
-    for again in ({}, {"name": "id_idx"}):
+    for options in ({}, {"name": "id_idx"}):
         with pytest.raises(TableIndexAlreadyExistsError):
-            table.create("id", "BTREE", **again)
+            table.create("id", "BTREE", **options)
     table.build("id", "BTREE", replace=True)
     table.build("id", "BITMAP", name="id_idx", replace=True)
     assert [entry.index_type for entry in table.list().indexes] == ["BITMAP"]
@@ -454,7 +454,9 @@ def test_build_index_twice_after_a_crash_builds_once(table: Indexes) -> None:
 
     def report(seen: Any) -> bool:
         properties.update(seen)
-        table.server.services.store.alter_transaction(record.id, lambda status, there: (status, {**there, **seen}))
+        table.server.services.store.alter_transaction(
+            record.id, lambda status, properties: (status, {**properties, **seen})
+        )
         return True
 
     build_job.build_index(table.server.ctx, Job(record.id, record.kind, record.table_id, record.payload, report))
@@ -472,7 +474,7 @@ def test_build_index_canceled_on_its_way_leaves_no_index(table: Indexes) -> None
     def report(seen: Any) -> bool:
         store = table.server.services.store
         if seen.get("stage") != "start":
-            store.alter_transaction(transaction, lambda status, there: (TransactionStatus.CANCELED, there))
+            store.alter_transaction(transaction, lambda status, properties: (TransactionStatus.CANCELED, properties))
         return store.describe_transaction(transaction).status is TransactionStatus.RUNNING
 
     with pytest.raises(build_job.JobCanceledError):

@@ -84,8 +84,8 @@ class Table:
 
     def orphan(self, branch: str | None = None) -> str:
         """Write a data file that is not committed."""
-        where = self.dataset if branch is None else self.dataset.checkout_version((branch, None))
-        [fragment] = write_fragments(ROWS, where, mode="append")
+        branch_dataset = self.dataset if branch is None else self.dataset.checkout_version((branch, None))
+        [fragment] = write_fragments(ROWS, branch_dataset, mode="append")
         return f"{f'tree/{branch}/' if branch else ''}data/{fragment.files[0].path}"
 
     def litter(self) -> set[str]:
@@ -224,15 +224,15 @@ def test_collect_finishes_recorded_commits_before_it_looks(careless: Server, mon
 
 def test_collect_of_a_table_that_another_process_commits_to_finds_a_moment_between(tmp_path: Path) -> None:
     """Act as another process, which marks its commits as final half a second later."""
-    ours, theirs = Server(tmp_path), Server(tmp_path)
-    create_table(theirs.ctx, ask(models.CreateTableRequest, id="t"), small(ROWS))
-    record, done = ours.services.store.describe_table(("t",)), Event()
+    first, second = Server(tmp_path), Server(tmp_path)
+    create_table(second.ctx, ask(models.CreateTableRequest, id="t"), small(ROWS))
+    record, done = first.services.store.describe_table(("t",)), Event()
 
     def delete_one_by_one() -> int:
         for number in range(100):
             if done.is_set():
                 return number
-            delete_from_table(theirs.ctx, ask(models.DeleteFromTableRequest, id="t", predicate=f"id = {number}"))
+            delete_from_table(second.ctx, ask(models.DeleteFromTableRequest, id="t", predicate=f"id = {number}"))
         return 100
 
     with ThreadPoolExecutor(1) as pool:
@@ -240,15 +240,15 @@ def test_collect_of_a_table_that_another_process_commits_to_finds_a_moment_betwe
         try:
             for _ in range(60):
                 time.sleep(0.03)
-                assert garbage.collect(ours.ctx, record, CollectOptions()).notes == []
+                assert garbage.collect(first.ctx, record, CollectOptions()).notes == []
         finally:
             done.set()
-    dataset = ours.open("t")
+    dataset = first.open("t")
     assert dataset.count_rows() == 100 - deleting.result() < 100
     assert [dataset.checkout_version(n + 1).count_rows() for n in range(dataset.version)] == list(
         range(100, dataset.count_rows() - 1, -1)
     )
-    for server in (ours, theirs):
+    for server in (first, second):
         server.services.store.close()
 
 
@@ -315,7 +315,7 @@ def test_collect_leaves_a_table_alone_whose_latest_version_is_recorded_and_gone(
 
 def test_collect_leaves_alone_what_has_no_name_that_lance_gives(careless: Server) -> None:
     table = Table(careless)
-    own = {
+    foreign_names = {
         table.write("data/part-0.parquet"),
         table.write("data/readme.txt"),
         table.write("_indices/readme.txt"),
@@ -326,7 +326,7 @@ def test_collect_leaves_alone_what_has_no_name_that_lance_gives(careless: Server
     }
     garbage_too = {table.orphan(), table.write("data/.tmpX1y2Z3"), table.write(f"data/{'0' * 50}.lance#1")}
     assert {file.path for file in collect(table).garbage} == garbage_too
-    assert own <= table.files
+    assert foreign_names <= table.files
 
 
 def test_collect_spares_what_a_registered_table_keeps_in_the_folder_of_another(tmp_path: Path) -> None:
@@ -388,27 +388,27 @@ def test_collect_tells_of_all_that_went_with_old_versions(tmp_path: Path) -> Non
 def test_old_versions_are_not_removed_while_a_clone_of_one_is_made(careless: Server) -> None:
     table = Table(careless)
     lance.write_dataset(ROWS, table.location, mode="overwrite", storage_options=table.options)
-    made, collected, found = Event(), Event(), []
+    cloned, collected, results = Event(), Event(), []
     request = ask(models.CloneTableRequest, id="copy", source_location=table.location, source_version=1)
     enter = careless.services.store.transact
 
     def later(work: Any) -> Any:
-        made.set()
+        cloned.set()
         collected.wait(1)  # it has to wait for this, so this is not to be
         return enter(work)
 
     def remove() -> None:
-        found.append(collect(table, keep_versions_days=0.0))
+        results.append(collect(table, keep_versions_days=0.0))
         collected.set()
 
     with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Store, "transact", lambda _, work: later(work))
         cloning = pool.submit(clone.clone_table, careless.ctx, request)
-        assert made.wait(30)
+        assert cloned.wait(30)
         collecting = pool.submit(remove)
         location = cloning.result(60).location
         collecting.result(60)
-    assert found[0].versions == 0 and "clones" in found[0].notes[0]
+    assert results[0].versions == 0 and "clones" in results[0].notes[0]
     assert lance.dataset(location, storage_options=table.options).to_table().num_rows == 100
 
 
@@ -469,13 +469,13 @@ def test_gc_of_everything_knows_every_folder_and_removes_others_only_if_told(car
     store.remove_table(("gone",), delete_folder=False)
     storage.files(storage.root).write_if_not_exists(f"{storage.root}/other/file", b"x")
     assert [folder.location for folder in everywhere.find_unknown_folders(careless.ctx)] == [gone.location]
-    for told in (False, True):
-        request = ask(models.CollectGarbageRequest, unknown_folders=told)
+    for remove in (False, True):
+        request = ask(models.CollectGarbageRequest, unknown_folders=remove)
         everywhere.collect_garbage(careless.ctx, request)
         assert careless.run_jobs() == ["Succeeded"]
         assert not litter & table.files
         sweep(careless.ctx)
-        assert bool(gone.files) is not told
+        assert bool(gone.files) is not remove
     assert dropped.files and storage.files(storage.root).read(f"{storage.root}/other/file") == b"x"
     assert table.dataset.count_rows() == 100
 

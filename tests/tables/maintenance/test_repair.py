@@ -49,9 +49,9 @@ def managed(server: Server, name: str = "t", rows: int = 1) -> TableRecord:
 def repaired(server: Server, name: str = "t", *, dry_run: bool = False) -> list[tuple[str, bool]]:
     """Repair; return the kind of each finding, and whether it was corrected."""
     request = ask(models.RepairTableRequest, id=name, dry_run=dry_run)
-    answer = repair.repair_table(server.ctx, request)
-    assert all(finding.found.endswith(".") for finding in answer.findings)
-    return [(finding.kind, finding.done is not None) for finding in answer.findings]
+    response = repair.repair_table(server.ctx, request)
+    assert all(finding.found.endswith(".") for finding in response.findings)
+    return [(finding.kind, finding.done is not None) for finding in response.findings]
 
 
 def fully(server: Server, *kinds: str) -> None:

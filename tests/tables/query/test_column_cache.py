@@ -187,8 +187,8 @@ def test_memory_follows_every_change(how: str, stable: bool, tmp_path: Path, mon
     table = Table(uri, monkeypatch)
     table.query(k=100)
     _change(uri, how)
-    answer = table.query(k=1000, with_row_id=True)  # which compares memory with storage
-    assert answer.num_rows == lance.dataset(uri).count_rows()
+    result = table.query(k=1000, with_row_id=True)  # which compares memory with storage
+    assert result.num_rows == lance.dataset(uri).count_rows()
     table.query(k=5, vector={"single_vector": [0.5] * 8}, vector_column="vec", filter="id > 5")
 
 
@@ -270,9 +270,9 @@ def test_searches_that_memory_serves(
     case: str, served: bool, uri: str, monkeypatch: pytest.MonkeyPatch, takes: list[int]
 ) -> None:
     lance.dataset(uri).delete("id = 300")
-    answer = Table(uri, monkeypatch).query(**(SERVED | NOT_SERVED)[case])
-    assert sum(takes) == (answer.num_rows if served else 0)
-    assert answer.num_rows or case == "none"
+    result = Table(uri, monkeypatch).query(**(SERVED | NOT_SERVED)[case])
+    assert sum(takes) == (result.num_rows if served else 0)
+    assert result.num_rows or case == "none"
 
 
 def test_blobs_and_extensions_are_left_to_lance(tmp_path: Path, cache: ColumnCache) -> None:

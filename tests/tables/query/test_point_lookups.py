@@ -55,8 +55,8 @@ def query_rows(server: Server, *, inline: bool = False, **fields: Any) -> list[d
     """Return the rows of a query, as in a thread or, `inline`, as on the event loop."""
     ctx = point_lookup_inline(server.ctx, query(**fields)) if inline else server.ctx
     assert ctx is not None, "no look-up"
-    answer = query_table(ctx, query(**fields))
-    rows: list[dict[str, Any]] = pa.Table.from_batches(answer.batches, answer.schema).to_pylist()
+    response = query_table(ctx, query(**fields))
+    rows: list[dict[str, Any]] = pa.Table.from_batches(response.batches, response.schema).to_pylist()
     return rows
 
 

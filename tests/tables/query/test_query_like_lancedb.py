@@ -349,21 +349,21 @@ def ours(local: Any, monkeypatch: pytest.MonkeyPatch) -> Table:
     return Table(local.uri, monkeypatch)
 
 
-def in_order(answer: pa.Table) -> pa.Table:
+def in_order(result: pa.Table) -> pa.Table:
     """lancedb returns several vectors in any order, and rows of equal score, too."""
-    keys = [name for name in ("query_index", "_distance", "_score") if name in answer.schema.names]
-    return answer.sort_by(
-        [(name, "ascending") for name in [*keys, *(n for n in ("id", "x") if n in answer.schema.names)]]
+    keys = [name for name in ("query_index", "_distance", "_score") if name in result.schema.names]
+    return result.sort_by(
+        [(name, "ascending") for name in [*keys, *(n for n in ("id", "x") if n in result.schema.names)]]
     )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_query_answers_as_lancedb_does(case: Case, local: Any, ours: Table) -> None:
     theirs, request = case
-    expected, answer = theirs(local).to_arrow(), ours.query(**request)
+    expected, result = theirs(local).to_arrow(), ours.query(**request)
     if request.get("fast_search"):
         expected = expected.drop_columns("_rowid")  # not requested
-    assert answer.schema.equals(expected.schema, check_metadata=True)
-    if "_distance" in answer.schema.names or "_score" in answer.schema.names:
-        answer, expected = in_order(answer), in_order(expected)
-    assert answer.to_pylist() == expected.to_pylist()
+    assert result.schema.equals(expected.schema, check_metadata=True)
+    if "_distance" in result.schema.names or "_score" in result.schema.names:
+        result, expected = in_order(result), in_order(expected)
+    assert result.to_pylist() == expected.to_pylist()

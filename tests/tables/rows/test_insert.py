@@ -275,10 +275,10 @@ def test_insert_into_a_table_changed_after_its_rows_were_written_comes_before_or
         assert response.version == server.open("t").version
         assert server.open("t").to_table()["id"].to_pylist() == expected_ids
     if managed:  # no version ever had rows that could not be read
-        shown = [
+        responses = [
             lance.dataset(location, version=version["version"]).to_table() for version in server.open("t").versions()
         ]
-        assert not any(table["id"].null_count for table in shown if "id" in table.schema.names)
+        assert not any(table["id"].null_count for table in responses if "id" in table.schema.names)
     used = {file.path for version in server.open("t").versions() for file in _files(location, version["version"])}
     assert {path.name for path in data_files(server)} == used
 

@@ -249,11 +249,11 @@ def test_schema_metadata_is_replaced(table: Columns) -> None:
 
 def test_field_metadata_is_merged_nulls_remove_and_replace_clears(table: Columns) -> None:
     table.fields({"path": "a", "metadata": {"k": "1", "l": "2"}}, {"path": "s.y.z", "metadata": {"deep": "yes"}})
-    answer = table.fields(
+    response = table.fields(
         {"path": "a", "metadata": {"k": None, "m": "3"}}, {"path": "s.y.z", "metadata": {"new": "1"}, "replace": True}
     )
-    assert answer.version == 3
-    assert answer.fields == {"a": {"l": "2", "m": "3"}, "s.y.z": {"new": "1"}}
+    assert response.version == 3
+    assert response.fields == {"a": {"l": "2", "m": "3"}, "s.y.z": {"new": "1"}}
     assert table.dataset.schema.field("a").metadata == {b"l": b"2", b"m": b"3"}
 
 

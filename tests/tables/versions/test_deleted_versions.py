@@ -74,14 +74,14 @@ def reads(server: Server, version: int) -> dict[str, Callable[[], Any]]:
     """Call every operation that takes a version by its number."""
     ctx = server.ctx
     location = ctx.store.describe_table(("t",)).location
-    one = {"id": "t", "version": version}
+    request = {"id": "t", "version": version}
     return {
-        "describe a version": lambda: describe_table_version(ctx, ask(models.DescribeTableVersionRequest, **one)),
-        "describe": lambda: describe_table(ctx, ask(models.DescribeTableRequest, **one)),
-        "exists": lambda: table_exists(ctx, ask(models.TableExistsRequest, **one)),
-        "count": lambda: count_table_rows(ctx, ask(models.CountTableRowsRequest, **one)),
-        "restore": lambda: restore_table(ctx, ask(models.RestoreTableRequest, **one)),
-        "tag": lambda: create_table_tag(ctx, ask(models.CreateTableTagRequest, tag="new", **one)),
+        "describe a version": lambda: describe_table_version(ctx, ask(models.DescribeTableVersionRequest, **request)),
+        "describe": lambda: describe_table(ctx, ask(models.DescribeTableRequest, **request)),
+        "exists": lambda: table_exists(ctx, ask(models.TableExistsRequest, **request)),
+        "count": lambda: count_table_rows(ctx, ask(models.CountTableRowsRequest, **request)),
+        "restore": lambda: restore_table(ctx, ask(models.RestoreTableRequest, **request)),
+        "tag": lambda: create_table_tag(ctx, ask(models.CreateTableTagRequest, tag="new", **request)),
         "branch": lambda: create_table_branch(
             ctx, ask(models.CreateTableBranchRequest, id="t", name="new", from_version=version)
         ),
@@ -105,8 +105,8 @@ def test_deleted_versions_are_not_listed_described_or_read(server: Server) -> No
     assert listed(server) == [1, 4, 5]
     assert listed(server, descending=True) == [5, 4, 1]
     assert listed(server, descending=True, limit=1) == [5, 4, 1]
-    answers = {name: told(read) for name, read in reads(server, 3).items()}
-    assert answers == dict.fromkeys(answers, TableVersionNotFoundError)
+    outcomes = {name: told(read) for name, read in reads(server, 3).items()}
+    assert outcomes == dict.fromkeys(outcomes, TableVersionNotFoundError)
     for version in (1, 4, 5):
         reads(server, version)["describe a version"]()
         assert reads(server, version)["count"]() == 3 * version
@@ -134,13 +134,13 @@ def test_versions_of_a_branch_are_its_own(server: Server) -> None:
     create_table_branch(server.ctx, ask(models.CreateTableBranchRequest, id="t", name="b", from_version=2))
     for _ in range(2):
         insert_into_table(server.ctx, ask(models.InsertIntoTableRequest, id="t", branch="b"), small(ROWS))
-    there = listed(server, branch="b")
-    assert delete(server, (0, -1), branch="b") == len(there) - 1
-    assert (listed(server, branch="b"), listed(server)) == (there[-1:], [1, 2, 3, 4, 5])
+    versions = listed(server, branch="b")
+    assert delete(server, (0, -1), branch="b") == len(versions) - 1
+    assert (listed(server, branch="b"), listed(server)) == (versions[-1:], [1, 2, 3, 4, 5])
     delete_table_branch(server.ctx, ask(models.DeleteTableBranchRequest, id="t", name="b"))
     create_table_branch(server.ctx, ask(models.CreateTableBranchRequest, id="t", name="b", from_version=2))
     insert_into_table(server.ctx, ask(models.InsertIntoTableRequest, id="t", branch="b"), small(ROWS))
-    assert listed(server, branch="b") == there[:2]
+    assert listed(server, branch="b") == versions[:2]
 
 
 def test_deleted_versions_stay_deleted_by_repair_and_undrop(server: Server) -> None:
@@ -205,19 +205,19 @@ def test_version_that_exists_is_told_before_anything_else_is_looked_at(server: S
 
 def test_batch_deletes_versions_for_all_to_see(server: Server, tmp_path: Path) -> None:
     folder = Path(server.ctx.store.describe_table(("t",)).location)
-    answer = commit_all(
+    response = commit_all(
         server,
         {"create_table_version": {"id": ["t"], "version": 6, "manifest_path": stage(folder, 6, tmp_path, ROWS)}},
         {"delete_table_versions": {"id": ["t"], "ranges": [{"start_version": 2, "end_version": -1}]}},
     )
-    deleted = answer.results[1].delete_table_versions
+    deleted = response.results[1].delete_table_versions
     assert (deleted and deleted.deleted_count, listed(server)) == (4, [1, 6])
-    bad: dict[str, Any] = {"deregister_table": {"id": ["nope"]}}
+    invalid: dict[str, Any] = {"deregister_table": {"id": ["nope"]}}
     with pytest.raises(LanceNamespaceError):
         commit_all(
             server,
             {"delete_table_versions": {"id": ["t"], "ranges": [{"start_version": 0, "end_version": -1}]}},
-            bad,
+            invalid,
         )
     assert listed(server) == [1, 6]
 

@@ -193,8 +193,8 @@ def test_tag_of_a_branch_says_so(table: Table) -> None:
     table.call(branches.create_table_branch, name="dev", from_version=2)
     table.dataset.checkout_version(("dev", None)).insert(ROWS)
     table.call(tags.create_table_tag, tag="a", version=3, branch="dev")
-    answer = table.call(tags.get_table_tag_version, tag="a")
-    assert (answer.version, answer.branch) == (3, "dev")
+    response = table.call(tags.get_table_tag_version, tag="a")
+    assert (response.version, response.branch) == (3, "dev")
 
 
 def test_branches_are_made_from_versions_and_branches(table: Table) -> None:

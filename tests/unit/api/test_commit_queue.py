@@ -152,15 +152,15 @@ async def test_turn_without_a_commit_times_out_and_its_client_is_no_writer_any_m
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_turns_of_two_processes_wait_for_each_other() -> None:
-    here = Table(CommitQueues(Locks()))
-    there = Table(CommitQueues(Locks()), here.name)
-    await here.lose(ANN)
-    await there.lose(BOB)
-    await here.latest(ANN)
-    other = asyncio.ensure_future(there.latest(BOB))
+    first = Table(CommitQueues(Locks()))
+    second = Table(CommitQueues(Locks()), first.name)
+    await first.lose(ANN)
+    await second.lose(BOB)
+    await first.latest(ANN)
+    other = asyncio.ensure_future(second.latest(BOB))
     await rest()
-    assert there.order == []
-    await here.commit(ANN)
+    assert second.order == []
+    await first.commit(ANN)
     await other
 
 
@@ -231,16 +231,16 @@ async def test_client_that_has_lost_and_leaves_is_waited_for_no_longer(monkeypat
 async def test_client_that_has_lost_is_waited_for_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "RETURN_SECONDS", LONG)
     monkeypatch.setattr(commit_queue, "MAX_RETURN_SECONDS", LONG)
-    here = Table(CommitQueues(Locks()))
-    there = Table(CommitQueues(Locks()), here.name)
-    await here.lose(ANN)
+    first = Table(CommitQueues(Locks()))
+    second = Table(CommitQueues(Locks()), first.name)
+    await first.lose(ANN)
     await rest()
-    await there.lose(BOB)
-    await there.commit(BOB)
-    waiting = asyncio.ensure_future(there.latest(BOB))
+    await second.lose(BOB)
+    await second.commit(BOB)
+    waiting = asyncio.ensure_future(second.latest(BOB))
     await rest()
-    assert there.order == []
-    await here.commit(ANN)
+    assert second.order == []
+    await first.commit(ANN)
     await waiting
 
 
@@ -259,21 +259,21 @@ async def test_client_that_has_lost_and_reads_again_is_not_waited_for(monkeypatc
 async def test_turns_go_from_process_to_process_after_each_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "SERIES_SECONDS", 0.0)
     monkeypatch.setattr(commit_queue, "REST_SECONDS", 1.0)
-    here = Table(CommitQueues(Locks()))
-    there = Table(CommitQueues(Locks()), here.name)
-    there.order = here.order
-    await here.lose(ANN, CLEO)
-    await there.lose(BOB)
-    await here.latest(ANN)
-    others = [asyncio.ensure_future(table.latest(peer)) for table, peer in ((there, BOB), (here, CLEO))]
+    first = Table(CommitQueues(Locks()))
+    second = Table(CommitQueues(Locks()), first.name)
+    second.order = first.order
+    await first.lose(ANN, CLEO)
+    await second.lose(BOB)
+    await first.latest(ANN)
+    others = [asyncio.ensure_future(table.latest(peer)) for table, peer in ((second, BOB), (first, CLEO))]
     await rest()
-    await here.commit(ANN)
+    await first.commit(ANN)
     await others[0]
     await rest()
-    assert here.order == [ANN, BOB], "the turns are the other process's, though somebody waits here"
-    await there.commit(BOB)
+    assert first.order == [ANN, BOB], "the turns are the other process's, though somebody waits here"
+    await second.commit(BOB)
     await others[1]
-    assert here.order == [ANN, BOB, CLEO]
+    assert first.order == [ANN, BOB, CLEO]
 
 
 def test_turns_that_come_once_the_server_has_stopped_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

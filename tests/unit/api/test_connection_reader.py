@@ -31,17 +31,17 @@ class Body:
     def read(self, count: int, patience: float = PATIENCE) -> bytes:
         """That many bytes, fewer only at the end."""
         buffer, at = bytearray(count), 0
-        while taken := self.reader.read_into(memoryview(buffer)[at:], patience) if at < count else 0:
-            at += taken
+        while received := self.reader.read_into(memoryview(buffer)[at:], patience) if at < count else 0:
+            at += received
         return bytes(buffer[:at])
 
 
 @pytest.fixture
 def body() -> Iterator[Body]:
-    found = Body()
-    yield found
-    found.reader.close()
-    found.client.close()
+    connected_body = Body()
+    yield connected_body
+    connected_body.reader.close()
+    connected_body.client.close()
 
 
 def test_read_into_takes_the_body_and_nothing_behind_it(body: Body) -> None:
@@ -73,10 +73,10 @@ def test_read_into_whose_client_sends_nothing_is_408(body: Body) -> None:
 def test_end_stops_who_waits_and_tells_what_is_left(body: Body) -> None:
     body.client.sendall(b"abc")
     assert body.read(3) == b"abc"
-    began, failed = threading.Event(), []
+    started, failed = threading.Event(), []
 
     def wait() -> None:
-        began.set()
+        started.set()
         try:
             body.read(1)
         except OSError as error:
@@ -84,7 +84,7 @@ def test_end_stops_who_waits_and_tells_what_is_left(body: Body) -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    began.wait(PATIENCE)
+    started.wait(PATIENCE)
     body.reader.close()
     waiting.join(PATIENCE)
     assert (failed, body.unread) == (["the body reader is closed"], [Body.SIZE - 3])

@@ -29,8 +29,8 @@ WORDS = pa.table(
 
 def written(rows: Any, *, file: bool = False, compression: str | None = None, **options: Any) -> bytes:
     sink = io.BytesIO()
-    made = pa.ipc.IpcWriteOptions(compression=compression, **options)
-    with (pa.ipc.new_file if file else pa.ipc.new_stream)(sink, rows.schema, options=made) as writer:
+    write_options = pa.ipc.IpcWriteOptions(compression=compression, **options)
+    with (pa.ipc.new_file if file else pa.ipc.new_stream)(sink, rows.schema, options=write_options) as writer:
         writer.write(rows)
     return sink.getvalue()
 

@@ -80,10 +80,10 @@ def test_lease_is_kept_of_a_request_that_had_to_wait_for_a_thread(tmp_path: Path
             time.sleep(1.2)
             return services.store.begin_request(NewRequest("id", "scope", None, "other", 1000, 1000))[1]
 
-        mine = insertion(Leases(services, records))
+        keyed = insertion(Leases(services, records))
         busy.submit(time.sleep, 1.0)
         request = models.InsertIntoTableRequest(id=["t"])
-        assert asyncio.run(mine.run(Context(services, "test"), request, b"", others_get_it, busy)) is False
+        assert asyncio.run(keyed.run(Context(services, "test"), request, b"", others_get_it, busy)) is False
 
 
 def test_lease_is_kept_of_a_lost_request_while_its_commit_is_looked_for(
@@ -100,10 +100,10 @@ def test_lease_is_kept_of_a_lost_request_while_its_commit_is_looked_for(
             return services.store.begin_request(structs.replace(lost, owner="other", lease_ms=1000))[1]
 
         monkeypatch.setattr(requests, "recover_response", others_get_it)
-        mine = insertion(Leases(services, records), is_matched_by_body=True)
+        keyed = insertion(Leases(services, records), is_matched_by_body=True)
         request = models.InsertIntoTableRequest(id=["t"])
-        found = asyncio.run(mine.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
-        assert found is False
+        response = asyncio.run(keyed.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
+        assert response is False
 
 
 def test_answer_of_another_that_is_lost_again_on_its_way_is_given_to_the_next(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_answer_of_another_that_is_lost_again_on_its_way_is_given_to_the_next(tm
 
         def answer(id_: str) -> Any:
             time.sleep(0.01)
-            mine = insertion(Leases(services, records), id_, is_matched_by_body=True)
+            keyed = insertion(Leases(services, records), id_, is_matched_by_body=True)
             request = models.InsertIntoTableRequest(id=["t"])
-            return asyncio.run(mine.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
+            return asyncio.run(keyed.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
 
         assert answer("second").status == 200
         time.sleep(0.6)
@@ -158,9 +158,9 @@ def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> N
             await asyncio.to_thread(seen.wait)
 
         async def run() -> tuple[bool, bool]:
-            mine, request = insertion(leases, is_matched_by_body=True), models.InsertIntoTableRequest()
-            mine.watch_client(gone())
-            found: tuple[bool, bool] = await mine.run(Context(services, "test"), request, b"", work, pool)
-            return found
+            keyed, request = insertion(leases, is_matched_by_body=True), models.InsertIntoTableRequest()
+            keyed.watch_client(gone())
+            result: tuple[bool, bool] = await keyed.run(Context(services, "test"), request, b"", work, pool)
+            return result
 
         assert asyncio.run(run()) == (True, False)

@@ -70,9 +70,9 @@ def test_deadline_is_what_the_header_says() -> None:
     assert (deadline.seconds, deadline.work) == (2.5, "merge insert")
     with pytest.raises(DeadlineExceededError, match="merge insert timed out"):
         dialect.read_deadline(merge, others, {b"x-request-timeout-ms": b"0"})
-    for wrong in (b"", b"-1", b"1.5", b"1" * 19, "\u0661".encode()):
+    for header in (b"", b"-1", b"1.5", b"1" * 19, "\u0661".encode()):
         with pytest.raises(InvalidInputError, match="whole number"):
-            dialect.read_deadline(query, queries, {b"x-request-timeout-ms": wrong})
+            dialect.read_deadline(query, queries, {b"x-request-timeout-ms": header})
 
 
 def test_earliest_takes_the_deadline_that_comes_first() -> None:

@@ -54,13 +54,13 @@ def test_query_with_use_lsm_is_refused_only_if_true() -> None:
 
 
 def test_query_with_a_null_fuzziness_is_automatic() -> None:
-    asked = read(full_text_query={"query": {"match": {"terms": "fox", "fuzziness": None}}})
-    assert asked["full_text_query"]["structured_query"]["query"]["match"] == {"terms": "fox", "fuzziness": "auto"}
+    request = read(full_text_query={"query": {"match": {"terms": "fox", "fuzziness": None}}})
+    assert request["full_text_query"]["structured_query"]["query"]["match"] == {"terms": "fox", "fuzziness": "auto"}
 
 
 def test_query_of_words_and_columns_is_a_string_query() -> None:
-    asked = read(full_text_query={"query": "fox", "columns": ["text"]})
-    assert asked["full_text_query"] == {"string_query": {"query": "fox", "columns": ["text"]}}
+    request = read(full_text_query={"query": "fox", "columns": ["text"]})
+    assert request["full_text_query"] == {"string_query": {"query": "fox", "columns": ["text"]}}
 
 
 def test_query_in_the_shape_of_the_specification_is_kept() -> None:

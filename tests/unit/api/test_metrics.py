@@ -57,20 +57,20 @@ def test_time_is_counted_in_the_buckets_that_it_is_within() -> None:
         counts.end_request("DescribeTable", 200, seconds, first_seconds=seconds / 1000)
     counts.start_request()
     counts.end_request("DescribeTable", 404, 0.002)
-    found = samples(counts)
-    assert found["tiltyard_requests_total", "DescribeTable", "200"] == 4
-    assert found["tiltyard_requests_total", "DescribeTable", "404"] == 1
+    values = samples(counts)
+    assert values["tiltyard_requests_total", "DescribeTable", "200"] == 4
+    assert values["tiltyard_requests_total", "DescribeTable", "404"] == 1
     within = {"0.0005": 1, "0.001": 2, "0.0025": 2, "0.25": 2, "0.5": 3, "5.0": 3, "20.0": 3, "30.0": 3, "+Inf": 4}
     for bound, number in within.items():
-        assert found["tiltyard_request_seconds_bucket", bound, "DescribeTable", "2xx"] == number
-    assert found["tiltyard_request_seconds_bucket", "0.0025", "DescribeTable", "4xx"] == 1
-    assert found["tiltyard_request_seconds_count", "DescribeTable", "2xx"] == 4
-    assert found["tiltyard_request_seconds_sum", "DescribeTable", "2xx"] == pytest.approx(100.3011)
+        assert values["tiltyard_request_seconds_bucket", bound, "DescribeTable", "2xx"] == number
+    assert values["tiltyard_request_seconds_bucket", "0.0025", "DescribeTable", "4xx"] == 1
+    assert values["tiltyard_request_seconds_count", "DescribeTable", "2xx"] == 4
+    assert values["tiltyard_request_seconds_sum", "DescribeTable", "2xx"] == pytest.approx(100.3011)
     # A client that reads for 100 s does not make a slow server.
-    assert found["tiltyard_request_first_byte_seconds_bucket", "0.1", "DescribeTable", "2xx"] == 4
-    assert found["tiltyard_request_first_byte_seconds_bucket", "0.05", "DescribeTable", "2xx"] == 3
-    assert found["tiltyard_request_first_byte_seconds_sum", "DescribeTable", "2xx"] == pytest.approx(0.1003011)
-    assert found["tiltyard_request_first_byte_seconds_count", "DescribeTable", "4xx"] == 1
+    assert values["tiltyard_request_first_byte_seconds_bucket", "0.1", "DescribeTable", "2xx"] == 4
+    assert values["tiltyard_request_first_byte_seconds_bucket", "0.05", "DescribeTable", "2xx"] == 3
+    assert values["tiltyard_request_first_byte_seconds_sum", "DescribeTable", "2xx"] == pytest.approx(0.1003011)
+    assert values["tiltyard_request_first_byte_seconds_count", "DescribeTable", "4xx"] == 1
 
 
 def counted(*calls: Callable[[], None]) -> None:
@@ -85,46 +85,46 @@ def counted(*calls: Callable[[], None]) -> None:
 
 
 def test_processes_tell_what_ended_and_what_runs(shared: Path) -> None:
-    here, there = Metrics(), Metrics()
+    first, second = Metrics(), Metrics()
     listed = "ListTables", 200, 0.1
     counted(
-        there.start_request,
-        there.start_request,
-        lambda: there.end_request(*listed),
-        here.start_request,
-        lambda: here.end_request(*listed),
+        second.start_request,
+        second.start_request,
+        lambda: second.end_request(*listed),
+        first.start_request,
+        lambda: first.end_request(*listed),
     )
-    found = samples(here)
-    assert found["tiltyard_requests_total", "ListTables", "200"] == 2
-    assert found["tiltyard_requests_running",] == 1
+    values = samples(first)
+    assert values["tiltyard_requests_total", "ListTables", "200"] == 2
+    assert values["tiltyard_requests_running",] == 1
 
 
 def test_a_request_is_told_however_long_it_runs(shared: Path) -> None:
-    here, there = Metrics(), Metrics()
+    first, second = Metrics(), Metrics()
 
     async def run() -> None:
-        there.start_request()
+        second.start_request()
         await asyncio.sleep(0.1)
-        there.end_request("", 404, 0.1)
+        second.end_request("", 404, 0.1)
         await asyncio.sleep(0.1)
 
     asyncio.run(run())
-    found = samples(here)
-    assert found["tiltyard_requests_total", "none", "404"] == 1
-    assert found["tiltyard_requests_running",] == 0
+    values = samples(first)
+    assert values["tiltyard_requests_total", "none", "404"] == 1
+    assert values["tiltyard_requests_running",] == 0
 
 
 def test_what_a_killed_process_ran_runs_no_more_and_what_it_ended_stays(shared: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
-    there = Metrics()
-    counted(there.start_request, there.start_request, lambda: there.end_request("ListTables", 200, 0.1))
+    second = Metrics()
+    counted(second.start_request, second.start_request, lambda: second.end_request("ListTables", 200, 0.1))
     [file] = shared.glob("*.json")
-    told = msgspec.json.decode(file.read_bytes())
-    file.with_name("killed.json").write_bytes(msgspec.json.encode({**told, "pid": killed.pid}))
-    found = samples(there)
-    assert found["tiltyard_requests_total", "ListTables", "200"] == 2
-    assert found["tiltyard_requests_running",] == 1
+    saved = msgspec.json.decode(file.read_bytes())
+    file.with_name("killed.json").write_bytes(msgspec.json.encode({**saved, "pid": killed.pid}))
+    values = samples(second)
+    assert values["tiltyard_requests_total", "ListTables", "200"] == 2
+    assert values["tiltyard_requests_running",] == 1
 
 
 def test_requests_are_counted_where_nothing_can_be_written(shared: Path, caplog: pytest.LogCaptureFixture) -> None:

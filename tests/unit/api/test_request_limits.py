@@ -98,10 +98,14 @@ def test_rate_limits_by_name_stand_in_place_of_the_general_one() -> None:
             return error
         return None
 
-    answers = {who.name: [refused(who) for _ in range(5)] for who in (ANN, BOB)}
-    assert [answers["ann"].count(None), answers["bob"].count(None)] == [1, 3]
-    told = answers["bob"][-1]
-    assert told is not None and (told.status, told.code, told.headers) == (429, 21, ((b"retry-after", b"1"),))
+    refusals = {who.name: [refused(who) for _ in range(5)] for who in (ANN, BOB)}
+    assert [refusals["ann"].count(None), refusals["bob"].count(None)] == [1, 3]
+    refusal = refusals["bob"][-1]
+    assert refusal is not None and (refusal.status, refusal.code, refusal.headers) == (
+        429,
+        21,
+        ((b"retry-after", b"1"),),
+    )
 
 
 def test_rate_limit_where_nobody_is_asked_counts_addresses() -> None:
@@ -205,6 +209,6 @@ def test_every_field_of_entries_is_one_of_its_request() -> None:
 @pytest.mark.parametrize("end", [b"", b"\\", b"\\\n", b'"'])
 @pytest.mark.parametrize("inside", [b'\\"', b"a", b'\\"a\\\n'])
 def test_depth_of_a_text_that_never_ends_is_told_in_no_time(inside: bytes, end: bytes) -> None:
-    began = time.process_time()
+    started_at = time.process_time()
     assert depth(b"[[" + b'"' + inside * 200_000 + end) == 2
-    assert time.process_time() - began < 2  # a look from each quote to the end would take minutes
+    assert time.process_time() - started_at < 2  # a look from each quote to the end would take minutes

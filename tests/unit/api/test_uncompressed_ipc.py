@@ -59,10 +59,10 @@ def test_read_is_what_was_written_first_and_again(table: pa.Table, chunk: int | 
     plain = uncompressed_ipc.find_messages(body)
     assert plain is not None and plain.has_native_endianness
     for _ in range(2):
-        found = read(body)
-        found.validate(full=True)
-        assert found.schema.equals(table.schema, check_metadata=True) and found.equals(table)
-        assert found.to_batches() == pa.ipc.open_stream(body).read_all().to_batches()
+        result = read(body)
+        result.validate(full=True)
+        assert result.schema.equals(table.schema, check_metadata=True) and result.equals(table)
+        assert result.to_batches() == pa.ipc.open_stream(body).read_all().to_batches()
 
 
 def test_read_keeps_schemas_apart_that_differ_in_metadata_alone() -> None:

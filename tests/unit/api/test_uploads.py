@@ -141,10 +141,10 @@ def test_upload_window_holds_back_the_sender(monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(body, StreamedBody)
         feeding = asyncio.get_running_loop().create_task(body.feed())
         await asyncio.sleep(0.1)
-        held = body._held_bytes
+        held_bytes = body._held_bytes
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
-        return held
+        return held_bytes
 
     assert asyncio.run(scenario()) < 12_000
 
@@ -175,10 +175,10 @@ def test_body_that_drips_takes_little_more_than_its_bytes() -> None:
     pieces = iter(range(100_000, -1, -1))
 
     async def receive() -> dict[str, Any]:
-        left = next(pieces)
-        if left % 100 == 0:
+        number = next(pieces)
+        if number % 100 == 0:
             await asyncio.sleep(0)  # the loop forgets timers that were canceled
-        return {"type": "http.request", "body": bytes(bytearray(2)), "more_body": left > 0}
+        return {"type": "http.request", "body": bytes(bytearray(2)), "more_body": number > 0}
 
     async def scenario() -> None:
         assert len(await read_body(receive, 1 << 20)) == 200_002

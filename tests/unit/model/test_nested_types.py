@@ -65,9 +65,9 @@ def test_cast_array_takes_the_inner_names_of_the_wanted_type_both_ways(array: pa
 
 
 def test_is_same_type_takes_no_account_of_metadata() -> None:
-    one, other = (pa.struct([pa.field("a", INT, metadata={"k": value})]) for value in "xy")
-    assert is_same_type(one, other)
-    assert is_same_schema(pa.schema([pa.field("a", one)]), pa.schema([pa.field("a", other)]))
+    first, second = (pa.struct([pa.field("a", INT, metadata={"k": value})]) for value in "xy")
+    assert is_same_type(first, second)
+    assert is_same_schema(pa.schema([pa.field("a", first)]), pa.schema([pa.field("a", second)]))
     assert not is_same_schema(pa.schema([pa.field("a", ALIKE[0][0].type)]), pa.schema([pa.field("a", ALIKE[0][1])]))
 
 
@@ -108,11 +108,11 @@ def test_cast_array_refuses_what_may_not_be_null_as_a_value() -> None:
 
 
 def test_unknown_fields_names_paths_at_any_depth() -> None:
-    given = pa.struct([("a", INT), ("b", pa.list_(pa.struct([("c", INT), ("d", INT)])))])
-    wanted = pa.struct([("b", pa.list_(pa.struct([("c", INT)])))])
-    assert list(unknown_fields(given, wanted)) == ["a", "b.d"]
-    assert list(unknown_fields(wanted, given)) == []
-    assert list(unknown_fields(given, pa.list_(INT))) == []
+    source = pa.struct([("a", INT), ("b", pa.list_(pa.struct([("c", INT), ("d", INT)])))])
+    target = pa.struct([("b", pa.list_(pa.struct([("c", INT)])))])
+    assert list(unknown_fields(source, target)) == ["a", "b.d"]
+    assert list(unknown_fields(target, source)) == []
+    assert list(unknown_fields(source, pa.list_(INT))) == []
 
 
 def test_map_renamings_give_a_table_names_that_pyarrow_can_say(tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ def test_pylance_cannot_read_a_compaction_that_remapped_an_index(
     constructor: Any = LanceOperation.RewrittenIndex.__init__
     monkeypatch.setattr(constructor, "__defaults__", None)  # as pylance has it
     read = [lambda: compacted.read_transaction(4), lambda: compacted.get_transactions(1)]
-    for one in read:
+    for entry in read:
         if lance.__version__ in CANNOT_READ_REWRITTEN_INDEXES:
             with pytest.raises(TypeError, match="RewrittenIndex"):
-                one()
+                entry()
         else:
-            one()
+            entry()
             pytest.fail(
                 f"pylance {lance.__version__} reads it: the work-around in tiltyard.model.table_history can go."
             )
@@ -51,15 +51,15 @@ def test_pylance_cannot_read_a_compaction_that_remapped_an_index(
 def test_read_transaction_of_a_compaction_that_remapped_an_index_tells_its_fragments(
     compacted: lance.LanceDataset,
 ) -> None:
-    found = read_transaction(compacted, 4)
-    assert found is not None
-    assert isinstance(found.operation, LanceOperation.Rewrite)
-    assert [len(list(group.old_fragments)) for group in found.operation.groups] == [2]
-    assert len(list(found.operation.rewritten_indices)) == 1
+    transaction = read_transaction(compacted, 4)
+    assert transaction is not None
+    assert isinstance(transaction.operation, LanceOperation.Rewrite)
+    assert [len(list(group.old_fragments)) for group in transaction.operation.groups] == [2]
+    assert len(list(transaction.operation.rewritten_indices)) == 1
 
 
 def test_read_transactions_goes_back_over_a_compaction_newest_first(compacted: lance.LanceDataset) -> None:
-    kinds = [(version, type(one.operation).__name__) for version, one in read_transactions(compacted)]
+    kinds = [(version, type(entry.operation).__name__) for version, entry in read_transactions(compacted)]
     assert (kinds[0], kinds[2:]) == ((4, "Rewrite"), [(2, "CreateIndex"), (1, "Overwrite")])
     assert [version for version, _ in read_transactions(compacted, since=2)] == [4, 3]
     assert [version for version, _ in read_transactions(compacted, since=-5)] == [4, 3, 2, 1]
@@ -75,7 +75,7 @@ def test_read_transactions_ends_where_versions_were_cleaned_up(compacted: lance.
 def test_read_transactions_of_a_branch_ends_where_it_left_main(compacted: lance.LanceDataset) -> None:
     branch = compacted.create_branch("b")
     branch.insert(ROWS)
-    kinds = [type(one.operation).__name__ for _, one in read_transactions(branch)]
+    kinds = [type(entry.operation).__name__ for _, entry in read_transactions(branch)]
     assert kinds == ["Append", "Clone"]
 
 
@@ -88,5 +88,5 @@ def test_what_a_view_was_made_of_is_not_known_where_a_client_wrote_anything_else
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"id": "3"}', '{"id": {}}', "[" * 100_000])
 def test_marks_that_a_client_wrote_otherwise_are_none(text: str) -> None:
-    made = lance.Transaction(1, LanceOperation.Append([]), transaction_properties={REQUESTS: text})
-    assert marked_rows(made, "id") is None
+    transaction = lance.Transaction(1, LanceOperation.Append([]), transaction_properties={REQUESTS: text})
+    assert marked_rows(transaction, "id") is None

@@ -63,8 +63,8 @@ def test_files_that_differ_have_the_columns_of_all_in_types_that_hold_all(tmp_pa
     merged = read(tmp_path)
     assert merged.schema == pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.float64())])
     assert merged.to_pylist() == [{"id": 1, "a": "x", "b": None}, {"id": 1 << 40, "a": None, "b": 0.5}]
-    first, bad = rows_of(tmp_path, schema=SchemaMode.FIRST)
-    assert first.to_pylist() == [{"id": 1, "a": "x"}] and "id: Integer value 1099511627776 not in range" in bad[0]
+    first, rejected = rows_of(tmp_path, schema=SchemaMode.FIRST)
+    assert first.to_pylist() == [{"id": 1, "a": "x"}] and "id: Integer value 1099511627776 not in range" in rejected[0]
     with pytest.raises(
         RefusedError, match=rf"id' is int64 in {tmp_path}/2.{kind} and int32 in {tmp_path}/1.{kind}, and"
     ):
@@ -298,10 +298,10 @@ def test_csv_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: 
         ("5", "NA"),
     ]:
         file = csv(tmp_path, "a,b\n" + f"{early},1\n" * 100 + f"{late},2\n{early},3\n")
-        rows, bad = rows_of(file)
+        rows, rejected = rows_of(file)
         assert rows["b"].to_pylist()[-2:] == [1, 3], late
-        assert len(bad) == 1 and bad[0].startswith("line 102: column 'a': "), bad
-        assert late in bad[0] or "zone" in bad[0], bad
+        assert len(rejected) == 1 and rejected[0].startswith("line 102: column 'a': "), rejected
+        assert late in rejected[0] or "zone" in rejected[0], rejected
 
 
 def test_types_are_inferred_from_within_large_files_too(tmp_path: Path, monkeypatch: Any) -> None:
@@ -334,8 +334,8 @@ def test_csv_rows_for_a_table_have_its_types_as_they_are_written(tmp_path: Path)
     table = pa.schema(
         [("id", pa.int32()), ("version", pa.string()), ("price", pa.decimal128(20, 2)), ("r", pa.float32())]
     )
-    rows, bad = rows_of(csv(tmp_path, "id,version,price,r\n1,1.10,12345678901234567.89,0.1\n"), table)
-    assert not bad and rows.schema == table
+    rows, rejected = rows_of(csv(tmp_path, "id,version,price,r\n1,1.10,12345678901234567.89,0.1\n"), table)
+    assert not rejected and rows.schema == table
     assert rows.to_pylist()[0] | {"r": 0} == {
         "id": 1,
         "version": "1.10",
@@ -343,8 +343,8 @@ def test_csv_rows_for_a_table_have_its_types_as_they_are_written(tmp_path: Path)
         "r": 0,
     }
     line = '{"id": 7, "version": 1.10, "price": 12345678901234567.89, "r": 0.1}\n'
-    rows, bad = rows_of(csv(tmp_path, line, "rows.jsonl"), table)
-    assert not bad and rows.to_pylist()[0]["version"] == "1.10"
+    rows, rejected = rows_of(csv(tmp_path, line, "rows.jsonl"), table)
+    assert not rejected and rows.to_pylist()[0]["version"] == "1.10"
     assert rows["price"].to_pylist() == [Decimal("12345678901234567.89")]
 
 
@@ -369,8 +369,8 @@ def test_csv_marks_line_ends_and_bytes_of_other_systems_are_no_part_of_values(tm
     assert read(csv(tmp_path, b"a,b\n1,x\0y\n"))["b"].to_pylist() == ["x\0y"]
     assert read(csv(tmp_path, b"a\n1\n\n3\n"))["a"].to_pylist() == [1, None, 3]
     assert read(csv(tmp_path, b'"a\nb",c\n1,2\n')).column_names == ["a\nb", "c"]
-    rows, bad = rows_of(csv(tmp_path, b"a,b\n1,x\n2,M\xfcnchen\n"))
-    assert rows.num_rows == 1 and bad == ["line 3: column 'b': CSV conversion error to string: invalid UTF8 data"]
+    rows, rejected = rows_of(csv(tmp_path, b"a,b\n1,x\n2,M\xfcnchen\n"))
+    assert rows.num_rows == 1 and rejected == ["line 3: column 'b': CSV conversion error to string: invalid UTF8 data"]
 
 
 def test_csv_columns_go_by_their_names_in_each_file(tmp_path: Path) -> None:
@@ -393,8 +393,8 @@ def test_csv_rejected_row_is_named_by_the_line_of_its_file(tmp_path: Path, monke
     }
     file = csv(tmp_path, "\n".join(broken.get(at, line) for at, line in enumerate(lines)))
     assert len(find_source(SourceOptions(str(file))).pieces) > 5
-    rows, bad = rows_of(file, types={"id": pa.int64()})
-    assert [int(reason.partition(":")[0].removeprefix("line ")) - 1 for reason in bad] == list(broken)
+    rows, rejected = rows_of(file, types={"id": pa.int64()})
+    assert [int(reason.partition(":")[0].removeprefix("line ")) - 1 for reason in rejected] == list(broken)
     assert rows["text"].to_pylist()[:3] == ["two\nlines"] * 3 and rows.num_rows == 197
 
 
@@ -407,8 +407,8 @@ def test_csv_value_over_several_lines_is_never_cut(tmp_path: Path, monkeypatch: 
     with pytest.raises(RefusedError, match=r"rows.csv, line \d+: a value with a line break goes on .*--multiline"):
         read(file)
     assert read(file, multiline=True) == whole
-    rows, bad = rows_of(csv(tmp_path, 'id,text\n1,x\n2,"y\n3,z\n'))
-    assert rows.num_rows == 1 and bad == ["line 3: a quote is opened and not closed"]
+    rows, rejected = rows_of(csv(tmp_path, 'id,text\n1,x\n2,"y\n3,z\n'))
+    assert rows.num_rows == 1 and rejected == ["line 3: a quote is opened and not closed"]
 
 
 def test_split_records_with_quotes_anywhere_finds_the_ends_of_records() -> None:
@@ -469,9 +469,9 @@ def test_json_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path:
         ('"x"', '{"y": 1}'),
     ]:
         lines = [f'{{"a": {early}, "b": 1}}'] * 50 + [f'{{"a": {late}, "b": 2}}', f'{{"a": {early}, "b": 3}}']
-        rows, bad = rows_of(jsonl(tmp_path, *lines))
+        rows, rejected = rows_of(jsonl(tmp_path, *lines))
         assert rows["b"].to_pylist()[-2:] == [1, 3], late
-        assert len(bad) == 1 and bad[0].startswith("line 51: "), bad
+        assert len(rejected) == 1 and rejected[0].startswith("line 51: "), rejected
 
 
 def test_json_numbers_are_what_a_cast_says(tmp_path: Path) -> None:
@@ -486,24 +486,31 @@ def test_json_numbers_are_what_a_cast_says(tmp_path: Path) -> None:
 
 
 def test_json_bytes_that_are_no_text_are_rejected_and_a_mark_is_none(tmp_path: Path) -> None:
-    rows, bad = rows_of(jsonl(tmp_path, b'\xef\xbb\xbf{"a": "x"}', b'{"a": "M\xfcnchen"}', '{"a": "ü"}'))
-    assert rows["a"].to_pylist() == ["x", "ü"] and bad[0].startswith("line 2: the line is not UTF-8")
-    rows, bad = rows_of(jsonl(tmp_path, '{"a": "x"}', '{"a": "y", "a": "z"}'))
-    assert rows.num_rows == 1 and "line 2: " in bad[0] and "twice" in bad[0]
+    rows, rejected = rows_of(jsonl(tmp_path, b'\xef\xbb\xbf{"a": "x"}', b'{"a": "M\xfcnchen"}', '{"a": "ü"}'))
+    assert rows["a"].to_pylist() == ["x", "ü"] and rejected[0].startswith("line 2: the line is not UTF-8")
+    rows, rejected = rows_of(jsonl(tmp_path, '{"a": "x"}', '{"a": "y", "a": "z"}'))
+    assert rows.num_rows == 1 and "line 2: " in rejected[0] and "twice" in rejected[0]
 
 
 def test_json_lines_that_are_no_objects_or_no_text_are_rejected(tmp_path: Path) -> None:
     lines = [r'{"a": "\ud800"}', "null", '{"a": "x"}', " null", "5", r'{"\udfff": 1}', r'{"a": "\ud83d\ude00"}', "null"]
-    rows, bad = rows_of(jsonl(tmp_path, *lines))
+    rows, rejected = rows_of(jsonl(tmp_path, *lines))
     assert rows.to_pylist() == [{"a": "x"}, {"a": "\N{GRINNING FACE}"}]
-    assert [reason.partition(":")[0] for reason in bad] == ["line 1", "line 2", "line 4", "line 5", "line 6", "line 8"]
+    assert [reason.partition(":")[0] for reason in rejected] == [
+        "line 1",
+        "line 2",
+        "line 4",
+        "line 5",
+        "line 6",
+        "line 8",
+    ]
 
 
 def test_json_number_that_would_be_infinite_is_rejected_beside_one_that_is(tmp_path: Path) -> None:
     file = jsonl(tmp_path, '{"a": 1.5}', '{"a": 1e300}', '{"a": Infinity}')
-    rows, bad = rows_of(file, types={"a": pa.float32()})
+    rows, rejected = rows_of(file, types={"a": pa.float32()})
     assert rows["a"].to_pylist() == [1.5, float("inf")]
-    assert len(bad) == 1 and bad[0].startswith("line 2: column 'a': a number is beyond what float")
+    assert len(rejected) == 1 and rejected[0].startswith("line 2: column 'a': a number is beyond what float")
 
 
 def test_json_fields_of_all_files_are_columns(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ class Worker:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
-        mine, least = self.process.stdout.readline().split()
-        return int(mine), int(least)
+        own, least = self.process.stdout.readline().split()
+        return int(own), int(least)
 
     def end(self) -> None:
         self.process.communicate()
@@ -149,7 +149,7 @@ def run(counts: list[int | None], servers: int, connections: int) -> None:
         ]
         before = list(counts)
         writers = [await connect(listener.getsockname()) for _ in range(connections)]
-        found.extend(counts)
+        received.extend(counts)
         for writer in writers:
             writer.close()
         while counts != before:
@@ -160,10 +160,10 @@ def run(counts: list[int | None], servers: int, connections: int) -> None:
         for each in (listener, *sockets):
             each.close()
 
-    found: list[int | None] = []
+    received: list[int | None] = []
     with asyncio.Runner(loop_factory=BalancingLoop) as runner:
         runner.run(asyncio.wait_for(test(), 60))
-    counts[:] = found
+    counts[:] = received
 
 
 def test_connections_one_after_the_other_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def azure(cloud: Clouds, **fields: object) -> AzureVendor:
 @pytest.mark.parametrize(("writable", "permissions"), [(False, "rl"), (True, "racwdlm")])
 def test_azure_signature_is_for_one_directory_and_a_while(cloud: Clouds, writable: bool, permissions: str) -> None:
     credentials = azure(cloud, lifetime=900).vend(FOLDER, writable=writable)
-    [request] = cloud.asked
+    [request] = cloud.requests
     assert (request.method, request.host) == ("POST", "account.blob.core.windows.net")
     assert request.query == {"restype": "service", "comp": "userdelegationkey"}
     assert request.headers["authorization"] == "Bearer of the host"
@@ -93,7 +93,7 @@ def google(cloud: Clouds, role: str = "", lifetime: int = 3600) -> GoogleVendor:
 @pytest.mark.parametrize(("writable", "permission"), [(False, "objectViewer"), (True, "objectUser")])
 def test_google_token_is_narrowed_to_the_folder(cloud: Clouds, writable: bool, permission: str) -> None:
     credentials = google(cloud).vend(FOLDER, writable=writable)
-    source, exchange = cloud.asked
+    source, exchange = cloud.requests
     assert (source.host, exchange.host) == ("oauth2.googleapis.com", "sts.googleapis.com")
     assert exchange.form["subject_token"] == "wide"
     assert exchange.form["grant_type"] == "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -109,10 +109,10 @@ def test_google_token_is_narrowed_to_the_folder(cloud: Clouds, writable: bool, p
 
 def test_google_role_is_taken_on_first_for_the_lifetime(cloud: Clouds) -> None:
     google(cloud, role="tables@project.iam.gserviceaccount.com", lifetime=900).vend(FOLDER, writable=False)
-    taken = next(one for one in cloud.asked if one.path.endswith(":generateAccessToken"))
-    assert "tables@project.iam.gserviceaccount.com" in taken.path
-    assert json.loads(taken.body)["lifetime"] == "900s"
-    assert cloud.asked[-1].form["subject_token"] == "taken on"
+    token_request = next(request for request in cloud.requests if request.path.endswith(":generateAccessToken"))
+    assert "tables@project.iam.gserviceaccount.com" in token_request.path
+    assert json.loads(token_request.body)["lifetime"] == "900s"
+    assert cloud.requests[-1].form["subject_token"] == "taken on"
 
 
 def test_providers_that_refuse_are_503_without_what_they_said(cloud: Clouds) -> None:
@@ -128,9 +128,9 @@ def test_lance_sends_the_signature_to_azure(cloud: Clouds) -> None:
     place = {"azure_storage_endpoint": cloud.url, "azure_storage_account_name": "account", "allow_http": "true"}
     with pytest.raises(ValueError, match="404 Not Found"):
         lance.dataset("az://lake/t", storage_options={**place, **credentials.options})
-    sent = [one for one in cloud.asked if one.method == "GET"]
-    wanted = {name: values[0] for name, values in parse_qs(credentials.options["azure_storage_sas_token"]).items()}
-    assert sent and all(one.query.items() >= wanted.items() for one in sent)
+    requests = [request for request in cloud.requests if request.method == "GET"]
+    signature = {name: values[0] for name, values in parse_qs(credentials.options["azure_storage_sas_token"]).items()}
+    assert requests and all(request.query.items() >= signature.items() for request in requests)
 
 
 def test_lance_sends_the_token_to_google(cloud: Clouds) -> None:
@@ -138,5 +138,5 @@ def test_lance_sends_the_token_to_google(cloud: Clouds) -> None:
     place = {"google_base_url": cloud.url, "allow_http": "true"}
     with pytest.raises(ValueError, match="404 Not Found"):
         lance.dataset("gs://lake/t", storage_options={**place, **credentials.options})
-    sent = [one for one in cloud.asked if one.method == "GET"]
-    assert sent and all(one.headers["authorization"] == "Bearer narrowed" for one in sent)
+    requests = [request for request in cloud.requests if request.method == "GET"]
+    assert requests and all(request.headers["authorization"] == "Bearer narrowed" for request in requests)

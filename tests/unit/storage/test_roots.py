@@ -55,9 +55,9 @@ def test_load_settings_storage_that_cannot_be_is_refused_without_its_secret(fiel
 
 
 def test_load_settings_options_that_are_no_secrets_are_taken() -> None:
-    told = {"aws_sse_kms_key_id": "k", "aws_skip_signature": "true", "client_max_retries": "2"}
-    text = msgspec.json.encode({"lake": {"uri": "s3://lake", "options": told}}).decode()
-    assert load_settings({}, environ={"TILTYARD_STORAGE": text}).storage["lake"].options == told
+    options = {"aws_sse_kms_key_id": "k", "aws_skip_signature": "true", "client_max_retries": "2"}
+    text = msgspec.json.encode({"lake": {"uri": "s3://lake", "options": options}}).decode()
+    assert load_settings({}, environ={"TILTYARD_STORAGE": text}).storage["lake"].options == options
 
 
 def test_load_settings_two_storages_with_one_uri_or_a_bad_name_are_refused() -> None:

@@ -73,8 +73,8 @@ def test_gcs_condition_quotes_names_and_has_a_trailing_slash() -> None:
         'resource.name.startsWith("projects/_/buckets/lake/objects/tables/t/") || '
         'api.getAttribute("storage.googleapis.com/objectListPrefix", "").startsWith("tables/t/")'
     )
-    odd = gcs_condition(Folder("lake", 'it\'s" || true || "é\\'))
-    assert 'startsWith("it\'s\\" || true || \\"é\\\\/")' in odd
+    condition = gcs_condition(Folder("lake", 'it\'s" || true || "é\\'))
+    assert 'startsWith("it\'s\\" || true || \\"é\\\\/")' in condition
     assert gcs_permissions(writable=False) == ["inRole:roles/storage.objectViewer"]
     assert gcs_permissions(writable=True) == ["inRole:roles/storage.objectUser"]
 

@@ -72,10 +72,12 @@ def test_variables_that_were_handed_over_are_withheld_from_children(monkeypatch:
 
 
 def test_heap_of_drivers_is_a_setting_that_spark_conf_has_the_last_word_on(tmp_path: Path) -> None:
-    found = spark_conf(Settings(root=str(tmp_path), spark="local", spark_memory="3g"))
-    assert found["spark.driver.memory"] == "3g" and "ExitOnOutOfMemoryError" in found["spark.driver.defaultJavaOptions"]
-    own = Settings(root=str(tmp_path), spark="local", spark_conf={"spark.driver.memory": "5g", "spark.jars": "a.jar"})
-    assert spark_conf(own).items() >= {"spark.driver.memory": "5g", "spark.jars": "a.jar"}.items()
+    conf = spark_conf(Settings(root=str(tmp_path), spark="local", spark_memory="3g"))
+    assert conf["spark.driver.memory"] == "3g" and "ExitOnOutOfMemoryError" in conf["spark.driver.defaultJavaOptions"]
+    settings = Settings(
+        root=str(tmp_path), spark="local", spark_conf={"spark.driver.memory": "5g", "spark.jars": "a.jar"}
+    )
+    assert spark_conf(settings).items() >= {"spark.driver.memory": "5g", "spark.jars": "a.jar"}.items()
 
 
 def test_properties_are_written_as_java_reads_them() -> None:
@@ -86,13 +88,13 @@ def test_properties_are_written_as_java_reads_them() -> None:
 @pytest.mark.parametrize("name", [*NUMBERS, *SIZES])
 def test_number_or_size_is_bounded_and_the_bound_is_the_operators(name: str) -> None:
     check_spark_properties({name: "1" if name in NUMBERS else "1m"}, {})
-    for wrong in ("", "0", "-1", "x", "1 ", "9" * 12, "9" * 40, "\u0661"):
+    for value in ("", "0", "-1", "x", "1 ", "9" * 12, "9" * 40, "\u0661"):
         with pytest.raises(InvalidInputError, match=name):
-            check_spark_properties({name: wrong}, {})
-    own = {name: "1000000" if name in NUMBERS else "900g"}
-    check_spark_properties({name: "1000000" if name in NUMBERS else "900g"}, own)
+            check_spark_properties({name: value}, {})
+    settings = {name: "1000000" if name in NUMBERS else "900g"}
+    check_spark_properties({name: "1000000" if name in NUMBERS else "900g"}, settings)
     with pytest.raises(InvalidInputError, match=name):
-        check_spark_properties({name: "1000001" if name in NUMBERS else "901g"}, own)
+        check_spark_properties({name: "1000001" if name in NUMBERS else "901g"}, settings)
 
 
 def test_switch_is_true_or_false() -> None:

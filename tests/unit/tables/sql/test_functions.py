@@ -18,8 +18,10 @@ from tiltyard.tables.sql.functions import FUNCTIONS, check_functions
 def test_documented_functions_are_those_of_the_list() -> None:
     """`array_…` stands for `list_…` too, there and here."""
     text = (Path(__file__).parents[4] / "docs" / "limits.md").read_text()
-    shown = set(re.findall(r"`([a-z0-9_]+)`", text[text.index("### Functions") : text.index("## Query timeouts")]))
-    assert shown == {name for name in FUNCTIONS if not name.startswith("list_") or f"array{name[4:]}" not in FUNCTIONS}
+    documented = set(re.findall(r"`([a-z0-9_]+)`", text[text.index("### Functions") : text.index("## Query timeouts")]))
+    assert documented == {
+        name for name in FUNCTIONS if not name.startswith("list_") or f"array{name[4:]}" not in FUNCTIONS
+    }
 
 
 @pytest.mark.parametrize(
@@ -66,10 +68,10 @@ def test_expression_with_an_aggregate_is_told_that_it_is_about_one_row() -> None
 
 def test_long_words_take_linear_time() -> None:
     """A minute and more where each letter of a word begins a search through the rest of it."""
-    begun = time.process_time()
+    started_at = time.process_time()
     for text in ("(" + "a" * 1_000_000, "(" + "'" * 999_999, '("' + "b" * 1_000_000, "(" + "a " * 500_000):
         check_functions(text, "filter")
-    assert time.process_time() - begun < 10
+    assert time.process_time() - started_at < 10
 
 
 def test_every_listed_function_is_one_of_lance_or_of_sql(tmp_path: Path) -> None:

@@ -122,6 +122,18 @@ def test_head_that_does_not_end_in_time_is_408_and_silence_is_ended(tmp_path: Pa
             response.check_error()
 
 
+def test_connection_without_a_request_ends_after_keep_alive(tmp_path: Path) -> None:
+    with attacked_server(tmp_path, environ={"TILTYARD_KEEP_ALIVE": "3"}) as server, ExitStack() as stack:
+        idle, active = (stack.enter_context(connect(server.url, PATIENCE)) for _ in range(2))
+        idle.sendall(ASKS)
+        assert read_response(idle).status == 200
+        for _ in range(6):
+            active.sendall(ASKS)
+            assert read_response(active).status == 200
+            time.sleep(1)
+        assert idle.recv(1) == b""
+
+
 def test_connection_beyond_the_bound_is_503_only_where_all_others_are_at_work(tmp_path: Path) -> None:
     with attacked_server(tmp_path, environ={"TILTYARD_MAX_CONNECTIONS": "3"}) as server, ExitStack() as stack:
         asking = [stack.enter_context(connect(server.url, PATIENCE)) for _ in range(3)]

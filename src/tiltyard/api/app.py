@@ -5,7 +5,7 @@ Route → authenticate → bind → execute (which authorizes first, where the o
 
 from __future__ import annotations
 
-import os
+import random
 from functools import partial
 from typing import Any
 
@@ -56,11 +56,12 @@ class Api:
         self._idempotent_requests = IdempotentRequests(services, self._pools.catalog)
         self._log = RequestLog(services)
         self._pages = Pages(services, self._authentication, self._pools, self._log, self._limits, connections)
+        self._random = random.Random()  # noqa: S311  # for ids of requests, which are no secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         headers: Headers = dict(scope["headers"])
-        log = self._log.start(scope, _request_id(headers))
+        log = self._log.start(scope, self._request_id(headers))
         is_lancedb = dialect.is_lancedb_request(scope["raw_path"], scope["query_string"], headers)
         exchange = Exchange(scope, receive, send, log, is_lancedb)
         try:
@@ -202,6 +203,13 @@ class Api:
             status = dialect.error_status(status, body.code, headers, late=exchange.is_late)
         await exchange.send(status, msgspec.json.encode(body), JSON, error_headers)
 
+    def _request_id(self, headers: Headers) -> str:
+        """Return the client's own id where it is fit for a log line, else a new one."""
+        own_id = headers.get(b"x-request-id", b"")
+        if 0 < len(own_id) <= MAX_REQUEST_ID and own_id.isascii() and (text := own_id.decode()).isprintable():
+            return text
+        return f"{self._random.getrandbits(128):032x}"
+
     def close(self) -> None:
         """Start nothing more, and write the audit records that wait."""
         self._pools.close()
@@ -219,11 +227,3 @@ def _unwrap(response: Any) -> Any:
             getattr(response, name) for name in ("plan", "analysis", "metadata", "count") if hasattr(response, name)
         )
     return response
-
-
-def _request_id(headers: Headers) -> str:
-    """Return the client's own id where it is fit for a log line, else a new one."""
-    own_id = headers.get(b"x-request-id", b"")
-    if 0 < len(own_id) <= MAX_REQUEST_ID and own_id.isascii() and (text := own_id.decode()).isprintable():
-        return text
-    return os.urandom(16).hex()

@@ -49,6 +49,8 @@ class Phase(StrEnum):
     """Send the rest of a body whose request was answered."""
     RESPONSE = "response"
     """Read its response."""
+    IDLE = "idle"
+    """Send another request."""
 
 
 Progress = tuple[Phase, int]
@@ -91,6 +93,7 @@ class Connections:
             Phase.HEAD: settings.head_timeout,
             Phase.BODY: DRAIN_SECONDS,
             Phase.RESPONSE: settings.send_timeout,
+            Phase.IDLE: settings.keep_alive,
         }
         # Dicts, since they keep the order in which connections came.
         self._anonymous: dict[Connection, None] = {}

@@ -149,7 +149,7 @@ class Limits:
         kind = type(value)
         for name in _repeating(kind):
             inside = getattr(value, name)
-            if inside is None:
+            if not inside:
                 continue
             if isinstance(inside, msgspec.Struct):
                 self._check_counts(inside)

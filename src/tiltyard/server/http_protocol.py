@@ -108,8 +108,7 @@ class HttpProtocol(HttpToolsProtocol):
             return None
         if not self._in_head:
             return Phase.BODY, self._responses
-        # Between requests, uvicorn's own timer runs until the first byte of the next one.
-        return (Phase.HEAD, self._responses) if self.timeout_keep_alive_task is None else None
+        return Phase.HEAD if self._overhead or not self._responses else Phase.IDLE, self._responses
 
     def expire(self, phase: Phase) -> None:
         if phase is Phase.RESPONSE:
@@ -133,10 +132,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes; refuse a head that is too large."""
-        self._unset_keepalive_if_required()
         if self._ignores_input or (self._skipped_bytes and not (data := self._skip_body(data))):
             return
-        self._hold(len(data))
+        if not self._is_recognized:
+            self._hold(len(data))
         if self.transport.is_closing():
             return
         self._overhead += len(data)
@@ -151,7 +150,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _hold(self, size: int) -> None:
         """Count bytes of an unauthenticated client; the rest of a body whose request was answered is dropped."""
-        if self._connections is not None and not self._is_recognized and (self._in_head or self._is_responding):
+        if self._connections is not None and (self._in_head or self._is_responding):
             self._connections.hold(self, size)
 
     def _parse(self, data: bytes) -> bytes:
@@ -268,11 +267,24 @@ class HttpProtocol(HttpToolsProtocol):
         has_more_requests = bool(self.pipeline)
         self._responses += 1
         extensions.clear()
-        if self._connections is not None and not has_more_requests:
+        if self.held_bytes and self._connections is not None and not has_more_requests:
             self._connections.release(self)
         self.on_response_complete()
         if self._refusal is not None and not has_more_requests:
             self._write_refusal(self._refusal)
+
+    def on_response_complete(self) -> None:
+        """Start the connection's next request, without uvicorn's timer for the time until there is one.
+
+        `Connections` checks that, as any other progress.
+        """
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         """End a request, unless it offered to upgrade: its body is still to come then (see `_continue_http1`)."""

@@ -133,7 +133,6 @@ def http_server(settings: Settings, application: Application, loop: str) -> uvic
         server_header=False,
         **uvicorn_network_options(settings),
         timeout_graceful_shutdown=DRAIN_SECONDS,
-        timeout_keep_alive=settings.keep_alive,
     )
     return uvicorn.Server(config)
 

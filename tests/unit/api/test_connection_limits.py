@@ -114,7 +114,8 @@ def test_strangers_that_hold_the_most_end_where_all_of_them_hold_too_much() -> N
 
 
 @pytest.mark.parametrize(
-    ("phase", "seconds"), [(Phase.HEAD, 10.0), (Phase.RESPONSE, 60.0), (Phase.BODY, DRAIN_SECONDS)]
+    ("phase", "seconds"),
+    [(Phase.HEAD, 10.0), (Phase.RESPONSE, 60.0), (Phase.BODY, DRAIN_SECONDS), (Phase.IDLE, 75.0)],
 )
 def test_look_ends_who_stands_still_for_as_long_as_its_phase_may_take(phase: Phase, seconds: float) -> None:
     def check() -> None:

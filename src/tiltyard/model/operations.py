@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
-import pyarrow as pa
 from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.model.spec import Operation, Shape, operations
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 T = TypeVar("T")

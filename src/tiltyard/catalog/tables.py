@@ -27,6 +27,7 @@ from tiltyard.access.needs import (
 )
 from tiltyard.catalog.garbage import delete_dropped_table
 from tiltyard.context import Context
+from tiltyard.model.branches import Branch
 from tiltyard.model.ids import DEFAULT_DELIMITER, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, parse_mode
 from tiltyard.model.operations import operation
@@ -190,14 +191,15 @@ def _is_only_declared(ctx: Context, record: TableRecord) -> bool:
 
 
 def _add_details(ctx: Context, request: models.DescribeTableRequest, response: models.DescribeTableResponse) -> None:
-    table = open_for_reading(ctx, request.id, branch=request.branch, version=request.version, tag=request.tag)
+    branch = Branch.parse(request.branch)
+    table = open_for_reading(ctx, request.id, branch=branch, version=request.version, tag=request.tag)
     dataset = table.dataset
     response.version = dataset.version
     response.schema = to_json(dataset.schema)
     if effective_policy_of(ctx, table.record) is None:
         response.stats = basic_stats(dataset)  # which disclose rows
     response.metadata = _text_metadata(dataset.schema.metadata)
-    sources = source_version_properties(ctx, table.record, request.branch, dataset)
+    sources = source_version_properties(ctx, table.record, branch, dataset)
     response.properties = {**(response.properties or {}), **sources}
 
 

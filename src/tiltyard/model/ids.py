@@ -18,7 +18,6 @@ DEFAULT_DELIMITER = "$"
 LONGEST_NAME = 256
 LONGEST_REF = 200
 """Characters of a tag's or branch's name: Lance writes a file of that name plus 40 characters; disks allow 255."""
-MAIN_BRANCH = "main"
 
 
 def decode_segment(raw: bytes) -> str:

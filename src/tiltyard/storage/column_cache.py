@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
-from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.branches import Branch
 from tiltyard.storage.errors import lance_errors
 
 if TYPE_CHECKING:
@@ -49,16 +49,11 @@ _OFFSET_MASK = 0xFFFF_FFFF
 _BINARY_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 _LIST_TYPES = (pa.types.is_list, pa.types.is_large_list)
 
-BranchKey = tuple[str, str]
+BranchKey = tuple[str, Branch]
 """A table's location, and a branch of it."""
 PageKey = tuple[str, int]
 """The content of a page's fragment, and the id of its column."""
 Names = tuple[str, ...]
-
-
-def branch_key(location: str, branch: str | None = None) -> BranchKey:
-    """Return the cache's key of a branch as requests name it: None is main."""
-    return location, branch or MAIN_BRANCH
 
 
 class CachedRows:

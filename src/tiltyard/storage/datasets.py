@@ -22,8 +22,9 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.model.ids import MAIN_BRANCH, check_name
-from tiltyard.storage.column_cache import ColumnCache, branch_key
+from tiltyard.model.branches import MAIN, Branch
+from tiltyard.model.ids import check_name
+from tiltyard.storage.column_cache import BranchKey, ColumnCache
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
@@ -62,7 +63,7 @@ def no_shared_bases(location: str, base: str) -> bool:
     return False
 
 
-def no_size_limit(location: str, branch: str | None, version: int | None = None) -> None:
+def no_size_limit(location: str, branch: Branch, version: int | None = None) -> None:
     """Allow manifests of every size."""
 
 
@@ -86,7 +87,7 @@ class Datasets:
     ) -> None:
         """`has_shared_base(location, base)` says whether a table's files may lie at a base outside its folder."""
         self.has_shared_base = has_shared_base
-        self.check_size: Callable[[str, str | None, int | None], None] = no_size_limit
+        self.check_size: Callable[[str, Branch, int | None], None] = no_size_limit
         """Raises InvalidInputError for a version, None being the latest, whose manifest is too large to be read."""
         self.check_references: Callable[[str], None] = no_references_limit
         """Raises InvalidInputError for a table whose tags and branches are too large to be read."""
@@ -95,21 +96,21 @@ class Datasets:
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
         )
         self.column_cache = ColumnCache(column_cache_bytes)
-        self._shared: OrderedDict[tuple[str, str], _SharedDataset] = OrderedDict()
+        self._shared: OrderedDict[BranchKey, _SharedDataset] = OrderedDict()
         self._lock = threading.Lock()
 
     def open_for_writing(
         self,
         location: str,
         options: Mapping[str, str],
-        branch: str | None = None,
+        branch: Branch = MAIN,
         commit_route: CommitRoute | None = None,
     ) -> lance.LanceDataset:
         """Open the latest version as a dataset of the caller's own, to write through; its commits take `commit_route`.
 
         Raises InvalidTableStateError if there is no table there, TableBranchNotFoundError.
         """
-        check_name(branch or MAIN_BRANCH, "branch")
+        branch.check()
         if commit_route is None:  # else the catalog says which version is the latest, and checks it
             self._check_latest(location, branch)
         with lance_errors(location):
@@ -117,8 +118,8 @@ class Datasets:
                 dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
             else:
                 dataset = self._open_by_route(commit_route)
-            if branch and branch != MAIN_BRANCH:
-                dataset = dataset.checkout_version((branch, None))
+            if not branch.is_main:
+                dataset = dataset.checkout_version((branch.lance_name, None))
         return self.check_bases(location, dataset)
 
     def _open_by_route(self, commit_route: CommitRoute) -> lance.LanceDataset:
@@ -134,11 +135,11 @@ class Datasets:
             namespace_client_managed_versioning=table["managed_versioning"],
         )
 
-    def _check_latest(self, location: str, branch: str | None) -> None:
+    def _check_latest(self, location: str, branch: Branch) -> None:
         """Check the size of the manifests opened next, unless they are open already, which is cheaper on a disk."""
-        for branch_name in {MAIN_BRANCH, branch or MAIN_BRANCH}:
-            if not is_local(location) or self.cached_latest(location, branch_name) is None:
-                self.check_size(location, branch_name, None)
+        for opened in {MAIN, branch}:
+            if not is_local(location) or self.cached_latest(location, opened) is None:
+                self.check_size(location, opened, None)
 
     def check_bases(self, location: str, dataset: lance.LanceDataset) -> lance.LanceDataset:
         """Return a dataset if all files of its version lie in its table's folder, or at bases in the catalog.
@@ -166,7 +167,7 @@ class Datasets:
 
     def list_foreign_bases(self, location: str, options: Mapping[str, str]) -> list[str]:
         """List the bases of a table's latest version outside its folder. Raises what `open_for_writing` raises."""
-        self._check_latest(location, None)
+        self._check_latest(location, MAIN)
         with lance_errors(location):
             dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
             bases = [canonical_location(base.path) for base in dataset.base_paths().values()]
@@ -176,7 +177,7 @@ class Datasets:
         self,
         location: str,
         options: Mapping[str, str],
-        branch: str | None = None,
+        branch: Branch = MAIN,
         version: int | None = None,
         tag: str | None = None,
     ) -> lance.LanceDataset:
@@ -185,28 +186,27 @@ class Datasets:
         Raises what `open_for_writing` raises, TableVersionNotFoundError, TableTagNotFoundError, InvalidInputError for
         an invalid name of a branch or tag.
         """
-        latest = self._open_latest(location, options, check_name(branch or MAIN_BRANCH, "branch"))
+        latest = self._open_latest(location, options, branch.check())
         if tag is not None:
             self.check_references(location)
             return self.check_bases(location, _checkout_tag(latest, check_name(tag, "tag")))
         if version is None or version == latest.version:
             return latest
-        lance_branch = None if not branch or branch == MAIN_BRANCH else branch
-        self.check_size(location, lance_branch, version)
+        self.check_size(location, branch, version)
         try:
             with lance_errors(latest):
-                return self.check_bases(location, latest.checkout_version((lance_branch, version)))
+                return self.check_bases(location, latest.checkout_version((branch.lance_name, version)))
         except (TableVersionNotFoundError, InvalidTableStateError, InvalidInputError) as error:
             raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.version}.") from error
 
-    def _open_latest(self, location: str, options: Mapping[str, str], branch: str) -> lance.LanceDataset:
+    def _open_latest(self, location: str, options: Mapping[str, str], branch: Branch) -> lance.LanceDataset:
         dataset = self.cached_latest(location, branch)
         if dataset is None:
             dataset = self._advance(location, branch) or self.open_for_writing(location, options, branch)
             self.cache(location, branch, dataset)
         return dataset
 
-    def _advance(self, location: str, branch: str) -> lance.LanceDataset | None:
+    def _advance(self, location: str, branch: Branch) -> lance.LanceDataset | None:
         """Check out the latest version from a shared dataset that is a few commits behind.
 
         To open a table anew, Lance lists all its versions. None for a table that is not on a local disk, or not open,
@@ -222,15 +222,14 @@ class Datasets:
         version = next((at for at in steps if not os.access(_manifest(files.versions, at + 1), os.F_OK)), first)
         if version == first:
             return None
-        lance_branch = None if branch == MAIN_BRANCH else branch
-        self.check_size(location, lance_branch, version)
+        self.check_size(location, branch, version)
         try:
             with lance_errors():
-                return self.check_bases(location, shared.dataset.checkout_version((lance_branch, version)))
+                return self.check_bases(location, shared.dataset.checkout_version((branch.lance_name, version)))
         except (TableVersionNotFoundError, InvalidTableStateError):
             return None
 
-    def cache(self, location: str, branch: str | None, dataset: lance.LanceDataset) -> None:
+    def cache(self, location: str, branch: Branch, dataset: lance.LanceDataset) -> None:
         """Share the dataset of a commit, so that the next request need not open the table again.
 
         The commit may have rebased on a version that nobody has checked, so a dataset that `check_bases` would refuse
@@ -238,8 +237,8 @@ class Datasets:
         """
         if not self._has_allowed_bases(location, dataset):
             return
-        key = branch_key(location, branch)
-        shared = _SharedDataset(dataset, *key)
+        key = location, branch
+        shared = _SharedDataset(dataset, location, branch)
         with self._lock:
             self._shared[key] = shared
             self._shared.move_to_end(key)
@@ -248,9 +247,9 @@ class Datasets:
 
     def is_open(self, location: str) -> bool:
         """Whether main's latest version, as far as this process knows, is open."""
-        return (location, MAIN_BRANCH) in self._shared
+        return (location, MAIN) in self._shared
 
-    def cached_latest(self, location: str, branch: str = MAIN_BRANCH) -> lance.LanceDataset | None:
+    def cached_latest(self, location: str, branch: Branch = MAIN) -> lance.LanceDataset | None:
         """Return the shared dataset of a branch's latest version, None where that is not open."""
         key = (location, branch)
         with self._lock:
@@ -304,7 +303,7 @@ class _SharedDataset:
 
     __slots__ = ("_branch", "_branch_contents", "_confirmed_at", "dataset", "files")
 
-    def __init__(self, dataset: lance.LanceDataset, location: str, branch: str) -> None:
+    def __init__(self, dataset: lance.LanceDataset, location: str, branch: Branch) -> None:
         self.dataset = dataset
         self.files = _latest_files(dataset, location, branch) if is_local(location) else None
         """None on an object store."""
@@ -313,7 +312,7 @@ class _SharedDataset:
         """Which branch this is, on an object store: by now another may have its name, and as many versions."""
         self._confirmed_at: int | None = None
         """Modification time of the folder of versions when Lance last listed it and this was the latest."""
-        if self.files is None and branch != MAIN_BRANCH:
+        if self.files is None and not branch.is_main:
             with suppress(LanceNamespaceError):  # the dataset may come from a commit, which has been made
                 self._branch_contents = _branch_contents(dataset, branch)
 
@@ -325,7 +324,7 @@ class _SharedDataset:
         """
         files = self.files
         if files is None:
-            return _lance_says_latest(self.dataset) and (self._branch == MAIN_BRANCH or self._is_same_branch())
+            return _lance_says_latest(self.dataset) and (self._branch.is_main or self._is_same_branch())
         if (identity := _file_identity(files.manifest)) != files.identity:
             return False
         if identity is None:  # as where manifests are named by the older scheme
@@ -361,13 +360,13 @@ class _SharedDataset:
             return False
 
 
-def _branch_contents(dataset: lance.LanceDataset, branch: str) -> Any:
+def _branch_contents(dataset: lance.LanceDataset, branch: Branch) -> Any:
     """Return what Lance stores of a branch when it is created; None for a branch that is gone."""
     with lance_errors(dataset):
-        return dataset.branches.list().get(branch)
+        return dataset.branches.list().get(branch.name)
 
 
-def _latest_files(dataset: lance.LanceDataset, location: str, branch: str) -> _LatestFiles:
+def _latest_files(dataset: lance.LanceDataset, location: str, branch: Branch) -> _LatestFiles:
     folder = f"{location}/{versions_folder(branch)}"
     manifest, next_manifest = (_manifest(folder, dataset.version + more) for more in (0, 1))
     return _LatestFiles(manifest, next_manifest, folder, f"{location}/_refs", _file_identity(manifest))

@@ -29,8 +29,8 @@ from uuid import UUID
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.branches import Branch
 from tiltyard.model.computed_columns import PREFIX
-from tiltyard.model.ids import MAIN_BRANCH
 
 LAST_VERSION = 2**64 - 1
 _V2_DIGITS = 20
@@ -105,9 +105,9 @@ def _version_of(name: str) -> int:
     return LAST_VERSION - number if naming_scheme_of(name) is NamingScheme.V2 else number
 
 
-def versions_folder(branch: str | None) -> str:
+def versions_folder(branch: Branch) -> str:
     """Return the folder of a branch's manifests, relative to the table's folder."""
-    return "_versions" if not branch or branch == MAIN_BRANCH else f"tree/{branch}/_versions"
+    return "_versions" if branch.is_main else f"tree/{branch.name}/_versions"
 
 
 CodeDeclaration: TypeAlias = frozenset[tuple[bytes, bytes]]
@@ -235,9 +235,9 @@ def _index_files(index: bytes) -> Iterator[str]:
             yield f"_indices/{folder}/{next(_byte_fields(file, _PATH_FIELD)).decode()}"
 
 
-def branch_file(branch: str) -> str:
-    """Return the path of the file that defines a branch, relative to the table's folder."""
-    return f"_refs/branches/{quote(branch, safe='')}.json"
+def branch_file(branch: Branch) -> str:
+    """Return the path of the file that defines a branch other than main, relative to the table's folder."""
+    return f"_refs/branches/{quote(branch.name, safe='')}.json"
 
 
 def _column_id(column: bytes) -> int:

@@ -30,6 +30,7 @@ from tiltyard.storage.manifest_format import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tiltyard.model.branches import Branch
     from tiltyard.storage.datasets import Datasets
     from tiltyard.storage.files import Files, FileStat
     from tiltyard.storage.fsync import DiskSync
@@ -107,7 +108,7 @@ class ManifestStore:
                 )
         return file, manifest
 
-    def check_size(self, location: str, branch: str | None, version: int | None = None) -> None:
+    def check_size(self, location: str, branch: Branch, version: int | None = None) -> None:
         """Check the size of a version's manifest (None: the latest version's) before Lance reads all of it.
 
         Clients with write access to a table's files can put one there without the server. Raises FileTooLargeError.
@@ -122,7 +123,7 @@ class ManifestStore:
                 stat = files.stat(f"{folder}/{name}") if size is None else None
                 check_size(name, stat.size if stat else size or 0, self._max_bytes)
 
-    def check_history(self, location: str, branch: str | None) -> None:
+    def check_history(self, location: str, branch: Branch) -> None:
         """Check the sizes of all manifests and transactions of a branch, before an operation that reads many of them.
 
         Raises FileTooLargeError.

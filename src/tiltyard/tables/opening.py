@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiltyard.context import OpenTable
+from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.store import TableRecord
 
 
@@ -27,7 +29,7 @@ def open_for_reading(
     ctx: Context,
     names: Sequence[str] | None,
     *,
-    branch: str | None = None,
+    branch: Branch = MAIN,
     version: int | None = None,
     tag: str | None = None,
 ) -> OpenTable:
@@ -38,7 +40,7 @@ def open_for_reading(
     """
     record = find_table(ctx, names)
     opened = ctx.open_table
-    if opened is not None and opened.record is record and (branch, version, tag) == (None, None, None):
+    if opened is not None and opened.record is record and branch.is_main and version is None and tag is None:
         return opened
     _finalize_pending(ctx, record)
     if version is not None:
@@ -70,15 +72,13 @@ def _has_pending_versions(ctx: Context, record: TableRecord) -> bool:
     return record.managed and ctx.store.has_pending_versions(record.id)
 
 
-def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str | None = None) -> OpenTable:
+def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: Branch = MAIN) -> OpenTable:
     """Open a table with a dataset that is not shared, to commit through. Raises what `open_for_reading` raises."""
     record = find_table(ctx, names)
     return OpenTable(record, open_to_commit(ctx, record, branch))
 
 
-def open_to_commit(
-    ctx: Context, record: TableRecord, branch: str | None, *, durable: bool = False
-) -> lance.LanceDataset:
+def open_to_commit(ctx: Context, record: TableRecord, branch: Branch, *, durable: bool = False) -> lance.LanceDataset:
     """Open a dataset at a table's latest version, whose commits take the table's commit route. Raises as above.
 
     `durable` says that what the commits bring is on the disk already.

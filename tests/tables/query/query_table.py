@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tiltyard.context import Context, OpenTable
-from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.spec import models
 from tiltyard.storage.datasets import Datasets
 from tiltyard.tables.query import query
@@ -72,13 +72,13 @@ class Table:
         monkeypatch.setattr(query, "open_with_policies", self._open_with_policies)
 
     def _open(
-        self, ctx: Context, names: list[str] | None, *, branch: str | None = None, version: int | None = None
+        self, ctx: Context, names: list[str] | None, *, branch: Branch = MAIN, version: int | None = None
     ) -> OpenTable:
         record = cast("Any", SimpleNamespace(location=self.uri))
         return OpenTable(record, self.datasets.open_for_reading(self.uri, {}, branch, version))
 
     def _open_with_policies(
-        self, ctx: Context, names: list[str] | None, branch: str | None = None, version: int | None = None
+        self, ctx: Context, names: list[str] | None, branch: Branch = MAIN, version: int | None = None
     ) -> tuple[OpenTable, None]:
         """Open the table for a principal without policies."""
         return self._open(ctx, names, branch=branch, version=version), None
@@ -93,8 +93,9 @@ class Table:
 
     def _check_with_column_cache(self, query_request: models.QueryTableRequest, expected: pa.Table) -> None:
         """Repeat the query with all columns in the column cache, and compare the responses."""
-        cache, key = self.caching.column_cache, (self.uri, query_request.branch or MAIN_BRANCH)
-        dataset = self.datasets.open_for_reading(self.uri, {}, query_request.branch)
+        branch = Branch.parse(query_request.branch)
+        cache, key = self.caching.column_cache, (self.uri, branch)
+        dataset = self.datasets.open_for_reading(self.uri, {}, branch)
         if dataset.count_rows() == 0:
             return
         cache.load(key, dataset, None)

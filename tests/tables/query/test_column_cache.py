@@ -15,6 +15,7 @@ import pytest
 from lance_namespace.errors import UnsupportedOperationError
 from tests.tables.query.query_table import Table, rows
 
+from tiltyard.model.branches import MAIN
 from tiltyard.storage import column_cache
 from tiltyard.storage.column_cache import CachedRows, ColumnCache
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PLACE = ("here", "main")
+PLACE = ("here", MAIN)
 ROOM = 64 << 20
 NAMES = ("id", "text")
 
@@ -307,10 +308,10 @@ def test_the_table_that_was_asked_for_last_stays(uri: str) -> None:
     probe.load(PLACE, dataset, NAMES)
     cache = ColumnCache(int(probe.size * 2.5))
     for name in ("a", "b"):
-        cache.load((name, "main"), dataset, NAMES)
-    assert cache.rows(("a", "main"), dataset, NAMES) is not None
-    cache.load(("c", "main"), dataset, NAMES)
-    assert [name for name, _ in cache._tables if cache._tables[name, "main"].size] == ["a", "c"]
+        cache.load((name, MAIN), dataset, NAMES)
+    assert cache.rows(("a", MAIN), dataset, NAMES) is not None
+    cache.load(("c", MAIN), dataset, NAMES)
+    assert [name for name, _ in cache._tables if cache._tables[name, MAIN].size] == ["a", "c"]
     assert cache.size <= probe.size * 2.5
 
 

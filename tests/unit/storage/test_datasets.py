@@ -14,6 +14,7 @@ import pytest
 from lance_namespace.errors import TableBranchNotFoundError
 
 from tests.services.s3 import s3_server
+from tiltyard.model.branches import Branch
 from tiltyard.storage import datasets
 from tiltyard.storage.datasets import Datasets
 
@@ -75,10 +76,10 @@ def test_open_for_reading_opens_nothing_anew_for_a_few_commits(
 
 def test_open_for_reading_of_a_branch_moves_on_along_it(opened: Datasets, location: str) -> None:
     branch = lance.dataset(location).create_branch("b")
-    before = opened.open_for_reading(location, {}, "b")
+    before = opened.open_for_reading(location, {}, Branch("b"))
     lance.write_dataset(ROW, branch, mode="append")
     append(location, 5)
-    assert opened.open_for_reading(location, {}, "b").version == before.version + 1
+    assert opened.open_for_reading(location, {}, Branch("b")).version == before.version + 1
     assert opened.open_for_reading(location, {}).version == 6
 
 
@@ -144,8 +145,10 @@ def test_open_for_reading_of_a_branch_that_was_made_anew_has_the_new_one(
     for rows in (2, 3):
         branch = lance.dataset(location, storage_options=options).create_branch("dev")
         branch.insert(pa.table({"a": range(rows)}), mode="append")
-        assert [opened.open_for_reading(location, options, "dev").count_rows() for _ in range(2)] == [1 + rows] * 2
+        assert [opened.open_for_reading(location, options, Branch("dev")).count_rows() for _ in range(2)] == [
+            1 + rows
+        ] * 2
         lance.dataset(location, storage_options=options).branches.delete("dev")
         time.sleep(1)  # a branch is known by the second that it was made in
     with pytest.raises(TableBranchNotFoundError):
-        opened.open_for_reading(location, options, "dev")
+        opened.open_for_reading(location, options, Branch("dev"))

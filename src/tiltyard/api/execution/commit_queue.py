@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import ConcurrentModificationError
 
+from tiltyard.model.branches import Branch
+
 if TYPE_CHECKING:
     from tiltyard.api.exchange import Exchange
     from tiltyard.api.execution.threaded import Execution
@@ -50,7 +52,7 @@ MAX_WRITERS = 1000
 Peer = tuple[str, int]
 """The other end of a connection: address and port."""
 Key = tuple[tuple[str, ...], str]
-"""A table and one of its branches."""
+"""A table's id and the key of one of its branches."""
 
 
 class CommitQueues:
@@ -281,4 +283,4 @@ def _call_on_loop(
 
 
 def _key(request: Any) -> Key:
-    return tuple(request.id or ()), request.branch or ""
+    return tuple(request.id or ()), Branch.parse(request.branch).key

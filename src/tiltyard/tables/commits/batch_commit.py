@@ -17,6 +17,7 @@ from lance_namespace.errors import (
 from msgspec import structs
 
 from tiltyard.access.needs import BATCH_COMMIT_TABLES, creator_for
+from tiltyard.model.branches import Branch
 from tiltyard.model.ids import Id, display, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
@@ -34,7 +35,7 @@ from tiltyard.tables.commits.finalizing import finalize_batch, lost_version_erro
 from tiltyard.tables.credentials import creator_storage_options
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.versions.deleted_versions import delete_versions, exclude_tagged
-from tiltyard.tables.versions.records import branch_key, new_is_managed, stored_versions, wire_version
+from tiltyard.tables.versions.records import new_is_managed, stored_versions, wire_version
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -70,14 +71,14 @@ class Batch:
     generated_locations: set[str] = field(default_factory=set)
     """The locations among them that the server has chosen, in this batch or in an earlier one."""
     declared_tables: list[_DeclaredTable] = field(default_factory=list)
-    latest: dict[tuple[Id, str], NewVersion] = field(default_factory=dict)
+    latest: dict[tuple[Id, Branch], NewVersion] = field(default_factory=dict)
     """The latest version that the batch commits of each table and branch."""
     news: list[NewVersion] = field(default_factory=list)
     committed: list[_CommittedVersion] = field(default_factory=list)
 
-    def latest_version(self, path: Id, branch: str | None) -> NewVersion | int | None:
+    def latest_version(self, path: Id, branch: Branch) -> NewVersion | int | None:
         """Return the latest version so far, as far as this batch knows: 0 of a table that it declares."""
-        return self.latest.get((path, branch_key(branch)), 0 if path in self.declared else None)
+        return self.latest.get((path, branch), 0 if path in self.declared else None)
 
 
 Step: TypeAlias = Callable[[UnitOfWork, Batch], list[models.CommitTableResult]]
@@ -103,7 +104,7 @@ def replay_batch_commit(
         except (NamespaceNotFoundError, TableNotFoundError, InvalidInputError):
             continue  # dropped, or another table has its name
         with suppress(TableVersionNotFoundError):
-            record = ctx.store.describe_version(table.id, version, branch_key(create.branch))
+            record = ctx.store.describe_version(table.id, version, Branch.parse(create.branch).key)
             if record.staged_path == staged:
                 commits.append((table, record))
                 continue
@@ -256,8 +257,9 @@ def _plan(
     batch: Batch, path: Id, table: TableRecord | None, request: models.CreateTableVersionRequest
 ) -> _PlannedVersion:
     expected = _expected_table(batch, path) if table is None or path in batch.declared else table
-    new = validate_version(batch.ctx, expected, request, batch.latest_version(path, request.branch), alone=False)
-    batch.latest[path, branch_key(request.branch)] = new
+    branch = Branch.parse(request.branch)
+    new = validate_version(batch.ctx, expected, request, batch.latest_version(path, branch), alone=False)
+    batch.latest[path, branch] = new
     batch.news.append(new)
     return _PlannedVersion(path, expected, new)
 
@@ -276,18 +278,18 @@ def _check_unchanged(path: Id, record: TableRecord, expected: TableRecord) -> No
 
 
 def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsRequest) -> Step:
-    path = table_id(request.id)
+    path, branch = table_id(request.id), Branch.parse(request.branch)
     table = _expected_table(batch, path)
-    ranges = ranges_to_delete(batch.ctx, request, batch.latest_version(path, request.branch))
+    ranges = ranges_to_delete(batch.ctx, request, branch, batch.latest_version(path, branch))
     stored = set[int]()
     if path not in batch.declared:
-        ranges = exclude_tagged(batch.ctx, table, request.branch, ranges)
-        stored.update(stored_versions(batch.ctx, table, branch_key(request.branch)))
+        ranges = exclude_tagged(batch.ctx, table, branch, ranges)
+        stored.update(stored_versions(batch.ctx, table, branch))
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.describe_table(path)
         _check_unchanged(path, record, table)
-        count = delete_versions(catalog, record.id, request.branch, ranges, stored)
+        count = delete_versions(catalog, record.id, branch, ranges, stored)
         response = models.BatchDeleteTableVersionsResponse(deleted_count=count)
         return [models.CommitTableResult(delete_table_versions=response)]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.access.needs import BATCH_CREATE_VERSIONS, on_table
+from tiltyard.model.branches import Branch
 from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -30,7 +31,7 @@ from tiltyard.tables.commits.commit_requests import (
 from tiltyard.tables.commits.finalizing import finalize, finalize_batch
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.versions.deleted_versions import delete_versions, exclude_tagged
-from tiltyard.tables.versions.records import branch_key, stored_versions, wire_version
+from tiltyard.tables.versions.records import stored_versions, wire_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,9 +88,9 @@ def batch_create_table_versions(
     if not request.entries:
         raise InvalidInputError("There is no entry: give at least one.")
     tables = [find_table(ctx, entry.id) for entry in request.entries]
-    news, latest = list[NewVersion](), dict[tuple[int, str], NewVersion]()
+    news, latest = list[NewVersion](), dict[tuple[int, Branch], NewVersion]()
     for table, entry in zip(tables, request.entries, strict=True):
-        key = table.id, branch_key(entry.branch)
+        key = table.id, Branch.parse(entry.branch)
         news.append(validate_version(ctx, table, entry, latest.get(key), alone=False))
         latest[key] = news[-1]
     reach(Point.BEFORE_RECORD)
@@ -114,21 +115,24 @@ def batch_delete_table_versions(
     The latest version stays, and so does one with a tag. Files stay until garbage is collected, a retention time later.
     Raises TableNotFoundError, TableBranchNotFoundError, InvalidInputError (a range that ends before it starts).
     """
-    table = find_table(ctx, request.id)
-    ranges = exclude_tagged(ctx, table, request.branch, ranges_to_delete(ctx, request))
-    stored = stored_versions(ctx, table, branch_key(request.branch))
-    count = ctx.store.transact(lambda catalog: delete_versions(catalog, table.id, request.branch, ranges, stored))
+    table, branch = find_table(ctx, request.id), Branch.parse(request.branch)
+    ranges = exclude_tagged(ctx, table, branch, ranges_to_delete(ctx, request, branch))
+    stored = stored_versions(ctx, table, branch)
+    count = ctx.store.transact(lambda catalog: delete_versions(catalog, table.id, branch, ranges, stored))
     return models.BatchDeleteTableVersionsResponse(deleted_count=count)
 
 
 def ranges_to_delete(
-    ctx: Context, request: models.BatchDeleteTableVersionsRequest, latest: NewVersion | int | None = None
+    ctx: Context,
+    request: models.BatchDeleteTableVersionsRequest,
+    branch: Branch,
+    latest: NewVersion | int | None = None,
 ) -> list[Range]:
     """Return the ranges of a request, without the latest version: a table without it could not be opened.
 
-    `latest` is the table's latest version, if the caller knows better than storage. Raises InvalidInputError.
+    `latest` is the latest version of the `branch`, if the caller knows better than storage. Raises InvalidInputError.
     """
-    last = _latest_version(ctx, request.id, request.branch) if latest is None else version_number(latest)
+    last = _latest_version(ctx, request.id, branch) if latest is None else version_number(latest)
     ranges: list[Range] = []
     for requested in request.ranges:
         end = None if requested.end_version == -1 else requested.end_version
@@ -141,7 +145,7 @@ def ranges_to_delete(
     return ranges
 
 
-def _latest_version(ctx: Context, names: Sequence[str] | None, branch: str | None) -> int:
+def _latest_version(ctx: Context, names: Sequence[str] | None, branch: Branch) -> int:
     """Return the latest version of a table's branch; 0 for a table that is only declared."""
     try:
         return int(open_for_reading(ctx, names, branch=branch).dataset.version)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
+from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.datasets import Check, CommitRoute
@@ -79,7 +80,7 @@ class CommitNamespace:
         """List the versions of a branch."""
         query, record = _decode(request, models.ListTableVersionsRequest), self._table(request)
         if query.descending and query.limit == 1:  # how Lance asks for the latest: it needs the file's name alone
-            latest = latest_manifest(self._ctx, record, query.branch)
+            latest = latest_manifest(self._ctx, record, Branch.parse(query.branch))
             response = models.ListTableVersionsResponse(versions=[latest] if latest else [])
         else:
             response = list_versions(self._ctx, record, query)
@@ -88,7 +89,7 @@ class CommitNamespace:
     def describe_table_version(self, request: Any) -> _Response:
         """Describe one version. Raises TableVersionNotFoundError."""
         query = _decode(request, models.DescribeTableVersionRequest)
-        version = describe_version(self._ctx, self._table(request), query.branch, query.version)
+        version = describe_version(self._ctx, self._table(request), Branch.parse(query.branch), query.version)
         if version is None:
             raise TableVersionNotFoundError(f"No version {query.version}.")
         return _Response(version=msgspec.to_builtins(version))
@@ -98,7 +99,7 @@ class CommitNamespace:
         record, entry = self._table_to_commit(request), _decode(request, models.CreateTableVersionRequest)
         self._check(record, entry)
         if self._written_since is not None:
-            base = f"{record.location}/{versions_folder(entry.branch)}".removesuffix("/_versions")
+            base = f"{record.location}/{versions_folder(Branch.parse(entry.branch))}".removesuffix("/_versions")
             self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITTEN_FOLDERS], self._written_since)
         committed = commit_staged(self._ctx, record, entry, trusted=True)
         return _Response(version=msgspec.to_builtins(wire_version(record, committed)))

@@ -19,6 +19,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import parse_mode
 from tiltyard.model.spec import models
@@ -29,7 +30,6 @@ from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
 from tiltyard.tables.versions.records import (
-    branch_key,
     delete_branch_records,
     delete_records_without_manifest,
     has_no_manifest,
@@ -62,34 +62,35 @@ def validate_version(
     wrong with it has to be found here. That the version exists is reported first, whatever else is wrong with the
     request. Raises as CreateTableVersion does.
     """
+    branch = Branch.parse(entry.branch)
     try:
-        return _validate_version(ctx, table, entry, latest, alone)
+        return _validate_version(ctx, table, branch, entry, latest, alone)
     except InvalidInputError as error:
-        last = version_number(latest) if latest is not None else latest_stored_version(ctx, table, entry.branch) or 0
+        last = version_number(latest) if latest is not None else latest_stored_version(ctx, table, branch) or 0
         if 1 <= entry.version <= last:
             raise _exists_error(entry.version, last) from error
         raise
 
 
 def _validate_version(
-    ctx: Context, table: TableRecord, entry: Entry, latest: NewVersion | int | None, alone: bool
+    ctx: Context, table: TableRecord, branch: Branch, entry: Entry, latest: NewVersion | int | None, alone: bool
 ) -> NewVersion:
-    staged = _check_staged_path(ctx, table, entry)
+    staged = _check_staged_path(ctx, table, branch, entry.manifest_path)
     try:
         file, manifest = ctx.storage.manifests.read_checked(table.location, staged, entry.version)
     except InvalidInputError:
         if ctx.storage.files(table.location).stat(staged) is not None:
             raise
-        if not _is_recorded(ctx, new := _new_version(table, entry, staged, None)):
+        if not _is_recorded(ctx, new := _new_version(table, branch, entry, staged, None)):
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
         return new
-    new = _new_version(table, entry, staged, file)
+    new = _new_version(table, branch, entry, staged, file)
     if manifest.code_declarations:
-        check_declared(ctx, table_id(entry.id), table, entry.branch, manifest.code_declarations)
+        check_declared(ctx, table_id(entry.id), table, branch, manifest.code_declarations)
     if manifest.backtick_columns:
-        check_quoted(ctx, table, entry.branch, manifest.backtick_columns)
+        check_quoted(ctx, table, branch, manifest.backtick_columns)
     if latest is not None or not _is_next(ctx, table, new, alone):
-        _check_next(ctx, new, entry, latest)
+        _check_next(ctx, new, branch, latest)
     return new
 
 
@@ -100,10 +101,11 @@ def version_number(version: NewVersion | int) -> int:
 
 def trusted_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
     """Return the version to record for a manifest that Lance staged in this process; only its path is checked."""
-    staged = _check_staged_path(ctx, table, entry)
+    branch = Branch.parse(entry.branch)
+    staged = _check_staged_path(ctx, table, branch, entry.manifest_path)
     if not is_local(table.location):
-        return _new_version(table, entry, staged, None)
-    return _new_version(table, entry, staged, ctx.storage.manifests.read(table.location, staged))
+        return _new_version(table, branch, entry, staged, None)
+    return _new_version(table, branch, entry, staged, ctx.storage.manifests.read(table.location, staged))
 
 
 def manifests_to_sync(news: Iterable[NewVersion]) -> list[str]:
@@ -111,16 +113,16 @@ def manifests_to_sync(news: Iterable[NewVersion]) -> list[str]:
     return [new.staged_path for new in news if new.manifest is None]
 
 
-def _check_staged_path(ctx: Context, table: TableRecord, entry: Entry) -> str:
-    """Return the path of a request's staged manifest. Raises InvalidInputError unless its branch's folder has it."""
-    folder = versions_folder(entry.branch)
-    staged = ctx.storage.manifests.resolve_path(table.location, entry.manifest_path)
+def _check_staged_path(ctx: Context, table: TableRecord, branch: Branch, path: str) -> str:
+    """Return the full path of a staged manifest. Raises InvalidInputError unless its branch's folder has it."""
+    folder = versions_folder(branch)
+    staged = ctx.storage.manifests.resolve_path(table.location, path)
     if staged.rpartition("/")[0] != f"{table.location}/{folder}":
         raise InvalidInputError(f"The manifest has to lie in the folder {folder} of its table.")
     return staged
 
 
-def _new_version(table: TableRecord, entry: Entry, staged: str, file: FileContent | None) -> NewVersion:
+def _new_version(table: TableRecord, branch: Branch, entry: Entry, staged: str, file: FileContent | None) -> NewVersion:
     """Return the version to record for a request and its staged file, None if that was not read.
 
     On a disk the whole of a small manifest is stored with its record, and renaming it leaves its tag as it is. Objects
@@ -130,10 +132,10 @@ def _new_version(table: TableRecord, entry: Entry, staged: str, file: FileConten
     local_file = file if is_local(table.location) else None
     return NewVersion(
         table_id=table.id,
-        branch=branch_key(entry.branch),
+        branch=branch.key,
         version=entry.version,
         staged_path=staged,
-        manifest_path=f"{versions_folder(entry.branch)}/{manifest_name(entry.version, scheme)}",
+        manifest_path=f"{versions_folder(branch)}/{manifest_name(entry.version, scheme)}",
         manifest_size=local_file.stat.size if local_file else entry.manifest_size,
         e_tag=local_file.stat.e_tag if local_file else entry.e_tag,
         metadata=entry.metadata,
@@ -172,15 +174,15 @@ def _is_next(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> 
         return is_file(before) and (follows_ours or not is_file(f"{table.location}/{new.manifest_path}"))
 
 
-def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: NewVersion | int | None) -> None:
+def _check_next(ctx: Context, new: NewVersion, branch: Branch, latest: NewVersion | int | None) -> None:
     """Check that a version is the next one of its branch, or is recorded already, and follows its naming scheme."""
     if latest is None:
         record = ctx.store.table_by_id(new.table_id)
-        stored = latest_stored_version(ctx, record, entry.branch)
+        stored = latest_stored_version(ctx, record, branch)
         if stored is None:  # a branch begins at the version where it leaves main, and is listed once it has that
-            delete_branch_records(ctx, record, new.branch)
+            delete_branch_records(ctx, record, branch)
             return
-        _check_scheme(new, _scheme_at(ctx, record, new.branch, stored))
+        _check_scheme(new, _scheme_at(ctx, record, branch, stored))
         last = stored
     else:
         last = version_number(latest)
@@ -201,14 +203,14 @@ def _check_scheme(new: NewVersion, scheme: str | None) -> None:
         raise InvalidInputError(f"This table's manifests are named by the scheme {scheme}: nothing was committed.")
 
 
-def _scheme_at(ctx: Context, record: TableRecord, branch: str, version: int) -> str | None:
+def _scheme_at(ctx: Context, record: TableRecord, branch: Branch, version: int) -> str | None:
     """Return the naming scheme of a version's manifest; None if there is none."""
     folder = f"{record.location}/{versions_folder(branch)}"
     is_file = ctx.storage.files(record.location).is_file
     return next((scheme for scheme in NamingScheme if is_file(f"{folder}/{manifest_name(version, scheme)}")), None)
 
 
-def latest_stored_version(ctx: Context, record: TableRecord, branch: str | None) -> int | None:
+def latest_stored_version(ctx: Context, record: TableRecord, branch: Branch) -> int | None:
     """Return the latest version of a branch in storage: 0 without data, None for a branch that is not there (yet)."""
     try:
         dataset = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location), branch)
@@ -260,10 +262,11 @@ def delete_lost_records(ctx: Context, news: Iterable[NewVersion]) -> bool:
             continue
         finalize_pending(ctx, table.id)
         ctx.storage.datasets.evict(table.location)
-        if latest_stored_version(ctx, table, new.branch) != new.version - 1:
+        branch = Branch(new.branch)
+        if latest_stored_version(ctx, table, branch) != new.version - 1:
             continue
-        count = delete_records_without_manifest(ctx, table, new.branch)
-        ctx.store.truncate_deleted_versions(table.id, new.branch, new.version)
+        count = delete_records_without_manifest(ctx, table, branch)
+        ctx.store.truncate_deleted_versions(table.id, branch.key, new.version)
         has_deleted = has_deleted or count > 0
         log.warning("%s versions of table %s are gone from storage: %s is next", count, table.id, new.version)
     return has_deleted

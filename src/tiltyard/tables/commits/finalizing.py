@@ -19,6 +19,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+from tiltyard.model.branches import Branch
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileStat
@@ -298,9 +299,10 @@ def _is_cleaned_up(ctx: Context, table: TableRecord, record: VersionRecord) -> b
     """
     if not has_no_manifest(ctx, table, record):
         return False
-    if record.branch and ctx.storage.stat(table.location, branch_file(record.branch)) is None:
+    branch = Branch(record.branch)
+    if not branch.is_main and ctx.storage.stat(table.location, branch_file(branch)) is None:
         return True
-    if any(version >= record.version for version in stored_versions(ctx, table, record.branch)):
+    if any(version >= record.version for version in stored_versions(ctx, table, branch)):
         return True
     content = ctx.store.stored_manifest(record)
     if content is None:

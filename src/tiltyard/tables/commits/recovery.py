@@ -23,7 +23,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
 from tiltyard.model.table_history import read_transaction, read_transactions
 from tiltyard.storage.errors import lance_errors
@@ -76,10 +76,9 @@ class RecoveredCommit:
         """Return by how many rows the table grew; None where this version or the one before is gone."""
         if self.dataset is None:
             return None
-        branch = None if self.target.branch in (None, MAIN_BRANCH) else self.target.branch
         try:
             with lance_errors(self.dataset):
-                before = self.dataset.checkout_version((branch, self.version - 1))
+                before = self.dataset.checkout_version((self.target.branch.lance_name, self.version - 1))
                 return int(self.dataset.count_rows() - before.count_rows())
         except TableVersionNotFoundError:
             return None
@@ -113,7 +112,7 @@ def _recorded_commit(ctx: Context, record: RequestRecord) -> RecoveredCommit | N
         if current is None or current.version is None:
             return None  # rolled back just now: a commit that bypassed the server has its number
         _check_finalized(ctx, table, record)
-        target = WriteTarget(ctx, table, record.branch or None)
+        target = WriteTarget(ctx, table, Branch.parse(record.branch))
         latest = target.exclusive_dataset()
         ctx.storage.manifests.check_size(table.location, target.branch, record.version)
     except FileTooLargeError:
@@ -122,7 +121,7 @@ def _recorded_commit(ctx: Context, record: RequestRecord) -> RecoveredCommit | N
         return None
     try:
         with lance_errors(latest):
-            dataset = latest.checkout_version((target.branch, record.version))
+            dataset = latest.checkout_version((target.branch.lance_name, record.version))
             transaction = read_transaction(latest, record.version)
     except TableVersionNotFoundError:
         return RecoveredCommit(target, record.version, None, None, None) if latest.version > record.version else None
@@ -133,7 +132,7 @@ def _recorded_commit(ctx: Context, record: RequestRecord) -> RecoveredCommit | N
 
 def _check_finalized(ctx: Context, table: TableRecord, record: RequestRecord) -> None:
     """Raise ServiceUnavailableError for a commit whose manifest is not final yet: the table does not show it."""
-    latest = ctx.store.latest_version(table.id, record.branch or "")
+    latest = ctx.store.latest_version(table.id, Branch.parse(record.branch).key)
     if latest is None or latest.version != record.version or latest.finalized:
         return  # later versions were made from it
     if ctx.storage.stat(table.location, latest.manifest_path) is None:
@@ -146,7 +145,7 @@ def _check_finalized(ctx: Context, table: TableRecord, record: RequestRecord) ->
 def _marked_commit(ctx: Context, request: Any, record: RequestRecord) -> RecoveredCommit | None:
     """Return the commit whose transaction names the request."""
     try:
-        target = WriteTarget(ctx, find_table(ctx, request.id), getattr(request, "branch", None))
+        target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(getattr(request, "branch", None)))
         latest = target.exclusive_dataset()
     except GONE:
         return None

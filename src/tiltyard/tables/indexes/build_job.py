@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tiltyard.context import Context
+from tiltyard.model.branches import Branch
 from tiltyard.model.ids import Id, display
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.modes import TransactionStatus
@@ -72,7 +73,7 @@ def build_index(ctx: Context, running: Job) -> Mapping[str, str]:
 
 
 def _open(ctx: Context, spec: IndexSpec, running: Job) -> lance.LanceDataset:
-    return open_to_commit(ctx, ctx.store.table_by_id(running.table_id or 0), spec.branch)
+    return open_to_commit(ctx, ctx.store.table_by_id(running.table_id or 0), Branch.parse(spec.branch))
 
 
 def _last_uuid(ctx: Context, running: Job) -> str | None:
@@ -108,7 +109,7 @@ def _build(ctx: Context, spec: IndexSpec, running: Job) -> None:
     record = ctx.store.table_by_id(running.table_id or 0)
     commit_route = ctx.commit_route(record, durable=False)
     dataset = ctx.storage.datasets.open_for_writing(
-        record.location, ctx.storage.options(record.location), spec.branch, commit_route
+        record.location, ctx.storage.options(record.location), Branch.parse(spec.branch), commit_route
     )
     uuid = str(uuid4())
     running.progress(index_uuid=uuid, stage="build", progress="0.0")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.tables.indexes.build_job import CREATE_INDEX, INDEX_JOB
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from lance.lance.indices import IndexDescription
 
     from tiltyard.context import Context, OpenTable
+    from tiltyard.model.branches import Branch
     from tiltyard.store import TransactionRecord
 
 _DROPPED = "dropped"
@@ -42,12 +42,7 @@ def failure_message(record: TransactionRecord) -> str:
     return record.error or "The server gave no reason; its log has the details under the id of the transaction."
 
 
-def branch_name(branch: str | None) -> str | None:
-    """Return a branch as builds name it: None for main."""
-    return None if branch in (None, "", MAIN_BRANCH) else branch
-
-
-def queued_builds(ctx: Context, table: OpenTable, branch: str | None) -> list[TransactionRecord]:
+def queued_builds(ctx: Context, table: OpenTable, branch: Branch) -> list[TransactionRecord]:
     """Return the unfinished builds of a branch, oldest first."""
     unfinished = [
         record
@@ -58,7 +53,7 @@ def queued_builds(ctx: Context, table: OpenTable, branch: str | None) -> list[Tr
     return _of_branch(unfinished, branch)
 
 
-def find_builds(ctx: Context, table: OpenTable, branch: str | None, built: Iterable[IndexDescription]) -> Builds:
+def find_builds(ctx: Context, table: OpenTable, branch: Branch, built: Iterable[IndexDescription]) -> Builds:
     """Return the unfinished and failed builds of a branch, as far as their columns still exist.
 
     A failed build is left out if its index was built since, by any means.
@@ -75,7 +70,7 @@ def find_builds(ctx: Context, table: OpenTable, branch: str | None, built: Itera
     return Builds(building, failed)
 
 
-def dismiss_failures(ctx: Context, table: OpenTable, branch: str | None, name: str) -> bool:
+def dismiss_failures(ctx: Context, table: OpenTable, branch: Branch, name: str) -> bool:
     """List failed builds of an index no longer; return whether there were any."""
     failed = [record for record in _failed_builds(ctx, table, branch) if record.payload["name"] == name]
     for record in failed:
@@ -91,14 +86,16 @@ def cancel(ctx: Context, record: TransactionRecord) -> None:
     )
 
 
-def _failed_builds(ctx: Context, table: OpenTable, branch: str | None) -> list[TransactionRecord]:
+def _failed_builds(ctx: Context, table: OpenTable, branch: Branch) -> list[TransactionRecord]:
     failed = ctx.store.failed_transactions(table.record.id, (CREATE_INDEX, INDEX_JOB))
     return [record for record in _of_branch(failed, branch) if _DROPPED not in record.properties]
 
 
-def _of_branch(records: Iterable[TransactionRecord], branch: str | None) -> list[TransactionRecord]:
+def _of_branch(records: Iterable[TransactionRecord], branch: Branch) -> list[TransactionRecord]:
     """Return the builds of a branch, without Spark jobs that were not queued by CreateTableIndex."""
-    return [record for record in records if "location" in record.payload and record.payload["branch"] == branch]
+    return [
+        record for record in records if "location" in record.payload and record.payload["branch"] == branch.lance_name
+    ]
 
 
 def _created_ms(index: IndexDescription) -> Iterable[int]:

@@ -36,7 +36,10 @@ _LANCE_NAMES = {"distance_type": "metric", "max_iterations": "max_iters"}
 
 @dataclass(frozen=True, slots=True)
 class IndexSpec:
-    """The index to build: a transaction's payload. `replaces`: an index had that name when the build was queued."""
+    """The index to build: a transaction's payload.
+
+    `branch` has its name in Lance, None for main. `replaces`: an index had that name when the build was queued.
+    """
 
     location: str
     branch: str | None

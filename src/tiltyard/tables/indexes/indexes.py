@@ -19,18 +19,17 @@ from lance_namespace.errors import (
 from tiltyard.access.needs import on_table
 from tiltyard.catalog.job_authorization import submitter_payload
 from tiltyard.context import Context, OpenTable
+from tiltyard.model.branches import Branch
 from tiltyard.model.ids import Id, display, table_id
 from tiltyard.model.index_types import IndexType, check_parameters, parse_index_type, spec_index_type
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.storage.column_cache import branch_key
 from tiltyard.storage.errors import column_not_found, lance_errors
 from tiltyard.tables.indexes.build_job import CREATE_INDEX, INDEX_JOB, describe, spark_job_payload
 from tiltyard.tables.indexes.build_queue import (
     Builds,
-    branch_name,
     cancel,
     dismiss_failures,
     find_builds,
@@ -80,11 +79,11 @@ def create_table_scalar_index(
 
 
 def _queue_build(ctx: Context, request: models.CreateTableIndexRequest, kind: IndexType) -> str:
-    table = open_for_reading(ctx, request.id, branch=request.branch)
+    branch = Branch.parse(request.branch)
+    table = open_for_reading(ctx, request.id, branch=branch)
     field = arrow_field(table.dataset, request.column)
     checked = check_parameters(kind, field, request)
     _check_joinable(table.dataset, kind, request.column)
-    branch = branch_name(request.branch)
     waiting = queued_builds(ctx, table, branch)
     built = {index.name: (index.field_names[0], spec_index_type(index.index_type)) for index in _indices(table.dataset)}
     queued = {record.payload["name"]: record.payload for record in waiting}
@@ -94,7 +93,7 @@ def _queue_build(ctx: Context, request: models.CreateTableIndexRequest, kind: In
         raise InvalidInputError(f"'{name}' cannot be the name of an index.")
     if name in used:
         _check_replaceable(name, used[name][0], request)
-    spec = IndexSpec(table.record.location, branch, request.column, name, kind.value, checked, name in built)
+    spec = IndexSpec(table.record.location, branch.lance_name, request.column, name, kind.value, checked, name in built)
     return _queue(ctx, table, table_id(request.id), spec, waiting)
 
 
@@ -164,9 +163,10 @@ def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) ->
     failed build is listed with its reason until its index is created again, or dropped. Raises
     TableVersionNotFoundError and what opening a table raises.
     """
-    table = open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
+    branch = Branch.parse(request.branch)
+    table = open_for_reading(ctx, request.id, branch=branch, version=request.version)
     built = _indices(table.dataset)
-    builds = _find_builds(ctx, table, request, built)
+    builds = _find_builds(ctx, table, branch, request.version, built)
     rows = table.dataset.count_rows()
     unfinished = {**builds.failed, **builds.building}
     contents = {name: _queued_content(record, rows, builds) for name, record in unfinished.items()}
@@ -184,15 +184,10 @@ def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) ->
 
 
 def _find_builds(
-    ctx: Context,
-    table: OpenTable,
-    request: models.ListTableIndicesRequest | models.DescribeTableIndexStatsRequest,
-    built: Sequence[IndexDescription],
+    ctx: Context, table: OpenTable, branch: Branch, version: int | None, built: Sequence[IndexDescription]
 ) -> Builds:
     """Return the builds of the latest version; another version has none."""
-    if request.version is not None:
-        return Builds({}, {})
-    return find_builds(ctx, table, branch_name(request.branch), built)
+    return find_builds(ctx, table, branch, built) if version is None else Builds({}, {})
 
 
 def _built_content(
@@ -261,9 +256,10 @@ def describe_table_index_stats(
     table raises.
     """
     name = _checked_name(request.index_name)
-    table = open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
+    branch = Branch.parse(request.branch)
+    table = open_for_reading(ctx, request.id, branch=branch, version=request.version)
     built = _indices(table.dataset)
-    builds = _find_builds(ctx, table, request, built)
+    builds = _find_builds(ctx, table, branch, request.version, built)
     index = next((index for index in built if index.name == name), None)
     record = builds.building.get(name) or builds.failed.get(name)
     if index is None and record is None:
@@ -308,7 +304,8 @@ def drop_table_index(ctx: Context, request: models.DropTableIndexRequest) -> mod
     Raises TableIndexNotFoundError.
     """
     name = _checked_name(request.index_name)
-    table, branch = open_for_reading(ctx, request.id, branch=request.branch), branch_name(request.branch)
+    branch = Branch.parse(request.branch)
+    table = open_for_reading(ctx, request.id, branch=branch)
     waiting = [record for record in queued_builds(ctx, table, branch) if record.payload["name"] == name]
     for record in waiting:
         cancel(ctx, record)
@@ -320,7 +317,7 @@ def drop_table_index(ctx: Context, request: models.DropTableIndexRequest) -> mod
         _find_index(dataset, name)
         dataset.drop_index(name)
 
-    commit_with_retry(ctx, request.id, request.branch, change)
+    commit_with_retry(ctx, request.id, branch, change)
     return models.DropTableIndexResponse()
 
 
@@ -331,7 +328,7 @@ def prewarm_table_index(ctx: Context, request: models.PrewarmTableIndexRequest) 
     Responds when it is loaded. Raises TableIndexNotFoundError.
     """
     name = _checked_name(request.index_name)
-    table = open_for_reading(ctx, request.id, branch=request.branch)
+    table = open_for_reading(ctx, request.id, branch=Branch.parse(request.branch))
     _find_index(table.dataset, name)
     with lance_errors(table.dataset):
         table.dataset.prewarm_index(name, with_position=bool(request.with_position))
@@ -346,10 +343,10 @@ def prewarm_table_page_cache(
 
     Responds when they are loaded. Raises TableNotFoundError, TableColumnNotFoundError, UnsupportedOperationError.
     """
-    table = open_for_reading(ctx, request.id, branch=request.branch)
+    branch = Branch.parse(request.branch)
+    table = open_for_reading(ctx, request.id, branch=branch)
     existing = table.dataset.schema.names
     if unknown := [name for name in request.columns or () if name not in existing]:
         raise column_not_found(unknown[0], existing)
-    key = branch_key(table.record.location, request.branch)
-    ctx.storage.datasets.column_cache.load(key, table.dataset, request.columns)
+    ctx.storage.datasets.column_cache.load((table.record.location, branch), table.dataset, request.columns)
     return models.PrewarmTablePageCacheResponse()

@@ -18,7 +18,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 
 from tiltyard.access.needs import on_table
 from tiltyard.config import DAY_MS
-from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.branches import MAIN
 from tiltyard.model.jobs import Job, job
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
@@ -41,7 +41,7 @@ from tiltyard.tables.maintenance.references import (
 )
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.versions.deleted_versions import expired_versions
-from tiltyard.tables.versions.records import branch_key, delete_records_without_manifest
+from tiltyard.tables.versions.records import delete_records_without_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.store import TableRecord
 
 log = logging.getLogger("tiltyard.gc")
@@ -175,7 +176,7 @@ def collect(
     now = ctx.clock()
     cutoff = cutoff_of(ctx, table, now)
     if options.keep_versions_days is not None and branches:
-        _remove_old_versions(ctx, table, branches[MAIN_BRANCH], options, now, cutoff, collection)
+        _remove_old_versions(ctx, table, branches[MAIN], options, now, cutoff, collection)
     _remove_deleted_versions(ctx, table, branches, options, now, collection)
     files = table_files(ctx, table.location, branches)
     old = [file for file in files if file.entry.modified < cutoff and file.kind is not FileKind.MANIFEST]
@@ -198,17 +199,17 @@ def collect(
     return collection
 
 
-def _missing_version(ctx: Context, table: TableRecord, branches: Mapping[str, lance.LanceDataset]) -> str:
+def _missing_version(ctx: Context, table: TableRecord, branches: Mapping[Branch, lance.LanceDataset]) -> str:
     """Return which version is missing from storage though it should be there; "" if none is.
 
     Files that it refers to would look like garbage, and it may come back, as in the middle of a restore.
     """
     if not branches and not table.declared:
         return "The table's versions are missing: restore them, or drop the table."
-    for name in branches:
-        latest = ctx.store.latest_version(table.id, branch_key(name))
+    for branch in branches:
+        latest = ctx.store.latest_version(table.id, branch.key)
         if latest and latest.finalized and ctx.storage.stat(table.location, latest.manifest_path) is None:
-            of_branch = "" if name == MAIN_BRANCH else f" of the branch {name}"
+            of_branch = "" if branch.is_main else f" of the branch {branch.name}"
             return f"Version {latest.version}{of_branch} is recorded, and its manifest is gone: repair the table."
     return ""
 
@@ -304,7 +305,7 @@ def _remove_old_versions(
         plan = main.explain_cleanup_old_versions(**arguments, include_files=True, max_files=_MOST_EXPLAINED)
         if not plan.stats.old_versions:
             return
-        referenced = tracked_units(table.location, {MAIN_BRANCH: main})  # Lance removes abandoned files, too
+        referenced = tracked_units(table.location, {MAIN: main})  # Lance removes abandoned files, too
         if not options.dry_run:
             with ctx.storage.locks.hold(old_versions_lock(table.location), ctx.settings.conflict_timeout):
                 if reason := _reason_to_keep(ctx, table, now, cutoff):  # a clone that was created meanwhile
@@ -325,7 +326,7 @@ def _remove_old_versions(
 def _remove_deleted_versions(
     ctx: Context,
     table: TableRecord,
-    branches: Mapping[str, lance.LanceDataset],
+    branches: Mapping[Branch, lance.LanceDataset],
     options: CollectOptions,
     now: int,
     collection: Collection,
@@ -339,7 +340,7 @@ def _remove_deleted_versions(
             sizes = [stat.size if (stat := ctx.storage.stat(table.location, path)) else 0 for path in paths]
             if not options.dry_run:
                 ctx.storage.delete_files(f"{table.location}/{path}" for path in paths)
-                ctx.store.prune_deleted_versions(table.id, branch, versions[-1].version + 1)
+                ctx.store.prune_deleted_versions(table.id, branch.key, versions[-1].version + 1)
                 ctx.storage.datasets.evict(table.location)
             collection.versions += len(versions)
             collection.garbage += [Garbage(OLD_VERSION, path, size) for path, size in zip(paths, sizes, strict=True)]
@@ -350,7 +351,7 @@ def _reason_to_keep(ctx: Context, table: TableRecord, now: int, cutoff: int) -> 
     if ctx.store.clone_locations(table.location):
         return "shallow clones use their files."
     with lance_errors():
-        names = ctx.storage.files(table.location).list_names(f"{table.location}/{versions_folder('')}")
+        names = ctx.storage.files(table.location).list_names(f"{table.location}/{versions_folder(MAIN)}")
     if any(map(is_detached, names)):
         return "there are detached versions, whose files Lance would remove as orphans."
     days = LANCE_SAFETY_MS // DAY_MS

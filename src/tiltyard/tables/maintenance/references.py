@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.branches import MAIN, Branch
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import FINAL_NAME, versions_folder
 
@@ -107,8 +107,8 @@ def _unit(folder: str, name: str) -> str:
     return f"{folder}/{name}"
 
 
-def table_files(ctx: Context, location: str, branches: Iterable[str]) -> list[TableFile]:
-    """Return the files in a table's folder whose kind is known; `branches` are the names of main and its branches."""
+def table_files(ctx: Context, location: str, branches: Iterable[Branch]) -> list[TableFile]:
+    """Return the files in a table's folder whose kind is known; `branches` are main and all others."""
     names = _without_main(branches)
     files = (classify(entry, names) for entry in ctx.storage.files(location).walk(location))
     return [file for file in files if file is not None]
@@ -119,8 +119,8 @@ def old_versions_lock(location: str) -> str:
     return f"old versions of {location}"
 
 
-def open_branches(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
-    """Open main and all branches, by their names; none without data.
+def open_branches(ctx: Context, location: str) -> dict[Branch, lance.LanceDataset]:
+    """Open main and all other branches; none without data.
 
     Raises what opening a table raises, except for a table without data.
     """
@@ -129,22 +129,22 @@ def open_branches(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
     main = ctx.storage.datasets.open_for_writing(location, ctx.storage.options(location))
     ctx.storage.manifests.check_references(location)
     with lance_errors(main):
-        names = sorted(main.branches.list(), key=len, reverse=True)
-        for name in (MAIN_BRANCH, *names):
-            ctx.storage.manifests.check_history(location, name)
-        return {MAIN_BRANCH: main, **{name: main.checkout_version((name, None)) for name in names}}
+        branches = [Branch.parse(name) for name in sorted(main.branches.list(), key=len, reverse=True)]
+        for branch in (MAIN, *branches):
+            ctx.storage.manifests.check_history(location, branch)
+        return {MAIN: main, **{branch: main.checkout_version((branch.lance_name, None)) for branch in branches}}
 
 
-def _without_main(branches: Iterable[str]) -> list[str]:
+def _without_main(branches: Iterable[Branch]) -> list[str]:
     """Return the names of branches other than main, the longest first: one may be in the folder of another."""
-    return sorted((name for name in branches if name != MAIN_BRANCH), key=len, reverse=True)
+    return sorted((branch.name for branch in branches if not branch.is_main), key=len, reverse=True)
 
 
-def referenced_units(ctx: Context, location: str, branches: dict[str, lance.LanceDataset]) -> set[str]:
+def referenced_units(ctx: Context, location: str, branches: dict[Branch, lance.LanceDataset]) -> set[str]:
     """Return the units that any version refers to: of main, of a branch, or of a shallow clone in the catalog."""
     units, names = tracked_units(location, branches), _without_main(branches)
-    for name, dataset in branches.items():
-        if name != MAIN_BRANCH:
+    for branch, dataset in branches.items():
+        if not branch.is_main:
             _add_inherited(units, dataset, names)
     for clone in ctx.store.clone_locations(location):
         for dataset in open_branches(ctx, clone).values():
@@ -153,7 +153,7 @@ def referenced_units(ctx: Context, location: str, branches: dict[str, lance.Lanc
     return units
 
 
-def tracked_units(location: str, branches: dict[str, lance.LanceDataset]) -> set[str]:
+def tracked_units(location: str, branches: dict[Branch, lance.LanceDataset]) -> set[str]:
     """Return the units in a table's folder that its own versions refer to."""
     units: set[str] = set()
     for dataset in branches.values():
@@ -194,9 +194,9 @@ def _prefix_below(base: str, location: str) -> str | None:
     return f"{base[len(location) + 1 :]}/" if base.startswith(f"{location}/") else None
 
 
-def unknown_manifests(files: Iterable[TableFile], units: set[str], branches: Iterable[str]) -> list[str]:
+def unknown_manifests(files: Iterable[TableFile], units: set[str], branches: Iterable[Branch]) -> list[str]:
     """Return manifests of known branches that Lance has not reported: its paths and ours differ then."""
-    folders = {versions_folder(name) for name in branches}
+    folders = {versions_folder(branch) for branch in branches}
     return [
         file.unit
         for file in files

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access.needs import on_table
+from tiltyard.model.branches import Branch
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -18,7 +19,6 @@ from tiltyard.tables.maintenance.garbage import cutoff_of, stale_staged
 from tiltyard.tables.maintenance.references import FileKind, TableFile, open_branches, table_files, tracked_units
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.versions.records import (
-    branch_key,
     delete_records,
     has_no_manifest,
     record_stored_version,
@@ -78,8 +78,8 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool) -> list[Finding]:
         branches = open_branches(ctx, table.location)
     except LanceNamespaceError as error:
         return [*findings, Finding("unreadable", f"The table cannot be opened: {error}")]
-    for name in branches:
-        findings += _repair_records(ctx, table, branch_key(name), dry_run)
+    for branch in branches:
+        findings += _repair_records(ctx, table, branch, dry_run)
     if branches:
         findings += _repair_deleted_branches(ctx, table, branches, dry_run)
     referenced = tracked_units(table.location, branches)
@@ -96,7 +96,7 @@ def _repair_pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator
     for record in ctx.store.pending_versions(table.id, limit=1000):
         if stat_final_manifest(ctx, table, record) is not None:
             continue  # finalized by another process a moment ago: it, or a reader, marks the version soon
-        name = _version_name(record.version, record.branch)
+        name = _version_name(record.version, Branch(record.branch))
         if _is_lost(ctx, table, record):
             if not dry_run:
                 ctx.store.roll_back_version(record)
@@ -132,7 +132,7 @@ def _repair_declared(ctx: Context, table: TableRecord, dry_run: bool) -> Iterato
         yield Finding("no versions", "The catalog has the table as created, but its folder has no version.")
 
 
-def _repair_records(ctx: Context, table: TableRecord, branch: str, dry_run: bool) -> Iterator[Finding]:
+def _repair_records(ctx: Context, table: TableRecord, branch: Branch, dry_run: bool) -> Iterator[Finding]:
     """Delete records of versions whose manifests are gone, and record versions whose commits bypassed the server."""
     cleaned = records_without_manifest(ctx, table, branch)
     if cleaned:
@@ -151,18 +151,18 @@ def _repair_records(ctx: Context, table: TableRecord, branch: str, dry_run: bool
 
 
 def _repair_deleted_branches(
-    ctx: Context, table: TableRecord, branches: dict[str, lance.LanceDataset], dry_run: bool
+    ctx: Context, table: TableRecord, branches: dict[Branch, lance.LanceDataset], dry_run: bool
 ) -> Iterator[Finding]:
     """Delete records of branches that do not exist: a new branch of the name could not commit."""
-    for branch in ctx.store.recorded_branches(table.id):
-        if not branch or branch in branches:
+    for branch in map(Branch, ctx.store.recorded_branches(table.id)):
+        if branch.is_main or branch in branches:
             continue
         records = list(records_of(ctx, table, branch))
         if any(record.created_at > ctx.clock() - SETTLED_MS for record in records):
             continue
         if not dry_run:
             delete_records(ctx, table, branch, records)
-        problem = f"There are records of the branch {branch}, which does not exist."
+        problem = f"There are records of the branch {branch.name}, which does not exist."
         yield Finding("gone branch", problem, "The records were deleted." if not dry_run else "")
 
 
@@ -189,12 +189,12 @@ def _repair_staged(ctx: Context, table: TableRecord, files: list[TableFile], dry
         yield Finding("staged leftovers", problem, "They were deleted." if not dry_run else "")
 
 
-def _version_name(version: int, branch: str) -> str:
+def _version_name(version: int, branch: Branch) -> str:
     return f"Version {version}{_of_branch(branch)}"
 
 
-def _of_branch(branch: str) -> str:
-    return f" of the branch {branch}" if branch else ""
+def _of_branch(branch: Branch) -> str:
+    return "" if branch.is_main else f" of the branch {branch.name}"
 
 
 def _version_list(versions: Iterator[int]) -> str:

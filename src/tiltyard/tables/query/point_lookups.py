@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access.authorization import effective_policy_of
+from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
-from tiltyard.storage.column_cache import branch_key
 from tiltyard.tables.opening import open_cached
 from tiltyard.tables.query.plan import column_names
 
@@ -93,7 +93,7 @@ def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Cont
     dataset, cache = table.dataset, ctx.storage.datasets.column_cache
     requested = request.columns.column_names if request.columns else None
     names = column_names(dataset) if requested is None else tuple(requested)
-    if not cache.has(branch_key(table.record.location), dataset, names):
+    if not cache.has((table.record.location, MAIN), dataset, names):
         return None
     lookups = _lookup_columns_of(dataset)
     if column not in lookups.columns or not lookups.pace.is_fast:

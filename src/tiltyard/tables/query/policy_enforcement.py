@@ -20,7 +20,6 @@ from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.policies import EffectivePolicy, MaskKind
 from tiltyard.access.predicates import check_filter, check_visible_expression, column_tokens, tokenize
 from tiltyard.context import OpenTable
-from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import open_for_reading
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.store import TableRecord
 
 _VIRTUAL_COLUMNS = frozenset({ROW_ID, "_distance", "_score"})
@@ -94,7 +94,7 @@ def policy_scope(dataset: lance.LanceDataset, policy: EffectivePolicy) -> Policy
 
 
 def policy_scope_of_latest(
-    ctx: Context, record: TableRecord, branch: str | None, version: int | None, dataset: lance.LanceDataset
+    ctx: Context, record: TableRecord, branch: Branch, version: int | None, dataset: lance.LanceDataset
 ) -> PolicyScope | None:
     """Return what policies allow the principal on an open table; None where no policy applies.
 
@@ -104,7 +104,7 @@ def policy_scope_of_latest(
     policy = effective_policy_of(ctx, record)
     if policy is None:
         return None
-    if branch and branch != MAIN_BRANCH:
+    if not branch.is_main:
         raise PermissionDeniedError("Policies restrict you on this table: read and change its main branch.")
     if version is not None:
         latest = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location)).version
@@ -114,7 +114,7 @@ def policy_scope_of_latest(
 
 
 def open_with_policies(
-    ctx: Context, names: Sequence[str] | None, branch: str | None, version: int | None
+    ctx: Context, names: Sequence[str] | None, branch: Branch, version: int | None
 ) -> tuple[OpenTable, PolicyScope | None]:
     """Open a table for reading, with what policies allow on it.
 

@@ -17,11 +17,11 @@ from lance_namespace.errors import (
 
 from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.needs import on_table
+from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import ArrowAnswer, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.storage.column_cache import branch_key
 from tiltyard.storage.datasets import cached_row_count
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_cached, open_for_reading
@@ -66,12 +66,11 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
 
     Raises what opening the table raises, InvalidInputError, TableColumnNotFoundError.
     """
-    table, scope = open_with_policies(ctx, request.id, request.branch, request.version)
+    branch = Branch.parse(request.branch)
+    table, scope = open_with_policies(ctx, request.id, branch, request.version)
     cached_columns = None
     if request.version is None and request.k <= _SMALL_ROWS:
-        cached_columns = CachedColumns(
-            ctx.storage.datasets.column_cache, branch_key(table.record.location, request.branch)
-        )
+        cached_columns = CachedColumns(ctx.storage.datasets.column_cache, (table.record.location, branch))
     if scope is not None:
         return _query_with_policies(ctx, table.dataset, request, scope, cached_columns)
     with _query_errors(table.dataset):
@@ -135,7 +134,7 @@ def _count_inline(ctx: Context, request: models.CountTableRowsRequest) -> Contex
 @operation(needs=on_table(Privilege.READ, enforces_policies=True), inline=_count_inline, changes=False, query=True)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
     """Return the number of rows, or of those that match a predicate. Raises what `query_table` raises."""
-    table, scope = open_with_policies(ctx, request.id, request.branch, request.version)
+    table, scope = open_with_policies(ctx, request.id, Branch.parse(request.branch), request.version)
     if scope is None:
         return _count(table.dataset, request.predicate)
     with redact_errors():
@@ -181,7 +180,8 @@ def _plan_nested_query(
         raise InvalidInputError("The query names another table than the request: leave its id out.")
     if query.branch and branch and query.branch != branch:
         raise InvalidInputError("The query names another branch than the request: leave one of them out.")
-    dataset = open_for_reading(ctx, names, branch=branch or query.branch, version=query.version).dataset
+    read_branch = Branch.parse(branch or query.branch)
+    dataset = open_for_reading(ctx, names, branch=read_branch, version=query.version).dataset
     with _query_errors(dataset):
         return plan_search(dataset, query)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
 
 Result = TypeVar("Result")
 
@@ -45,7 +46,7 @@ class ConflictRetry:
 
 
 def commit_with_retry(
-    ctx: Context, names: Sequence[str] | None, branch: str | None, change: Callable[[lance.LanceDataset], Result]
+    ctx: Context, names: Sequence[str] | None, branch: Branch, change: Callable[[lance.LanceDataset], Result]
 ) -> tuple[Result, int]:
     """Apply `change` to an exclusive handle of a table's latest version; return its result and the new version.
 

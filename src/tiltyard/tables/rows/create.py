@@ -20,6 +20,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access.needs import CREATE_TABLE, creator_for
 from tiltyard.catalog.garbage import delete_marked_folder
+from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import display, table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import operation
@@ -226,7 +227,7 @@ def _insert_record(ctx: Context, location: str, new: NewTable, version: int) -> 
             expected_parent_id=home,
         )
         if ctx.claims:
-            catalog.mark_requests_committed(ctx.claims, record.id, "", version)
+            catalog.mark_requests_committed(ctx.claims, record.id, MAIN.key, version)
         return record
 
     return ctx.store.transact(work) if ctx.claims else work(ctx.store)
@@ -248,7 +249,7 @@ def _write_table(ctx: Context, location: str, new: NewTable) -> int:
             **new.options,
         )
     ctx.storage.sync_written([location])
-    ctx.storage.datasets.cache(location, None, dataset)
+    ctx.storage.datasets.cache(location, MAIN, dataset)
     return int(dataset.version)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.access.needs import on_table
+from tiltyard.model.branches import Branch
 from tiltyard.model.modes import InsertMode, parse_mode
 from tiltyard.model.operations import PendingResponse, operation
 from tiltyard.model.privileges import Privilege
@@ -53,7 +54,7 @@ def start_append(ctx: Context, request: models.InsertIntoTableRequest, data: Arr
     """
     if data.size is None or request.upload_id or _mode(request) is not InsertMode.APPEND:
         return None
-    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     incoming = IncomingRows(data)
     incoming.require_columns()
     rows = incoming.table()
@@ -83,7 +84,7 @@ def insert_into_table(
     if pending := start_append(ctx, request, data):
         response: models.InsertIntoTableResponse = pending.result()
         return response
-    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     incoming = IncomingRows(data)
     incoming.require_columns()
     with target.cleanup_on_error():

@@ -11,6 +11,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_table
+from tiltyard.model.branches import Branch
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -90,7 +91,7 @@ def merge_insert_into_table(
     ServiceUnavailableError (the request timed out, and nothing is written).
     """
     spec = _parse(request, ctx.settings.conflict_timeout)
-    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     incoming = IncomingRows(data)
     incoming.require_columns()
     _check_key_columns(spec.on, incoming.schema.names, "These rows have")

@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.needs import on_table
-from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.branches import Branch
 from tiltyard.model.modes import InsertMode
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
@@ -68,9 +68,9 @@ def create_multipart_write(
     ctx: Context, request: models.CreateMultipartWriteRequest
 ) -> models.CreateMultipartWriteResponse:
     """Start a multipart write. Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError."""
-    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     target.dataset_if_written()
-    upload = ctx.store.create_upload(target.record.id, request.branch or MAIN_BRANCH, "")
+    upload = ctx.store.create_upload(target.record.id, target.branch.name, "")
     return models.CreateMultipartWriteResponse(upload_id=upload.id)
 
 
@@ -126,7 +126,7 @@ def complete_multipart_write(
 
     Raises TransactionNotFoundError, ConcurrentModificationError, InvalidInputError (parts of different kinds).
     """
-    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     try:
         _get_upload(target, request.upload_id)
         parts = ctx.store.upload_parts(request.upload_id)
@@ -153,7 +153,7 @@ def abort_multipart_write(
     ctx: Context, request: models.AbortMultipartWriteRequest
 ) -> models.AbortMultipartWriteResponse:
     """Abort a multipart write and delete its files. Raises TransactionNotFoundError."""
-    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     _get_upload(target, request.upload_id)
     _abort(ctx, request.upload_id)
     return models.AbortMultipartWriteResponse()
@@ -178,7 +178,7 @@ def _abort(ctx: Context, upload_id: str) -> None:
 
 def _get_upload(target: WriteTarget, upload_id: str) -> UploadRecord:
     upload = target.ctx.store.describe_upload(upload_id)
-    if upload.table_id != target.record.id or upload.branch != (target.branch or MAIN_BRANCH):
+    if upload.table_id != target.record.id or upload.branch != target.branch.name:
         raise TransactionNotFoundError("This multipart write is not one of this table and branch.")
     return upload
 

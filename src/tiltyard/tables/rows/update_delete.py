@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_table
+from tiltyard.model.branches import Branch
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -53,7 +54,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     """
     updates = _updates(request)
     predicate = _predicate(request.predicate) if request.predicate is not None else None
-    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     current = target.record.properties
     # A client may send back all properties that it has read: an equal value is no change.
     changed = check_client_metadata(
@@ -62,7 +63,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:
-        scope = policy_scope_of_latest(ctx, target.record, request.branch, None, dataset)
+        scope = policy_scope_of_latest(ctx, target.record, target.branch, None, dataset)
         condition = predicate
         if scope is not None:
             check_updates(updates, scope)
@@ -75,7 +76,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
 
     if updates:
         with redact_errors_if_restricted(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
-            rows, version = commit_with_retry(ctx, request.id, request.branch, change)
+            rows, version = commit_with_retry(ctx, request.id, target.branch, change)
     else:
         rows, version = 0, int(target.dataset().version)
     properties = current
@@ -121,18 +122,18 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
     """
     predicate = _predicate(request.predicate)
-    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:
-        scope = policy_scope_of_latest(ctx, target.record, request.branch, None, dataset)
+        scope = policy_scope_of_latest(ctx, target.record, target.branch, None, dataset)
         condition = predicate if scope is None else scope.combine_filter(predicate, "predicate")
         check_change_memory(dataset, {"predicate": condition or ""})
         result = dataset.delete(condition, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
         return int(result["num_deleted_rows"])
 
     with redact_errors_if_restricted(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
-        rows, version = commit_with_retry(ctx, request.id, request.branch, change)
+        rows, version = commit_with_retry(ctx, request.id, target.branch, change)
     return models.DeleteFromTableResponse(version=version, num_deleted_rows=rows)
 
 

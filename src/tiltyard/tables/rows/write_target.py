@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 
-from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.branches import MAIN, Branch
 from tiltyard.store import DROPPED
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.opening import open_to_commit
@@ -27,11 +27,11 @@ _LANCE_RETRIES = 100  # within the time that conflicts may take
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """A table's record in the catalog, and the branch to write to (None: main)."""
+    """A table's record in the catalog, and the branch to write to."""
 
     ctx: Context
     record: TableRecord
-    branch: str | None = None
+    branch: Branch = MAIN
 
     @property
     def location(self) -> str:
@@ -46,7 +46,7 @@ class WriteTarget:
     @property
     def key(self) -> str:
         """Return the key of the branch's version history, for locks and for the queue of appends."""
-        return f"{self.location}#{self.branch or MAIN_BRANCH}"
+        return f"{self.location}#{self.branch.name}"
 
     @property
     def retries(self) -> int:
@@ -89,7 +89,7 @@ class WriteTarget:
         try:
             return self.dataset()
         except InvalidTableStateError:
-            if not self.record.declared or (self.branch and self.branch != MAIN_BRANCH):
+            if not self.record.declared or not self.branch.is_main:
                 raise
             return None
 

@@ -17,6 +17,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.authorization import authorize_namespace, authorize_table
+from tiltyard.model.branches import MAIN
 from tiltyard.model.computed_columns import PREFIX
 from tiltyard.model.ids import display
 from tiltyard.model.privileges import Privilege
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
     from tiltyard.storage.manifest_format import CodeDeclaration
     from tiltyard.store import TableRecord
@@ -42,7 +44,7 @@ def without_declarations(schema: pa.Schema) -> pa.Schema | None:
 
 
 def check_declared(
-    ctx: Context, path: Id, table: TableRecord, branch: str | None, declared: Iterable[CodeDeclaration]
+    ctx: Context, path: Id, table: TableRecord, branch: Branch, declared: Iterable[CodeDeclaration]
 ) -> None:
     """Check that the code a staged manifest declares is the table's already, or that the caller may declare it.
 
@@ -70,7 +72,7 @@ def check_declared(
             )
 
 
-def check_quoted(ctx: Context, table: TableRecord, branch: str | None, names: Iterable[str]) -> None:
+def check_quoted(ctx: Context, table: TableRecord, branch: Branch, names: Iterable[str]) -> None:
     """Raise InvalidInputError for a new column whose name could not be read again (`check_column_name`).
 
     One that the table has already, as when it was registered, blocks no commit.
@@ -81,12 +83,12 @@ def check_quoted(ctx: Context, table: TableRecord, branch: str | None, names: It
             check_column_name(name)
 
 
-def _existing_code(ctx: Context, table: TableRecord, branch: str | None) -> frozenset[CodeDeclaration]:
+def _existing_code(ctx: Context, table: TableRecord, branch: Branch) -> frozenset[CodeDeclaration]:
     """Return the code that a table declares."""
     return frozenset(_code(field.metadata) for field in _schema(ctx, table, branch))
 
 
-def _schema(ctx: Context, table: TableRecord, branch: str | None) -> pa.Schema:
+def _schema(ctx: Context, table: TableRecord, branch: Branch) -> pa.Schema:
     """Return the schema of a table, without columns if it has no version yet."""
     if not table.id:
         return pa.schema([])
@@ -95,7 +97,7 @@ def _schema(ctx: Context, table: TableRecord, branch: str | None) -> pa.Schema:
     except InvalidTableStateError:  # it has no version yet
         return pa.schema([])
     except TableBranchNotFoundError:  # this very commit creates it, from main
-        return _schema(ctx, table, None)
+        return _schema(ctx, table, MAIN)
 
 
 def _code(metadata: Mapping[bytes, bytes] | None) -> CodeDeclaration:

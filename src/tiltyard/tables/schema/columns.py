@@ -9,6 +9,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
 from tiltyard.access.needs import on_table
+from tiltyard.model.branches import Branch
 from tiltyard.model.computed_columns import read_declaration
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
@@ -83,10 +84,10 @@ def alter_table_add_columns(
         options = batch_options(dataset, (), expressions) if expressions else {}
         dataset.add_columns(expressions or fields, batch_size=options.get("batch_size"))
 
-    backfills = backfills_of_new_columns(request)
+    backfills, branch = backfills_of_new_columns(request), Branch.parse(request.branch)
     if backfills:
-        check_backfill(request.branch)
-    _, version = commit_with_retry(ctx, request.id, request.branch, change)
+        check_backfill(branch)
+    _, version = commit_with_retry(ctx, request.id, branch, change)
     queue_backfills(ctx, request.id, backfills)
     return models.AlterTableAddColumnsResponse(version=version)
 
@@ -192,7 +193,7 @@ def alter_table_alter_columns(
         check_lossless(dataset, {entry["path"]: entry["data_type"] for entry in alterations if "data_type" in entry})
         dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
 
-    _, version = commit_with_retry(ctx, request.id, request.branch, change)
+    _, version = commit_with_retry(ctx, request.id, Branch.parse(request.branch), change)
     return models.AlterTableAlterColumnsResponse(version=version)
 
 
@@ -211,10 +212,10 @@ def _alter_virtual(
             {entry.path: altered_metadata(ctx, dataset, request.id, entry) for entry in request.alterations}
         )
 
-    backfills = backfills_of_alterations(request)
+    backfills, branch = backfills_of_alterations(request), Branch.parse(request.branch)
     if backfills:
-        check_backfill(request.branch)
-    _, version = commit_with_retry(ctx, request.id, request.branch, change)
+        check_backfill(branch)
+    _, version = commit_with_retry(ctx, request.id, branch, change)
     queue_backfills(ctx, request.id, backfills)
     return models.AlterTableAlterColumnsResponse(version=version)
 
@@ -285,7 +286,7 @@ def alter_table_drop_columns(
             raise InvalidInputError("A table keeps at least one column: drop the table instead.")
         dataset.drop_columns(columns)
 
-    _, version = commit_with_retry(ctx, request.id, request.branch, change)
+    _, version = commit_with_retry(ctx, request.id, Branch.parse(request.branch), change)
     return models.AlterTableDropColumnsResponse(version=version)
 
 
@@ -303,7 +304,10 @@ def update_table_schema_metadata(
     """Replace the metadata of the schema, as the specification has it. Raises what opening a table raises."""
     metadata: dict[str, str | None] = {**(request.metadata or {})}
     result, _ = commit_with_retry(
-        ctx, request.id, request.branch, lambda dataset: dataset.update_schema_metadata(metadata, replace=True)
+        ctx,
+        request.id,
+        Branch.parse(request.branch),
+        lambda dataset: dataset.update_schema_metadata(metadata, replace=True),
     )
     return models.UpdateTableSchemaMetadataResponse(metadata=result)
 
@@ -335,7 +339,7 @@ def update_field_metadata(
         dataset.update_field_metadata({update.path: _new_metadata(dataset, update) for update in request.updates})
         return fields_metadata(dataset, request)
 
-    fields, version = commit_with_retry(ctx, request.id, request.branch, change)
+    fields, version = commit_with_retry(ctx, request.id, Branch.parse(request.branch), change)
     return models.UpdateFieldMetadataResponse(version=version, fields=fields)
 
 

@@ -16,8 +16,9 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from tiltyard.access.authorization import authorize_table
 from tiltyard.access.needs import on_table
 from tiltyard.catalog.jobs import queue_job
+from tiltyard.model.branches import Branch
 from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
-from tiltyard.model.ids import MAIN_BRANCH, display, table_id
+from tiltyard.model.ids import display, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
@@ -149,7 +150,8 @@ def alter_table_backfill_columns(
     Raises TableColumnNotFoundError, InvalidInputError (an ordinary column, a filter that is no SQL, a version to read
     from), UnsupportedOperationError (code of clients is switched off, a branch).
     """
-    table = open_for_reading(ctx, request.id, branch=request.branch)
+    branch = Branch.parse(request.branch)
+    table = open_for_reading(ctx, request.id, branch=branch)
     declaration = read_declaration(arrow_field(table.dataset, request.column).metadata)
     if declaration is None:
         raise InvalidInputError(f"The column '{request.column}' is not computed: no backfill can fill it.")
@@ -163,7 +165,7 @@ def alter_table_backfill_columns(
         check_expression(request.where, "filter 'where'")
         with lance_errors(table.dataset):
             table.dataset.scanner(columns=[], with_row_id=True, filter=request.where).explain_plan()
-    check_backfill(request.branch)
+    check_backfill(branch)
     path = table_id(request.id)
     job_id = queue_backfill(
         ctx, table.record.id, path, request.column, declaration, request.where, privileges=privileges
@@ -171,11 +173,11 @@ def alter_table_backfill_columns(
     return models.AlterTableBackfillColumnsResponse(job_id=job_id)
 
 
-def check_backfill(branch: str | None) -> None:
+def check_backfill(branch: Branch) -> None:
     """Check that columns of a branch can be filled. Raises UnsupportedOperationError."""
     if BACKFILL not in pipeline_jobs():
         raise UnsupportedOperationError("This server has no job that fills columns.")
-    if branch not in (None, "", MAIN_BRANCH):
+    if not branch.is_main:
         raise UnsupportedOperationError("Columns of a branch are not filled: fill them on main, and branch then.")
 
 

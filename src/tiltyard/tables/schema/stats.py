@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tiltyard.access.needs import on_table
+from tiltyard.model.branches import Branch
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -37,7 +38,7 @@ def get_table_stats(ctx: Context, request: models.GetTableStatsRequest) -> model
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, InvalidTableStateError (declared
     only).
     """
-    dataset = open_for_reading(ctx, request.id, branch=request.branch).dataset
+    dataset = open_for_reading(ctx, request.id, branch=Branch.parse(request.branch)).dataset
     with lance_errors(dataset):
         lengths = sorted(fragment.count_rows() for fragment in dataset.get_fragments())
         indices = dataset.describe_indices()
@@ -93,5 +94,5 @@ def get_table_lsm_write_spec(
 
     lancedb calls this before it reads rows by their ids. Raises what opening a table raises.
     """
-    open_for_reading(ctx, request.id, branch=request.branch)
+    open_for_reading(ctx, request.id, branch=Branch.parse(request.branch))
     return models.GetTableLsmWriteSpecResponse()

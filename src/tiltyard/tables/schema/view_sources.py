@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord
 
@@ -108,7 +109,7 @@ def _refreshed(ctx: Context, definer: Principal) -> Principal:
 
 
 def source_version_properties(
-    ctx: Context, record: TableRecord, branch: str | None, dataset: lance.LanceDataset
+    ctx: Context, record: TableRecord, branch: Branch, dataset: lance.LanceDataset
 ) -> dict[str, str]:
     """Return the source versions of a view's rows as table properties; none for one that was not refreshed lately.
 

@@ -12,7 +12,8 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.needs import on_table
-from tiltyard.model.ids import MAIN_BRANCH, check_ref
+from tiltyard.model.branches import MAIN, Branch
+from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -34,19 +35,19 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     InvalidInputError (a name that no branch can have).
     """
     check_ref(request.name, "branch")
-    if request.name == MAIN_BRANCH:
+    if request.name == MAIN.name:
         raise TableBranchAlreadyExistsError("The branch 'main' exists already.")
     table = open_for_writing(ctx, request.id)
     dataset = table.dataset
     exists_error = TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
     if request.name in _branches(ctx, table):
         raise exists_error
-    start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset
-    origin = None if request.from_branch in (None, MAIN_BRANCH) else request.from_branch
+    origin = Branch.parse(request.from_branch)
+    start = open_for_reading(ctx, request.id, branch=origin, version=request.from_version).dataset
     try:
         with lance_errors(dataset):
-            delete_branch_records(ctx, table.record, request.name)  # of one whose deletion bypassed the server
-            dataset.create_branch(request.name, (origin, start.version))
+            delete_branch_records(ctx, table.record, Branch(request.name))  # of one whose deletion bypassed the server
+            dataset.create_branch(request.name, (origin.lance_name, start.version))
     except TableAlreadyExistsError as error:  # another request is creating it: its folder has a dataset already
         raise exists_error from error
     return models.CreateTableBranchResponse()
@@ -91,14 +92,15 @@ def _contents(branch: Any) -> models.BranchContents:
 @operation(needs=on_table(Privilege.WRITE))
 def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) -> models.DeleteTableBranchResponse:
     """Delete a branch and the versions that only it has. Raises TableBranchNotFoundError, InvalidInputError (main)."""
-    if request.name == MAIN_BRANCH:
+    if request.name == MAIN.name:
         raise InvalidInputError("The branch 'main' cannot be deleted: drop the table.")
     table = open_for_writing(ctx, request.id)
     if request.name not in _branches(ctx, table):
         raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
     with lance_errors(table.dataset):
         table.dataset.branches.delete(request.name)
-    ctx.store.delete_versions(table.record.id, request.name, [(0, None)])
-    ctx.store.truncate_deleted_versions(table.record.id, request.name, 0)
+    branch = Branch(request.name)
+    ctx.store.delete_versions(table.record.id, branch.key, [(0, None)])
+    ctx.store.truncate_deleted_versions(table.record.id, branch.key, 0)
     ctx.storage.datasets.evict(table.record.location)
     return models.DeleteTableBranchResponse()

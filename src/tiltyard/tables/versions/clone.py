@@ -6,6 +6,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import CLONE_TABLE, creator_for
 from tiltyard.context import Context
+from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
@@ -42,7 +43,7 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri
     """Write the files, then insert the table: from then on gc knows that versions of its source are in use."""
     storage = ctx.storage
     if request.source_version is not None and (table := ctx.store.table_at(source_uri)) is not None:
-        check_not_deleted(ctx, table, None, request.source_version)
+        check_not_deleted(ctx, table, MAIN, request.source_version)
     source = storage.datasets.open_for_reading(
         source_uri, storage.options(source_uri), version=request.source_version, tag=request.source_tag
     )

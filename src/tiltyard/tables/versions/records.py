@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.branches import MAIN
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import LAST_VERSION, NamingScheme, manifest_name, versions_folder
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord, VersionRecord
 
@@ -62,11 +63,6 @@ def _managed_property(properties: Mapping[str, str] | None) -> bool | None:
     return _BOOLEANS[text.lower()]
 
 
-def branch_key(branch: str | None) -> str:
-    """Return a branch as the catalog stores it: main is the empty string."""
-    return "" if not branch or branch == MAIN_BRANCH else branch
-
-
 def wire_version(table: TableRecord, record: VersionRecord) -> models.TableVersion:
     """Return a recorded version as a response has it: the path has no URI scheme, as object stores name files."""
     return models.TableVersion(
@@ -86,21 +82,21 @@ class StoredVersion:
     version: int
     scheme: NamingScheme
 
-    def path(self, branch: str) -> str:
+    def path(self, branch: Branch) -> str:
         """Return the manifest's path below the table's folder."""
         return f"{versions_folder(branch)}/{manifest_name(self.version, self.scheme)}"
 
 
-def records_of(ctx: Context, table: TableRecord, branch: str) -> Iterator[VersionRecord]:
-    """Yield all recorded versions of a branch ('' is main), ascending."""
+def records_of(ctx: Context, table: TableRecord, branch: Branch) -> Iterator[VersionRecord]:
+    """Yield all recorded versions of a branch, ascending."""
     after: int | None = None
-    while page := ctx.store.list_versions(table.id, branch, after, _PAGE):
+    while page := ctx.store.list_versions(table.id, branch.key, after, _PAGE):
         yield from page
         after = page[-1].version
 
 
-def stored_versions(ctx: Context, table: TableRecord, branch: str) -> dict[int, StoredVersion]:
-    """Return the versions of a branch ('' is main) whose manifests have their final names in storage, by number."""
+def stored_versions(ctx: Context, table: TableRecord, branch: Branch) -> dict[int, StoredVersion]:
+    """Return the versions of a branch whose manifests have their final names in storage, by number."""
     with lance_errors():
         names = ctx.storage.files(table.location).list_names(f"{table.location}/{versions_folder(branch)}")
     numbers = [match[1] for match in map(_FINAL.match, names) if match]
@@ -113,7 +109,7 @@ def stored_versions(ctx: Context, table: TableRecord, branch: str) -> dict[int, 
     return {stored.version: stored for stored in versions}
 
 
-def unrecorded_versions(ctx: Context, table: TableRecord, branch: str = "") -> list[StoredVersion]:
+def unrecorded_versions(ctx: Context, table: TableRecord, branch: Branch = MAIN) -> list[StoredVersion]:
     """Return versions that are in storage and have no record, ascending: their commits bypassed the server.
 
     The oldest one is left out: it may have come with the table or the branch, before there was anything to record it
@@ -122,7 +118,7 @@ def unrecorded_versions(ctx: Context, table: TableRecord, branch: str = "") -> l
     stored = stored_versions(ctx, table, branch)
     # Records are read after storage is listed: a commit writes its record first.
     recorded = {record.version for record in records_of(ctx, table, branch)}
-    deleted = ctx.store.deleted_versions(table.id, branch)
+    deleted = ctx.store.deleted_versions(table.id, branch.key)
     return [
         stored[number]
         for number in sorted(stored)[1:]
@@ -130,7 +126,7 @@ def unrecorded_versions(ctx: Context, table: TableRecord, branch: str = "") -> l
     ]
 
 
-def record_stored_version(ctx: Context, table: TableRecord, branch: str, stored: StoredVersion) -> bool:
+def record_stored_version(ctx: Context, table: TableRecord, branch: Branch, stored: StoredVersion) -> bool:
     """Record a version that is in storage; return whether it was still there, and still without a record."""
     path = stored.path(branch)
     manifest = ctx.storage.stat(table.location, path)
@@ -138,7 +134,7 @@ def record_stored_version(ctx: Context, table: TableRecord, branch: str, stored:
         return False
     new = NewVersion(
         table_id=table.id,
-        branch=branch,
+        branch=branch.key,
         version=stored.version,
         staged_path=f"{table.location}/{path}",
         manifest_path=path,
@@ -150,7 +146,7 @@ def record_stored_version(ctx: Context, table: TableRecord, branch: str, stored:
     return ctx.store.record_version(new)[1]
 
 
-def records_without_manifest(ctx: Context, table: TableRecord, branch: str = "") -> list[VersionRecord]:
+def records_without_manifest(ctx: Context, table: TableRecord, branch: Branch = MAIN) -> list[VersionRecord]:
     """Return records of finalized versions whose manifest is gone from storage."""
     records = [record for record in records_of(ctx, table, branch) if record.finalized]
     # Storage is listed after the records are read, so that a commit made meanwhile is not missed.
@@ -158,22 +154,22 @@ def records_without_manifest(ctx: Context, table: TableRecord, branch: str = "")
     return [record for record in records if record.version not in stored]
 
 
-def delete_records_without_manifest(ctx: Context, table: TableRecord, branch: str = "") -> int:
+def delete_records_without_manifest(ctx: Context, table: TableRecord, branch: Branch = MAIN) -> int:
     """Delete the records of finalized versions whose manifest is gone; return how many there were."""
     return delete_records(ctx, table, branch, records_without_manifest(ctx, table, branch))
 
 
-def delete_records(ctx: Context, table: TableRecord, branch: str, records: Iterable[VersionRecord]) -> int:
-    """Delete records of a branch ('' is main) in one transaction; return how many were still there."""
-    return ctx.store.delete_versions(table.id, branch, [(record.version, record.version + 1) for record in records])
+def delete_records(ctx: Context, table: TableRecord, branch: Branch, records: Iterable[VersionRecord]) -> int:
+    """Delete records of a branch in one transaction; return how many were still there."""
+    return ctx.store.delete_versions(table.id, branch.key, [(record.version, record.version + 1) for record in records])
 
 
-def delete_branch_records(ctx: Context, table: TableRecord, branch: str) -> None:
+def delete_branch_records(ctx: Context, table: TableRecord, branch: Branch) -> None:
     """Delete what a branch that no longer exists has left in the catalog: it would block a new branch of its name.
 
     A record whose manifest is in storage stays: a request may be creating the branch just now.
     """
-    ctx.store.truncate_deleted_versions(table.id, branch, 0)
+    ctx.store.truncate_deleted_versions(table.id, branch.key, 0)
     for record in records_of(ctx, table, branch):
         if has_no_manifest(ctx, table, record):
             ctx.store.delete_version_record(record)

@@ -11,19 +11,19 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.needs import on_table
+from tiltyard.model.branches import Branch
 from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading, open_for_writing
-from tiltyard.tables.versions.records import branch_key
 
 if TYPE_CHECKING:
     from tiltyard.context import Context, OpenTable
 
     TagTarget = tuple[str | None, int]
-    """A branch, None for main, and a version of it."""
+    """A branch by its name in Lance, and a version of it."""
 
 
 @operation(needs=on_table(Privilege.USE), changes=False)
@@ -102,8 +102,9 @@ def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateT
     """Return the version that a request names, as Lance refers to it. Raises TableVersionNotFoundError."""
     if request.version < 1:
         raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
-    open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
-    return branch_key(request.branch) or None, request.version
+    branch = Branch.parse(request.branch)
+    open_for_reading(ctx, request.id, branch=branch, version=request.version)
+    return branch.lance_name, request.version
 
 
 def _tags(ctx: Context, table: OpenTable) -> dict[str, Any]:

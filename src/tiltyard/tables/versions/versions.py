@@ -14,7 +14,8 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.needs import on_table
-from tiltyard.model.ids import MAIN_BRANCH, check_name, table_id
+from tiltyard.model.branches import Branch
+from tiltyard.model.ids import table_id
 from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -26,7 +27,7 @@ from tiltyard.tables.commits.finalizing import finalize_pending, is_final
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.versions.deleted_versions import check_not_deleted, deletion_test
-from tiltyard.tables.versions.records import branch_key, wire_version
+from tiltyard.tables.versions.records import wire_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +45,7 @@ _MAX_SINGLE_READS = 16
 """Up to so many versions are read one by one; more of them cost less in one read."""
 
 
-def _find_manifest(ctx: Context, location: str, branch: str | None, version: int) -> tuple[str, FileStat] | None:
+def _find_manifest(ctx: Context, location: str, branch: Branch, version: int) -> tuple[str, FileStat] | None:
     """Return the path and stat of a version's manifest, by either naming scheme; None if there is none."""
     files, folder = ctx.storage.files(location), versions_folder(branch)
     with lance_errors():
@@ -55,7 +56,7 @@ def _find_manifest(ctx: Context, location: str, branch: str | None, version: int
     return None
 
 
-def _version(ctx: Context, table: TableRecord, branch: str | None, version: int, read: Read) -> models.TableVersion:
+def _version(ctx: Context, table: TableRecord, branch: Branch, version: int, read: Read) -> models.TableVersion:
     """Return one version as a response has it: the path has no URI scheme, as object stores name files.
 
     Its metadata is Lance's, which is `read` once for each manifest and cached, and what a client sent when it
@@ -79,7 +80,7 @@ def _version(ctx: Context, table: TableRecord, branch: str | None, version: int,
 
 
 def _existing_version(
-    ctx: Context, table: TableRecord, branch: str | None, version: int, read: Read
+    ctx: Context, table: TableRecord, branch: Branch, version: int, read: Read
 ) -> models.TableVersion | None:
     """Return one version, as `_version` does; None for one that was cleaned up since its number was listed."""
     try:
@@ -88,12 +89,12 @@ def _existing_version(
         return None
 
 
-def _record_of(ctx: Context, table: TableRecord, branch: str | None, version: int) -> VersionRecord | None:
+def _record_of(ctx: Context, table: TableRecord, branch: Branch, version: int) -> VersionRecord | None:
     """Return the record of a version that was committed through the catalog; None for any other."""
     if not table.managed:
         return None
     try:
-        return ctx.store.describe_version(table.id, version, branch_key(branch))
+        return ctx.store.describe_version(table.id, version, branch.key)
     except TableVersionNotFoundError:
         return None
 
@@ -105,7 +106,7 @@ def _latest_is_recorded(ctx: Context, request: models.ListTableVersionsRequest) 
     try:
         path = table_id(request.id)
         record = ctx.find_table(path)
-        if not is_local(record.location) or _latest_recorded(ctx, record, request.branch) is None:
+        if not is_local(record.location) or _latest_recorded(ctx, record, Branch.parse(request.branch)) is None:
             return None
         return ctx.with_resolved({path: record})
     except LanceNamespaceError:
@@ -128,22 +129,22 @@ def list_versions(
     ctx: Context, record: TableRecord, request: models.ListTableVersionsRequest
 ) -> models.ListTableVersionsResponse:
     """Return the response of ListTableVersions for a table. Raises TableBranchNotFoundError, InvalidInputError."""
-    descending = bool(request.descending)
-    scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {descending}"
+    branch, descending = Branch.parse(request.branch), bool(request.descending)
+    scope = f"versions {record.id} {branch.name} {descending}"
     if _wants_latest(request):
-        latest = _latest_recorded(ctx, record, request.branch)
+        latest = _latest_recorded(ctx, record, branch)
         if latest is not None:
             token = ctx.paging.make_token(scope, latest.version) if latest.version > 1 else None
             return models.ListTableVersionsResponse(versions=[latest], page_token=token)
-    dataset = _open_finalized(ctx, record, request.branch)
+    dataset = _open_finalized(ctx, record, branch)
     if dataset is None:
         return models.ListTableVersionsResponse(versions=[])
 
-    is_deleted = deletion_test(ctx, record, request.branch, int(dataset.version))
+    is_deleted = deletion_test(ctx, record, branch, int(dataset.version))
 
     def next_numbers(after: int | None, count: int) -> Sequence[int]:
         if descending and after is None:
-            top = _last_two(ctx, record.location, request.branch, dataset.version)
+            top = _last_two(ctx, record.location, branch, dataset.version)
             top = [number for number in top if not is_deleted(number)]
             if len(top) >= count:
                 return top[:count]
@@ -155,16 +156,16 @@ def list_versions(
         ]
 
     page, token = ctx.paging.fetch_page(scope, request.page_token, request.limit, next_numbers, lambda number: number)
-    _check_sizes(ctx, record, request.branch, page)
-    readers = _readers(dataset, request.branch, page)
-    candidates = (_existing_version(ctx, record, request.branch, number, read) for number, read in readers)
+    _check_sizes(ctx, record, branch, page)
+    readers = _readers(dataset, branch, page)
+    candidates = (_existing_version(ctx, record, branch, number, read) for number, read in readers)
     versions = [version for version in candidates if version]
     if page and not versions:  # an empty list would say that the table has no data
         raise TableVersionNotFoundError(f"No version {page[0]}: it has just been cleaned up.")
     return models.ListTableVersionsResponse(versions=versions, page_token=token)
 
 
-def _check_sizes(ctx: Context, record: TableRecord, branch: str | None, page: Sequence[int]) -> None:
+def _check_sizes(ctx: Context, record: TableRecord, branch: Branch, page: Sequence[int]) -> None:
     """Check the sizes of manifests before they are read. Raises InvalidInputError for one that is too large."""
     if len(page) > 2:
         ctx.storage.manifests.check_history(record.location, branch)
@@ -177,7 +178,7 @@ def _wants_latest(request: models.ListTableVersionsRequest) -> bool:
     return request.limit == 1 and bool(request.descending) and request.page_token is None
 
 
-def _latest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:
+def _latest_recorded(ctx: Context, record: TableRecord, branch: Branch) -> models.TableVersion | None:
     """Return the latest version from its record, as CreateTableVersion returns it, without opening the table.
 
     Committers of one table wait for each other while they request this. None where storage has to be read: the
@@ -185,8 +186,7 @@ def _latest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> m
     """
     if not record.managed or record.declared:
         return None
-    check_name(branch or MAIN_BRANCH, "branch")
-    latest = ctx.store.latest_version(record.id, branch_key(branch))
+    latest = ctx.store.latest_version(record.id, branch.check().key)
     if latest is None or not is_final(ctx, latest):
         return None
     is_ours = ctx.services.finalized_log.is_latest(latest.table_id, latest.branch, latest.version, latest.naming_scheme)
@@ -204,18 +204,17 @@ def _latest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> m
     return wire_version(record, latest.as_finalized(manifest.size, latest.e_tag or manifest.e_tag))
 
 
-def _last_two(ctx: Context, location: str, branch: str | None, latest: int) -> list[int]:
+def _last_two(ctx: Context, location: str, branch: Branch, latest: int) -> list[int]:
     """Return the latest version and the one before it, if that is still there, without listing all."""
     before = latest - 1
     return [latest, before] if before and _find_manifest(ctx, location, branch, before) else [latest]
 
 
-def _readers(dataset: lance.LanceDataset, branch: str | None, page: Sequence[int]) -> Iterator[tuple[int, Read]]:
+def _readers(dataset: lance.LanceDataset, branch: Branch, page: Sequence[int]) -> Iterator[tuple[int, Read]]:
     """Yield versions, each with a function that reads its metadata: by itself, or all at once where there are many."""
-    lance_branch = None if branch in (None, MAIN_BRANCH) else branch
     if len(page) <= _MAX_SINGLE_READS:
         for number in page:
-            yield number, partial(_read, dataset, lance_branch, number)
+            yield number, partial(_read, dataset, branch, number)
         return
     with lance_errors(dataset):
         infos = {entry["version"]: VersionInfo.of(entry) for entry in dataset.versions()}
@@ -224,9 +223,9 @@ def _readers(dataset: lance.LanceDataset, branch: str | None, page: Sequence[int
             yield number, partial(infos.__getitem__, number)
 
 
-def _read(dataset: lance.LanceDataset, branch: str | None, version: int) -> VersionInfo:
+def _read(dataset: lance.LanceDataset, branch: Branch, version: int) -> VersionInfo:
     with lance_errors(dataset):
-        at = dataset if dataset.version == version else dataset.checkout_version((branch, version))
+        at = dataset if dataset.version == version else dataset.checkout_version((branch.lance_name, version))
         return VersionInfo.of(at.get_version())
 
 
@@ -238,18 +237,17 @@ def describe_table_version(
 
     Raises NamespaceNotFoundError, TableNotFoundError, TableVersionNotFoundError, TableBranchNotFoundError.
     """
-    table = find_table(ctx, request.id)
+    table, branch = find_table(ctx, request.id), Branch.parse(request.branch)
     if request.version is not None:
-        check_name(request.branch or MAIN_BRANCH, "branch")
-        check_not_deleted(ctx, table, request.branch, request.version)
-    version = describe_version(ctx, table, request.branch, request.version)
+        check_not_deleted(ctx, table, branch.check(), request.version)
+    version = describe_version(ctx, table, branch, request.version)
     if version is None:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.")
     return models.DescribeTableVersionResponse(version=version)
 
 
 def describe_version(
-    ctx: Context, record: TableRecord, branch: str | None, version: int | None
+    ctx: Context, record: TableRecord, branch: Branch, version: int | None
 ) -> models.TableVersion | None:
     """Return one version of a table, the latest without a number; None if it is only declared. Raises as the operation.
 
@@ -261,7 +259,7 @@ def describe_version(
         if dataset is None:
             return None
         return _version(ctx, record, branch, dataset.version, lambda: VersionInfo.of(dataset.get_version()))
-    check_name(branch or MAIN_BRANCH, "branch")
+    branch.check()
     finalize_pending(ctx, record.id, recent=False)
     manifest = _find_manifest(ctx, record.location, branch, version)
     if manifest is None and _open_finalized(ctx, record, branch, version) is None:
@@ -276,7 +274,7 @@ def describe_version(
     return _version(ctx, record, branch, version, read)
 
 
-def latest_manifest(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:
+def latest_manifest(ctx: Context, record: TableRecord, branch: Branch) -> models.TableVersion | None:
     """Return number and file of the latest version, without its metadata; None if the table is only declared."""
     dataset = _open_finalized(ctx, record, branch)
     if dataset is None:
@@ -290,7 +288,7 @@ def latest_manifest(ctx: Context, record: TableRecord, branch: str | None) -> mo
 
 
 def _open_finalized(
-    ctx: Context, record: TableRecord, branch: str | None, version: int | None = None
+    ctx: Context, record: TableRecord, branch: Branch, version: int | None = None
 ) -> lance.LanceDataset | None:
     """Open a table after finalizing its pending versions; None without data."""
     finalize_pending(ctx, record.id, recent=False)
@@ -317,11 +315,11 @@ def restore_table(ctx: Context, request: models.RestoreTableRequest) -> models.R
     """
     if request.version < 1:
         raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
-    branch = None if request.branch in (None, MAIN_BRANCH) else request.branch
+    branch = Branch.parse(request.branch)
     open_for_reading(ctx, request.id, branch=branch, version=request.version)
 
     def change(dataset: lance.LanceDataset) -> None:
-        dataset.checkout_version((branch, request.version)).restore()  # type: ignore[no-untyped-call]  # pylance's
+        dataset.checkout_version((branch.lance_name, request.version)).restore()  # type: ignore[no-untyped-call]  # pylance's
 
     commit_with_retry(ctx, request.id, branch, change)
     return models.RestoreTableResponse()

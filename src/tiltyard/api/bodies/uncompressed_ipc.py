@@ -2,9 +2,6 @@
 
 Their messages are located in microseconds, and cannot become larger than they came. Small bodies of one client begin
 with the same bytes, the schema, which pyarrow takes longer to read than a row: it is cached.
-
-Arrow's IPC format frames each message by its length and describes it in FlatBuffers
-(https://arrow.apache.org/docs/format/Columnar.html).
 """
 
 from __future__ import annotations
@@ -17,17 +14,22 @@ import pyarrow as pa
 
 from tiltyard.api.bodies.decoded_size import check_decoded_size, encoded_columns
 from tiltyard.api.bodies.decompression_guard import ALLOWED_BYTES
+from tiltyard.api.bodies.ipc_metadata import (
+    CONTINUATION,
+    I16,
+    I64,
+    PREFIX,
+    RECORD_BATCH,
+    SCHEMA,
+    read_fields,
+    read_message,
+)
 from tiltyard.model.schemas.arrow_compat import decimal_columns
 
-_CONTINUATION = 0xFFFFFFFF
-_PREFIX_BYTES = 8
-_SCHEMA, _BATCH = 1, 3
 _MAX_CACHED_SCHEMA = 32 << 10
 """Bytes of a schema that is cached."""
 _MAX_SCHEMAS = 256
-_PREFIX = struct.Struct("<II")
-_FOUR = struct.Struct("<6H")
-_I64, _I32, _U32, _I16 = (struct.Struct(f"<{kind}") for kind in "qiIh")
+_PREFIX_BYTES = PREFIX.size
 
 
 class MessageOffsets(NamedTuple):
@@ -43,35 +45,35 @@ def find_messages(data: bytes) -> MessageOffsets | None:
 
     None for any other stream, and for an invalid one: pyarrow reads it, and raises its errors.
     """
+    view = memoryview(data)
     at = rows = 0
     batches: list[int] = []
     has_native_endianness = False
     schema_end = 0
     try:
         while True:
-            first, length = _PREFIX.unpack_from(data, at)
-            if first != _CONTINUATION or not length:
-                is_end = first == _CONTINUATION and schema_end and at + _PREFIX_BYTES == len(data)
+            first, length = PREFIX.unpack_from(data, at)
+            start = at + _PREFIX_BYTES
+            if first != CONTINUATION or not length:
+                is_end = first == CONTINUATION and schema_end and start == len(data)
                 return MessageOffsets(schema_end, batches, has_native_endianness) if is_end else None
-            root = at + _PREFIX_BYTES + _U32.unpack_from(data, at + _PREFIX_BYTES)[0]
-            _, kind, header, body = _field_offsets(data, root)
-            body_bytes = _I64.unpack_from(data, root + body)[0] if body else 0
-            if not kind or not header or body_bytes < 0 or data[root + kind] != (_BATCH if at else _SCHEMA):
+            header = view[start : start + length]
+            kind, table, body_bytes = read_message(header)
+            if kind != (RECORD_BATCH if at else SCHEMA) or not table or not 0 <= body_bytes <= len(data):
                 return None
-            header += root + _U32.unpack_from(data, root + header)[0]
             if at:
-                count, _, _, compression = _field_offsets(data, header)
-                rows += max(0, _I64.unpack_from(data, header + count)[0]) if count else 0
+                count, _, _, compression = read_fields(header, table)
+                rows += max(0, I64.unpack_from(header, count)[0]) if count else 0
                 if compression or rows > ALLOWED_BYTES:
                     return None
                 batches.append(at)
             elif body_bytes:
                 return None
             else:
-                endianness = _field_offsets(data, header)[0]
-                has_native_endianness = not endianness or not _I16.unpack_from(data, header + endianness)[0]
-                schema_end = _PREFIX_BYTES + length
-            at += _PREFIX_BYTES + length + body_bytes
+                endianness, *_ = read_fields(header, table)
+                has_native_endianness = not endianness or not I16.unpack_from(header, endianness)[0]
+                schema_end = start + length
+            at = start + length + body_bytes
     except (struct.error, IndexError):
         return None
 
@@ -102,13 +104,3 @@ def _schema(message: bytes) -> tuple[pa.Schema, tuple[int, ...], tuple[int, ...]
     """Read a schema; return it with the positions of its columns with decimals, and of those with views."""
     schema = pa.ipc.read_schema(pa.py_buffer(message))
     return schema, decimal_columns(schema), encoded_columns(schema)
-
-
-def _field_offsets(data: bytes, table: int) -> list[int]:
-    """Return the offsets of a table's first four fields, from its beginning; 0 for absent ones."""
-    start = table - _I32.unpack_from(data, table)[0]
-    size, _, *offsets = _FOUR.unpack_from(data, start)
-    fields = size // 2 - 2
-    if fields < len(offsets):
-        offsets[max(0, fields) :] = [0] * (len(offsets) - max(0, fields))
-    return offsets

@@ -22,6 +22,7 @@ from tiltyard.model.spec import operations
 TABLE = {"id": ["t"]}
 
 
+@pytest.mark.extended
 def test_grants_while_the_database_is_away_let_nobody_in(tmp_path: Path, postgres: PostgresServer) -> None:
     url = postgres.new_database()
     with Proxy(url) as proxy, secured_server(tmp_path, db=url.replace(f":{postgres.port}/", f":{port(proxy)}/")) as run:

@@ -77,6 +77,7 @@ def test_create_table_of_a_body_that_stands_for_gigabytes_is_refused(http: httpx
     assert accepted.status_code == 200, accepted.text
 
 
+@pytest.mark.extended
 def test_queries_that_unfold_a_column_at_once_stay_within_bounds(http: httpx.Client) -> None:
     tables = [planted(http, dictionary(ROWS)), planted(http, plain(ROWS, TEXTS)), planted(http, plain(ROWS, TEXTS[:1]))]
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -114,6 +114,7 @@ def test_query_with_modest_repetitions_is_answered(http: httpx.Client) -> None:
         assert response.status_code == 200, (case, response.text)
 
 
+@pytest.mark.extended
 def test_queries_of_many_numbers_at_once_hold_those_of_a_few_of_them(tmp_path: Path) -> None:
     """A number takes 32 bytes for 2 that are sent, until its query has run."""
     width, number, at_once = 8_000, 250, 12
@@ -135,6 +136,7 @@ def test_query_parameters_that_repeat_are_refused(http: httpx.Client) -> None:
         assert 400 <= response.status_code < 500, response.text
 
 
+@pytest.mark.extended
 def test_query_whose_client_has_left_stops_between_its_parts(tmp_path: Path) -> None:
     with attacked_server(tmp_path, environ={"TILTYARD_MAX_VECTORS": "3000"}) as server:
         with httpx.Client(base_url=server.url, timeout=240) as client:

@@ -79,6 +79,7 @@ def connections(server: ServerProcess) -> int:
     return int(float(line.rpartition(" ")[2])) - 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("shape", SHAPES)
 def test_readers_that_do_not_read_hold_a_window_of_their_answers_are_ended_and_leave_nothing(
     tmp_path: Path, shape: str

@@ -356,13 +356,21 @@ CHANGES: dict[str, tuple[str, Any, dict[str, Any], dict[str, int], str, int]] = 
 
 
 KILLS = [
-    *(("sqlite", "after_record", change) for change in CHANGES),
-    *(("sqlite", point, change) for point in ("before_record", "after_finalize") for change in ("append", "update")),
+    *(("sqlite", "after_record", change) for change in ("append", "merge")),
+    *(("sqlite", point, "append") for point in ("before_record", "after_finalize")),
+]
+MORE_KILLS = [
+    *(("sqlite", "after_record", change) for change in CHANGES if change not in ("append", "merge")),
+    *(("sqlite", point, "update") for point in ("before_record", "after_finalize")),
     *(("postgres", "after_record", change) for change in ("append", "update")),
 ]
 
 
-@pytest.mark.parametrize("killable, point, change", KILLS, indirect=["killable"])
+@pytest.mark.parametrize(
+    "killable, point, change",
+    [*KILLS, *(pytest.param(*kill, marks=pytest.mark.extended) for kill in MORE_KILLS)],
+    indirect=["killable"],
+)
 def test_change_killed_at_a_point_and_repeated_happens_once(
     killable: KillableServer, table: str, point: str, change: str
 ) -> None:

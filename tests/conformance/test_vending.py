@@ -110,6 +110,7 @@ def test_describe_table_pylance_reads_and_appends_through_the_expiry_of_its_cred
     assert len({entry["key"] for entry in log}) >= 3
 
 
+@pytest.mark.extended
 def test_describe_table_pylance_keeps_one_handle_through_the_expiry_of_its_credentials(hasty: Lake) -> None:
     hasty.new_table("held")
     dataset = lance.dataset(namespace_client=hasty.namespace(), table_id=["held"])
@@ -282,6 +283,7 @@ def test_publish_new_and_old_tables_with_vended_credentials(lake: Lake) -> None:
     assert "Contents" not in lake.own_client().list_objects_v2(Bucket=bucket, Prefix=prefix)
 
 
+@pytest.mark.extended
 def test_publish_outlasts_the_credentials_of_a_new_table(hasty: Lake) -> None:
     with tiltyard.publish(hasty.namespace()) as tables:
         location = lance.write_dataset(ROWS, namespace_client=tables, table_id=["lasting_new"]).uri
@@ -292,6 +294,7 @@ def test_publish_outlasts_the_credentials_of_a_new_table(hasty: Lake) -> None:
     assert (dataset.uri, dataset.count_rows()) == (location, 9)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fails", [False, True])
 def test_publish_outlasts_the_credentials_of_the_tables_that_are_there(hasty: Lake, fails: bool) -> None:
     name = f"outlasting_{fails}".lower()
@@ -321,6 +324,7 @@ def test_publish_that_fails_outlasts_the_credentials_of_a_new_table(hasty: Lake)
     assert "Contents" not in hasty.own_client().list_objects_v2(Bucket=bucket, Prefix=prefix)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("change", ["taken", "renamed", "replaced"])
 def test_publish_whose_credentials_end_on_a_table_that_others_changed_names_it(hasty: Lake, change: str) -> None:
     name = f"long_{change}"

@@ -35,6 +35,7 @@ def check_unavailable(response: httpx.Response) -> None:
     assert check_error(response) == 17
 
 
+@pytest.mark.extended
 def test_database_away_is_503_and_comes_back(tmp_path: Path) -> None:
     with postgres_server() as postgres:
         installation = Installation(tmp_path / "root", postgres.new_database())
@@ -74,6 +75,7 @@ def _lose_the_database(installation: Installation, postgres: PostgresServer) -> 
     assert len(lines) <= MAX_LINES, lines
 
 
+@pytest.mark.extended
 def test_failing_writes_are_503_and_leave_no_files(small_installation: Installation, talk: Talk) -> None:
     """A limit on file sizes simulates a full disk: both fail inside a write."""
     server = small_installation.start()

@@ -131,6 +131,7 @@ def test_server_killed_at_a_point_keeps_every_promise(
     assert report.versions == {table: 1 + done + batches.get(table, 0) for table in TABLES}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("clients", list(permutations((Pylance, Generated, Lancedb))))
 def test_batch_whose_server_was_killed_is_seen_whole_by_the_next_readers(
     tmp_path: Path, clients: tuple[Callable[[str], Client], ...]

@@ -32,6 +32,7 @@ def refused(*flags: str, command: str = "serve", before: str | None = None) -> s
     return line
 
 
+@pytest.mark.extended
 def test_serve_on_a_port_that_stays_taken_waits_for_a_while_and_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -82,7 +83,7 @@ def test_database_of_a_newer_version_is_refused(installation: Installation) -> N
     "flags",
     [
         ["--db", "mysql://there"],
-        ["--db", "postgresql://nobody@127.0.0.1:1/none"],
+        pytest.param(["--db", "postgresql://nobody@127.0.0.1:1/none"], marks=pytest.mark.extended),
         ["--db", "sqlite:////proc/none/catalog.db"],
         ["--root", "s3://bucket/without/a/database"],
         ["--root", "nothing://like/this", "--db", "sqlite:///DIR/c.db"],
@@ -98,6 +99,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, flags: list[str])
     refused(*defaults, *(["--port", "0"] if "--port" not in flags else []), *flags)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("command", ["gc", "repair", "undrop"])
 def test_looking_after_a_catalog_that_is_not_there_is_refused_and_makes_none(tmp_path: Path, command: str) -> None:
     assert "no catalog" in refused("--root", str(tmp_path / "mistyped"), command=command)

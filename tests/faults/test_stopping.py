@@ -40,6 +40,7 @@ def test_stopping_server_finishes_running_uploads(small_installation: Installati
         assert wire.table(["t"], "count_rows").text == "500000"
 
 
+@pytest.mark.extended
 def test_stopping_server_does_not_wait_for_stalled_uploads(small_installation: Installation, talk: Talk) -> None:
     server = small_installation.start()
     wire = talk(server)
@@ -77,6 +78,7 @@ def test_stopping_server_finishes_running_queries(small_installation: Installati
             assert pa.ipc.open_file(outcome.content).read_all().num_rows == 200_000
 
 
+@pytest.mark.extended
 def test_stopping_server_releases_its_jobs(small_installation: Installation, talk: Talk) -> None:
     """A second server resumes them at once, without waiting for a lease to expire."""
     import numpy as np
@@ -96,6 +98,7 @@ def test_stopping_server_releases_its_jobs(small_installation: Installation, tal
     wait_until(lambda: small_installation.sql(status) == [("Succeeded",)], "the next server has built it", 240)
 
 
+@pytest.mark.extended
 def test_server_whose_first_process_is_killed_leaves_none_that_keeps_its_port(
     small_installation: Installation, talk: Talk
 ) -> None:
@@ -110,6 +113,7 @@ def test_server_whose_first_process_is_killed_leaves_none_that_keeps_its_port(
     assert talk(server).table(["t"], "count_rows").text == "100"
 
 
+@pytest.mark.extended
 def test_server_whose_first_process_is_killed_starts_again_at_once(
     small_installation: Installation, talk: Talk
 ) -> None:

@@ -103,6 +103,7 @@ def test_process_that_is_stopped_for_a_while_stays_and_one_that_stays_silent_is_
     assert supervised.stop() == 0
 
 
+@pytest.mark.extended
 def test_supervisor_that_was_stopped_itself_kills_no_process(supervise: Callable[..., Supervised]) -> None:
     """As on a machine that slept: all heartbeats of that time are missing, or wait in the pipe."""
     supervised = supervise()
@@ -130,6 +131,7 @@ def test_processes_that_all_end_at_their_start_end_the_command_with_the_reason(
     )
 
 
+@pytest.mark.extended
 def test_process_that_ends_at_its_start_over_and_over_is_started_after_pauses(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

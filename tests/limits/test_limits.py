@@ -60,6 +60,7 @@ def test_rate_limit_answers_429_and_a_client_that_waits_as_told_goes_on(tmp_path
             assert list(db.table_names()) == []
 
 
+@pytest.mark.extended
 def test_rate_limit_holds_for_all_processes_together(tmp_path: Path) -> None:
     server = ServerProcess(
         tmp_path, "--workers", "3", environ={"TILTYARD_RATE_LIMIT": "0.01", "TILTYARD_RATE_BURST": "600"}

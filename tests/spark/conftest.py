@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.services.jvm import LIGHT_JVM
 from tests.services.server import ServerProcess
 from tests.spark.example_jobs import install
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HOME = Path(__file__).resolve().parents[2]
-FEW_PARTITIONS = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    **LIGHT_JVM,
+}
 
 numbers = itertools.count(1)
 
@@ -30,7 +36,7 @@ def spark() -> Iterator[SparkSession]:
     paths = [str(HOME), str(HOME / "src"), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
-        session = spark_session("local[2]", config=FEW_PARTITIONS)
+        session = spark_session("local[2]", config=CONF)
         yield session
         session.stop()
 

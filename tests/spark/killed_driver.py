@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from tests.spark.conftest import FEW_PARTITIONS
+from tests.spark.conftest import CONF
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
 from tiltyard.pipeline.indexes import segments
@@ -43,7 +43,7 @@ def main(url: str, job_id: str, prefix: str, count: int) -> None:
     catalog, owner = connection(url), new_owner()
     job = claim_job(OperationClient(catalog), job_id, owner, LEASE_MS)
     run = DyingRun(OperationClient(catalog), job, owner, prefix, count)
-    spark = spark_session("local[1]", config=FEW_PARTITIONS)
+    spark = spark_session("local[1]", config=CONF)
     drive_job(run, lambda: job.execute(run, catalog, spark))
 
 

@@ -73,6 +73,7 @@ def test_function_on_no_list_is_refused(session: SparkSession) -> None:
         check_parsed_query(session, "SELECT of_a_new_spark(1)", [])
 
 
+@pytest.mark.extended
 def test_every_example_of_an_allowed_function_passes_both_checks(session: SparkSession) -> None:
     failures, passed = [], set()
     for name, info in registered(session, "functionRegistry").items():

@@ -191,6 +191,7 @@ def test_write_task_that_fails_at_first_adds_nothing_twice(
     assert mark.exists() and sorted(plain(catalog, name)["id"].to_pylist()) == list(range(50))
 
 
+@pytest.mark.extended
 def test_stream_batch_that_is_committed_again_is_there_once(
     spark: SparkSession, shared_server: ServerProcess, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_write_on_a_key_of_a_table_that_is_not_there_makes_none(
             write(frame(spark, 0, 3, "new"), name)
 
 
+@pytest.mark.extended
 def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
     spark: SparkSession,
     shared_server: ServerProcess,
@@ -175,6 +176,7 @@ def _forget_last(checkpoint: Path) -> None:
         file.unlink()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("way", ["append", "foreachBatch"])
 def test_stream_on_a_key_batch_that_is_tried_again_is_upserted_once(
     spark: SparkSession, shared_server: ServerProcess, write: Any, target: Table, tmp_path: Path, way: str

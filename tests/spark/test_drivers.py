@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from lance_namespace.errors import InvalidInputError
 
+from tests.services.jvm import LIGHT_JVM
 from tests.services.server import ServerProcess
 from tests.spark.example_jobs import drivers, logged_steps
 from tests.spark.job_processes import all_steps, transaction, wait_for
@@ -26,7 +27,7 @@ from tiltyard.store import open_store
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
-CONF = {"spark.sql.shuffle.partitions": "3", "spark.driver.memory": "512m"}
+CONF = {"spark.sql.shuffle.partitions": "3", "spark.driver.memory": "512m", **LIGHT_JVM}
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,7 @@ def test_submit_with_a_property_that_no_process_takes_is_refused(server: ServerP
             submit_job(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(tmp_path)}, spark=spark)
 
 
+@pytest.mark.extended
 def test_queued_job_that_no_driver_can_be_started_for_fails_and_the_next_one_runs(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -141,6 +143,7 @@ def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
     assert event_log.is_dir() and list(event_log.glob("events_*"))
 
 
+@pytest.mark.extended
 def test_submitted_job_whose_driver_is_killed_goes_on_in_another_and_ends_once(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -156,6 +159,7 @@ def test_submitted_job_whose_driver_is_killed_goes_on_in_another_and_ends_once(
     assert len(drivers(tmp_path)) == 2
 
 
+@pytest.mark.extended
 def test_submitted_job_whose_worker_is_killed_ends_once(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -169,6 +173,7 @@ def test_submitted_job_whose_worker_is_killed_ends_once(
     assert logged_steps(tmp_path) == all_steps(15) and len(drivers(tmp_path)) == 1
 
 
+@pytest.mark.extended
 def test_submitted_job_whose_worker_and_driver_are_killed_is_taken_over_when_the_lease_ends(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -195,6 +200,7 @@ def test_submitted_jobs_and_two_workers_each_job_is_done_once(
         assert logged_steps(folder) == all_steps(5)
 
 
+@pytest.mark.extended
 def test_submitted_job_of_a_worker_that_stops_is_handed_to_the_next(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -224,6 +230,7 @@ def test_submitted_job_that_is_canceled_stops_and_the_worker_goes_on(
     assert transaction(server, job_id).status == "Canceled"
 
 
+@pytest.mark.extended
 def test_submitted_job_with_code_of_a_client_fails_where_that_is_off(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -268,6 +275,7 @@ def handles(pid: int, number: int) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("waiting", [True, False], ids=["by a signal", "with its input"])
 def test_driver_that_is_told_to_end_while_it_ends_does_so_quietly(server: ServerProcess, waiting: bool) -> None:
     started = subprocess.Popen(

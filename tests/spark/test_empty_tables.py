@@ -127,6 +127,7 @@ def test_read_of_a_declared_table_says_so_or_gives_no_rows_of_the_columns_that_t
         assert (status, "is only declared" in output, output.count("\n")) == (1, True, 1), output
 
 
+@pytest.mark.extended
 def test_stream_over_an_empty_table_goes_on_with_the_first_rows(
     spark: SparkSession, shared_server: ServerProcess, fresh: Callable[[str], str], tmp_path: Path
 ) -> None:

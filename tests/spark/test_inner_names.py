@@ -66,7 +66,7 @@ def made(
     return make
 
 
-@pytest.mark.parametrize("how", ["job", "parquet", "memory"])
+@pytest.mark.parametrize("how", [pytest.param("job", marks=pytest.mark.extended), "parquet", "memory"])
 def test_table_with_maps_takes_appends_and_upserts_of_any_file(
     spark: SparkSession, shared_server: ServerProcess, catalog: CatalogConnection, made: Any, tmp_path: Path, how: str
 ) -> None:

@@ -60,6 +60,7 @@ def test_job_run_here_is_a_transaction_that_succeeded_with_its_figures(
     assert logged_steps(tmp_path) == all_steps(3)
 
 
+@pytest.mark.extended
 def test_job_run_on_a_catalog_in_process_is_known_to_it(
     command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_job_that_is_interrupted_is_canceled(
     assert "commit" not in logged_steps(tmp_path)
 
 
+@pytest.mark.extended
 def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_that_waits(
     server: ServerProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:
@@ -141,6 +143,7 @@ def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_t
         assert "commit" not in logged_steps(folder), moment
 
 
+@pytest.mark.extended
 def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
     server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -160,6 +163,7 @@ def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
     assert (job["status"], job["attempts"], len(drivers(tmp_path))) == ("Succeeded", 2, 2)
 
 
+@pytest.mark.extended
 def test_job_whose_server_is_killed_and_replaced_goes_on(
     server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -216,6 +220,7 @@ def test_job_without_java_is_one_sentence_and_no_transaction(
     assert OperationClient(connection(server.url)).call("ListJobs", name="toy_on_spark")["jobs"] == []
 
 
+@pytest.mark.extended
 def test_job_submitted_with_what_the_worker_decides_is_refused(
     command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_pipeline_that_failed_and_is_resumed_commits_no_file_that_was_deleted(
     check_tables(catalog, names, 40)
 
 
+@pytest.mark.extended
 def test_pipeline_that_loses_a_commit_publishes_on_top_of_the_others(
     spark: SparkSession,
     catalog: CatalogConnection,
@@ -177,6 +178,7 @@ def test_pipeline_that_loses_a_commit_publishes_on_top_of_the_others(
     assert open_table(catalog, names[1]).count_rows() == 240
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("late", [False, True], ids=["before_publishing", "after_publishing"])
 def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
     spark: SparkSession,

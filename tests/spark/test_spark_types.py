@@ -81,6 +81,7 @@ def test_write_frame_keeps_every_type_and_value(catalog: CatalogConnection, fram
     assert_same(plain(catalog, name), every_type())
 
 
+@pytest.mark.extended
 def test_data_source_read_and_write_keep_every_type_and_value(
     shared_server: ServerProcess, catalog: CatalogConnection, frame: DataFrame, fresh: Fresh
 ) -> None:

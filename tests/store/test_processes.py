@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tiltyard.store import open_store
 
 PROGRAM = str(Path(__file__).with_name("writer_process.py"))
@@ -27,6 +29,7 @@ def test_processes_share_one_catalog_and_all_get_their_turn(url: str) -> None:
     assert [len(names_of_process) for names_of_process in names] == [300, 300, 300]
 
 
+@pytest.mark.extended
 def test_what_was_answered_survives_a_kill(url: str) -> None:
     for round_ in range(3):
         process = start(url, f"round{round_}", 100_000, threads=8)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tiltyard.runtime.outage_log import OutageLog
     from tiltyard.storage import Storage
     from tiltyard.storage.datasets import CommitRoute
+    from tiltyard.storage.version_cache import Snapshot
     from tiltyard.store import RequestClaim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
 
@@ -68,10 +69,14 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class OpenTable:
-    """A table's record in the catalog, and its dataset."""
+    """A table's record in the catalog, and a snapshot of it."""
 
     record: TableRecord
-    dataset: lance.LanceDataset
+    snapshot: Snapshot
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        return self.snapshot.dataset
 
 
 class ResolvedObjects(msgspec.Struct, frozen=True, eq=False):

@@ -199,7 +199,7 @@ def _add_details(ctx: Context, request: models.DescribeTableRequest, response: m
     if effective_policy_of(ctx, table.record) is None:
         response.stats = basic_stats(dataset)  # which disclose rows
     response.metadata = _text_metadata(dataset.schema.metadata)
-    sources = source_version_properties(ctx, table.record, branch, dataset)
+    sources = source_version_properties(ctx, table.record, branch, table.snapshot)
     response.properties = {**(response.properties or {}), **sources}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,7 +27,7 @@ from tiltyard.storage.column_cache import BranchKey, ColumnCache
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
-from tiltyard.storage.version_cache import VersionCache
+from tiltyard.storage.version_cache import Snapshot, VersionCache
 
 if TYPE_CHECKING:
     from lance_namespace.errors import TableNotFoundError
@@ -96,7 +95,7 @@ class Datasets:
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
         )
         self.column_cache = ColumnCache(column_cache_bytes)
-        self._shared: OrderedDict[BranchKey, _SharedDataset] = OrderedDict()
+        self._shared: OrderedDict[BranchKey, _SharedSnapshot] = OrderedDict()
         self._lock = threading.Lock()
 
     def open_for_writing(
@@ -138,7 +137,7 @@ class Datasets:
     def _check_latest(self, location: str, branch: Branch) -> None:
         """Check the size of the manifests opened next, unless they are open already, which is cheaper on a disk."""
         for opened in {MAIN, branch}:
-            if not is_local(location) or self.cached_latest(location, opened) is None:
+            if not is_local(location) or self.cached_snapshot(location, opened) is None:
                 self.check_size(location, opened, None)
 
     def check_bases(self, location: str, dataset: lance.LanceDataset) -> lance.LanceDataset:
@@ -181,7 +180,18 @@ class Datasets:
         version: int | None = None,
         tag: str | None = None,
     ) -> lance.LanceDataset:
-        """Return a shared dataset, the latest version by default: read only, never mutate it.
+        """Return the dataset of `open_snapshot`: shared, so never mutate it. Raises the same."""
+        return self.open_snapshot(location, options, branch, version, tag).dataset
+
+    def open_snapshot(
+        self,
+        location: str,
+        options: Mapping[str, str],
+        branch: Branch = MAIN,
+        version: int | None = None,
+        tag: str | None = None,
+    ) -> Snapshot:
+        """Return a snapshot with a shared dataset, the latest version by default: read only, never mutate it.
 
         Raises what `open_for_writing` raises, TableVersionNotFoundError, TableTagNotFoundError, InvalidInputError for
         an invalid name of a branch or tag.
@@ -189,22 +199,23 @@ class Datasets:
         latest = self._open_latest(location, options, branch.check())
         if tag is not None:
             self.check_references(location)
-            return self.check_bases(location, _checkout_tag(latest, check_name(tag, "tag")))
-        if version is None or version == latest.version:
+            return Snapshot(self.check_bases(location, _checkout_tag(latest.dataset, check_name(tag, "tag"))))
+        if version is None or version == latest.dataset.version:
             return latest
         self.check_size(location, branch, version)
         try:
-            with lance_errors(latest):
-                return self.check_bases(location, latest.checkout_version((branch.lance_name, version)))
+            with lance_errors(latest.dataset):
+                checked_out = latest.dataset.checkout_version((branch.lance_name, version))
+                return Snapshot(self.check_bases(location, checked_out))
         except (TableVersionNotFoundError, InvalidTableStateError, InvalidInputError) as error:
-            raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.version}.") from error
+            raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.dataset.version}.") from error
 
-    def _open_latest(self, location: str, options: Mapping[str, str], branch: Branch) -> lance.LanceDataset:
-        dataset = self.cached_latest(location, branch)
-        if dataset is None:
+    def _open_latest(self, location: str, options: Mapping[str, str], branch: Branch) -> Snapshot:
+        snapshot = self.cached_snapshot(location, branch)
+        if snapshot is None:
             dataset = self._advance(location, branch) or self.open_for_writing(location, options, branch)
-            self.cache(location, branch, dataset)
-        return dataset
+            snapshot = self.cache(location, branch, dataset)
+        return snapshot
 
     def _advance(self, location: str, branch: Branch) -> lance.LanceDataset | None:
         """Check out the latest version from a shared dataset that is a few commits behind.
@@ -229,34 +240,36 @@ class Datasets:
         except (TableVersionNotFoundError, InvalidTableStateError):
             return None
 
-    def cache(self, location: str, branch: Branch, dataset: lance.LanceDataset) -> None:
-        """Share the dataset of a commit, so that the next request need not open the table again.
+    def cache(self, location: str, branch: Branch, dataset: lance.LanceDataset) -> Snapshot:
+        """Share the dataset of a commit, so that the next request need not open the table again; return its snapshot.
 
         The commit may have rebased on a version that nobody has checked, so a dataset that `check_bases` would refuse
         is not shared.
         """
+        snapshot = Snapshot(dataset)
         if not self._has_allowed_bases(location, dataset):
-            return
+            return snapshot
         key = location, branch
-        shared = _SharedDataset(dataset, location, branch)
+        shared = _SharedSnapshot(snapshot, location, branch)
         with self._lock:
             self._shared[key] = shared
             self._shared.move_to_end(key)
             if len(self._shared) > _MAX_SHARED:
                 self._shared.popitem(last=False)
+        return snapshot
 
     def is_open(self, location: str) -> bool:
         """Whether main's latest version, as far as this process knows, is open."""
         return (location, MAIN) in self._shared
 
-    def cached_latest(self, location: str, branch: Branch = MAIN) -> lance.LanceDataset | None:
-        """Return the shared dataset of a branch's latest version, None where that is not open."""
+    def cached_snapshot(self, location: str, branch: Branch = MAIN) -> Snapshot | None:
+        """Return the shared snapshot of a branch's latest version, None where that is not open."""
         key = (location, branch)
         with self._lock:
             shared = self._shared.get(key)
             if shared is not None:
                 self._shared.move_to_end(key)
-        return shared.dataset if shared is not None and shared.is_latest() else None
+        return shared.snapshot if shared is not None and shared.is_latest() else None
 
     def evict(self, location: str) -> None:
         """Drop the shared datasets and cached columns of a table that was deleted."""
@@ -274,17 +287,6 @@ def _checkout_tag(dataset: lance.LanceDataset, tag: str) -> lance.LanceDataset:
         raise TableTagNotFoundError(f"No tag '{tag}' on this table.") from error
 
 
-_row_counts: weakref.WeakKeyDictionary[lance.LanceDataset, int] = weakref.WeakKeyDictionary()
-
-
-def cached_row_count(dataset: lance.LanceDataset) -> int:
-    """Return how many rows a dataset's version has; Lance is asked once, which takes ten times as long as a lookup."""
-    count = _row_counts.get(dataset)
-    if count is None:
-        count = _row_counts[dataset] = dataset.count_rows()
-    return count
-
-
 class _LatestFiles(NamedTuple):
     """Paths that tell whether a version on a local disk is the latest; `identity` is that of its manifest's file."""
 
@@ -298,13 +300,14 @@ class _LatestFiles(NamedTuple):
 _UNKNOWN = object()
 
 
-class _SharedDataset:
-    """The dataset of a branch's latest version, and what tells whether a commit came after it."""
+class _SharedSnapshot:
+    """The snapshot of a branch's latest version, and what tells whether a commit came after it."""
 
-    __slots__ = ("_branch", "_branch_contents", "_confirmed_at", "dataset", "files")
+    __slots__ = ("_branch", "_branch_contents", "_confirmed_at", "dataset", "files", "snapshot")
 
-    def __init__(self, dataset: lance.LanceDataset, location: str, branch: Branch) -> None:
-        self.dataset = dataset
+    def __init__(self, snapshot: Snapshot, location: str, branch: Branch) -> None:
+        self.snapshot = snapshot
+        self.dataset = dataset = snapshot.dataset
         self.files = _latest_files(dataset, location, branch) if is_local(location) else None
         """None on an object store."""
         self._branch = branch

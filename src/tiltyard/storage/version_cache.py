@@ -1,14 +1,19 @@
-"""Cache Lance's metadata of versions: a manifest never changes, and reading it again dominates a request's time."""
+"""What is known of versions, which never change: to read it again would dominate a request's time."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import lance
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_VERSIONS = 4096
 """Versions kept: about a kilobyte each."""
@@ -31,8 +36,39 @@ class VersionInfo:
         return cls(int(entry["timestamp"].timestamp() * 1000), metadata)
 
 
+_UNREAD = object()
+
+
+class Snapshot:
+    """A dataset at one version, which it never leaves, and the facts that were read of that version."""
+
+    __slots__ = ("_facts", "dataset")
+
+    def __init__(self, dataset: lance.LanceDataset) -> None:
+        self.dataset = dataset
+        self._facts: dict[Callable[..., Any], Any] = {}
+
+    def fact(self, read: Callable[Concatenate[lance.LanceDataset, P], T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Return what `read` returns for the dataset; it is called once, and its result kept with the snapshot.
+
+        Concurrent first calls may each call it. Raises what `read` raises.
+        """
+        fact: Any = self._facts.get(read, _UNREAD)
+        if fact is _UNREAD:
+            fact = self._facts[read] = read(self.dataset, *arguments, **options)
+        return cast("T", fact)
+
+    def count_rows(self) -> int:
+        """Return how many rows the version has; Lance is asked once, which takes ten times as long as a lookup."""
+        return self.fact(_count_rows)
+
+
+def _count_rows(dataset: lance.LanceDataset) -> int:
+    return dataset.count_rows()
+
+
 class VersionCache:
-    """The metadata of the versions used last. Safe to use from several threads."""
+    """Lance's metadata of the versions used last. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._versions: OrderedDict[Key, VersionInfo] = OrderedDict()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
+from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 
@@ -46,8 +47,8 @@ def open_for_reading(
     if version is not None:
         check_not_deleted(ctx, record, branch, version)
     storage = ctx.storage
-    dataset = storage.datasets.open_for_reading(record.location, storage.options(record.location), branch, version, tag)
-    return OpenTable(record, dataset)
+    options = storage.options(record.location)
+    return OpenTable(record, storage.datasets.open_snapshot(record.location, options, branch, version, tag))
 
 
 def open_cached(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:
@@ -58,8 +59,8 @@ def open_cached(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:
     record = find_table(ctx, names)
     if not ctx.storage.is_latest_cached(record.location) or _has_pending_versions(ctx, record):
         return None
-    dataset = ctx.storage.datasets.cached_latest(record.location)
-    return None if dataset is None else OpenTable(record, dataset)
+    snapshot = ctx.storage.datasets.cached_snapshot(record.location)
+    return None if snapshot is None else OpenTable(record, snapshot)
 
 
 def _finalize_pending(ctx: Context, record: TableRecord) -> None:
@@ -75,7 +76,7 @@ def _has_pending_versions(ctx: Context, record: TableRecord) -> bool:
 def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: Branch = MAIN) -> OpenTable:
     """Open a table with a dataset that is not shared, to commit through. Raises what `open_for_reading` raises."""
     record = find_table(ctx, names)
-    return OpenTable(record, open_to_commit(ctx, record, branch))
+    return OpenTable(record, Snapshot(open_to_commit(ctx, record, branch)))
 
 
 def open_to_commit(ctx: Context, record: TableRecord, branch: Branch, *, durable: bool = False) -> lance.LanceDataset:

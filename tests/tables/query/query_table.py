@@ -75,7 +75,7 @@ class Table:
         self, ctx: Context, names: list[str] | None, *, branch: Branch = MAIN, version: int | None = None
     ) -> OpenTable:
         record = cast("Any", SimpleNamespace(location=self.uri))
-        return OpenTable(record, self.datasets.open_for_reading(self.uri, {}, branch, version))
+        return OpenTable(record, self.datasets.open_snapshot(self.uri, {}, branch, version))
 
     def _open_with_policies(
         self, ctx: Context, names: list[str] | None, branch: Branch = MAIN, version: int | None = None

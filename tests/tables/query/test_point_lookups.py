@@ -124,16 +124,16 @@ def test_commit_is_seen_and_rows_outside_the_index_take_a_thread(server: Server,
 
 
 def test_limit_is_left_out_until_a_value_is_seen_to_have_many_rows(server: Server, table: lance.LanceDataset) -> None:
-    dataset = server.services.storage.datasets.cached_latest(server.services.store.describe_table(("t",)).location)
-    assert dataset is not None
+    snapshot = server.services.storage.datasets.cached_snapshot(server.services.store.describe_table(("t",)).location)
+    assert snapshot is not None
     for column, value, stays in (("few", "333", True), ("kind", "'k1'", False)):
         expression = f"{column} = {value}"
-        assert unlimited_lookup(dataset, expression) is not None
+        assert unlimited_lookup(snapshot, expression) is not None
         assert len(query_rows(server, filter=expression, k=2)) == 2
-        assert (unlimited_lookup(dataset, expression) is not None) is stays
+        assert (unlimited_lookup(snapshot, expression) is not None) is stays
         assert len(query_rows(server, filter=expression, k=2)) == 2
-    assert unlimited_lookup(dataset, "free = 5") is None
-    assert unlimited_lookup(dataset, "id > 5") is None
+    assert unlimited_lookup(snapshot, "free = 5") is None
+    assert unlimited_lookup(snapshot, "id > 5") is None
 
 
 @pytest.mark.usefixtures("table")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 import threading
-import weakref
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 
     import lance
     from lance.fragment import DataFile
+
+    from tiltyard.storage.version_cache import Snapshot
 
 BATCH_BYTES = 32 << 20
 """Bytes of the rows of one batch at most, with all values that expressions produce from them."""
@@ -103,22 +104,21 @@ class _VersionColumns:
     sizes: dict[str, _ColumnSizes] = field(default_factory=dict)
 
 
-_version_columns: weakref.WeakKeyDictionary[lance.LanceDataset, _VersionColumns] = weakref.WeakKeyDictionary()
 _file_sizes: OrderedDict[tuple[str, int], _ColumnSizes] = OrderedDict()
 _lock = threading.Lock()
 
 
 def batch_options(
-    dataset: lance.LanceDataset, read_columns: Iterable[str] | None, expressions: Mapping[str, str]
+    snapshot: Snapshot, read_columns: Iterable[str] | None, expressions: Mapping[str, str]
 ) -> dict[str, int]:
     """Return the scanner's `batch_size` where Lance's own number of rows could take too much memory, else nothing.
 
     `read_columns` are returned as they are, None for all; `expressions` have labels for error messages as keys. Raises
     InvalidInputError for expressions that are too large for any batch, and Lance's errors.
     """
-    if read_columns == () and _are_narrow(dataset, expressions):
+    if read_columns == () and _are_narrow(snapshot, expressions):
         return {}
-    totals, max_rows = _batch_totals(dataset, read_columns, expressions)
+    totals, max_rows = _batch_totals(snapshot, read_columns, expressions)
     allowed = [
         size for size, total in zip(_BATCH_ROWS, totals, strict=True) if total <= BATCH_BYTES and size <= max_rows
     ]
@@ -129,18 +129,18 @@ def batch_options(
     return {"batch_size": MIN_ROWS, **_READ_LIMITS}
 
 
-def check_change_memory(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> None:
+def check_change_memory(snapshot: Snapshot, expressions: Mapping[str, str]) -> None:
     """Check the memory of expressions that Lance computes in batches of its own size. Raises InvalidInputError.
 
     Columns whose values have no bound are read for the check, in small batches; the change then reads them again.
     """
-    if _are_narrow(dataset, expressions):
+    if _are_narrow(snapshot, expressions):
         return
-    columns = _columns_of(dataset)
+    columns = snapshot.fact(_version_columns)
     for name in _column_weights(columns, (), expressions):
-        if name in columns.varying and (sizes := _column_sizes(dataset, columns, name)).is_unbounded:
-            columns.sizes[name] = _measure_by_reading(dataset, columns.varying[name], sizes)
-    totals, _ = _batch_totals(dataset, (), expressions)
+        if name in columns.varying and (sizes := _column_sizes(snapshot.dataset, columns, name)).is_unbounded:
+            columns.sizes[name] = _measure_by_reading(snapshot.dataset, columns.varying[name], sizes)
+    totals, _ = _batch_totals(snapshot, (), expressions)
     if totals[0] > CHANGE_BYTES:
         raise _too_large(expressions, totals[0], MAX_ROWS)
 
@@ -162,12 +162,12 @@ def _measure_by_reading(dataset: lance.LanceDataset, column: pa.Field, sizes: _C
 
 
 def check_ordering(
-    dataset: lance.LanceDataset, read_columns: Iterable[str] | None, expressions: Mapping[str, str], rows: int
+    snapshot: Snapshot, read_columns: Iterable[str] | None, expressions: Mapping[str, str], rows: int
 ) -> None:
     """Check the memory that sorting `rows` rows takes. Raises InvalidInputError."""
     if rows <= SMALL_RESPONSE_ROWS:
         return
-    totals, _ = _batch_totals(dataset, read_columns, expressions)
+    totals, _ = _batch_totals(snapshot, read_columns, expressions)
     if totals[0] / MAX_ROWS * rows > ORDER_BYTES:
         raise InvalidInputError(
             f"To order {rows} rows takes about {totals[0] / MAX_ROWS * rows / (1 << 20):.0f} MiB: "
@@ -184,10 +184,10 @@ def _too_large(expressions: Mapping[str, str], size: float, rows: int) -> Invali
 
 
 def _batch_totals(
-    dataset: lance.LanceDataset, read_columns: Iterable[str] | None, expressions: Mapping[str, str]
+    snapshot: Snapshot, read_columns: Iterable[str] | None, expressions: Mapping[str, str]
 ) -> tuple[list[float], int]:
     """Return the bytes of a batch of each number of rows, and how many rows it may have where there is no bound yet."""
-    columns = _columns_of(dataset)
+    columns = snapshot.fact(_version_columns)
     weights = _column_weights(columns, read_columns, expressions)
     fixed = sum(weight * columns.fixed[name] for name, weight in weights.items() if name in columns.fixed)
     fixed += sum(_literal_bytes(text, label) for label, text in expressions.items())
@@ -195,16 +195,16 @@ def _batch_totals(
     max_rows = MAX_ROWS
     for name, weight in weights.items():
         if name in columns.varying:
-            sizes = _column_sizes(dataset, columns, name)
+            sizes = _column_sizes(snapshot.dataset, columns, name)
             if sizes.is_unbounded:
                 max_rows = min(max_rows, max(MIN_ROWS, int(_UNBOUNDED_ROWS / max(1, weight))))
             totals = [total + weight * size for total, size in zip(totals, sizes.by_batch, strict=True)]
     return totals, max_rows
 
 
-def _are_narrow(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> bool:
+def _are_narrow(snapshot: Snapshot, expressions: Mapping[str, str]) -> bool:
     """Return whether all expressions are short and use narrow values only."""
-    columns = _columns_of(dataset)
+    columns = snapshot.fact(_version_columns)
     return all(_is_narrow(text, columns) for text in expressions.values())
 
 
@@ -216,21 +216,18 @@ def _is_narrow(text: str, columns: _VersionColumns) -> bool:
     return not any(name in lowered for name in list(columns.wide))
 
 
-def _columns_of(dataset: lance.LanceDataset) -> _VersionColumns:
-    """Return the columns of a dataset, cached per handle: handles stay at their version."""
-    columns = _version_columns.get(dataset)
-    if columns is None:
-        fixed: dict[str, float] = {}
-        varying: dict[str, pa.Field] = {}
-        for column in dataset.schema:
-            width = _fixed_width(column.type)
-            if width is None:
-                varying[column.name] = column
-            else:
-                fixed[column.name] = width
-        wide = (*(name for name, width in fixed.items() if width > _NARROW), *varying)
-        columns = _version_columns[dataset] = _VersionColumns(fixed, varying, {name.lower() for name in wide})
-    return columns
+def _version_columns(dataset: lance.LanceDataset) -> _VersionColumns:
+    """Read the columns of a version."""
+    fixed: dict[str, float] = {}
+    varying: dict[str, pa.Field] = {}
+    for column in dataset.schema:
+        width = _fixed_width(column.type)
+        if width is None:
+            varying[column.name] = column
+        else:
+            fixed[column.name] = width
+    wide = (*(name for name, width in fixed.items() if width > _NARROW), *varying)
+    return _VersionColumns(fixed, varying, {name.lower() for name in wide})
 
 
 def _fixed_width(kind: pa.DataType) -> float | None:

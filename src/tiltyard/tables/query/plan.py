@@ -12,7 +12,6 @@ Vectors and text together: the vectors rank the rows that the text matches (the 
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from lance.query import FullTextQuery
 
     from tiltyard.model.spec import models
+    from tiltyard.storage.version_cache import Snapshot
 
 NO_LIMIT = 2**63 - 1
 ROW_ID = "_rowid"
@@ -75,37 +75,25 @@ class _TableInfo:
     rows: int
 
 
-_table_infos: weakref.WeakKeyDictionary[lance.LanceDataset, _TableInfo] = weakref.WeakKeyDictionary()
-
-
 def _table_info(dataset: lance.LanceDataset) -> _TableInfo:
-    """Return the info of a dataset, cached per handle: handles are shared, and stay at their version."""
-    info = _table_infos.get(dataset)
-    if info is None:
-        schema = dataset.schema
-        info = _table_infos[dataset] = _TableInfo(tuple(schema.names), vector_columns(schema), dataset.count_rows())
-    return info
-
-
-_row_sizes: weakref.WeakKeyDictionary[lance.LanceDataset, float] = weakref.WeakKeyDictionary()
+    """Read the info of a version."""
+    schema = dataset.schema
+    return _TableInfo(tuple(schema.names), vector_columns(schema), dataset.count_rows())
 
 
 def _row_bytes_on_disk(dataset: lance.LanceDataset) -> float:
-    """Return the average bytes of a row with all its columns, from a sample of fragments; cached per handle."""
-    row_bytes = _row_sizes.get(dataset)
-    if row_bytes is None:
-        fragments = dataset.get_fragments()
-        sample = [fragment.metadata for fragment in fragments[:: -(-len(fragments) // SAMPLED_FRAGMENTS) or 1]]
-        rows = sum(fragment.physical_rows for fragment in sample)
-        size = sum(file.file_size_bytes or 0 for fragment in sample for file in fragment.files)
-        row_bytes = _row_sizes[dataset] = size / rows if rows and size else UNKNOWN_ROW_BYTES
-    return row_bytes
+    """Return the average bytes of a row with all its columns, from a sample of fragments."""
+    fragments = dataset.get_fragments()
+    sample = [fragment.metadata for fragment in fragments[:: -(-len(fragments) // SAMPLED_FRAGMENTS) or 1]]
+    rows = sum(fragment.physical_rows for fragment in sample)
+    size = sum(file.file_size_bytes or 0 for fragment in sample for file in fragment.files)
+    return size / rows if rows and size else UNKNOWN_ROW_BYTES
 
 
-def _estimate_row_bytes(dataset: lance.LanceDataset, columns: Any) -> float:
+def _estimate_row_bytes(snapshot: Snapshot, columns: Any) -> float:
     """Estimate the bytes of a row of a response: exact for columns of fixed width, else those of a row on disk."""
     if isinstance(columns, list):
-        schema = dataset.schema
+        schema = snapshot.dataset.schema
         kinds = [schema.field(name).type if name in schema.names else None for name in columns]
         widths = [
             pa.uint64().byte_width if kind is None and "." not in name else _fixed_width(kind)
@@ -114,7 +102,7 @@ def _estimate_row_bytes(dataset: lance.LanceDataset, columns: Any) -> float:
         fixed_widths = [width for width in widths if width is not None]
         if len(fixed_widths) == len(widths):
             return max(1.0, sum(fixed_widths))
-    return _row_bytes_on_disk(dataset)
+    return snapshot.fact(_row_bytes_on_disk)
 
 
 def _fixed_width(kind: pa.DataType | None) -> float | None:
@@ -130,20 +118,20 @@ def _fixed_width(kind: pa.DataType | None) -> float | None:
         return None
 
 
-def _streaming_options(dataset: lance.LanceDataset, options: Mapping[str, Any]) -> dict[str, Any]:
+def _streaming_options(snapshot: Snapshot, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scanner options that stream a large response; none for a small one."""
     limit = options.get("limit", NO_LIMIT)
     if limit <= UNESTIMATED_ROWS:
         return {}
-    size = _estimate_row_bytes(dataset, options.get("columns"))
+    size = _estimate_row_bytes(snapshot, options.get("columns"))
     if limit <= MAX_BATCH_ROWS and limit * size <= MAX_WHOLE_BYTES:
         return {}
     return {**STREAMING_OPTIONS, "batch_size": max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / size)))}
 
 
-def column_names(dataset: lance.LanceDataset) -> tuple[str, ...]:
+def column_names(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the columns of a version."""
-    return _table_info(dataset).names
+    return snapshot.fact(_table_info).names
 
 
 def full_text_columns(dataset: lance.LanceDataset) -> list[str]:
@@ -160,12 +148,16 @@ class Search:
     scanner may return, None for no limit; at 0, only the scanners' schema is used.
     """
 
-    dataset: lance.LanceDataset
+    snapshot: Snapshot
     options: dict[str, Any]
     nearest: tuple[dict[str, Any], ...]
     is_numbered: bool
     hidden_columns: frozenset[str]
     max_rows: int | None
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        return self.snapshot.dataset
 
     def scanners(self) -> Iterator[LanceScanner]:
         """Yield the scanners, in the order of the query vectors."""
@@ -175,11 +167,11 @@ class Search:
             yield make_scanner(self.dataset, self.options, nearest)
 
 
-def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) -> Search:
+def plan_search(snapshot: Snapshot, request: models.QueryTableRequest) -> Search:
     """Plan the search of a request. Raises InvalidInputError, TableColumnNotFoundError."""
     vectors = _query_vectors(request)
     text = (
-        FullTextQueryBuilder(lambda: full_text_columns(dataset)).build(request.full_text_query)
+        FullTextQueryBuilder(lambda: full_text_columns(snapshot.dataset)).build(request.full_text_query)
         if request.full_text_query
         else None
     )
@@ -193,24 +185,24 @@ def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) 
     if request.fast_search:
         options["fast_search"] = True
     if vectors:
-        nearest, is_numbered = _vector_searches(dataset, request, vectors)
+        nearest, is_numbered = _vector_searches(snapshot, request, vectors)
         max_rows = min(request.k, nearest[0]["k"])
-        options |= _batch_options(dataset, options, max_rows)
-        return Search(dataset, options, nearest, is_numbered, hidden_columns, max_rows)
+        options |= _batch_options(snapshot, options, max_rows)
+        return Search(snapshot, options, nearest, is_numbered, hidden_columns, max_rows)
     if text is not None:
-        max_rows = min(request.k, _table_info(dataset).rows)
+        max_rows = min(request.k, snapshot.fact(_table_info).rows)
         options["limit"] = max(1, max_rows)  # Lance panics at 0
     elif request.k != NO_LIMIT:
         max_rows = options["limit"] = request.k
-    streaming = _streaming_options(dataset, options)
-    batch_limits = _batch_options(dataset, options, max_rows if "limit" in options else None)
+    streaming = _streaming_options(snapshot, options)
+    batch_limits = _batch_options(snapshot, options, max_rows if "limit" in options else None)
     if streaming and batch_limits:
         streaming["batch_size"] = min(streaming["batch_size"], batch_limits["batch_size"])
     options |= batch_limits | streaming
-    return Search(dataset, options, (), False, hidden_columns, max_rows if "limit" in options else None)
+    return Search(snapshot, options, (), False, hidden_columns, max_rows if "limit" in options else None)
 
 
-def _batch_options(dataset: lance.LanceDataset, options: Mapping[str, Any], max_rows: int | None) -> dict[str, int]:
+def _batch_options(snapshot: Snapshot, options: Mapping[str, Any], max_rows: int | None) -> dict[str, int]:
     """Return the scanner's batch size where Lance's default could take too much memory, else nothing.
 
     Raises InvalidInputError for expressions, and for rows to be ordered, that are too large for memory.
@@ -228,9 +220,9 @@ def _batch_options(dataset: lance.LanceDataset, options: Mapping[str, Any], max_
     read_columns = () if is_small or _has_aliases(columns) else columns
     if orderings:
         expressions |= {f"order by '{order.column_name}'": order.column_name for order in orderings}
-        rows = _table_info(dataset).rows
-        check_ordering(dataset, read_columns, expressions, rows if max_rows is None else min(rows, max_rows))
-    return batch_options(dataset, read_columns, expressions)
+        rows = snapshot.fact(_table_info).rows
+        check_ordering(snapshot, read_columns, expressions, rows if max_rows is None else min(rows, max_rows))
+    return batch_options(snapshot, read_columns, expressions)
 
 
 def _has_aliases(columns: Any) -> TypeGuard[dict[str, str]]:
@@ -306,7 +298,7 @@ def _add_ordering(request: models.QueryTableRequest, options: dict[str, Any]) ->
 
 
 def _vector_searches(
-    dataset: lance.LanceDataset, request: models.QueryTableRequest, vectors: list[Vector]
+    snapshot: Snapshot, request: models.QueryTableRequest, vectors: list[Vector]
 ) -> tuple[tuple[dict[str, Any], ...], bool]:
     """Return the searches by vector, and whether their rows are numbered.
 
@@ -314,7 +306,7 @@ def _vector_searches(
     rows of the text. A search allocates memory for as many rows as it may return, and the process aborts where there
     is not enough: `k` is never more than the table has.
     """
-    info = _table_info(dataset)
+    info = snapshot.fact(_table_info)
     column = choose_column(info.vectors, info.names, request.vector_column, len(vectors[0]))
     rows = max(1, info.rows)
     rows_to_find = max(1, min(request.k + (request.offset or 0), rows))

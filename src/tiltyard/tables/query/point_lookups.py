@@ -7,7 +7,6 @@ concurrently with others, takes as long again.
 from __future__ import annotations
 
 import re
-import weakref
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.spec import models
+    from tiltyard.storage.version_cache import Snapshot
 
 _LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(?:-?\d{1,19}|'[^'\\]{0,256}')\s*")
 _INDICES = frozenset({"btree", "bitmap"})
@@ -68,15 +68,9 @@ class _LookupColumns:
     pace: LookupPace = field(default_factory=LookupPace)
 
 
-_lookup_columns: weakref.WeakKeyDictionary[lance.LanceDataset, _LookupColumns] = weakref.WeakKeyDictionary()
-
-
-def _lookup_columns_of(dataset: lance.LanceDataset) -> _LookupColumns:
-    """Return the look-up columns of a dataset, cached per handle: handles stay at their version."""
-    lookups = _lookup_columns.get(dataset)
-    if lookups is None:
-        lookups = _lookup_columns[dataset] = _LookupColumns(_fully_indexed_columns(dataset))
-    return lookups
+def _lookup_columns(dataset: lance.LanceDataset) -> _LookupColumns:
+    """Read the look-up columns of a version."""
+    return _LookupColumns(_fully_indexed_columns(dataset))
 
 
 def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Context | None:
@@ -90,19 +84,19 @@ def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Cont
             return None
     except LanceNamespaceError:
         return None  # the operation raises it again, in a thread
-    dataset, cache = table.dataset, ctx.storage.datasets.column_cache
+    snapshot, cache = table.snapshot, ctx.storage.datasets.column_cache
     requested = request.columns.column_names if request.columns else None
-    names = column_names(dataset) if requested is None else tuple(requested)
-    if not cache.has((table.record.location, MAIN), dataset, names):
+    names = column_names(snapshot) if requested is None else tuple(requested)
+    if not cache.has((table.record.location, MAIN), snapshot.dataset, names):
         return None
-    lookups = _lookup_columns_of(dataset)
+    lookups = snapshot.fact(_lookup_columns)
     if column not in lookups.columns or not lookups.pace.is_fast:
         return None
     started = perf_counter()
     return ctx.with_open_table(table_id(request.id), table, lambda: lookups.pace.record(perf_counter() - started))
 
 
-def unlimited_lookup(dataset: lance.LanceDataset, expression: str) -> Callable[[int], None] | None:
+def unlimited_lookup(snapshot: Snapshot, expression: str) -> Callable[[int], None] | None:
     """Return a callback for the rows of each batch if an expression is a look-up that needs no limit; else None.
 
     A limit makes Lance take a fifth longer for a look-up, and saves nothing where few rows have the value. The callback
@@ -111,7 +105,7 @@ def unlimited_lookup(dataset: lance.LanceDataset, expression: str) -> Callable[[
     match = _LOOKUP.fullmatch(expression)
     if (
         match is None
-        or match[1] not in (lookups := _lookup_columns_of(dataset)).columns
+        or match[1] not in (lookups := snapshot.fact(_lookup_columns)).columns
         or match[1] in lookups.with_many_rows
     ):
         return None

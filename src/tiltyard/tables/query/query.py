@@ -22,7 +22,6 @@ from tiltyard.model.ids import table_id
 from tiltyard.model.operations import ArrowAnswer, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.storage.datasets import cached_row_count
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_cached, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
 
     from tiltyard.context import Context
+    from tiltyard.storage.version_cache import Snapshot
 
 _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
 _ROW_OFFSET = "_rowoffset"
@@ -72,21 +72,22 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     if request.version is None and request.k <= _SMALL_ROWS:
         cached_columns = CachedColumns(ctx.storage.datasets.column_cache, (table.record.location, branch))
     if scope is not None:
-        return _query_with_policies(ctx, table.dataset, request, scope, cached_columns)
+        return _query_with_policies(ctx, table.snapshot, request, scope, cached_columns)
     with _query_errors(table.dataset):
-        return _read_response(ctx, plan_search(table.dataset, request), cached_columns)
+        return _read_response(ctx, plan_search(table.snapshot, request), cached_columns)
 
 
 def _query_with_policies(
     ctx: Context,
-    dataset: lance.LanceDataset,
+    snapshot: Snapshot,
     request: models.QueryTableRequest,
     scope: PolicyScope,
     cached_columns: CachedColumns | None,
 ) -> ArrowAnswer:
     """Run a query on the rows and columns that policies allow."""
-    with redact_errors(), _query_errors(dataset):
-        search = check_search_columns(plan_search(dataset, restrict_query(dataset, request, scope)), scope)
+    with redact_errors(), _query_errors(snapshot.dataset):
+        restricted = restrict_query(snapshot.dataset, request, scope)
+        search = check_search_columns(plan_search(snapshot, restricted), scope)
         return mask_response(_read_response(ctx, search, cached_columns), request, scope)
 
 
@@ -136,17 +137,18 @@ def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int
     """Return the number of rows, or of those that match a predicate. Raises what `query_table` raises."""
     table, scope = open_with_policies(ctx, request.id, Branch.parse(request.branch), request.version)
     if scope is None:
-        return _count(table.dataset, request.predicate)
+        return _count(table.snapshot, request.predicate)
     with redact_errors():
-        return _count(table.dataset, scope.combine_filter(request.predicate, "predicate"))
+        return _count(table.snapshot, scope.combine_filter(request.predicate, "predicate"))
 
 
-def _count(dataset: lance.LanceDataset, predicate: str | None) -> int:
+def _count(snapshot: Snapshot, predicate: str | None) -> int:
     if predicate is None:
-        return cached_row_count(dataset)
+        return snapshot.count_rows()
     check_expression(predicate, "predicate")
+    dataset = snapshot.dataset
     with _query_errors(dataset):
-        options = batch_options(dataset, (), {"predicate": predicate})
+        options = batch_options(snapshot, (), {"predicate": predicate})
         if _ROW_OFFSET in predicate.lower():  # Lance has this column in a scan, but not in a count
             scanner = make_scanner(dataset, {"columns": [_ROW_OFFSET], "filter": predicate, **options})
             return sum(batch.num_rows for batch in scanner.to_reader())
@@ -181,9 +183,9 @@ def _plan_nested_query(
     if query.branch and branch and query.branch != branch:
         raise InvalidInputError("The query names another branch than the request: leave one of them out.")
     read_branch = Branch.parse(branch or query.branch)
-    dataset = open_for_reading(ctx, names, branch=read_branch, version=query.version).dataset
-    with _query_errors(dataset):
-        return plan_search(dataset, query)
+    snapshot = open_for_reading(ctx, names, branch=read_branch, version=query.version).snapshot
+    with _query_errors(snapshot.dataset):
+        return plan_search(snapshot, query)
 
 
 def _query_fields(request: models.AnalyzeTableQueryPlanRequest) -> models.QueryTableRequest:

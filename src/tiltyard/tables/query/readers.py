@@ -81,7 +81,7 @@ def _output_columns(search: Search) -> tuple[str, ...] | None:
     columns = options.get("columns")
     if columns is None:
         score = ("_distance",) if search.nearest else ("_score",) if "full_text_query" in options else ()
-        return (*column_names(search.dataset), *score)
+        return (*column_names(search.snapshot), *score)
     if not isinstance(columns, list) or len(set(columns)) < len(columns):
         return None
     return tuple(columns) if any(name not in _SCORES for name in columns) else None
@@ -97,7 +97,7 @@ def _cached_readers(search: Search, rows: CachedRows, output: tuple[str, ...]) -
     options |= {"columns": lance_columns, "disable_scoring_autoprojection": True}
     on_batch_rows = None
     if not search.nearest and "filter" in options and _FILTER_OPTIONS.issuperset(options):
-        on_batch_rows = unlimited_lookup(search.dataset, options["filter"])
+        on_batch_rows = unlimited_lookup(search.snapshot, options["filter"])
         if on_batch_rows is not None:
             options.pop("limit", None)
     names = (*output, ROW_ID) if with_row_id else output

@@ -12,6 +12,7 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.batch_sizes import check_change_memory
 from tiltyard.tables.query.policy_enforcement import check_updates, policy_scope_of_latest, redact_errors_if_restricted
@@ -68,7 +69,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
         if scope is not None:
             check_updates(updates, scope)
             condition = scope.combine_filter(predicate, "predicate")
-        check_change_memory(dataset, updates if condition is None else {**updates, "predicate": condition})
+        check_change_memory(Snapshot(dataset), updates if condition is None else {**updates, "predicate": condition})
         result = dataset.update(
             updates, condition, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds)
         )
@@ -128,7 +129,7 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     def change(dataset: lance.LanceDataset) -> int:
         scope = policy_scope_of_latest(ctx, target.record, target.branch, None, dataset)
         condition = predicate if scope is None else scope.combine_filter(predicate, "predicate")
-        check_change_memory(dataset, {"predicate": condition or ""})
+        check_change_memory(Snapshot(dataset), {"predicate": condition or ""})
         result = dataset.delete(condition, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
         return int(result["num_deleted_rows"])
 

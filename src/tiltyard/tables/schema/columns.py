@@ -17,6 +17,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import from_json, parse_type
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.model.spec import models
+from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.commits.recovery import GONE
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
@@ -81,7 +82,7 @@ def alter_table_add_columns(
         check_new_columns(pa.schema(fields))
         _check_new_names(dataset, expressions or [field.name for field in fields])
         check_inputs(dataset, virtual)
-        options = batch_options(dataset, (), expressions) if expressions else {}
+        options = batch_options(Snapshot(dataset), (), expressions) if expressions else {}
         dataset.add_columns(expressions or fields, batch_size=options.get("batch_size"))
 
     backfills, branch = backfills_of_new_columns(request), Branch.parse(request.branch)

@@ -7,7 +7,6 @@ otherwise a view would bypass grants and policies.
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
+    from tiltyard.storage.version_cache import Snapshot
     from tiltyard.store import TableRecord
 
 _MAX_VERSIONS = 100
 """How many versions are searched for the last refresh: index builds and compactions come between two of them."""
-_PROPERTIES: weakref.WeakKeyDictionary[lance.LanceDataset, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
 def record_view(ctx: Context, path: Id, definition: ViewDefinition) -> None:
@@ -108,26 +107,24 @@ def _refreshed(ctx: Context, definer: Principal) -> Principal:
         ) from error
 
 
-def source_version_properties(
-    ctx: Context, record: TableRecord, branch: Branch, dataset: lance.LanceDataset
-) -> dict[str, str]:
+def source_version_properties(ctx: Context, record: TableRecord, branch: Branch, snapshot: Snapshot) -> dict[str, str]:
     """Return the source versions of a view's rows as table properties; none for one that was not refreshed lately.
 
-    They are cached with the dataset, which readers share until the table's version changes.
+    They are kept with the snapshot, which readers share until the table's version changes.
     """
-    if ViewDefinition.from_metadata(dataset.schema.metadata) is None:
+    if ViewDefinition.from_metadata(snapshot.dataset.schema.metadata) is None:
         return {}
-    if (properties := _PROPERTIES.get(dataset)) is None:
-        ctx.storage.manifests.check_history(record.location, branch)
-        with lance_errors(dataset):
-            properties = _PROPERTIES[dataset] = _read_source_versions(dataset)
-    return properties
+    return snapshot.fact(_read_source_versions, ctx, record, branch)
 
 
-def _read_source_versions(dataset: lance.LanceDataset) -> dict[str, str]:
-    for _, transaction in read_transactions(dataset, int(dataset.version) - _MAX_VERSIONS):
-        lineage = ViewLineage.from_properties(transaction.transaction_properties)
-        if lineage is not None:
-            versions = {name: source.version for name, source in lineage.sources.items()}
-            return {"tiltyard.view.sources": msgspec.json.encode(versions).decode()}
+def _read_source_versions(
+    dataset: lance.LanceDataset, ctx: Context, record: TableRecord, branch: Branch
+) -> dict[str, str]:
+    ctx.storage.manifests.check_history(record.location, branch)
+    with lance_errors(dataset):
+        for _, transaction in read_transactions(dataset, int(dataset.version) - _MAX_VERSIONS):
+            lineage = ViewLineage.from_properties(transaction.transaction_properties)
+            if lineage is not None:
+                versions = {name: source.version for name, source in lineage.sources.items()}
+                return {"tiltyard.view.sources": msgspec.json.encode(versions).decode()}
     return {}

@@ -68,7 +68,11 @@ class _Queued:
 
 
 class AuditTrail:
-    """Writes the audit records of one process. `enqueue` and `write` may be called from any thread."""
+    """Writes the audit records of one process. `enqueue` and `write` may be called from any thread.
+
+    Not a `runtime.batcher.Batcher`: most records have no caller that waits, the queue is bounded, failed batches are
+    retried, and closing is limited in time.
+    """
 
     def __init__(self, store: Store, level: AuditLevel, sinks: Sequence[Sink] = ()) -> None:
         self.level = level

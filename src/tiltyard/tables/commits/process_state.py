@@ -43,6 +43,9 @@ class FinalizedLog:
     No request waits for the mark: a version that is recorded and durable but not marked is finalized again by the next
     reader of its table, which changes nothing. It is marked only once the manifest and its folder's entry for it are
     durable, too, so that a record never calls a manifest final which a loss of power took back.
+
+    Not a `runtime.batcher.Batcher`, which runs at once for callers that wait: here no caller waits, and versions are
+    delayed on purpose, and looked up meanwhile.
     """
 
     def __init__(self, sync: Callable[[Iterable[str]], None], write: Callable[[Iterable[FinalManifest]], None]) -> None:
@@ -137,7 +140,7 @@ class _Failure:
 class FinalizingBackoff:
     """Exponential backoff for tables whose pending versions could not be finalized: none keeps others waiting.
 
-    Sweeps go round the tables by their ids, each from where the last one ended.
+    Sweeps take the tables in the order of their ids, each from where the last one ended.
     """
 
     def __init__(self) -> None:

@@ -31,8 +31,8 @@ _Call = tuple[Context, Any, asyncio.Future[Any]]
 class Batched:
     """Run an operation's calls in batches, in threads. Belongs to the event loop.
 
-    Not a `runtime.batcher.Batcher`, whose locks and futures between threads cost 15 % of the calls of 8 clients and 23 %
-    of those of 32, with batches of 2 ms, and half as much processor time again.
+    Not a `runtime.batcher.Batcher`, whose locks and futures between threads cost 15 % of the calls of 8 clients and
+    23 % of those of 32, with batches of 2 ms, and half as much processor time again.
     """
 
     def __init__(self, handler: Handler, pool: Executor) -> None:

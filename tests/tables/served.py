@@ -12,6 +12,7 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
 from tiltyard.context import Context
+from tiltyard.model.ids import Id
 from tiltyard.model.jobs import JOBS, Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
@@ -32,14 +33,14 @@ class Server:
 
     def create(self, name: str, data: pa.Table, **options: Any) -> lance.LanceDataset:
         """Create a table with data."""
-        location = self.services.storage.new_location((name,))
+        location = self.services.storage.new_location(Id((name,)))
         dataset = lance.write_dataset(data, location, **options)
         self.services.store.insert_table((name,), location, {})
         return dataset
 
     def declare(self, name: str, *, managed: bool = False) -> None:
         """Declare a table without data."""
-        location = self.services.storage.new_location((name,))
+        location = self.services.storage.new_location(Id((name,)))
         self.services.store.insert_table((name,), location, {}, declared=True, managed=managed)
 
     def open(self, name: str) -> lance.LanceDataset:

@@ -17,6 +17,7 @@ from tests.tables.served import run_concurrently
 from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
 from tiltyard.context import Context
+from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.storage import Storage, StorageError
 from tiltyard.tables.commits.commit import create_table_version
@@ -74,7 +75,7 @@ def test_objects_credentials_are_never_public(ctx: Context, options: dict[str, s
 
 
 def test_objects_declared_table_loses_no_insert(ctx: Context) -> None:
-    location = ctx.storage.new_location(("t",))
+    location = ctx.storage.new_location(Id(("t",)))
     ctx.store.insert_table(("t",), location, {}, declared=True)
     request = models.InsertIntoTableRequest(id=["t"])
     results = run_concurrently(

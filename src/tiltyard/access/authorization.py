@@ -17,7 +17,6 @@ from lance_namespace.errors import (
 from msgspec import structs
 
 from tiltyard.access.policies import policy_denial
-from tiltyard.model.ids import display
 from tiltyard.model.privileges import ALL, Privilege, privilege_names
 from tiltyard.store.paths import ROOT, namespace_not_found, table_not_found
 
@@ -105,17 +104,17 @@ def authorize_record(
     rights = caller_rights(ctx)
     if rights.allow(record, required):
         if not enforces_policies and rights.effective_policy(record.id) is not None:
-            raise policy_denial(f"the table {display(path)}")
+            raise policy_denial(f"the table {path}")
         return
     bits = rights.on_table(record.id, record.namespace_id)
     if not bits:
         raise table_not_visible(ctx, path)
-    raise missing_privileges(required & ~bits, f"the table {display(path)}")
+    raise missing_privileges(required & ~bits, f"the table {path}")
 
 
 def table_not_visible(ctx: Context, path: Id) -> LanceNamespaceError:
     """Return the error for a table that does not exist or is not visible: both take the same steps."""
-    return table_not_found(path) if _can_see_namespace(ctx, path[:-1]) else namespace_not_found(path[:-1])
+    return table_not_found(path) if _can_see_namespace(ctx, path.parent) else namespace_not_found(path.parent)
 
 
 def authorize_namespace(ctx: Context, path: Id, required: int) -> int:
@@ -137,7 +136,7 @@ def authorize_namespace(ctx: Context, path: Id, required: int) -> int:
         raise namespace_not_found(path)
     if not required:
         return record.id
-    raise missing_privileges(required & ~bits, f"the namespace {display(path)}" if path else "the root namespace")
+    raise missing_privileges(required & ~bits, f"the namespace {path}" if path else "the root namespace")
 
 
 def _can_see_namespace(ctx: Context, path: Id) -> bool:

@@ -144,10 +144,10 @@ def creator_for(ctx: Context, parent: Id) -> Creator | None:
 
 def _authorize_new_table(ctx: Context, path: Id, location: str | None) -> Mapping[Id, int]:
     """Check a new table; return the id of its namespace. Raises NamespaceNotFoundError, PermissionDeniedError."""
-    parent_id = authorize_namespace(ctx, path[:-1], Privilege.CREATE.value)
+    parent_id = authorize_namespace(ctx, path.parent, Privilege.CREATE.value)
     if location:
         authorize_server(ctx, Privilege.ADMINISTER.value, _ANY_LOCATION)
-    return {path[:-1]: parent_id}
+    return {path.parent: parent_id}
 
 
 def _create_namespace(ctx: Context, request: Any) -> Context:
@@ -155,7 +155,7 @@ def _create_namespace(ctx: Context, request: Any) -> Context:
     required = Privilege.CREATE.value
     if parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE:
         required |= Privilege.DROP.value
-    return ctx.with_resolved({}, {path[:-1]: authorize_namespace(ctx, path[:-1], required)})
+    return ctx.with_resolved({}, {path.parent: authorize_namespace(ctx, path.parent, required)})
 
 
 def _declare_table(ctx: Context, request: Any) -> Context:
@@ -221,13 +221,13 @@ CLONE_TABLE = Needs("`create` on the namespace, `read` on the table at `source_l
 
 def target_namespace(path: Id, new_namespace: Sequence[str] | None) -> Id:
     """Return the namespace that a table moves to: its own, unless another is named. Raises InvalidInputError."""
-    return path[:-1] if new_namespace is None else namespace_id(new_namespace)
+    return path.parent if new_namespace is None else namespace_id(new_namespace)
 
 
 def _rename_table(ctx: Context, request: Any) -> Context:
     path = table_id(request.id)
     parent = target_namespace(path, request.new_namespace_id)
-    record = authorize_table(ctx, path, int(_MOVE) if parent != path[:-1] else Privilege.ALTER.value)
+    record = authorize_table(ctx, path, int(_MOVE) if parent != path.parent else Privilege.ALTER.value)
     return ctx.with_resolved({path: record}, {parent: authorize_namespace(ctx, parent, Privilege.CREATE.value)})
 
 
@@ -235,7 +235,7 @@ def _undrop_table(ctx: Context, request: Any) -> Context:
     path = table_id(request.id)
     parent = target_namespace(path, request.new_namespace_id)
     removed = ctx.store.find_removed_table(path, request.dropped_id)
-    required = _MOVE if parent != path[:-1] else Privilege.DROP
+    required = _MOVE if parent != path.parent else Privilege.DROP
     bits = caller_rights(ctx).on_table(removed.id, removed.namespace_id)
     if bits & required != required:
         raise TableNotFoundError(f"No dropped table is kept under the name {display_path(path)}")
@@ -245,11 +245,11 @@ def _undrop_table(ctx: Context, request: Any) -> Context:
 
 def _undrop_namespace(ctx: Context, request: Any) -> Context:
     path = namespace_id(request.id)
-    parent = (path if request.new_namespace_id is None else namespace_id(request.new_namespace_id))[:-1]
+    parent = (path if request.new_namespace_id is None else namespace_id(request.new_namespace_id)).parent
     if not path:
         return ctx  # the operation refuses the root
     removed = ctx.store.find_removed_namespace(path, request.dropped_id)
-    required = _MOVE if parent != path[:-1] else Privilege.DROP
+    required = _MOVE if parent != path.parent else Privilege.DROP
     if caller_rights(ctx).on_namespace(removed.id) & required != required:
         raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {display_path(path)}")
     request.dropped_id = removed.id
@@ -358,7 +358,7 @@ def _submit_job(ctx: Context, request: Any) -> Context:
     try:
         authorize_table(ctx, path, required)
     except TableNotFoundError:
-        authorize_namespace(ctx, path[:-1], required)
+        authorize_namespace(ctx, path.parent, required)
     return ctx
 
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.ids import DEFAULT_DELIMITER, decode_segment, display, parse_id
+from tiltyard.model.ids import DEFAULT_DELIMITER, Id, decode_segment, parse_id
 from tiltyard.model.spec import Operation, Shape, models
 
 NOT_FROM_QUERY = frozenset({"id", "identity", "context"})
@@ -61,10 +61,8 @@ class Binder:
                 continue
             path = parse_id(decode_segment(raw), delimiter)
             if request.id and tuple(request.id) != path:
-                other = display(tuple(request.id))
-                raise InvalidInputError(
-                    f"The path says '{display(path)}' and the body says '{other}': make them agree."
-                )
+                other = str(Id(request.id))
+                raise InvalidInputError(f"The path says '{path}' and the body says '{other}': make them agree.")
             request.id = list(path)
         if self.operation.request_shape is Shape.ARROW:
             self._from_headers(request, headers)

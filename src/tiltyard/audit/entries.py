@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tiltyard.model.ids import display
+from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def object_ids(request: Any) -> tuple[str, ...]:
     """
     if request is None:
         return ()
-    return tuple(dict.fromkeys(sanitize_text(display(tuple(names))) for names in _ids(request)))
+    return tuple(dict.fromkeys(sanitize_text(str(Id(names))) for names in _ids(request)))
 
 
 def _ids(request: Any) -> Iterator[list[str]]:

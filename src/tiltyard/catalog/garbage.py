@@ -139,7 +139,7 @@ def all_tables(ctx: Context) -> Iterator[tuple[Id, TableRecord]]:
     after: tuple[int, str] | None = None
     while page := ctx.store.list_all_tables(after, _PAGE):
         for entry in page:
-            path = (*entry.namespace, entry.name)
+            path = Id((*entry.namespace, entry.name))
             try:
                 record = ctx.store.describe_table(path)
             except LanceNamespaceError:

@@ -21,7 +21,7 @@ from tiltyard.access.authorization import (
 from tiltyard.access.grantees import Grantee, GranteeKind, parse_grantee
 from tiltyard.access.needs import ANY_CALLER
 from tiltyard.access.rights import Rights
-from tiltyard.model.ids import Id, display, namespace_id, table_id
+from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import Needs, operation
 from tiltyard.model.principals import Principal
@@ -59,7 +59,7 @@ class Securable:
         return rights.on_namespace(self.id) if self.kind is ObjectKind.NAMESPACE else rights.server
 
     def __str__(self) -> str:
-        return "the server" if self.kind is ObjectKind.SERVER else f"the {self.kind} {display(self.path)}"
+        return "the server" if self.kind is ObjectKind.SERVER else f"the {self.kind} {self.path}"
 
 
 def find_securable(ctx: Context, kind: str | None, names: Sequence[str] | None) -> Securable:
@@ -75,7 +75,7 @@ def find_securable(ctx: Context, kind: str | None, names: Sequence[str] | None) 
         case ObjectKind.SERVER if names:
             raise InvalidInputError("The server has no id: leave it out, or set the kind to table or namespace.")
         case _:
-            return Securable(ObjectKind.SERVER, 0, 0, ())
+            return Securable(ObjectKind.SERVER, 0, 0, Id())
 
 
 def caller_privileges(ctx: Context, securable: Securable) -> int:
@@ -195,7 +195,7 @@ def _list_grants_to(ctx: Context, request: models.ListGrantsRequest, grantee: Gr
     return models.ListGrantsResponse(grants=[_to_model(record, path) for record, path in paths], page_token=token)
 
 
-def _to_model(record: GrantRecord, path: Id | None) -> models.Grant:
+def _to_model(record: GrantRecord, path: Sequence[str] | None) -> models.Grant:
     """Convert a grant for a response; without an id where the object was dropped, and can be restored."""
     grantee = Grantee.from_text(record.grantee)
     return models.Grant(

@@ -81,7 +81,7 @@ def authorize_submitter(ctx: Context, record: TransactionRecord) -> tuple[Contex
     table = None if record.table_id is None else _job_table(ctx, record.table_id)
     submitter = _submitter(ctx, record)
     submitter_ctx = msgspec.structs.replace(ctx, principal=submitter, resolved=None)
-    path = tuple(record.payload.get("table") or ()) if table is None else _current_path(ctx, table)
+    path = Id(record.payload.get("table") or ()) if table is None else _current_path(ctx, table)
     if not submitter.administrator:
         try:
             _authorize(submitter_ctx, path, table, int(record.payload.get("wanted", 0)))
@@ -107,7 +107,7 @@ def visible_job_table(ctx: Context, record: TransactionRecord) -> tuple[Id, str]
         rights = caller_rights(ctx)
         if not rights.on_table(table.id, table.namespace_id) or rights.effective_policy(table.id) is not None:
             return None
-    return None if path is None else (path, table.location)
+    return None if path is None else (Id(path), table.location)
 
 
 def _job_table(ctx: Context, table_id: int) -> TableRecord:
@@ -124,7 +124,7 @@ def _current_path(ctx: Context, table: TableRecord) -> Id:
     path = ctx.store.object_path(TABLE, table.id)
     if path is None:
         raise TableNotFoundError("The table of this job is being dropped.")
-    return path
+    return Id(path)
 
 
 def _submitter(ctx: Context, record: TransactionRecord) -> Principal:
@@ -152,4 +152,4 @@ def _authorize(ctx: Context, path: Id, table: TableRecord | None, required: int)
         try:
             authorize_table(ctx, path, required)
         except TableNotFoundError:
-            authorize_namespace(ctx, path[:-1], required)
+            authorize_namespace(ctx, path.parent, required)

@@ -30,7 +30,7 @@ from tiltyard.catalog.job_authorization import (
     visible_job_table,
 )
 from tiltyard.catalog.transactions import transaction_id
-from tiltyard.model.ids import display, table_id
+from tiltyard.model.ids import Id, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
@@ -77,7 +77,7 @@ def queue_job(
         **submitter_payload(ctx, required),
     }
     payload |= {"image": image} if image else {}
-    job_properties = {"job": name, **({"table": display(tuple(table))} if table else {}), **(properties or {})}
+    job_properties = {"job": name, **({"table": str(Id(table))} if table else {}), **(properties or {})}
 
     def work(catalog: UnitOfWork) -> TransactionRecord:
         queued = catalog.create_transaction(name, record_id, payload, job_properties, requested_by=ctx.principal.name)
@@ -96,11 +96,11 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
     if request.name not in pipeline_jobs():
         names = ", ".join(sorted(pipeline_jobs()))
         raise InvalidInputError(f"There is no job '{request.name}': choose one of {names}.")
-    table = list(table_id(request.table)) if request.table else []
+    table = table_id(request.table) if request.table else Id()
     record = queue_job(
         ctx,
         request.name,
-        validate_arguments(ctx, request.name, tuple(table), request.arguments or {}),
+        validate_arguments(ctx, request.name, table, request.arguments or {}),
         required=Privilege.RUN_UDFS,
         record_id=_find_table_id(ctx, table),
         table=table,

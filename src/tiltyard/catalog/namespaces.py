@@ -38,8 +38,8 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
         if mode is CreateMode.CREATE:
             raise NamespaceAlreadyExistsError("The root namespace always exists.")
         raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
-    keep_ms, creator = ctx.settings.retention_ms, creator_for(ctx, path[:-1])
-    parent_id = ctx.resolved_namespace_id(path[:-1])
+    keep_ms, creator = ctx.settings.retention_ms, creator_for(ctx, path.parent)
+    parent_id = ctx.resolved_namespace_id(path.parent)
 
     def work(catalog: UnitOfWork) -> models.CreateNamespaceResponse:
         record = catalog.create_namespace(path, request.properties or {}, mode, keep_ms, creator, parent_id)

@@ -60,7 +60,7 @@ def drop_table_policy(ctx: Context, request: models.DropTablePolicyRequest) -> m
     """Drop a policy: callers that it bound see what it has hidden. Raises …NotFoundError, InvalidInputError."""
     record = find_table(ctx, request.id)
     if not ctx.store.drop_policy(record.id, request.name):
-        raise InvalidInputError(f"The table {'$'.join(table_id(request.id))} has no policy '{request.name}'.")
+        raise InvalidInputError(f"The table {table_id(request.id)} has no policy '{request.name}'.")
     ctx.rights_cache.refresh_next()
     return models.DropTablePolicyResponse(policies=_list_policies(ctx, record.id))
 

@@ -63,8 +63,8 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
         managed=managed,
         declared=True,
         registered=bool(requested),
-        creator=creator_for(ctx, path[:-1]),
-        expected_parent_id=ctx.resolved_namespace_id(path[:-1]),
+        creator=creator_for(ctx, path.parent),
+        expected_parent_id=ctx.resolved_namespace_id(path.parent),
     )
     return models.DeclareTableResponse(
         location=record.location,
@@ -96,8 +96,8 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     mode = parse_mode(RegisterMode, request.mode, RegisterMode.CREATE)
     properties, creator, parent_id = (
         request.properties or {},
-        creator_for(ctx, path[:-1]),
-        ctx.resolved_namespace_id(path[:-1]),
+        creator_for(ctx, path.parent),
+        ctx.resolved_namespace_id(path.parent),
     )
     with prefer_name_conflict(ctx, path) if mode is RegisterMode.CREATE else nullcontext():
         location = ctx.storage.check_location(request.location, relative=True)
@@ -163,8 +163,8 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
     path = table_id(request.id)
     record = ctx.find_table(path)
     response = models.DescribeTableResponse(
-        table=path[-1],
-        namespace=list(path[:-1]),
+        table=path.name,
+        namespace=list(path.parent),
         location=record.location,
         table_uri=ctx.storage.table_uri(record.location) if request.with_table_uri else None,
         storage_options=storage_options(ctx, record, request.vend_credentials),

@@ -77,7 +77,7 @@ def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.Und
     """
     path = table_id(request.id)
     parent = target_namespace(path, request.new_namespace_id)
-    name = path[-1] if request.new_table_name is None else request.new_table_name
+    name = path.name if request.new_table_name is None else request.new_table_name
     new_path = table_id([*parent, name])
     expected_parent_id = ctx.resolved_namespace_id(parent)
 
@@ -101,7 +101,7 @@ def undrop_namespace(ctx: Context, request: models.UndropNamespaceRequest) -> mo
     new_path = path if request.new_namespace_id is None else namespace_id(request.new_namespace_id)
     if not path or not new_path:
         raise InvalidInputError("The root namespace is never dropped: name a namespace in it.")
-    parent_id = ctx.resolved_namespace_id(new_path[:-1])
+    parent_id = ctx.resolved_namespace_id(new_path.parent)
 
     def work(catalog: UnitOfWork) -> models.UndropNamespaceResponse:
         record, tables = catalog.restore_namespace(path, new_path, request.dropped_id, expected_parent_id=parent_id)

@@ -151,12 +151,12 @@ def _parse_object(text: str) -> dict[str, Any]:
 
 def _format_object(entry: dict[str, Any]) -> str:
     """Format the object of a grant; one that was dropped, and can be brought back, has no name."""
-    from tiltyard.model.ids import display
+    from tiltyard.model.ids import Id
 
     kind, names = entry["object_kind"], entry.get("id")
     if kind == "server":
         return "server"
-    return f"{kind}:{'(dropped)' if names is None else display(tuple(names))}"
+    return f"{kind}:{'(dropped)' if names is None else Id(names)}"
 
 
 def parse_grantee(text: str) -> dict[str, Any]:

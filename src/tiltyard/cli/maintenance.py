@@ -40,7 +40,6 @@ def gc(
       tiltyard gc --root ./data films --keep-versions-days 30
     """
     from tiltyard.cli.client import open_context
-    from tiltyard.model.ids import display
     from tiltyard.tables.maintenance.garbage import collect, collect_options, try_collect
 
     if unknown_folders and table is not None:
@@ -51,9 +50,9 @@ def gc(
         for path, record in _tables(ctx, () if table is None else (table,)):
             collection = try_collect(ctx, record, options) if table is None else collect(ctx, record, options)
             for file in collection.garbage:
-                click.echo(f"{_format_size(file.size):>12}  {file.kind:<16}  {display(path)}  {file.path}")
+                click.echo(f"{_format_size(file.size):>12}  {file.kind:<16}  {path}  {file.path}")
             for note in collection.notes:
-                click.echo(f"{display(path)}: {note}", err=True)
+                click.echo(f"{path}: {note}", err=True)
             files, size = files + len(collection.garbage), size + collection.size
         if table is None:
             _collect_folders(ctx, remove=unknown_folders and not dry_run)
@@ -89,14 +88,13 @@ def repair(settings: Settings, tables: tuple[str, ...], dry_run: bool) -> None:
       tiltyard repair --root ./data --dry-run
     """
     from tiltyard.cli.client import open_context
-    from tiltyard.model.ids import display
     from tiltyard.tables.maintenance.repair import repair as repair_table
 
     with open_context(settings) as ctx:
         number = 0
         for path, record in _tables(ctx, tables):
             for finding in repair_table(ctx, record, dry_run=dry_run):
-                click.echo(f"{display(path)}: {finding.kind}: {finding.found} {finding.done}".rstrip())
+                click.echo(f"{path}: {finding.kind}: {finding.found} {finding.done}".rstrip())
                 number += 1
         if not number:
             click.echo("Nothing is wrong.")

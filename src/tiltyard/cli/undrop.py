@@ -53,25 +53,25 @@ def undrop(
 
 def _undrop_table(ctx: Context, path: Id, new_path: Id, dropped_id: int | None) -> None:
     from tiltyard.catalog.undrop import undrop_table
-    from tiltyard.model.ids import display
+    from tiltyard.model.ids import Id
     from tiltyard.model.spec import models
 
-    new_name = new_path[-1] if new_path else None
+    new_name = new_path.name if new_path else None
     request = models.UndropTableRequest(
-        id=list(path), dropped_id=dropped_id, new_namespace_id=list(new_path[:-1]), new_table_name=new_name
+        id=list(path), dropped_id=dropped_id, new_namespace_id=list(new_path.parent), new_table_name=new_name
     )
     table = undrop_table(ctx, request)
-    click.echo(f"{display(tuple(table.id))} is back, at {table.location}")
+    click.echo(f"{Id(table.id)} is back, at {table.location}")
 
 
 def _undrop_namespace(ctx: Context, path: Id, new_path: Id, dropped_id: int | None) -> None:
     from tiltyard.catalog.undrop import undrop_namespace
-    from tiltyard.model.ids import display
+    from tiltyard.model.ids import Id
     from tiltyard.model.spec import models
 
     request = models.UndropNamespaceRequest(id=list(path), dropped_id=dropped_id, new_namespace_id=list(new_path))
     namespace = undrop_namespace(ctx, request)
-    click.echo(f"{display(tuple(namespace.id))} is back, with {namespace.tables} tables")
+    click.echo(f"{Id(namespace.id)} is back, with {namespace.tables} tables")
 
 
 def _list_dropped(ctx: Context) -> None:
@@ -94,10 +94,10 @@ def _list_dropped(ctx: Context) -> None:
 
 
 def _print_dropped(dropped_id: int, kind: str, due_at_millis: int, names: list[str]) -> None:
-    from tiltyard.model.ids import display
+    from tiltyard.model.ids import Id
 
     until = datetime.fromtimestamp(due_at_millis / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-    click.echo(f"{dropped_id:>8}  {kind:<18}  until {until}  {display(tuple(names))}")
+    click.echo(f"{dropped_id:>8}  {kind:<18}  until {until}  {Id(names)}")
 
 
 def _parse(text: str) -> Id:

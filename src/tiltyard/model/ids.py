@@ -1,8 +1,4 @@
-"""Ids of namespaces and tables: parse them, and check their names.
-
-An id is a `tuple[str, ...]`; the root namespace is `()`. On the wire it is one path segment, its names joined by a
-delimiter ("$" unless the request says otherwise), the root being the delimiter alone.
-"""
+"""Ids of namespaces and tables: parse them, and check their names."""
 
 from __future__ import annotations
 
@@ -12,12 +8,34 @@ from urllib.parse import unquote_to_bytes
 
 from lance_namespace.errors import InvalidInputError
 
-Id = tuple[str, ...]
-
 DEFAULT_DELIMITER = "$"
 LONGEST_NAME = 256
 LONGEST_REF = 200
 """Characters of a tag's or branch's name: Lance writes a file of that name plus 40 characters; disks allow 255."""
+
+
+class Id(tuple[str, ...]):
+    """The id of a table or a namespace: the names from the outermost namespace on; the root is `Id()`.
+
+    On the wire it is one path segment, its names joined by a delimiter ("$" unless the request says otherwise), the
+    root being the delimiter alone. It equals the plain tuple of its names.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The last name, which the object has in its parent. Raises IndexError for the root."""
+        return self[-1]
+
+    @property
+    def parent(self) -> Id:
+        """The id of the namespace that the object is in; that of the root is the root."""
+        return Id(self[:-1])
+
+    def __str__(self) -> str:
+        """Join the names by the default delimiter, as messages show an id."""
+        return DEFAULT_DELIMITER.join(self) or DEFAULT_DELIMITER
 
 
 def decode_segment(raw: bytes) -> str:
@@ -43,14 +61,15 @@ def parse_id(text: str, delimiter: str) -> Id:
     if not delimiter:
         raise InvalidInputError("The delimiter is empty: leave it out for '$', or name one.")
     if text in ("", delimiter):
-        return ()
-    return check_id(tuple(text.split(delimiter)))
+        return Id()
+    return check_id(Id(text.split(delimiter)))
 
 
 def check_id(path: Id) -> Id:
     """Return the id if each of its names can be one. Raises InvalidInputError."""
     for name in path:
-        check_name(name)
+        if len(name) > LONGEST_NAME or not name.isidentifier():  # most are, and no identifier is refused
+            check_name(name)
     return path
 
 
@@ -58,12 +77,12 @@ def table_id(names: Sequence[str] | None) -> Id:
     """Return the id of a table in a request. Raises InvalidInputError for the root or a bad name."""
     if not names:
         raise InvalidInputError("A table's id has at least one name.")
-    return check_id(tuple(names))
+    return check_id(Id(names))
 
 
 def namespace_id(names: Sequence[str] | None) -> Id:
-    """Return the id of a namespace in a request; the root is (). Raises InvalidInputError for a bad name."""
-    return check_id(tuple(names or ()))
+    """Return the id of a namespace in a request; without names the root. Raises InvalidInputError for a bad name."""
+    return check_id(Id(names or ()))
 
 
 def check_name(name: str, kind: str = "name") -> str:
@@ -109,8 +128,3 @@ def check_ref(name: str, kind: str) -> str:
     if len(name) > LONGEST_REF:
         raise InvalidInputError(f"The {kind}'s name is too long: {LONGEST_REF} characters at most.")
     return name
-
-
-def display(path: Id) -> str:
-    """Format an id for messages."""
-    return DEFAULT_DELIMITER.join(path) if path else DEFAULT_DELIMITER

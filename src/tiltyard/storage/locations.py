@@ -195,6 +195,6 @@ def new_folder_name(path: Id) -> str:
 
     The slug has only lower-case ASCII letters and digits, which no storage can misunderstand.
     """
-    ascii_name = unicodedata.normalize("NFKD", path[-1]).encode("ascii", "ignore").decode().lower()
+    ascii_name = unicodedata.normalize("NFKD", path.name).encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "_", ascii_name)[:MAX_SLUG_LENGTH].strip("_") or "table"
     return f"{slug}-{uuid4().hex}{TABLE_SUFFIX}"

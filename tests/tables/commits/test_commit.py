@@ -22,6 +22,7 @@ from lance_namespace.errors import (
 from msgspec import structs
 from tests.tables.served import Server, ask
 
+from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.store import VersionRecord
 from tiltyard.store.tables.tables import Tables
@@ -291,7 +292,7 @@ def test_create_version_by_names_other_than_the_tables_is_refused(
 
 
 def test_create_version_without_a_naming_scheme_takes_that_of_the_staged_name(server: Server, tmp_path: Path) -> None:
-    folder = Path(server.services.storage.new_location(("old",)))
+    folder = Path(server.services.storage.new_location(Id(("old",))))
     lance.write_dataset(ROWS, folder, enable_v2_manifest_paths=False)
     server.services.store.insert_table(("old",), str(folder), {}, managed=True, registered=True)
     shutil.copytree(folder, tmp_path / "copy")

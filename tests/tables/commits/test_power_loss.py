@@ -14,6 +14,7 @@ from msgspec import structs
 from tests.tables.commits.test_commit import ROWS, create, location, stage
 from tests.tables.served import Server, ask
 
+from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, VersionRecord
 from tiltyard.tables.commits import commit_requests, finalizing
@@ -140,7 +141,7 @@ def test_version_that_was_cleaned_up_before_it_was_noted_stays_so_where_all_its_
 
 
 def test_version_whose_manifest_was_renamed_before_it_was_noted_gets_no_second_one(server: Server) -> None:
-    folder = Path(server.services.storage.new_location(("old",)))
+    folder = Path(server.services.storage.new_location(Id(("old",))))
     lance.write_dataset(ROWS, folder, enable_v2_manifest_paths=False)
     table = server.services.store.insert_table(("old",), str(folder), {}, managed=True, registered=True)
     path = "_versions/1.manifest"

@@ -21,6 +21,7 @@ from tests.tables.served import Server, ask
 from tiltyard.catalog import garbage as everywhere
 from tiltyard.catalog import tables
 from tiltyard.catalog.garbage import sweep
+from tiltyard.model.ids import Id
 from tiltyard.model.jobs import Job
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
@@ -67,7 +68,7 @@ class Table:
 
     def __init__(self, server: Server, name: str = "t") -> None:
         self.server = server
-        location = server.services.storage.new_location((name,))
+        location = server.services.storage.new_location(Id((name,)))
         self.options = server.services.storage.options(location)
         self.dataset = lance.write_dataset(ROWS, location, storage_options=self.options)
         self.record: TableRecord = server.services.store.insert_table((name,), location, {})

@@ -13,6 +13,7 @@ import pytest
 from msgspec import structs
 from tests.tables.served import Server, ask
 
+from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.storage.files import LocalFiles
 from tiltyard.store import NewRequest, NewVersion
@@ -37,7 +38,7 @@ def manifest(version: int) -> str:
 def managed(server: Server, name: str = "t", rows: int = 1) -> TableRecord:
     """Create a managed table with so many versions, all recorded and final."""
     store = server.services.store
-    location = server.services.storage.new_location((name,))
+    location = server.services.storage.new_location(Id((name,)))
     for _ in range(rows):
         lance.write_dataset(ROWS, location, mode="append")
     record = store.insert_table((name,), location, {}, managed=True)

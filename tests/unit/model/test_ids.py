@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from urllib.parse import quote, quote_plus, unquote_to_bytes
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.ids import check_id, check_name, decode_segment, display, parse_id
+from tiltyard.model.ids import Id, check_id, check_name, decode_segment, parse_id
 
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=256).filter(
     lambda name: name not in (".", "..")
@@ -41,7 +42,7 @@ def test_check_name_refuses_what_no_object_can_have(name: str) -> None:
     with pytest.raises(InvalidInputError):
         check_name(name)
     with pytest.raises(InvalidInputError):
-        check_id(("fine", name))
+        check_id(Id(("fine", name)))
 
 
 @pytest.mark.parametrize("text,delimiter", [("a$", "$"), ("$a", "$"), ("a$$b", "$"), ("a", "")])
@@ -50,5 +51,26 @@ def test_parse_id_refuses_empty_names_and_delimiters(text: str, delimiter: str) 
         parse_id(text, delimiter)
 
 
-def test_display_joins_by_the_default_delimiter() -> None:
-    assert (display(()), display(("a", "b"))) == ("$", "a$b")
+@given(st.text(max_size=300))
+def test_check_id_refuses_the_names_that_check_name_refuses(name: str) -> None:
+    try:
+        check_name(name)
+    except InvalidInputError:
+        with pytest.raises(InvalidInputError):
+            check_id(Id((name,)))
+    else:
+        assert check_id(Id((name,))) == (name,)
+
+
+def test_id_has_a_name_a_parent_and_a_text() -> None:
+    path = parse_id("a$b$c", "$")
+    assert (path.name, path.parent, str(path)) == ("c", ("a", "b"), "a$b$c")
+    assert isinstance(path.parent, Id)
+    assert (Id().parent, str(Id())) == (Id(), "$")
+    with pytest.raises(IndexError):
+        _ = Id().name
+
+
+def test_id_is_found_as_the_tuple_of_its_names() -> None:
+    assert {Id(("a", "b")): 1}["a", "b"] == 1
+    assert msgspec.json.encode(Id(("a", "b"))) == b'["a","b"]'

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.config import Settings
+from tiltyard.model.ids import Id
 from tiltyard.storage import Storage, StorageError
 from tiltyard.storage.locations import check_table_location, new_folder_name, with_existing_case
 
@@ -26,7 +27,7 @@ def storage(tmp_path: Path) -> Storage:
 
 @given(st.text(min_size=1, max_size=256))
 def test_new_folder_name_of_any_name_is_plain_and_unique(name: str) -> None:
-    folders = {new_folder_name((name,)) for _ in range(2)}
+    folders = {new_folder_name(Id((name,))) for _ in range(2)}
     assert len(folders) == 2
     for folder in folders:
         assert set(folder) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-.")
@@ -161,7 +162,7 @@ def test_options_of_a_location_outside_the_roots_are_refused(storage: Storage, t
 
 
 def test_stat_read_and_finalize_through_a_symbolic_link_are_refused(storage: Storage, tmp_path: Path) -> None:
-    location = storage.new_location(("t",))
+    location = storage.new_location(Id(("t",)))
     (tmp_path / "secret").write_bytes(b"secret")
     (Path(location) / "_versions").mkdir(parents=True)
     (Path(location) / "_versions" / "7.manifest-a").symlink_to(tmp_path / "secret")
@@ -182,7 +183,7 @@ def test_delete_folder_outside_or_root_is_refused(storage: Storage, location: st
 
 
 def test_delete_folder_twice_is_fine(storage: Storage) -> None:
-    location = storage.new_location(("t",))
+    location = storage.new_location(Id(("t",)))
     (Path(location) / "a" / "b").mkdir(parents=True)
     (Path(location) / "a" / "file").touch()
     for _ in range(2):

@@ -8,6 +8,7 @@ import pytest
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
 from tiltyard.config import Settings
+from tiltyard.model.ids import Id
 from tiltyard.storage import Storage
 
 
@@ -26,7 +27,7 @@ def stage(storage: Storage, location: str, content: bytes, name: str) -> str:
 
 
 def test_finalize_twice_is_idempotent_and_another_manifest_is_a_conflict(storage: Storage) -> None:
-    location = storage.new_location(("t",))
+    location = storage.new_location(Id(("t",)))
     first, second = stage(storage, location, b"one", "a"), stage(storage, location, b"two", "b")
     final = f"{location}/_versions/7.manifest"
     stat = storage.manifests.finalize(location, first.lstrip("/"), final.lstrip("/"))
@@ -53,7 +54,7 @@ def test_finalize_twice_is_idempotent_and_another_manifest_is_a_conflict(storage
     ],
 )
 def test_finalize_other_files_is_refused(storage: Storage, source: str, target: str) -> None:
-    location = storage.new_location(("t",))
+    location = storage.new_location(Id(("t",)))
     stage(storage, location, b"one", "a")
     with pytest.raises(InvalidInputError):
         storage.manifests.finalize(location, source, target)

@@ -19,7 +19,7 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.model.ids import display
+from tiltyard.model.ids import Id
 from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
@@ -59,7 +59,7 @@ class QueuedJob:
         """Read the job of a response."""
         spark, arguments, location = job.get("spark") or {}, job["arguments"], job.get("location")
         if location and "table" in arguments:
-            arguments = {**arguments, "table": display(tuple(job["table"]))}
+            arguments = {**arguments, "table": str(Id(job["table"]))}
         return cls(job["id"], job["name"], arguments, spark, job["attempts"], job["status"], location)
 
     def execute(self, run: Run, catalog: CatalogConnection, spark: SparkSession | None) -> Mapping[str, object]:

@@ -16,7 +16,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.computed_columns import VIEW
-from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id
+from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
@@ -84,9 +84,9 @@ def queue_needed_jobs(
                 yield replace(needed, job_id=queued.id)
 
 
-def _find_needed_jobs(client: OperationClient, path: tuple[str, ...], thresholds: Thresholds) -> Iterator[NeededJob]:
+def _find_needed_jobs(client: OperationClient, path: Id, thresholds: Thresholds) -> Iterator[NeededJob]:
     """Yield the jobs that a table needs. Raises TableNotFoundError, InvalidTableStateError (no data yet)."""
-    name = display(path)
+    name = str(path)
     stats = client.call("GetTableStats", id=list(path))
     small = stats["fragment_stats"]["num_small_fragments"]
     reasons = []
@@ -105,7 +105,7 @@ def _find_needed_jobs(client: OperationClient, path: tuple[str, ...], thresholds
         yield NeededJob(name, REFRESH, "it is a view that refreshes by itself")
 
 
-def _indexes(client: OperationClient, path: tuple[str, ...]) -> Iterator[dict[str, object]]:
+def _indexes(client: OperationClient, path: Id) -> Iterator[dict[str, object]]:
     for page in client.pages("ListTableIndices", id=list(path)):
         yield from page["indexes"]
 
@@ -120,4 +120,4 @@ def _unfinished_jobs(client: OperationClient, job: str) -> Iterator[tuple[str, s
     for status in UNFINISHED:
         for page in client.pages("ListJobs", name=job, status=status):
             for entry in page["jobs"]:
-                yield display(tuple(entry.get("table") or ())), entry["id"]
+                yield str(Id(entry.get("table") or ())), entry["id"]

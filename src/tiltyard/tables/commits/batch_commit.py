@@ -18,7 +18,7 @@ from msgspec import structs
 
 from tiltyard.access.needs import BATCH_COMMIT_TABLES, creator_for
 from tiltyard.model.branches import Branch
-from tiltyard.model.ids import Id, display, table_id
+from tiltyard.model.ids import Id, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
@@ -197,8 +197,8 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     if not request.location or batch.ctx.store.is_location_reserved(location, batch.ctx.principal.name):
         batch.generated_locations.add(location)
     batch.latest = {key: new for key, new in batch.latest.items() if key[0] != path}  # of one deregistered before
-    managed, creator = new_is_managed(batch.ctx, path, request.properties), creator_for(batch.ctx, path[:-1])
-    parent_id = batch.ctx.resolved_namespace_id(path[:-1])
+    managed, creator = new_is_managed(batch.ctx, path, request.properties), creator_for(batch.ctx, path.parent)
+    parent_id = batch.ctx.resolved_namespace_id(path.parent)
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.insert_table(
@@ -267,14 +267,14 @@ def _plan(
 def _expected_table(batch: Batch, path: Id) -> TableRecord:
     """Return the table an operation is for: one of the catalog, or one that this batch declares."""
     if path in batch.declared:
-        return TableRecord(0, 0, path[-1], batch.declared[path], {}, False, True, False, 0, 0)
+        return TableRecord(0, 0, path.name, batch.declared[path], {}, False, True, False, 0, 0)
     return batch.ctx.find_table(path)
 
 
 def _check_unchanged(path: Id, record: TableRecord, expected: TableRecord) -> None:
     """Raise TableNotFoundError if another table has the name by now; one that the batch declares has no id before."""
     if record.location != expected.location or expected.id not in (0, record.id):
-        raise TableNotFoundError(f"The table {display(path)} was replaced while the batch was prepared.")
+        raise TableNotFoundError(f"The table {path} was replaced while the batch was prepared.")
 
 
 def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsRequest) -> Step:

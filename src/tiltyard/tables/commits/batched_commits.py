@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
 from msgspec import structs
 
-from tiltyard.model.ids import Id, table_id
+from tiltyard.model.ids import table_id
 from tiltyard.model.operations import map_successes
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _REFUSALS = (TableNotFoundError, InvalidInputError, ConcurrentModificationError)
 
 _Calls: TypeAlias = "Sequence[tuple[Context, models.CreateTableVersionRequest]]"
+_Tables: TypeAlias = "Mapping[tuple[str, ...], TableRecord]"
 _Validated: TypeAlias = "tuple[TableRecord, NewVersion]"
 _Recorded: TypeAlias = "tuple[TableRecord, NewVersion, VersionRecord]"
 
@@ -96,19 +97,17 @@ def _finalize_recorded(
     ]
 
 
-def _find_tables(calls: _Calls) -> Mapping[Id, TableRecord]:
+def _find_tables(calls: _Calls) -> _Tables:
     """Return the tables of the requests, by one query, but for those that authorization has looked up already."""
     paths = [tuple(request.id or ()) for ctx, request in calls if ctx.resolved is None]
     return calls[0][0].store.find_tables(paths) if len(paths) > 1 else {}
 
 
-def _validate_all(calls: _Calls, tables: Mapping[Id, TableRecord]) -> list[_Validated | Exception]:
+def _validate_all(calls: _Calls, tables: _Tables) -> list[_Validated | Exception]:
     return [_validate(ctx, request, tables) for ctx, request in calls]
 
 
-def _validate(
-    ctx: Context, request: models.CreateTableVersionRequest, tables: Mapping[Id, TableRecord]
-) -> _Validated | Exception:
+def _validate(ctx: Context, request: models.CreateTableVersionRequest, tables: _Tables) -> _Validated | Exception:
     try:
         prefetched = tables.get(table_id(request.id)) if ctx.resolved is None else None
         table = prefetched or find_table(ctx, request.id)

@@ -215,9 +215,9 @@ class KnownTables:
     """
 
     def __init__(self) -> None:
-        self._tables: dict[Id, TableRecord] = {}
+        self._tables: dict[tuple[str, ...], TableRecord] = {}
 
-    def get_all(self, paths: Iterable[Id]) -> dict[Id, TableRecord] | None:
+    def get_all(self, paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], TableRecord] | None:
         """Return the tables of these paths; None unless all are cached."""
         entries = {path: self._tables.get(path) for path in paths}
         tables = {path: table for path, table in entries.items() if table is not None}

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from tiltyard.context import Context
 from tiltyard.model.branches import Branch
-from tiltyard.model.ids import Id, display
+from tiltyard.model.ids import Id
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.storage.errors import lance_errors
@@ -34,7 +34,7 @@ _ROWS_IN_PROCESS = 50_000
 def spark_job_payload(spec: IndexSpec, path: Id) -> dict[str, Any]:
     """Return what the Spark job's payload has besides the specification: it runs under the same transaction."""
     arguments = {
-        "table": display(path),
+        "table": str(path),
         "column": spec.column,
         "type": spec.index_type,
         "name": spec.name,

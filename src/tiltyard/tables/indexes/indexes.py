@@ -20,7 +20,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.catalog.job_authorization import submitter_payload
 from tiltyard.context import Context, OpenTable
 from tiltyard.model.branches import Branch
-from tiltyard.model.ids import Id, display, table_id
+from tiltyard.model.ids import Id, table_id
 from tiltyard.model.index_types import IndexType, check_parameters, parse_index_type, spec_index_type
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
@@ -176,7 +176,7 @@ def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) ->
     def next_entries(after: str | None, count: int) -> Sequence[models.IndexContent]:
         return [entry for entry in entries if after is None or entry.index_name > after][:count]
 
-    scope = f"indices {display(table_id(request.id))}"
+    scope = f"indices {table_id(request.id)}"
     page, token = ctx.paging.fetch_page(
         scope, request.page_token, request.limit, next_entries, lambda entry: entry.index_name
     )

@@ -21,7 +21,7 @@ from lance_namespace.errors import (
 from tiltyard.access.needs import CREATE_TABLE, creator_for
 from tiltyard.catalog.garbage import delete_marked_folder
 from tiltyard.model.branches import MAIN
-from tiltyard.model.ids import display, table_id
+from tiltyard.model.ids import table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.schemas.column_names import check_new_columns
@@ -89,14 +89,14 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
     record = _find_existing(ctx, path)
     if record is not None and not record.declared and mode is CreateMode.CREATE:
-        raise TableAlreadyExistsError(f"Table already exists: {display(path)}")
+        raise TableAlreadyExistsError(f"Table already exists: {path}")
     options = _writer_options(request.storage_options or {})
     location = ctx.storage.check_location(request.location) if request.location else None
     new = NewTable(path, mode, request.properties, options, data)
     if record is None:
         return _create_at(ctx, new, location) if location else _create_new(ctx, new)
     if location and location != record.location:
-        raise InvalidInputError(f"The table {display(path)} is at another location: leave the location out.")
+        raise InvalidInputError(f"The table {path} is at another location: leave the location out.")
     if record.declared and not ctx.storage.has_table(record.location):
         return _create_declared(ctx, record, new)
     return _create_over_existing(ctx, record, new)
@@ -143,7 +143,7 @@ def _create_over_existing(ctx: Context, record: TableRecord, new: NewTable) -> m
     """Apply the request's mode to a name that an existing table with data has."""
     target = WriteTarget(ctx, record)
     if new.mode is CreateMode.CREATE:
-        raise TableAlreadyExistsError(f"Table already exists: {display(new.path)}")
+        raise TableAlreadyExistsError(f"Table already exists: {new.path}")
     if new.mode is CreateMode.EXIST_OK:
         return create_response(ctx, record, target.mark_written(target.dataset().version))
     properties = replace_client_properties(new.properties, record.properties)
@@ -164,7 +164,7 @@ def _create_declared(ctx: Context, record: TableRecord, new: NewTable) -> models
                 return create_response(ctx, ctx.store.mark_written(record.id), target.dataset().version)
             if new.mode is CreateMode.OVERWRITE:
                 raise ConcurrentModificationError("A concurrent request created this table: try again.") from None
-            raise TableAlreadyExistsError(f"Table already exists: {display(new.path)}") from None
+            raise TableAlreadyExistsError(f"Table already exists: {new.path}") from None
     if new.properties is not None:
         record = ctx.store.set_table_properties(record.id, properties)
     return create_response(ctx, record, 1)
@@ -193,7 +193,7 @@ def _create_new(ctx: Context, new: NewTable) -> models.CreateTableResponse:
     A folder that becomes no table is scheduled for deletion before it is written.
     """
     path = new.path
-    ctx.store.describe_namespace(path[:-1])
+    ctx.store.describe_namespace(path.parent)
     location = ctx.storage.new_location(path)
     ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
     try:
@@ -213,8 +213,8 @@ def _create_new(ctx: Context, new: NewTable) -> models.CreateTableResponse:
 
 def _insert_record(ctx: Context, location: str, new: NewTable, version: int) -> TableRecord:
     """Insert a written table into the catalog; in the same transaction, mark the request with a key as committed."""
-    managed, table_owner = new_is_managed(ctx, new.path, new.properties), creator_for(ctx, new.path[:-1])
-    home = ctx.resolved_namespace_id(new.path[:-1])
+    managed, table_owner = new_is_managed(ctx, new.path, new.properties), creator_for(ctx, new.path.parent)
+    home = ctx.resolved_namespace_id(new.path.parent)
 
     def work(catalog: UnitOfWork) -> TableRecord:
         record = catalog.insert_table(
@@ -285,7 +285,7 @@ def _create_at(ctx: Context, new: NewTable, location: str) -> models.CreateTable
     """Create a table at the client's location: declare it first, so that no two tables have the same location."""
     if not ctx.storage.is_empty(location):
         raise InvalidInputError("The location is not empty: register the table there, or choose another.")
-    managed, table_owner = new_is_managed(ctx, new.path, new.properties), creator_for(ctx, new.path[:-1])
+    managed, table_owner = new_is_managed(ctx, new.path, new.properties), creator_for(ctx, new.path.parent)
     record = ctx.store.insert_table(
         new.path,
         location,
@@ -294,7 +294,7 @@ def _create_at(ctx: Context, new: NewTable, location: str) -> models.CreateTable
         declared=True,
         registered=True,
         creator=table_owner,
-        expected_parent_id=ctx.resolved_namespace_id(new.path[:-1]),
+        expected_parent_id=ctx.resolved_namespace_id(new.path.parent),
     )
     try:
         return _create_declared(ctx, record, replace(new, mode=CreateMode.CREATE, properties=None))

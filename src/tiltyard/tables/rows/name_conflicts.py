@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError, TableAlreadyExistsError, TableNotFoundError
 
-from tiltyard.model.ids import display
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -38,7 +36,7 @@ def prefer_name_conflict(ctx: Context, path: Id) -> Iterator[None]:
         yield
     except LanceNamespaceError as error:
         if error.code in _LOWER_PRIORITY and _table_exists(ctx, path):
-            raise TableAlreadyExistsError(f"Table already exists: {display(path)}") from error
+            raise TableAlreadyExistsError(f"Table already exists: {path}") from error
         raise
 
 

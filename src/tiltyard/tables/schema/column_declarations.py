@@ -19,7 +19,6 @@ from lance_namespace.errors import (
 from tiltyard.access.authorization import authorize_namespace, authorize_table
 from tiltyard.model.branches import MAIN
 from tiltyard.model.computed_columns import PREFIX
-from tiltyard.model.ids import display
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.column_names import check_column_name
 
@@ -56,18 +55,18 @@ def check_declared(
         return
     if not ctx.settings.udfs:
         raise UnsupportedOperationError(
-            f"The manifest of {display(path)} declares code that computes columns, which is switched off: the server's "
+            f"The manifest of {path} declares code that computes columns, which is switched off: the server's "
             "setting 'udfs' allows it."
         )
     if not ctx.principal.administrator:
         if table.id:
             authorize_table(ctx, path, Privilege.RUN_UDFS.value)
         else:
-            authorize_namespace(ctx, path[:-1], Privilege.RUN_UDFS.value)
+            authorize_namespace(ctx, path.parent, Privilege.RUN_UDFS.value)
     for image in (value.decode(errors="replace") for code in new for key, value in code if key == _IMAGE_KEY):
         if image not in ctx.settings.udf_images:
             raise InvalidInputError(
-                f"The manifest of {display(path)} declares code for the image '{image}', which is not among those of "
+                f"The manifest of {path} declares code for the image '{image}', which is not among those of "
                 "the server's setting 'udf_images'."
             )
 

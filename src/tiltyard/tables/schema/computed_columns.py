@@ -18,7 +18,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.catalog.jobs import queue_job
 from tiltyard.model.branches import Branch
 from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
-from tiltyard.model.ids import display, table_id
+from tiltyard.model.ids import Id, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
@@ -196,7 +196,7 @@ def queue_backfill(
     `privileges` are those that the caller still needs when the job begins.
     """
     image = declaration.image if isinstance(declaration, UdfDeclaration) else ""
-    options = {"table": display(tuple(path)), "column": column, "where": where}
+    options = {"table": str(Id(path)), "column": column, "where": where}
     arguments = {name: value for name, value in options.items() if value is not None}
     properties = {"column": column}
     queued = queue_job(

@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.authorization import authorize_table, refresh_principal
-from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id, table_id
+from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.table_history import read_transactions
@@ -93,7 +93,7 @@ def _check_definer(ctx: Context, path: Id) -> None:
         _readable(ctx, path)
     except (PermissionDeniedError, TableNotFoundError, NamespaceNotFoundError) as error:
         raise PermissionDeniedError(
-            f"The view would show rows of {display(path)} to all who may read the view, and {ctx.principal.name}, "
+            f"The view would show rows of {path} to all who may read the view, and {ctx.principal.name}, "
             "its creator, may not read all of them: let a principal create it who may read them."
         ) from error
 

@@ -20,7 +20,7 @@ from tiltyard.access.authorization import authorize_namespace, authorize_table
 from tiltyard.access.needs import authorize_table_creation, on_table
 from tiltyard.catalog.job_authorization import job_validator
 from tiltyard.catalog.jobs import queue_job
-from tiltyard.model.ids import display, table_id
+from tiltyard.model.ids import table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import CreateMode
 from tiltyard.model.operations import Needs, operation
@@ -62,9 +62,9 @@ class EmptyBody:
 
 def _authorize_create(ctx: Context, request: models.CreateMaterializedViewRequest) -> Context:
     path = table_id(request.id)
-    authorize_namespace(ctx, path[:-1], Privilege.CREATE.value)
+    authorize_namespace(ctx, path.parent, Privilege.CREATE.value)
     if request.udtf_spec is not None:
-        authorize_namespace(ctx, path[:-1], Privilege.RUN_UDFS.value)
+        authorize_namespace(ctx, path.parent, Privilege.RUN_UDFS.value)
     return authorize_table_creation(ctx, path, CreateMode.CREATE, None)
 
 
@@ -132,7 +132,7 @@ def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[
     table = open_for_reading(ctx, path)
     definition = ViewDefinition.from_metadata(table.dataset.schema.metadata)
     if definition is None:
-        raise InvalidInputError(f"The table '{display(path)}' is not a materialized view.")
+        raise InvalidInputError(f"The table '{path}' is not a materialized view.")
     if arguments.get("output_limit") is not None and definition.kind is not ViewKind.CHUNKER:
         raise InvalidInputError(f"Only a chunker's view has an output_limit, and this one is a {definition.kind}.")
     if definition.kind is not ViewKind.QUERY:
@@ -145,7 +145,7 @@ def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[
 
 
 def _queue_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> str:
-    arguments = {**arguments, "table": display(path)}
+    arguments = {**arguments, "table": str(path)}
     record_id = find_table(ctx, path).id
     return queue_job(ctx, REFRESH, arguments, required=Privilege.WRITE, record_id=record_id, table=path).id
 

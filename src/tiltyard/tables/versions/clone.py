@@ -48,14 +48,14 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri
         source_uri, storage.options(source_uri), version=request.source_version, tag=request.source_tag
     )
     location = storage.new_location(path)
-    ctx.store.describe_namespace(path[:-1])
+    ctx.store.describe_namespace(path.parent)
     ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
     try:
         with lance_errors(source):
             clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
             version = clone(location, source.version, storage.options(location)).version
-        managed, creator = new_is_managed(ctx, path, None), creator_for(ctx, path[:-1])
-        parent_id = ctx.resolved_namespace_id(path[:-1])
+        managed, creator = new_is_managed(ctx, path, None), creator_for(ctx, path.parent)
+        parent_id = ctx.resolved_namespace_id(path.parent)
 
         def insert(catalog: UnitOfWork) -> TableRecord:
             record = catalog.insert_table(

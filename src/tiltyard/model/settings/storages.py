@@ -67,19 +67,26 @@ class Secrets:
 
 def read_secrets(name: str, storage: NamedStorage, environ: Mapping[str, str] = os.environ) -> Secrets:
     """Read the secrets that a storage's credentials refer to. Raises SecretError."""
-    return Secrets({key: _read(name, reference, environ) for key, reference in storage.credentials.items()})
+    owner = f"The storage {name}"
+    return Secrets({key: read_secret(owner, reference, environ) for key, reference in storage.credentials.items()})
 
 
-def _read(name: str, reference: str, environ: Mapping[str, str]) -> str:
+def is_reference(text: str) -> bool:
+    """Whether a text refers to a secret: `env:NAME` or `file:PATH`."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def read_secret(owner: str, reference: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the secret that a reference leads to; `owner` begins the message. Raises SecretError."""
     kind, _, place = reference.partition(":")
     if kind == "env":
         if not environ.get(place):
-            raise SecretError(f"The storage {name} needs the variable {place}: set it.")
+            raise SecretError(f"{owner} needs the variable {place}: set it.")
         return environ[place]
     try:
         return Path(place).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise SecretError(f"The storage {name} needs the file {place}, which cannot be read.") from error
+        raise SecretError(f"{owner} needs the file {place}, which cannot be read.") from error
 
 
 def storages_problem(storages: Mapping[str, NamedStorage]) -> str | None:
@@ -98,7 +105,7 @@ def storages_problem(storages: Mapping[str, NamedStorage]) -> str | None:
 
 def _problem(storage: NamedStorage) -> str | None:
     for key, reference in storage.credentials.items():
-        if not _REFERENCE.fullmatch(reference):
+        if not is_reference(reference):
             return f"has a secret in plain text ({key}): write env:NAME or file:PATH."
     if plain := [key for key in storage.options if _SECRET.search(key)]:
         return f"has {plain[0]} among its options: it belongs to its credentials, by reference."

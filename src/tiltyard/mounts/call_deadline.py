@@ -1,0 +1,43 @@
+"""Bound the time of calls that have no time limit of their own, or one that several retries multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from lance_namespace.errors import ServiceUnavailableError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CallDeadline:
+    """Run calls in threads of their own, and give up those that take too long, queueing included.
+
+    A call that was given up goes on in its thread, to its own end. While all threads are taken by such calls, others
+    wait in vain for one, and are given up after the same time: a backend that hangs costs a bounded number of threads.
+    """
+
+    def __init__(self, backend: str, seconds: float, threads: int) -> None:
+        """`backend` is what messages call it."""
+        self._backend = backend
+        self._seconds = seconds
+        self._threads = ThreadPoolExecutor(threads, "mount")
+
+    def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+        """Return the result of a call. Raises ServiceUnavailableError where it takes too long."""
+        future = self._threads.submit(function, *args, **options)
+        try:
+            return future.result(self._seconds)
+        except TimeoutError as error:
+            if future.done() and not future.cancelled():
+                raise  # the call's own
+            future.cancel()
+            raise ServiceUnavailableError(
+                f"{self._backend} has not answered within {self._seconds:g} s: what was to change may have changed."
+            ) from error
+
+    def close(self) -> None:
+        """Start no further calls."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

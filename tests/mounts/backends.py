@@ -1,0 +1,95 @@
+"""The backends that the behaviour suite runs over, and what each can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from tests.services.s3 import S3Server
+from tiltyard.model.ids import Id
+from tiltyard.mounts import MountedCatalog, open_catalog
+
+NUMBERS = count(1)
+
+
+@dataclass
+class Backend:
+    """One catalog for the suite.
+
+    `unsupported` are methods that are error 0. `location_of` makes a location for a table of this name that is not the
+    backend's choice; `add_other_table` adds a table of another format, by the backend's own means, and
+    `read_other_table` returns its entry, to compare. `impossible_names` are names that it folds, or cannot hold.
+    """
+
+    kind: str
+    settings: Mapping[str, object]
+    unsupported: frozenset[str] = frozenset()
+    location_of: Callable[[str], str] | None = None
+    add_other_table: Callable[[Id], None] | None = None
+    read_other_table: Callable[[Id], Any] | None = None
+    impossible_names: tuple[str, ...] = ()
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    keeps_name_of_deregistered: bool = False
+    has_table_properties: bool = True
+
+    def open(self) -> MountedCatalog:
+        """Open another client of it."""
+        return open_catalog(self.kind, self.settings)
+
+    def write(self, location: str, rows: int) -> None:
+        """Write a Lance table."""
+        table = pa.table({"x": range(rows)})
+        lance.write_dataset(table, location, mode="overwrite", storage_options=dict(self.storage_options))
+
+    def count(self, location: str) -> int:
+        """Return the rows of a Lance table."""
+        rows: int = lance.dataset(location, storage_options=dict(self.storage_options)).count_rows()
+        return rows
+
+
+def new_name(prefix: str) -> str:
+    """Return a name that no other test uses."""
+    return f"{prefix}{next(NUMBERS)}"
+
+
+DIRECTORY_CANNOT = frozenset(("update_namespace_properties", "update_table_properties", "rename_table"))
+DIRECTORY_CANNOT_HOLD = ("a$b", "a/b", "ä", "a%b", "a b", ".")
+
+
+def local_directory(root: Path, mode: str) -> Backend:
+    """A folder, in one of the three modes."""
+
+    def add_other_table(table: Id) -> None:
+        (root / f"{table.name}.parquet").mkdir()
+
+    listing = {"create_namespace", "drop_namespace"} if mode == "listing" else set()
+    return Backend(
+        "dir",
+        {"root": str(root), "mode": mode},
+        unsupported=DIRECTORY_CANNOT | listing,
+        location_of=None if mode == "listing" else lambda name: f"{root}/elsewhere/{name}",
+        add_other_table=add_other_table if mode == "listing" else None,
+        read_other_table=lambda table: (root / f"{table.name}.parquet").is_dir(),
+        impossible_names=DIRECTORY_CANNOT_HOLD,
+        keeps_name_of_deregistered=mode == "listing",
+        has_table_properties=mode != "listing",
+    )
+
+
+def object_store_directory(server: S3Server) -> Backend:
+    """A folder in a new bucket."""
+    root = f"{server.new_bucket(new_name('mounts'))}/warehouse"
+    return Backend(
+        "dir",
+        {"root": root, "options": server.options, "timeout": 60},
+        unsupported=DIRECTORY_CANNOT,
+        location_of=lambda name: f"{root}/elsewhere/{name}",
+        impossible_names=DIRECTORY_CANNOT_HOLD,
+        storage_options=server.options,
+    )

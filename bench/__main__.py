@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import access, appending, catalog, commits, searches, writes
-from bench.ground import Ground
+from bench.environment import Environment
 from bench.results import FILE, Result, begin, record
 
-ROWS: dict[str, Callable[[Ground], list[Result]]] = {
+ROWS: dict[str, Callable[[Environment], list[Result]]] = {
     "describe": catalog.describe,
     "exists": catalog.exists,
     "root": catalog.in_root,
@@ -64,20 +64,20 @@ def _arguments() -> argparse.Namespace:
         help="folder that keeps prepared data for the next run [default: none]",
     )
     parser.add_argument("--dry", action="store_true", help=f"leave {FILE.name} as it is")
-    given = parser.parse_args()
-    if unknown := [row for row in given.rows if row not in ROWS]:
+    arguments = parser.parse_args()
+    if unknown := [row for row in arguments.rows if row not in ROWS]:
         parser.error(f"no row {unknown[0]!r}: choose from {', '.join(ROWS)}")
-    return given
+    return arguments
 
 
-def _run(ground: Ground, names: list[str]) -> tuple[list[Result], bool]:
+def _run(environment: Environment, names: list[str]) -> tuple[list[Result], bool]:
     """All rows, and whether none broke off."""
     results: list[Result] = []
     whole = True
     for name in names:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         try:
-            found = ROWS[name](ground)
+            found = ROWS[name](environment)
         except (RuntimeError, OSError) as error:  # one row that cannot be measured must not cost the others
             print(f"{name}: not measured: {error}", file=sys.stderr, flush=True)
             whole = False
@@ -86,26 +86,28 @@ def _run(ground: Ground, names: list[str]) -> tuple[list[Result], bool]:
         for result in found:
             print(f"{result.what}: {result.ratio} (target: {result.target}) {result.verdict}")
             print(f"    Tiltyard {result.ours}\n    {result.against}", flush=True)
-        print(f"    [{time.perf_counter() - began:.0f} s]", flush=True)
+        print(f"    [{time.perf_counter() - started_at:.0f} s]", flush=True)
     return results, whole
 
 
 def main() -> int:
     """Run rows; status 0 if every target was met."""
-    given = _arguments()
-    names = [name for name in ROWS if not given.rows or name in given.rows]
-    settings = f"{given.rounds} rounds of {given.seconds:g} s, medians; Tiltyard with --workers {given.workers}"
-    run = begin(" ".join(["python -m bench", *given.rows]), settings)
-    with tempfile.TemporaryDirectory(prefix="tiltyard-bench-", dir=given.work and given.work.parent) as folder:
+    arguments = _arguments()
+    names = [name for name in ROWS if not arguments.rows or name in arguments.rows]
+    settings = (
+        f"{arguments.rounds} rounds of {arguments.seconds:g} s, medians; Tiltyard with --workers {arguments.workers}"
+    )
+    run = begin(" ".join(["python -m bench", *arguments.rows]), settings)
+    with tempfile.TemporaryDirectory(prefix="tiltyard-bench-", dir=arguments.work and arguments.work.parent) as folder:
         roots = Path(folder)
-        work: Path = given.work or roots / "work"
+        work: Path = arguments.work or roots / "work"
         work.mkdir(parents=True, exist_ok=True)
-        ground = Ground(work, roots, given.rounds, given.seconds, given.workers)
+        environment = Environment(work, roots, arguments.rounds, arguments.seconds, arguments.workers)
         try:
-            results, whole = _run(ground, names)
+            results, whole = _run(environment, names)
         finally:
-            ground.close()
-    if not given.dry and results:
+            environment.close()
+    if not arguments.dry and results:
         record(results, run, list(ROWS))
     return 0 if whole and all(result.met is not False for result in results) else 1
 

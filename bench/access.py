@@ -9,7 +9,7 @@ import numpy as np
 
 from bench import data
 from bench.data import NAMESPACE, SEED
-from bench.ground import MANY_TABLES, TABLES, Ground, Placed
+from bench.environment import MANY_TABLES, TABLES, Environment, Placed
 from bench.results import Result, at_most
 from bench.rounds import Side
 from bench.servers import Server, tiltyard
@@ -23,10 +23,10 @@ READ = 2
 VISIBLE = 100
 
 
-def _guarded(ground: Ground, placed: Placed, name: str) -> Server:
+def _guarded(environment: Environment, placed: Placed, name: str) -> Server:
     """A server with --auth on the catalog of one that runs without."""
-    server = tiltyard(placed.root, ground.roots / f"{name}.log", ground.workers, further=["--auth"])
-    ground.stack.callback(server.stop)
+    server = tiltyard(placed.root, environment.roots / f"{name}.log", environment.workers, further=["--auth"])
+    environment.stack.callback(server.stop)
     return server
 
 
@@ -45,35 +45,35 @@ def _key(placed: Placed, name: str, *, administrator: bool = False, tables: int 
 def _with_key(requests: Iterable[bytes], key: str) -> Iterator[bytes]:
     """The same requests, which show a key."""
     header = f"\r\nx-api-key: {key}\r\n".encode()
-    return (asked.replace(b"\r\n", header, 1) for asked in requests)
+    return (authenticated.replace(b"\r\n", header, 1) for authenticated in requests)
 
 
-def guard(ground: Ground) -> list[Result]:
+def guard(environment: Environment) -> list[Result]:
     """DescribeTable by a principal with a key and a grant, against the same without authentication."""
-    placed = ground.catalog[0]
+    placed = environment.catalog[0]
     key = _key(placed, "reader", namespace=True)
-    plain, guarded = Side(placed.server), Side(_guarded(ground, placed, "guard"))
+    plain, guarded = Side(placed.server), Side(_guarded(environment, placed, "guard"))
     open_requests = data.on_tables("describe", TABLES)
-    shown = cycle(list(_with_key(islice(data.on_tables("describe", TABLES), TABLES), key)))
-    for _ in range(ground.rounds):
-        plain.take(lambda: open_requests, ground.load())
-        guarded.take(lambda: shown, ground.load())
+    authenticated = cycle(list(_with_key(islice(data.on_tables("describe", TABLES), TABLES), key)))
+    for _ in range(environment.rounds):
+        plain.take(lambda: open_requests, environment.load())
+        guarded.take(lambda: authenticated, environment.load())
     sides = guarded.words(), f"open: {plain.words()}"
     what = "DescribeTable with a key and a grant against an open server: cost"
     return [at_most("guard", what, sides, plain.rate / guarded.rate, (1.15, "x"))]
 
 
-def narrow(ground: Ground) -> list[Result]:
+def narrow(environment: Environment) -> list[Result]:
     """ListTables by one who sees 100 of 100,000 tables, against an administrator's page of 100."""
-    placed = ground.many
+    placed = environment.many
     names = _key(placed, "narrow", tables=VISIBLE), _key(placed, "all", administrator=True)
-    server = _guarded(ground, placed, "narrow")
+    server = _guarded(environment, placed, "narrow")
     mine, theirs = Side(server), Side(server)
     listed = request("GET", f"/v1/namespace/{NAMESPACE}/table/list?limit={VISIBLE}")
     few, all_of_them = (next(_with_key(repeat(listed), key)) for key in names)
-    for _ in range(ground.rounds):
-        theirs.take(lambda: repeat(all_of_them), ground.load())
-        mine.take(lambda: repeat(few), ground.load())
+    for _ in range(environment.rounds):
+        theirs.take(lambda: repeat(all_of_them), environment.load())
+        mine.take(lambda: repeat(few), environment.load())
     sides = mine.words(), f"administrator: {theirs.words()}"
     what = f"ListTables of {VISIBLE} visible ones among 100,000 against an administrator's page: time"
     return [at_most("narrow", what, sides, theirs.rate / mine.rate, (2, "x"))]

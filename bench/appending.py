@@ -13,7 +13,7 @@ from lance.namespace import RestNamespace
 
 from bench import data
 from bench.commits import CLIENTS, TRACKING, new_name
-from bench.ground import Ground
+from bench.environment import Environment
 from bench.results import Result, at_least
 from bench.servers import Server
 from bench.wire import ARROW, call, call_json, of_table
@@ -49,13 +49,13 @@ class Appends:
         """One round on a new table. Raises RuntimeError if Tiltyard lost a row."""
         name = new_name("appends")
         call(self.server.address, "POST", of_table(name, "create"), data.one_row(0), ARROW)
-        before, began = self.server.cpu_seconds(), time.perf_counter()
-        done = self._write(name, began + seconds)
-        self.rates.append(done / (time.perf_counter() - began))
+        before, started_at = self.server.cpu_seconds(), time.perf_counter()
+        done = self._write(name, started_at + seconds)
+        self.rates.append(done / (time.perf_counter() - started_at))
         self.cpu.append((self.server.cpu_seconds() - before) / max(1, done))
         self.acknowledged += done
-        there = call_json(self.server.address, of_table(name, "count_rows")) - 1
-        self.lost += max(0, done - there)
+        stored_rows = call_json(self.server.address, of_table(name, "count_rows")) - 1
+        self.lost += max(0, done - stored_rows)
         if self.lost and self.server.name == "Tiltyard":
             raise RuntimeError(self.words())
 
@@ -84,12 +84,12 @@ class Appends:
                 done[number] += 1
 
 
-def appends(ground: Ground) -> list[Result]:
+def appends(environment: Environment) -> list[Result]:
     """Rows appended by pylance, which writes them itself and has the server commit them."""
-    ours, tracking, plain = (Appends(placed.server) for placed in ground.managing)
-    for _ in range(ground.rounds):
+    ours, tracking, plain = (Appends(placed.server) for placed in environment.managing)
+    for _ in range(environment.rounds):
         for side in (ours, tracking, plain):
-            side.take(ground.seconds)
+            side.take(environment.seconds)
     what = f"append of 1 row by pylance, {CLIENTS} writers, one table"
     alone = f"RestAdapter, clients commit by themselves: {plain.words()}"
     return [

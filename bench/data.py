@@ -172,8 +172,8 @@ def keep_queries(folder: Path, name: str, queries: list[dict[str, Any]]) -> Path
 def found_ids(address: Address, table: str, query: dict[str, Any]) -> list[int]:
     """The ids that a server answers."""
     body = json.dumps(query).encode()
-    answer = call(address, "POST", of_table(table, "query"), body)
-    ids: list[int] = pa.ipc.open_file(answer).read_all().column("id").to_pylist()
+    response = call(address, "POST", of_table(table, "query"), body)
+    ids: list[int] = pa.ipc.open_file(response).read_all().column("id").to_pylist()
     return ids
 
 

@@ -25,15 +25,15 @@ from bench.servers import TREE
 
 def together(work: Callable[[int], object], threads: int, seconds: float, warm_up: float) -> float:
     """How often a second several threads get through `work`."""
-    begin = time.perf_counter() + warm_up
-    end = begin + seconds
+    start = time.perf_counter() + warm_up
+    end = start + seconds
     turns = count()
     done = [0] * threads
 
     def run(number: int) -> None:
         while time.perf_counter() < end:
             work(next(turns))
-            if begin <= time.perf_counter() < end:
+            if start <= time.perf_counter() < end:
                 done[number] += 1
 
     workers = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
@@ -66,10 +66,10 @@ def _prepared(file: Path) -> list[dict[str, Any]]:
 
 def write(source: str, target: str, *, mapped: bool) -> float:
     """Seconds to write an Arrow IPC file, read or mapped into memory, as a table, which is removed again."""
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     with pa.memory_map(source) if mapped else pa.OSFile(source) as file, pa.ipc.open_stream(file) as reader:
         lance.write_dataset(reader, target)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     shutil.rmtree(target)
     return seconds
 
@@ -92,20 +92,20 @@ class Searches:
 
 def main() -> None:
     """Answer line by line until the input ends."""
-    known: dict[tuple[str, str], Searches] = {}
+    searches: dict[tuple[str, str], Searches] = {}
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "write":
-            answer: Any = write(order["source"], order["target"], mapped=order["mapped"])
+            response: Any = write(order["source"], order["target"], mapped=order["mapped"])
         else:
             key = order["dataset"], order["queries"]
-            if key not in known:
-                known[key] = Searches(*key)
+            if key not in searches:
+                searches[key] = Searches(*key)
             if order["do"] == "first":
-                answer = known[key].first(order["count"])
+                response = searches[key].first(order["count"])
             else:
-                answer = together(known[key].run, order["threads"], order["seconds"], order["warm_up"])
-        print(json.dumps(answer), flush=True)
+                response = together(searches[key].run, order["threads"], order["seconds"], order["warm_up"])
+        print(json.dumps(response), flush=True)
 
 
 class Embedded:

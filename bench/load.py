@@ -85,7 +85,7 @@ class _Run:
             return None
         return next(lane, None)
 
-    def answered(self, begun: float, status: int) -> None:
+    def answered(self, started_at: float, status: int) -> None:
         """Count an answer."""
         now = time.perf_counter()
         if 200 <= status < 300:
@@ -95,8 +95,8 @@ class _Run:
                 self.last = now
         else:
             self.failures[status] += 1
-        if self.begin <= begun:
-            self.latencies.append(now - begun)
+        if self.begin <= started_at:
+            self.latencies.append(now - started_at)
 
 
 class _Connection(asyncio.Protocol):
@@ -126,9 +126,9 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """An answer is here whole."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self._run.answered(begun, self._parser.get_status_code())
+        started_at, self._begun = self._begun, None
+        if started_at is not None:
+            self._run.answered(started_at, self._parser.get_status_code())
         if self._parser.should_keep_alive():
             self._send()
         else:
@@ -140,9 +140,9 @@ class _Connection(asyncio.Protocol):
 
     def give_up(self) -> None:
         """Count the request under way, if there is one, as not answered."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self._run.answered(begun, NO_ANSWER)
+        started_at, self._begun = self._begun, None
+        if started_at is not None:
+            self._run.answered(started_at, NO_ANSWER)
 
     def _leave(self, *, stop: bool) -> None:
         self._transport.close()

@@ -18,16 +18,16 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--session", action="store_true", help="share one lance.Session between requests")
     parser.add_argument("--tracking", action="store_true", help="manage the versions of its tables, as Tiltyard does")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    session = lance.Session() if given.session else None
-    properties = {"root": given.root}
-    if given.tracking:
+    session = lance.Session() if arguments.session else None
+    properties = {"root": arguments.root}
+    if arguments.tracking:
         properties["table_version_tracking_enabled"] = "true"
-    adapter = RestAdapter("dir", properties, session=session, host=given.host, port=given.port)
+    adapter = RestAdapter("dir", properties, session=session, host=arguments.host, port=arguments.port)
     adapter.start()  # type: ignore[no-untyped-call]  # pylance types little of this class
-    print(f"RestAdapter serves {given.root} on http://{given.host}:{adapter.port}", file=sys.stderr, flush=True)
+    print(f"RestAdapter serves {arguments.root} on http://{arguments.host}:{adapter.port}", file=sys.stderr, flush=True)
     signal.sigwait(signals)
     adapter.stop()  # type: ignore[no-untyped-call]  # as above
 

@@ -120,5 +120,5 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    asked = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False, cwd=FILE.parent)
-    return asked.stdout.strip()
+    process = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False, cwd=FILE.parent)
+    return process.stdout.strip()

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench import data
 from bench.data import LARGE, VECTORS
-from bench.ground import ANSWER_ROWS, Ground
+from bench.environment import ANSWER_ROWS, Environment
 from bench.results import Result, at_least, at_most
 from bench.rounds import Side
 from bench.wire import Arrival, download, of_table, post
@@ -17,41 +17,41 @@ CALLERS = 8
 CHECKED = 3
 
 
-def nearest(ground: Ground) -> list[Result]:
+def nearest(environment: Environment) -> list[Result]:
     """Ten nearest of 100,000 x 128 by IVF_PQ with all columns, as a stock client asks for them."""
     what = "vector query k=10, 100,000 x 128, IVF_PQ, nprobes 20, all columns, 8 connections"
-    return _search(ground, ("nearest", what), data.nearest_queries(data.SCHEMA.names), (2, 0.85))
+    return _search(environment, ("nearest", what), data.nearest_queries(data.SCHEMA.names), (2, 0.85))
 
 
-def nearest_ids(ground: Ground) -> list[Result]:
+def nearest_ids(environment: Environment) -> list[Result]:
     """The same with the ids alone: Lance does the least there, so all else shows the most."""
     what = "vector query k=10, 100,000 x 128, IVF_PQ, nprobes 20, ids alone, 8 connections"
-    return _search(ground, ("nearest-ids", what), data.nearest_queries(["id"]), (2, 0.85))
+    return _search(environment, ("nearest-ids", what), data.nearest_queries(["id"]), (2, 0.85))
 
 
-def equal(ground: Ground) -> list[Result]:
+def equal(environment: Environment) -> list[Result]:
     """One row of 100,000 by a BTREE."""
     what = "equality on a BTREE column, 100,000 rows, 8 connections"
-    return _search(ground, ("equal", what), data.equal_queries(), (2, 0.6))
+    return _search(environment, ("equal", what), data.equal_queries(), (2, 0.6))
 
 
 def _search(
-    ground: Ground, title: tuple[str, str], queries: list[dict[str, Any]], targets: tuple[float, float]
+    environment: Environment, title: tuple[str, str], queries: list[dict[str, Any]], targets: tuple[float, float]
 ) -> list[Result]:
     (row, what), (against_peer, against_limit) = title, targets
-    sides = [Side(placed.server) for placed in ground.vectors]
+    sides = [Side(placed.server) for placed in environment.vectors]
     open_dataset = {
-        "dataset": str(data.indexed_table(ground.work)),
-        "queries": str(data.keep_queries(ground.work, row, queries)),
+        "dataset": str(data.indexed_table(environment.work)),
+        "queries": str(data.keep_queries(environment.work, row, queries)),
     }
-    _check(sides, queries, ground.embedded.ask(do="first", count=CHECKED, **open_dataset))
-    asked = [post(of_table(VECTORS, "query"), query) for query in queries]
-    load, limits = ground.load(CALLERS), []
-    for _ in range(ground.rounds):
+    _check(sides, queries, environment.embedded.ask(do="first", count=CHECKED, **open_dataset))
+    requests = [post(of_table(VECTORS, "query"), query) for query in queries]
+    load, limits = environment.load(CALLERS), []
+    for _ in range(environment.rounds):
         for side in sides:
-            side.take(lambda: cycle(asked), load)
+            side.take(lambda: cycle(requests), load)
         limits.append(
-            ground.embedded.ask(
+            environment.embedded.ask(
                 do="search", threads=CALLERS, seconds=load.seconds, warm_up=load.warm_up, **open_dataset
             )
         )
@@ -76,27 +76,27 @@ def _check(sides: list[Side], queries: list[dict[str, Any]], expected: list[list
     """See that all do the same work. Raises RuntimeError if their answers differ."""
     for query, ids in zip(queries[:CHECKED], expected, strict=True):
         for side in sides:
-            if (found := data.found_ids(side.server.address, VECTORS, query)) != ids:
-                raise RuntimeError(f"{side.server.name} found {found}, pylance {ids}.")
+            if (ids_found := data.found_ids(side.server.address, VECTORS, query)) != ids:
+                raise RuntimeError(f"{side.server.name} found {ids_found}, pylance {ids}.")
 
 
-def counting(ground: Ground) -> list[Result]:
+def counting(environment: Environment) -> list[Result]:
     """CountTableRows."""
-    asked = post(of_table(VECTORS, "count_rows"))
-    ours, theirs = (Side(placed.server) for placed in ground.vectors[:2])
-    for _ in range(ground.rounds):
+    requests = post(of_table(VECTORS, "count_rows"))
+    ours, theirs = (Side(placed.server) for placed in environment.vectors[:2])
+    for _ in range(environment.rounds):
         for side in (ours, theirs):
-            side.take(lambda: repeat(asked), ground.load())
+            side.take(lambda: repeat(requests), environment.load())
     sides = ours.words(), f"RestAdapter: {theirs.words()}"
     return [at_least("count", "count_rows, 100,000 rows, 32 connections", sides, ours.rate / theirs.rate, 8)]
 
 
-def answer(ground: Ground) -> list[Result]:
+def answer(environment: Environment) -> list[Result]:
     """When a large answer begins, and what memory it takes."""
     body = {"vector": {"single_vector": []}, "k": ANSWER_ROWS, "columns": {"column_names": ["id", "name", "vector"]}}
     seen: dict[str, list[tuple[Arrival, float]]] = {}
-    for _ in range(ground.rounds):
-        for server, _ in ground.large:
+    for _ in range(environment.rounds):
+        for server, _ in environment.large:
             before = server.memory()
             server.reset_peak()
             arrival = download(server.address, of_table(LARGE, "query"), body)

@@ -37,8 +37,8 @@ class Server:
     def _wait(self) -> Address:
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and self._process.poll() is None:
-            if found := re.search(r"on http://(\S+):(\d+)", self._log.read_text(errors="replace")):
-                return Address(found[1], int(found[2]))
+            if match := re.search(r"on http://(\S+):(\d+)", self._log.read_text(errors="replace")):
+                return Address(match[1], int(match[2]))
             time.sleep(0.05)
         self.stop()
         raise RuntimeError(f"{self.name} did not start:\n{self._log.read_text(errors='replace')}")
@@ -77,8 +77,8 @@ class Server:
 
     def _most(self, key: str) -> int:
         texts = [Path(f"/proc/{process}/status").read_text() for process in self._processes()]
-        found = [re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE) for text in texts]
-        return max(int(match[1]) for match in found if match) * 1024
+        matches = [re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE) for text in texts]
+        return max(int(match[1]) for match in matches if match) * 1024
 
 
 def tiltyard(

@@ -42,27 +42,27 @@ def start(source: Path, workers: int, *, cold: bool) -> Started:
             environment |= {"PYTHONPYCACHEPREFIX": f"{folder}/compiled", "PYTHONDONTWRITEBYTECODE": ""}
         flags = ["--root", f"{folder}/root", "--port", "0", "--workers", str(workers)]
         log = Path(folder) / "log"
-        begin = time.monotonic()
+        started_at = time.monotonic()
         with log.open("wb") as sink:
             command = [sys.executable, "-m", "tiltyard", "serve", *flags]
             process = subprocess.Popen(command, stderr=sink, stdout=sink, env=environment, cwd=folder)
         try:
             _wait(process, log, workers)
-            found = Started(_cpu(process.pid), time.monotonic() - begin, _memory(process.pid))
+            started = Started(_cpu(process.pid), time.monotonic() - started_at, _memory(process.pid))
         finally:
             process.terminate()
             process.wait()
-        return found
+        return started
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, workers: int) -> None:
     """Return when all processes serve: it has said where, answers, and each of them listens."""
     until = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < until and process.poll() is None:
-        found = re.search(r"on (http://\S+)", log.read_text(errors="replace"))
-        if found and _serving(process.pid) >= (workers if workers > 1 else 0):
-            with urllib.request.urlopen(f"{found[1]}/health/live", timeout=LONGEST_SECONDS) as answer:
-                answer.read()
+        match = re.search(r"on (http://\S+)", log.read_text(errors="replace"))
+        if match and _serving(process.pid) >= (workers if workers > 1 else 0):
+            with urllib.request.urlopen(f"{match[1]}/health/live", timeout=LONGEST_SECONDS) as response:
+                response.read()
             return
         time.sleep(0.02)
     raise RuntimeError(f"no start:\n{log.read_text(errors='replace')}")
@@ -99,14 +99,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.starting", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", type=Path, help="the folder `src` of another version")
-    given = parser.parse_args()
-    sources = [source for source in (given.against, HERE) if source is not None]
+    arguments = parser.parse_args()
+    sources = [source for source in (arguments.against, HERE) if source is not None]
     print("| start | version | CPU s | clock s | memory MB |\n|---|---|---|---|---|")
     for workers, cold in ((1, False), (2, False), (1, True), (2, True)):
-        rounds = [[start(source, workers, cold=cold) for source in sources] for _ in range(given.rounds)]
-        for name, found in zip(("before", "now")[-len(sources) :], zip(*rounds, strict=True), strict=True):
+        rounds = [[start(source, workers, cold=cold) for source in sources] for _ in range(arguments.rounds)]
+        for name, starts in zip(("before", "now")[-len(sources) :], zip(*rounds, strict=True), strict=True):
             cpu, clock, memory = (
-                statistics.median(getattr(one, key) for one in found) for key in ("cpu", "clock", "memory_mb")
+                statistics.median(getattr(start_figures, key) for start_figures in starts)
+                for key in ("cpu", "clock", "memory_mb")
             )
             what = f"{workers} process{'es' if workers > 1 else ''}, {'cold' if cold else 'warm'}"
             print(f"| {what} | {name} | {cpu:.2f} | {clock:.2f} | {memory:.0f} |", flush=True)

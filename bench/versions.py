@@ -76,7 +76,7 @@ def _start(stack: ExitStack, folder: Path, name: str, source: Path, workers: int
 
 def _line(row: Row, names: list[str], sides: list[Side]) -> Iterator[str]:
     for name, side in zip(names, sides, strict=True):
-        ratios = [mine.rate / first.rate for mine, first in zip(side.rounds, sides[0].rounds, strict=True)]
+        ratios = [own.rate / first.rate for own, first in zip(side.rounds, sides[0].rounds, strict=True)]
         ratio = side.rate / sides[0].rate
         costs = median(side.cpu) / median(sides[0].cpu)
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"

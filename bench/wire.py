@@ -72,13 +72,13 @@ def upload(address: Address, path: str, file: Path) -> float:
     connection.putrequest("POST", path)
     connection.putheader("Content-Type", ARROW)
     connection.putheader("Content-Length", str(file.stat().st_size))
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     connection.endheaders()
     with file.open("rb") as source:
         connection.sock.sendfile(source)
     response = connection.getresponse()
     answer = response.read()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     connection.close()
     if not 200 <= response.status < 300:
         raise RuntimeError(f"POST {path}: {response.status} {answer[:500].decode(errors='replace')}")
@@ -98,14 +98,14 @@ def download(address: Address, path: str, body: Any) -> Arrival:
     """Read an answer and throw it away. Raises RuntimeError unless it is a success."""
     with socket.create_connection((address.host, address.port), timeout=TIMEOUT) as connection:
         connection.sendall(post(path, body))
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         response = http.client.HTTPResponse(connection)
         response.begin()
         first_piece = response.read1(1 << 16)
-        first = time.perf_counter() - began
+        first = time.perf_counter() - started_at
         if not 200 <= response.status < 300:
             raise RuntimeError(f"POST {path}: {response.status} {first_piece[:500].decode(errors='replace')}")
         size, buffer = len(first_piece), bytearray(1 << 20)
         while count := response.readinto(buffer):
             size += count
-        return Arrival(first, time.perf_counter() - began, size)
+        return Arrival(first, time.perf_counter() - started_at, size)

@@ -9,7 +9,7 @@ from statistics import median
 import pyarrow as pa
 
 from bench import data
-from bench.ground import Ground
+from bench.environment import Environment
 from bench.load import Measured
 from bench.resting import rest
 from bench.results import Result, at_least, at_most
@@ -23,14 +23,14 @@ PREPARED = 1_000
 _numbers = count()
 
 
-def insert(ground: Ground) -> list[Result]:
+def insert(environment: Environment) -> list[Result]:
     """One row at a time into one table by 32 callers; each round has a new table."""
     prepared = [data.one_row(number) for number in range(PREPARED)]
-    ours, theirs = (Side(placed.server) for placed in ground.writing)
+    ours, theirs = (Side(placed.server) for placed in environment.writing)
     kept = {"Tiltyard": "", "RestAdapter": ""}
-    for _ in range(ground.rounds):
+    for _ in range(environment.rounds):
         for side in (ours, theirs):
-            kept[side.server.name] += _insert_round(ground, side, prepared)
+            kept[side.server.name] += _insert_round(environment, side, prepared)
     what = "insert of 1 row, 32 connections, one table"
     sides = ours.words() + kept["Tiltyard"], f"RestAdapter: {theirs.words()}{kept['RestAdapter']}"
     later = ours.p99 / theirs.p99
@@ -40,29 +40,29 @@ def insert(ground: Ground) -> list[Result]:
     ]
 
 
-def _insert_round(ground: Ground, side: Side, prepared: list[bytes]) -> str:
+def _insert_round(environment: Environment, side: Side, prepared: list[bytes]) -> str:
     """One round; in words, what of the acknowledged rows is missing. Raises RuntimeError if Tiltyard lost one."""
     name, address = data.in_namespace(f"inserts-{next(_numbers)}"), side.server.address
     call(address, "POST", of_table(name, "create"), prepared[0], ARROW)
-    asked = [request("POST", of_table(name, "insert"), body, ARROW) for body in prepared]
-    measured: Measured = side.take(lambda: (asked[number % PREPARED] for number in count()), ground.load())
-    there = call_json(address, of_table(name, "count_rows")) - 1
-    if there >= measured.succeeded:
+    requests = [request("POST", of_table(name, "insert"), body, ARROW) for body in prepared]
+    measured: Measured = side.take(lambda: (requests[number % PREPARED] for number in count()), environment.load())
+    stored_rows = call_json(address, of_table(name, "count_rows")) - 1
+    if stored_rows >= measured.succeeded:
         return ""
-    text = f"; of {measured.succeeded} acknowledged rows {measured.succeeded - there} lost"
+    text = f"; of {measured.succeeded} acknowledged rows {measured.succeeded - stored_rows} lost"
     if side.server.name == "Tiltyard":
         raise RuntimeError(text)
     return text
 
 
-def one_upload(ground: Ground) -> list[Result]:
+def one_upload(environment: Environment) -> list[Result]:
     """A new table from 1 GB, against `lance.write_dataset` of the same file in one process."""
-    file = data.stream_file(ground.work, UPLOAD_BYTES)
-    server = ground.writing[0].server
+    file = data.stream_file(environment.work, UPLOAD_BYTES)
+    server = environment.writing[0].server
     ours, read, mapped, grown = [], [], [], []
-    for _ in range(1 + ground.rounds):  # the first of each warms up: it is slower by far in all
-        read.append(_embedded_write(ground, file, mapped=False))
-        mapped.append(_embedded_write(ground, file, mapped=True))
+    for _ in range(1 + environment.rounds):  # the first of each warms up: it is slower by far in all
+        read.append(_embedded_write(environment, file, mapped=False))
+        mapped.append(_embedded_write(environment, file, mapped=True))
         seconds, memory = _uploaded(server, file)
         ours.append(seconds)
         grown.append(memory)
@@ -87,14 +87,14 @@ def _uploaded(server: Server, file: Path) -> tuple[float, float]:
     grown = (server.peak_memory() - before) / 1e6
     with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as sent:
         rows = sum(batch.num_rows for batch in sent)
-    if (there := call_json(server.address, of_table(name, "count_rows"))) != rows:
-        raise RuntimeError(f"Of {rows} rows sent, {there} are there.")
+    if (stored_rows := call_json(server.address, of_table(name, "count_rows"))) != rows:
+        raise RuntimeError(f"Of {rows} rows sent, {stored_rows} are there.")
     call(server.address, "POST", of_table(name, "drop"))
     return seconds, grown
 
 
-def _embedded_write(ground: Ground, file: Path, *, mapped: bool) -> float:
+def _embedded_write(environment: Environment, file: Path, *, mapped: bool) -> float:
     rest()
-    target = str(ground.roots / "embedded-write")
-    seconds: float = ground.embedded.ask(do="write", source=str(file), target=target, mapped=mapped)
+    target = str(environment.roots / "embedded-write")
+    seconds: float = environment.embedded.ask(do="write", source=str(file), target=target, mapped=mapped)
     return seconds

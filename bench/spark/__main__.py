@@ -11,10 +11,10 @@ from pathlib import Path
 
 from bench.results import Result, begin, record
 from bench.spark import changing, rows
-from bench.spark.rows import Ground
+from bench.spark.rows import Environment
 
 FILE = Path(__file__).parent / "RESULTS.md"
-ROWS: dict[str, Callable[[Ground], list[Result]]] = {
+ROWS: dict[str, Callable[[Environment], list[Result]]] = {
     "ingest": rows.ingest,
     "frame": rows.frame,
     "read": rows.read,
@@ -41,19 +41,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each; medians count [default: 3]")
     parser.add_argument("--work", type=lambda text: Path(text).resolve(), help="folder that keeps prepared data")
     parser.add_argument("--dry", action="store_true", help=f"leave {FILE.name} as it is")
-    given = parser.parse_args()
-    settings = f"{given.rows:,} rows, {given.rounds} rounds, medians; PySpark {version('pyspark')}"
-    run = begin(" ".join(["python -m bench.spark", *given.names]), settings)
+    arguments = parser.parse_args()
+    settings = f"{arguments.rows:,} rows, {arguments.rounds} rounds, medians; PySpark {version('pyspark')}"
+    run = begin(" ".join(["python -m bench.spark", *arguments.names]), settings)
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="tiltyard-bench-") as folder:
-        ground = Ground(given.work or Path(folder), given.rows, given.rounds)
-        with ground.stack:
-            for name in [name for name in ROWS if not given.names or name in given.names]:
-                for result in ROWS[name](ground):
+        environment = Environment(arguments.work or Path(folder), arguments.rows, arguments.rounds)
+        with environment.stack:
+            for name in [name for name in ROWS if not arguments.names or name in arguments.names]:
+                for result in ROWS[name](environment):
                     print(f"{result.what}: {result.ratio} (target: {result.target}) {result.verdict}")
                     print(f"    Tiltyard {result.ours}\n    {result.against}", flush=True)
                     results.append(result)
-    if not given.dry:
+    if not arguments.dry:
         record(results, run, list(ROWS), FILE)
     return 0 if all(result.met is not False for result in results) else 1
 

@@ -12,7 +12,7 @@ from statistics import median
 from bench.resting import rest
 from bench.results import Result, at_least, at_most
 from bench.spark import data
-from bench.spark.lines import Process
+from bench.spark.line_processes import Process
 
 WARM_ROWS = 20_000
 TIMES = 10
@@ -20,7 +20,7 @@ TIMES = 10
 
 
 @dataclass
-class Ground:
+class Environment:
     """What rows share. `rows` is how many rows the source has."""
 
     work: Path
@@ -63,65 +63,65 @@ class Ground:
         return f"{(rows or self.rows) / seconds:,.0f} rows/s"
 
 
-def ingest(ground: Ground) -> list[Result]:
+def ingest(environment: Environment) -> list[Result]:
     """Parquet → Lance."""
     ours, single = [], []
-    target = ground.work / "single"
-    for _ in range(ground.rounds):
+    target = environment.work / "single"
+    for _ in range(environment.rounds):
         shutil.rmtree(target, ignore_errors=True)
         rest()
-        single.append(ground.single.ask("write", source=ground.source, target=str(target)))
+        single.append(environment.single.ask("write", source=environment.source, target=str(target)))
         rest()
-        ours.append(ground.spark.ask("ingest", source=ground.source, name="ingested"))
-    words = ground.rate(median(ours)), f"lance.write_dataset {ground.rate(median(single))}"
+        ours.append(environment.spark.ask("ingest", source=environment.source, name="ingested"))
+    words = environment.rate(median(ours)), f"lance.write_dataset {environment.rate(median(single))}"
     return [at_least("ingest", "Parquet → Lance", words, median(single) / median(ours), 0.9)]
 
 
-def frame(ground: Ground) -> list[Result]:
+def frame(environment: Environment) -> list[Result]:
     """A DataFrame with vectors → Lance."""
     ours, handed = [], []
-    for _ in range(ground.rounds):
-        handed.append(ground.spark.ask("hand", source=ground.source))
-        ours.append(ground.spark.ask("frame", source=ground.source, name="framed"))
-    words = ground.rate(median(ours)), f"mapInArrow count {ground.rate(median(handed))}"
+    for _ in range(environment.rounds):
+        handed.append(environment.spark.ask("hand", source=environment.source))
+        ours.append(environment.spark.ask("frame", source=environment.source, name="framed"))
+    words = environment.rate(median(ours)), f"mapInArrow count {environment.rate(median(handed))}"
     return [at_least("frame", "DataFrame with vectors → Lance", words, median(handed) / median(ours), 0.6)]
 
 
-def read(ground: Ground) -> list[Result]:
+def read(environment: Environment) -> list[Result]:
     """Sum of the ids of a whole table."""
-    ground.spark.ask("ingest", source=ground.source, name="read")
+    environment.spark.ask("ingest", source=environment.source, name="read")
     ours, bare = [], []
-    for _ in range(ground.rounds):
-        bare.append(ground.spark.ask("read_bare", name="read"))
-        ours.append(ground.spark.ask("read", name="read"))
-    words = ground.rate(median(ours)), f"the plainest Python data source {ground.rate(median(bare))}"
+    for _ in range(environment.rounds):
+        bare.append(environment.spark.ask("read_bare", name="read"))
+        ours.append(environment.spark.ask("read", name="read"))
+    words = environment.rate(median(ours)), f"the plainest Python data source {environment.rate(median(bare))}"
     return [at_least("read", 'sum(id) with columns="id"', words, median(bare) / median(ours), 1.0)]
 
 
-def scaling(ground: Ground) -> list[Result]:
+def scaling(environment: Environment) -> list[Result]:
     """One slot against two."""
-    one, two = ground.session("local[1]"), ground.spark
+    single_slot, two = environment.session("local[1]"), environment.spark
     alone, both = [], []
-    for _ in range(ground.rounds):
+    for _ in range(environment.rounds):
         rest()
-        alone.append(one.ask("ingest", source=ground.source, name="scaled"))
+        alone.append(single_slot.ask("ingest", source=environment.source, name="scaled"))
         rest()
-        both.append(two.ask("ingest", source=ground.source, name="scaled"))
-    words = f"local[2] {ground.rate(median(both))}", f"local[1] {ground.rate(median(alone))}"
+        both.append(two.ask("ingest", source=environment.source, name="scaled"))
+    words = f"local[2] {environment.rate(median(both))}", f"local[1] {environment.rate(median(alone))}"
     return [at_least("scaling", "Parquet → Lance, from one slot to two", words, median(alone) / median(both), None)]
 
 
-def memory(ground: Ground) -> list[Result]:
+def memory(environment: Environment) -> list[Result]:
     """The most memory that the driver has held during a job, for a source and for ten times as much."""
-    found = []
+    peaks = []
     for source, rows in (
-        (ground.source, ground.rows),
-        (str(data.repeated(ground.work, ground.rows, TIMES)), ground.rows * TIMES),
+        (environment.source, environment.rows),
+        (str(data.repeated(environment.work, environment.rows, TIMES)), environment.rows * TIMES),
     ):
-        process = ground.session("local[2]")
+        process = environment.session("local[2]")
         process.ask("ingest", source=source, name="grown")
-        found.append((rows, process.memory))
+        peaks.append((rows, process.memory))
         process.stop()
-    words = [f"{rows:,} rows: {most:.0f} MiB" for rows, most in found]
-    more = found[1][1] - found[0][1]
+    words = [f"{rows:,} rows: {most:.0f} MiB" for rows, most in peaks]
+    more = peaks[1][1] - peaks[0][1]
     return [at_most("memory", "Python driver at most, ten times the rows", (words[1], words[0]), more, (32, "MiB"))]

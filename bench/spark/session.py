@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.spark.data import SCHEMA
-from bench.spark.lines import answer
+from bench.spark.line_processes import answer
 from bench.spark.single import index as index_alone
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
@@ -73,9 +73,9 @@ spark.dataSource.register(BareSource)
 
 def ingested(source: str, name: str) -> float:
     """Seconds of an ingest; the table stays."""
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     ingest(LocalRun(), where, spark, source, name, mode="overwrite")
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     _only_newest(name)
     return seconds
 
@@ -84,24 +84,24 @@ def framed(source: str, name: str) -> float:
     """Seconds to write a DataFrame of Parquet files, as it comes from Spark's own reader: vectors of a fixed size, for
     which Spark has no type, are such again in the table."""
     frame = spark.read.parquet(source)
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     write_frame(
         LocalRun(),
         frame,
         table(where, name),
         WriteOptions(WriteMode.OVERWRITE, ColumnSelection(types={"vector": SCHEMA.field("vector").type})),
     )
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     _only_newest(name)
     return seconds
 
 
 def handed(source: str) -> float:
     """Seconds for Spark to hand these rows to Python, which counts them."""
-    began = time.perf_counter()
-    found = spark.read.parquet(source).mapInArrow(_count, "n long").toArrow()
-    assert pc.sum(found["n"]).as_py()
-    return time.perf_counter() - began
+    started_at = time.perf_counter()
+    result = spark.read.parquet(source).mapInArrow(_count, "n long").toArrow()
+    assert pc.sum(result["n"]).as_py()
+    return time.perf_counter() - started_at
 
 
 def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -119,31 +119,31 @@ def read_bare(name: str) -> float:
 
 
 def _summed(frame: DataFrame) -> float:
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     frame.selectExpr("sum(id)").collect()
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
 def upserted(source: str, name: str) -> float:
     """Seconds of an upsert by `id`."""
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     upsert(LocalRun(), where, spark, source, name, on=["id"])
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
 def backfilled(name: str, column: str) -> float:
     """Seconds to compute a column."""
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     code = "bench.spark.data:norm"
     backfill(LocalRun(), where, spark, name, column, udf=code, inputs=["vector"], type="float32")
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
 def indexed(name: str, column: str, kind: str, options: dict[str, str]) -> float:
     """Seconds to build an index."""
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     index(LocalRun(), where, spark, name, column, kind, replace=True, parameters=options)
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
 def _only_newest(name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench.spark.scale import MARKS, PAGE, Constants, Plan, page, parts
+from bench.spark.estimate import MARKS, PAGE, Constants, Plan, page, parts
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -21,8 +21,8 @@ def answer(measures: Measures) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-        found = measures[order.pop("do")](**order)
-        print(json.dumps({"found": found, "memory": _peak()}), file=out, flush=True)
+        result = measures[order.pop("do")](**order)
+        print(json.dumps({"found": result, "memory": _peak()}), file=out, flush=True)
 
 
 def _peak() -> float:
@@ -52,9 +52,9 @@ class Process:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("A process that measures ended; its reason stands above.")
-        told = json.loads(line)
-        self.memory = float(told["memory"])
-        return told["found"]
+        response = json.loads(line)
+        self.memory = float(response["memory"])
+        return response["found"]
 
     def stop(self) -> None:
         """End it."""

@@ -35,7 +35,7 @@ class Placed(NamedTuple):
 
 
 @dataclass
-class Ground:
+class Environment:
     """Everything a row needs; closing it stops all servers."""
 
     work: Path

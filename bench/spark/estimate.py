@@ -1,7 +1,7 @@
 """The plan on paper: what billions of rows on hundreds of executors would take, computed from what was measured here.
 
-python -m bench.spark.scale                                        puts the figures into docs/scale.md
-python -m bench.spark.scale --rows 1e9 --executors 50 --print      shows those of another plan
+python -m bench.spark.estimate                                        puts the figures into docs/scale.md
+python -m bench.spark.estimate --rows 1e9 --executors 50 --print      shows those of another plan
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ def figures(plan: Plan, its: Constants) -> Iterator[Figures]:
     yield from _backfills(plan, its, slots, fragments, manifest, listed)
     yield from _indexes(plan, its, slots, manifest, listed)
     moved = plan.rows * plan.share
-    taken = fragments * plan.share
+    spread_fragments = fragments * plan.share
     yield Figures(
         f"optimize: {plan.share:.0%} of the rows compacted, an index on them",
-        taken,
+        spread_fragments,
         moved * its.row.value + plan.rows * 24,
         moved * its.row.value + plan.rows * 24,
-        taken * (parts(size / fragments) + size / fragments / READ_AHEAD),
+        spread_fragments * (parts(size / fragments) + size / fragments / READ_AHEAD),
         2,
         manifest,
         listed + moved * its.moved.value,
@@ -197,9 +197,9 @@ def page(plan: Plan, its: Constants) -> dict[str, str]:
     """The two tables, by their marks."""
     slots = plan.executors * plan.cores
     constants = ["| constant | value | from |", "|---|---|---|"]
-    for one in fields(its):
-        told: Constant = getattr(its, one.name)
-        constants.append(f"| {told.what} | {_short(told.value)} | {told.source} |")
+    for constant_field in fields(its):
+        constant: Constant = getattr(its, constant_field.name)
+        constants.append(f"| {constant.what} | {_short(constant.value)} | {constant.source} |")
     heads = "job", "tasks", "read", "written", "requests", "commits", "manifest", "driver", "time"
     rows = [f"{_short(plan.rows)} rows, {plan.executors} executors of {plan.cores} cores: {slots:,} slots.", ""]
     rows += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -232,21 +232,21 @@ def _time(seconds: float) -> str:
 def main() -> None:
     """Write the page, or show another plan."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.spark.scale",
+        prog="python -m bench.spark.estimate",
         description="Compute what a large table would take, from constants that were measured.",
-        epilog="example: python -m bench.spark.scale --rows 1e9 --executors 50 --print",
+        epilog="example: python -m bench.spark.estimate --rows 1e9 --executors 50 --print",
     )
     parser.add_argument("--rows", type=float, default=Plan().rows, help="rows of the table [default: 1e10]")
     parser.add_argument("--executors", type=int, default=Plan().executors, help="[default: 200]")
     parser.add_argument("--cores", type=int, default=Plan().cores, help="slots of an executor [default: 8]")
     parser.add_argument("--print", action="store_true", help=f"show, and leave {PAGE.name} as it is")
-    given = parser.parse_args()
-    found = page(Plan(given.rows, given.executors, given.cores), Constants())
-    if given.print:
-        print(found["figures"])
+    arguments = parser.parse_args()
+    contents = page(Plan(arguments.rows, arguments.executors, arguments.cores), Constants())
+    if arguments.print:
+        print(contents["figures"])
         return
     text = PAGE.read_text()
-    for name, content in found.items():
+    for name, content in contents.items():
         text = replaced(text, MARKS[name], content)
     PAGE.write_text(text)
 

@@ -21,6 +21,7 @@ from tiltyard.access.authorization import (
     caller_rights,
     refresh_principal,
 )
+from tiltyard.model.ids import Id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER, Principal
 from tiltyard.model.privileges import Privilege
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tiltyard.context import Context
-    from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord, TransactionRecord
 
 JobValidator = Callable[["Context", "Id", "Mapping[str, Any]"], "Mapping[str, Any]"]

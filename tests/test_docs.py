@@ -1,4 +1,4 @@
-"""What the documents say is so: their examples run, and nothing a user can set or call is left out."""
+"""The documents are correct: their examples run, and they mention every setting, option and command."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """How an operation is tried: `fields(scene, place)` are its request, made as late as can be."""
+    """How an operation is called: `fields(scene, place)` makes its request, as late as possible."""
 
     fields: Callable[[Scene, Place], Fields]
     body: bytes | None = None
@@ -297,7 +297,7 @@ def served() -> list[str]:
 
 
 def tried(stage: Stage, name: str) -> list[str]:
-    """What came of an operation, in the order of CALLERS: of each the outcomes at all places."""
+    """Return the outcomes of an operation, in the order of CALLERS: of each those at all places."""
     row, scene = ROWS[name], stage.admin.scene()
     places = list(Place) if row.placed else [Place.THERE]
     cells = []

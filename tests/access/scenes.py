@@ -24,7 +24,7 @@ numbers = itertools.count(1)
 
 
 class Place(StrEnum):
-    """Where the object of a call is."""
+    """The place of a call's object."""
 
     THERE = "there"
     MISSING = "not there"
@@ -50,7 +50,7 @@ class Scene:
 
 
 class Admin:
-    """What an administrator does before a call is tried."""
+    """Prepares objects and grants as an administrator."""
 
     def __init__(self, http: httpx.Client) -> None:
         self.http = http
@@ -75,7 +75,7 @@ class Admin:
 
 
 def send(http: httpx.Client, operation: Operation, fields: dict[str, Any], body: bytes | None = None) -> httpx.Response:
-    """A call as the specification describes its route; what the path does not hold goes into the body."""
+    """Call an operation as the specification describes its route; fields that are not in the path go into the body."""
     path, remaining = operation.path, dict(fields)
     for name in ("id", "index_name"):
         if f"{{{name}}}" in path:
@@ -93,7 +93,7 @@ def send(http: httpx.Client, operation: Operation, fields: dict[str, Any], body:
 
 
 def outcome(response: httpx.Response) -> str:
-    """Status, and the code of an error behind a dot."""
+    """Return the status, and the code of an error behind a dot."""
     if response.status_code < 300:
         return str(response.status_code)
     return f"{response.status_code}.{response.json()['code']}"

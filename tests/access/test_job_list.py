@@ -29,7 +29,7 @@ def submitted(catalog: Catalog, principal: str | None, name: str, table: tuple[s
 
 
 def listed(catalog: Catalog, principal: str, **fields: Any) -> list[str]:
-    """The jobs that somebody finds, page by page of one; each may be described, and no other."""
+    """Return the jobs that a principal can list, in pages of one."""
     job_ids: list[str] = []
     token = None
     while True:

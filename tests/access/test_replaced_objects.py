@@ -18,7 +18,7 @@ SECRET = ["s", "t"]
 
 
 def between(caller: tiltyard.Namespace, operation: str, change: Callable[[], None]) -> None:
-    """Let `change` happen after the check of an operation and before its act."""
+    """Run `change` after an operation is authorized and before it is executed."""
     facts, handler = caller._bound[operation]
     assert handler is not None
     function = handler.function
@@ -32,7 +32,7 @@ def between(caller: tiltyard.Namespace, operation: str, change: Callable[[], Non
 
 @pytest.fixture
 def ann(catalog: Catalog) -> tiltyard.Namespace:
-    """Who may do all with the table s$t and with the namespace d, and creates in s; s$secret is not hers."""
+    """Return the client of a principal with all privileges on the table s$t and the namespace d, and `create` on s."""
     for name in ("s", "d"):
         catalog.namespace(name)
     for name in ("t", "secret"):

@@ -32,7 +32,7 @@ ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 
 
 class Client:
-    """Whoever may write one table, and its files by their location."""
+    """A client that may write one table, and its files by their location."""
 
     def __init__(self, url: str, *, managed: bool = True) -> None:
         self.http = httpx.Client(base_url=url, timeout=120)
@@ -49,11 +49,11 @@ class Client:
         return self.http.post(path, json=body, params=query)
 
     def final(self, version: int) -> Path:
-        """Where a version's manifest is in the end."""
+        """Return the final path of a version's manifest."""
         return self.folder / "_versions" / f"{2**64 - 1 - version}.manifest"
 
     def stage(self, version: int) -> Path:
-        """The name of a staged manifest, of which there is none yet."""
+        """Return a new name for a staged manifest."""
         return self.folder / "_versions" / f"{2**64 - 1 - version}.manifest-{uuid4()}"
 
     def commit(self, staged: Path, version: int) -> httpx.Response:
@@ -66,7 +66,7 @@ class Client:
         return self.http.post("/v1/table/batch-commit", json=body)
 
     def next_manifest(self, scratch: Path) -> bytes:
-        """What Lance makes of an append, on a copy of the table; the data file is in the folder."""
+        """Return the manifest of an append, made by Lance on a copy of the table; the data file is in the folder."""
         shutil.copytree(self.folder, scratch / self.table)
         lance.dataset(scratch / self.table).insert(ROWS)
         for part in ("data", "_transactions"):

@@ -66,14 +66,14 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def is_still(server: ServerProcess) -> bool:
-    """Whether a server's memory has come to rest."""
+    """Return whether a server's memory has stopped changing."""
     first = resident_mib(server.process.pid)
     time.sleep(0.5)
     return abs(resident_mib(server.process.pid) - first) < 2
 
 
 def connections(server: ServerProcess) -> int:
-    """How many there are besides this one."""
+    """Return the number of other connections."""
     text = httpx.get(f"{server.url}/metrics").text
     line = next(line for line in text.splitlines() if 'what="connections"' in line)
     return int(float(line.rpartition(" ")[2])) - 1

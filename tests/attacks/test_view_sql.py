@@ -30,7 +30,7 @@ MARK = f"secret{uuid4().hex}"
 SCHEMA = pa.schema([("a", pa.string())])
 ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 JAVA = ("java.", "\tat ", "Exception:", "org.apache")
-"""What Java's own words look like."""
+"""Parts of Java's own error messages."""
 
 BOUND_MIB = 3000
 """The server, a driver, and Spark's Python workers; Java's heap has its own bound."""
@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def create(server: ServerProcess, query: str, name: str = "", **fields: object) -> httpx.Response:
-    """The answer to the creation of a view."""
+    """Create a view; return the response."""
     output = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
     body = {"kind": "query", "source_query": query, "output_schema": output, "with_no_data": False, **fields}
     name = name or f"v{uuid4().hex}"
@@ -66,21 +66,21 @@ def create(server: ServerProcess, query: str, name: str = "", **fields: object) 
 
 
 def queued(server: ServerProcess, query: str) -> str:
-    """The id of the refresh of a view of this query."""
+    """Create a view of this query; return the id of its refresh."""
     response = create(server, query)
     assert response.is_success, response.text
     return str(response.json()["job_id"])
 
 
 def outcome(server: ServerProcess, job_id: str) -> tuple[str, str]:
-    """How a job ended, and with what words."""
+    """Wait for the end of a job; return its status and error."""
     ended = wait_for(lambda: (job := transaction(server, job_id)).status in ("Succeeded", "Failed") and job, 300)
     return ended.status, (ended.properties or {}).get("error", "")
 
 
 @contextmanager
 def listener() -> Iterator[tuple[str, list[str]]]:
-    """A server that notes who asks it."""
+    """Start an HTTP server that records the paths of its requests."""
     paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -38,7 +38,7 @@ def _computed(w: World) -> Fields:
 
 
 def _queued(w: World, job_id: str) -> str:
-    """The kind of a job that waits for somebody to run it."""
+    """Return the kind of a queued job."""
     transaction = w.post(f"/v1/transaction/{job_id}/describe")
     assert transaction["status"] == "Queued"
     return str(transaction["properties"]["kind"])

@@ -35,7 +35,7 @@ CLIENTS = ("plain HTTP", "generated client", "Rust client", "lancedb remote", "l
 
 
 def seen(call: Callable[[], None]) -> str:
-    """What became of one call."""
+    """Return the outcome of one call."""
     try:
         call()
     except NoSuchCallError:
@@ -106,7 +106,7 @@ def observed_operations() -> tuple[str, list[str]]:
 
 
 def observed_calls(about: str, observations: Sequence[ServerObservations]) -> tuple[str, list[str]]:
-    """The table of what an engine was seen to do, and the failures in it."""
+    """Return the table of an engine's calls, and the failures in it."""
     failed = [
         f"{server.title}: {call.call}: {call.outcome}"
         for server in observations

@@ -1,4 +1,4 @@
-"""What lance-spark offers, statement by statement, and what each has to give."""
+"""The statements of lance-spark, with their expected results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How lancedb makes the calls of the operations: by its remote protocol (D), and by its namespace connection (N).
+"""Calls of the operations by lancedb: through its remote protocol (D), and its namespace connection (N).
 
 Each function makes what it needs and asserts what came of it.
 """

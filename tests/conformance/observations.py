@@ -39,7 +39,7 @@ class ObservedCall:
 
     @property
     def is_expected(self) -> bool:
-        """Whether it works, is refused as it must be, or fails for a reason that is known to be the client's."""
+        """Whether it works, is refused as expected, or fails for a known fault of the client."""
         return self.outcome in (WORKS, REFUSED) or self.outcome.startswith(THEIRS)
 
 

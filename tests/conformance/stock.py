@@ -1,4 +1,4 @@
-"""How the generated client (U) and the Rust client (R) make the call of a case."""
+"""Calls of the cases by the generated client (U) and the Rust client (R)."""
 
 from __future__ import annotations
 

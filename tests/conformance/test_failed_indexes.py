@@ -1,4 +1,4 @@
-"""An index that cannot be built is told, with its reason, through every stock client."""
+"""Every stock client reports an index that cannot be built, with the reason."""
 
 from __future__ import annotations
 

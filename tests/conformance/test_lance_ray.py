@@ -1,4 +1,4 @@
-"""lance-ray, unmodified, against a server that asks who you are, with tables on S3."""
+"""lance-ray, unmodified, against a server with authentication and tables on S3."""
 
 from __future__ import annotations
 

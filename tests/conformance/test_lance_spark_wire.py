@@ -38,7 +38,7 @@ REQUESTS = (
 
 @pytest.fixture
 def results(raw: Raw, fresh: Callable[[str], str]) -> list[tuple[str, int, Any]]:
-    """What each request got: where it went, its status and its body."""
+    """Send each request; return its action, status and body."""
     name, results = fresh("spark"), []
     for method, target, body, _ in REQUESTS:
         headers = {"content-type": "application/json"} if body else {}

@@ -1,4 +1,4 @@
-"""What is answered first, and where a table may be registered: as Lance's own namespaces do."""
+"""Which of several errors is reported, and where a table may be registered: as in Lance's own namespaces."""
 
 from __future__ import annotations
 

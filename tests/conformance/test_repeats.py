@@ -1,4 +1,4 @@
-"""Exactly once: answers lost on the way, servers killed around the commit, and clients that try again."""
+"""Exactly once: lost responses, servers killed around the commit, and clients that retry."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def proxy(killable: KillableServer) -> Iterator[LossyProxy]:
 
 @pytest.fixture
 def through(proxy: LossyProxy) -> Any:
-    """lancedb behind a load balancer that loses answers."""
+    """Connect lancedb through a load balancer that loses responses."""
     return lancedb.connect("db://tests", api_key="none", host_override=proxy.url)
 
 
@@ -571,7 +571,7 @@ def test_insert_killed_behind_a_load_balancer_lancedb_adds_rows_once(
 
 
 def compact(killable: KillableServer, table: str) -> None:
-    """Append, index and compact a table, as any client does that knows its location."""
+    """Append, index and compact a table, as a client with its location can."""
     assert killable.post(table, "insert", stream(MORE)).status_code == 200
     dataset = lance.dataset(killable.post(table, "describe").json()["location"])
     dataset.create_scalar_index("id", "BTREE", replace=True)

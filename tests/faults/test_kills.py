@@ -106,7 +106,7 @@ def test_worker_killed_while_it_builds_an_index_is_followed_by_the_next(
 
 @dataclass
 class Ledger:
-    """What a storm of writes knows: acknowledged rows of each table, and tables whose last request had no response."""
+    """The acknowledged rows of each table, and the tables whose last request had no response."""
 
     rows: dict[str, int] = field(default_factory=dict)
     unsure: set[str] = field(default_factory=set)

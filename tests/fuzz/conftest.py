@@ -23,7 +23,7 @@ ROWS = pa.table(
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Nothing that it is asked here may make it log an error."""
+    """Start a server; fail if any request makes it log an error."""
     running = ServerProcess(tmp_path_factory.mktemp("fuzz"))
     yield running
     assert running.process.poll() is None, "the server died"

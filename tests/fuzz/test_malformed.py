@@ -42,7 +42,7 @@ def refused(response: httpx.Response, *statuses: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _still_there(server: Any, furnished: Wire) -> Iterator[None]:
-    """Whatever was asked, the server goes on, and the table is what it was."""
+    """Check that the server still responds, and that the table is unchanged."""
     yield
     assert furnished.http.get("/health/live").status_code == 200
     assert furnished.table(["n", "t"], "count_rows").text == str(ROWS.num_rows)

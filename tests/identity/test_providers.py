@@ -162,7 +162,7 @@ def test_token_that_was_cut_or_changed_is_refused(secured: Secured, provider: Op
 
 
 def test_token_that_is_replayed_after_its_end_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
-    """It was remembered while it lived; its leeway is 30 seconds."""
+    """A cached token is refused once it has expired; the leeway is 30 seconds."""
     token = provider.token("ann", exp=int(time.time()) - 24)
     assert ask(secured.url, bearer(token)).status_code == 200
     wait_for(lambda: ask(secured.url, bearer(token)).status_code != 200)

@@ -46,7 +46,7 @@ def test_serve_on_loopback_without_auth_warns_that_it_is_open(tmp_path: Path) ->
 
 
 def test_serve_on_loopback_without_auth_refuses_pages_of_other_origins(tmp_path: Path) -> None:
-    """What a page sends with `fetch(…, {mode: "no-cors"})`, and what one sends whose name leads to this machine."""
+    """Send requests as pages do: with `fetch(…, {mode: "no-cors"})`, and with a name that resolves to this machine."""
     server = ServerProcess(tmp_path)
     try:
         assert httpx.post(f"{server.url}/v1/namespace/n/create", json={}).status_code == 200

@@ -60,7 +60,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @contextmanager
 def left_to_the_collector() -> Iterator[Counter[str]]:
-    """What of requests is in cycles at the end of the block, by type."""
+    """Count the objects of requests that are in cycles at the end of the block, by type."""
     types = Counter[str]()
     gc.collect()
     gc.disable()

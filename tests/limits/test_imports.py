@@ -1,4 +1,4 @@
-"""What a server imports: not what the packages it uses import for others, at its start or in its work."""
+"""A server imports no package that it does not use, at its start or later."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_metrics_of_several_processes_are_summed(tmp_path: Path) -> None:
         key = ("tiltyard_requests_total", "ListNamespaces", "200")
 
         def counted() -> tuple[float, float]:
-            """What was asked since, and what runs: a process counts a request once its answer is on the way."""
+            """Return the requests counted since, and those running: one counts once its response is sent."""
             after = samples(httpx.get(f"{server.url}/metrics", timeout=60).text)
             return after[key] - before.get(key, 0), after["tiltyard_requests_running",]
 

@@ -1,4 +1,4 @@
-"""What Azure and Google answer who asks for credentials, in the forms that they document; it records every request.
+"""A server that responds to requests for credentials as Azure and Google document it, and records each.
 
 No emulator in a registry knows directory signatures or access boundaries, so what the requests ask for is looked at.
 """
@@ -24,7 +24,7 @@ DELEGATION_KEY = """<?xml version="1.0" encoding="utf-8"?><UserDelegationKey><Si
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """A request as it came."""
+    """A request as it was received."""
 
     method: str
     host: str
@@ -48,7 +48,7 @@ class Clouds:
     down: bool = False
 
     def answer(self, request: RecordedRequest) -> tuple[int, str, str]:
-        """Status, type and body."""
+        """Return status, type and body of the response."""
         self.requests.append(request)
         if self.down:
             return 403, "application/json", '{"error": "access_denied", "error_description": "not today"}'

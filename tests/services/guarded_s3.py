@@ -34,7 +34,7 @@ _TOKEN = re.compile(r"\$\{([^}]*)\}|(\*)|(\?)|(.)", re.DOTALL)
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether IAM takes a text for an instance of a pattern; variables other than the escapes match nothing here."""
+    """Return whether a text matches a pattern of IAM; variables other than the escapes match nothing here."""
     expression = ""
     for variable, star, question, plain in _TOKEN.findall(pattern):
         if variable:
@@ -47,7 +47,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def allows(policy: str, action: str, resource: str, prefix: str | None) -> bool:
-    """Whether a policy of Allow statements permits this."""
+    """Return whether a policy of Allow statements permits this."""
     for statement in json.loads(policy)["Statement"]:
         assert statement["Effect"] == "Allow"
         actions, resources = _listed(statement["Action"]), _listed(statement["Resource"])
@@ -69,16 +69,16 @@ def _listed(value: Any) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What a request wants to do; `prefix` of a list."""
+class RequiredAction:
+    """An action on a resource; `prefix` of a list."""
 
     action: str
     resource: str
     prefix: str | None = None
 
 
-def asks(environ: dict[str, Any]) -> list[Ask]:
-    """What a request in path style needs to be allowed, as S3's documentation has it."""
+def required_actions(environ: dict[str, Any]) -> list[RequiredAction]:
+    """Return the actions that a request in path style needs, according to S3's documentation."""
     bucket, _, key = unquote(environ["PATH_INFO"].encode("latin-1").decode()).lstrip("/").partition("/")
     query, method = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True), environ["REQUEST_METHOD"]
     arn = f"arn:aws:s3:::{bucket}"
@@ -86,16 +86,16 @@ def asks(environ: dict[str, Any]) -> list[Ask]:
         action = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "DELETE": "s3:DeleteObject"}.get(method)
         if method == "DELETE" and "uploadId" in query:
             action = "s3:AbortMultipartUpload"
-        requests = [Ask(action or "s3:PutObject", f"{arn}/{key}")]
+        requests = [RequiredAction(action or "s3:PutObject", f"{arn}/{key}")]
         if source := environ.get("HTTP_X_AMZ_COPY_SOURCE"):
-            requests.append(Ask("s3:GetObject", f"arn:aws:s3:::{unquote(source).lstrip('/')}"))
+            requests.append(RequiredAction("s3:GetObject", f"arn:aws:s3:::{unquote(source).lstrip('/')}"))
         return requests
     if method == "GET" and not {"policy", "acl", "location", "versioning"} & set(query):
-        return [Ask("s3:ListBucket", arn, query.get("prefix", [""])[0])]
+        return [RequiredAction("s3:ListBucket", arn, query.get("prefix", [""])[0])]
     if method == "POST" and "delete" in query:
         keys = re.findall(r"<Key>(.*?)</Key>", _body(environ).decode())
-        return [Ask("s3:DeleteObject", f"{arn}/{deleted_key}") for deleted_key in keys]
-    return [Ask(f"s3:{method}Bucket", arn)]
+        return [RequiredAction("s3:DeleteObject", f"{arn}/{deleted_key}") for deleted_key in keys]
+    return [RequiredAction(f"s3:{method}Bucket", arn)]
 
 
 class Guard:
@@ -117,7 +117,7 @@ class Guard:
             return self._inner(environ, start)
         role = _session(credential[1])
         reason = _refusal(role, environ)
-        for request in asks(environ) if role is not None else []:
+        for request in required_actions(environ) if role is not None else []:
             permitted = reason is None and allows(role.policy, request.action, request.resource, request.prefix)
             self.log.append({"key": credential[1], "allowed": permitted, **vars(request)})
             if not permitted:
@@ -160,7 +160,7 @@ def _refusal(role: Any, environ: dict[str, Any]) -> str | None:
 
 
 def main(port: int, seconds: int) -> None:
-    """Serve. Sessions live for `seconds`, whatever was asked for; 0 leaves that as it is."""
+    """Serve. Sessions live for `seconds`, whatever was requested; 0 means as requested."""
     from moto.s3.responses import S3Response
     from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from moto.sts.models import AssumedRole
@@ -185,10 +185,10 @@ def main(port: int, seconds: int) -> None:
 
 
 class GuardedS3(S3Server):
-    """Where the server is."""
+    """The address of the server."""
 
     def log(self) -> list[dict[str, Any]]:
-        """What sessions have asked for, and the sessions themselves, in order."""
+        """Return the requests of sessions, and the sessions themselves, in order."""
         with urllib.request.urlopen(f"{self.endpoint}/guard", timeout=10) as response:
             entries: list[dict[str, Any]] = json.loads(response.read())
             return entries

@@ -17,7 +17,7 @@ DROPPED_HEADERS = ("host", "content-length", "transfer-encoding", "connection", 
 
 @dataclass
 class Loss:
-    """The next answer to a path with `match` is lost, while the server stands at a point that holds by `held`.
+    """Lose the next response to a path with `match`, while the file `held` holds the server at a failpoint.
 
     `status` is what the client is told; 0 cuts its connection, too.
     """
@@ -28,7 +28,7 @@ class Loss:
 
     @property
     def reached(self) -> Path:
-        """Made by the server that stands at the point."""
+        """The file that the server creates at the failpoint."""
         return self.held.with_name(f"{self.held.name}.reached")
 
     def arm(self) -> None:

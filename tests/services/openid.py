@@ -1,4 +1,4 @@
-"""An OpenID provider: publishes its keys, signs what it is asked to, rotates. Signatures are joserfc's."""
+"""An OpenID provider that publishes its keys, signs tokens and rotates keys, with joserfc."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUDIENCE = "tiltyard-tests"
 
 
 class OpenIdProvider:
-    """Where it is: `url`, which is its issuer, and `jwks_url`. `fetches` counts how often its keys were asked for.
+    """A provider: its issuer is `url`, its keys are at `jwks_url`; `fetches` counts the requests for them.
 
     `rotations` is the number of the key that signs; while it is `away`, its keys cannot be had.
     """
@@ -44,7 +44,7 @@ class OpenIdProvider:
         self.rotations += 1  # once it does: who counts what a key has signed counts from here
 
     def claims(self, subject: str, **changed: Any) -> dict[str, Any]:
-        """What a token of it says; None leaves a claim out."""
+        """Return the claims of a token; None leaves a claim out."""
         now = int(time.time())
         claims = {"iss": self.url, "aud": AUDIENCE, "sub": subject, "iat": now, "nbf": now, "exp": now + 300}
         return {name: value for name, value in {**claims, **changed}.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Ports that nobody else gets: neither before a server has started on its own, nor while it is down."""
+"""Ports that no other process gets: neither before a server has started on its own, nor while it is down."""
 
 from __future__ import annotations
 

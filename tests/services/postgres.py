@@ -61,7 +61,7 @@ class PostgresServer:
         return f"postgresql://tilt@/{name}?host={self.folder}&port={self.port}" if socket else self._url(name)
 
     def drop_database(self, url: str) -> None:
-        """Drop a database that `new_database` made, whoever still uses it."""
+        """Drop a database that `new_database` made, even if it is in use."""
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
             connection.execute(f'DROP DATABASE "{urlsplit(url).path.lstrip("/")}" WITH (FORCE)')
 

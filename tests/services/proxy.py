@@ -81,7 +81,7 @@ class Proxy:
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Carry bytes until one side ends; then the other hears of it."""
+    """Forward bytes until one side ends; then end the other."""
     with suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)

@@ -1,4 +1,4 @@
-"""What a client asks for: a proxy in front of a server that notes each call by the name of its operation."""
+"""A proxy in front of a server that records each request by the name of its operation."""
 
 from __future__ import annotations
 
@@ -101,6 +101,6 @@ class Recorder:
                 return body
 
             def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # the name it has there
-                """Nothing: what was asked is in `drain`."""
+                """Log nothing: `drain` returns the requests."""
 
         return Handler

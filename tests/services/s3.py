@@ -35,7 +35,7 @@ main(["-H", "127.0.0.1", "-p", sys.argv[1]])
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where the server is; `new_bucket` makes an empty bucket."""
+    """The address of the server; `new_bucket` makes an empty bucket."""
 
     endpoint: str
 

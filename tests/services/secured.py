@@ -1,4 +1,4 @@
-"""A server that asks who you are, and the keys of an administrator and of two who are none."""
+"""A server with authentication, and the keys of an administrator and of two other principals."""
 
 from __future__ import annotations
 

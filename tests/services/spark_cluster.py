@@ -62,8 +62,8 @@ class _Daemon:
             self.log.append(line)
             self._news.notify_all()
 
-    def said(self, pattern: str) -> re.Match[str]:
-        """What it says, as soon as it does. Raises RuntimeError if it does not within two minutes."""
+    def wait_for_line(self, pattern: str) -> re.Match[str]:
+        """Return its first line that matches. Raises RuntimeError if there is none within two minutes."""
 
         def found() -> re.Match[str] | None:
             return next((match for line in self.log if (match := re.search(pattern, line))), None)
@@ -92,12 +92,12 @@ def spark_cluster(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             return daemon
 
         master = start(HOSTS[0], MASTER, "--port", "0")
-        url = master.said(r"Starting Spark master at (spark://\S+)")[1]
-        master.said("New state: ALIVE")
+        url = master.wait_for_line(r"Starting Spark master at (spark://\S+)")[1]
+        master.wait_for_line("New state: ALIVE")
         sizes = ("--cores", "1", "--memory", "1g")
         workers = [start(host, WORKER, url, *sizes, "--work-dir", str(folder / host)) for host in HOSTS]
         for worker in workers:
-            worker.said("Successfully registered with master")
+            worker.wait_for_line("Successfully registered with master")
         yield url
 
 
@@ -116,7 +116,7 @@ def connect_server(environ: Mapping[str, str]) -> Iterator[str]:
         SUBMIT, "--master", "local[2]", "--class", CONNECT, *arguments, "spark-internal", environ=environ
     )
     try:
-        server.said("Spark Connect server started at")
+        server.wait_for_line("Spark Connect server started at")
         yield f"sc://{HOSTS[0]}:{port}"
     finally:
         server.stop()

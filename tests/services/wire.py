@@ -1,4 +1,4 @@
-"""HTTP as it is, and what holds for every answer: no 5xx that nobody asked for, one shape for every error."""
+"""Plain HTTP, with checks of every response: no unexpected 5xx, one shape for every error."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ class Wire:
         return self.call("namespace", path, action, body, **options)
 
     def good(self, response: httpx.Response) -> Any:
-        """What a success says."""
+        """Return the JSON of a successful response."""
         assert response.status_code == 200, response.text
         return response.json()
 
     def pages(self, path: str, entries: str, limit: int | None, **query: Any) -> list[str]:
-        """All entries of a list, page by page; no page is longer than asked, and none but the last is short."""
+        """Return all entries of a list, page by page; none is longer than requested, and only the last is shorter."""
         names: list[str] = []
         token = None
         while True:

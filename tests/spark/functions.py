@@ -23,7 +23,7 @@ def tripled(rows: pa.RecordBatch) -> pa.Array:
 
 
 def failing(rows: pa.RecordBatch) -> pa.Array:
-    """Nothing."""
+    """Fail."""
     raise ValueError("no idea")
 
 
@@ -36,17 +36,17 @@ def few(rows: pa.RecordBatch) -> pa.Array:
 
 
 class Late:
-    """Code in a file that does well when it is tried on a few rows, and later does what it is told in a folder."""
+    """A function in a file that works when it is tried on a few rows, and then does what `do` sets."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def do(self, step: str) -> None:
-        """Have the code do this from now on: `wait`, `fail`, or (empty) its work."""
+        """Set what the function does from now on: `wait`, `fail`, or (empty) its work."""
         (self.folder / "step").write_text(step)
 
     def waits(self) -> bool:
-        """Whether the code waits by now, or in a minute at most; not if it was told something else."""
+        """Return whether the function waits, now or within a minute; False once `do` sets another step."""
         ends = time.monotonic() + 60
         while (self.folder / "step").read_text() == "wait" and time.monotonic() < ends:
             if (self.folder / "waiting").exists():
@@ -55,7 +55,7 @@ class Late:
         return False
 
     def write(self) -> str:
-        """Write the file; the function's name, as --udf takes it."""
+        """Write the file; return the function's name, as --udf takes it."""
         file = self.folder / "late.py"
         file.write_text(f"""
 import pathlib, time
@@ -75,7 +75,7 @@ def late(rows):
 
 
 class Counting:
-    """Twice the first column; how many rows it was given is told in a folder. The first worker may be killed."""
+    """Double the first column, and log the number of rows in a folder. The first worker may be killed."""
 
     def __init__(self, folder: Path, *, kill: bool = False) -> None:
         self.folder, self.kill = folder, kill
@@ -89,7 +89,7 @@ class Counting:
         return doubled(rows)
 
     def seen(self) -> int:
-        """Rows since the last question."""
+        """Return the number of rows since the last call."""
         file = self.folder / "rows"
         count = sum(int(line) for line in file.read_text().split()) if file.exists() else 0
         file.unlink(missing_ok=True)

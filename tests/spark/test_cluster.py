@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]  # JVMs start slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where functions write down who ran them."""
+    """The folder in which functions log their executors."""
     return tmp_path_factory.mktemp("notes")
 
 
@@ -83,18 +83,18 @@ def rows() -> pa.Table:
 
 
 def submit(server: ServerProcess, job: str, **arguments: object) -> str:
-    """The id of a job that is queued."""
+    """Submit a job; return its id."""
     return submit_job(OperationClient(connection(server.url)), find_job(job), arguments).id
 
 
 def describe_job(server: ServerProcess, job_id: str) -> dict[str, object]:
-    """A job, as the catalog knows it."""
+    """Describe a job."""
     job: dict[str, object] = OperationClient(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
     return job
 
 
 def succeeded(server: ServerProcess, job_id: str) -> dict[str, str]:
-    """Its properties, after it has ended well."""
+    """Wait for the success of a job; return its properties."""
     ended = ("Succeeded", "Failed", "Canceled")
     job = wait_for(lambda: (latest := describe_job(server, job_id))["status"] in ended and latest, 200)
     assert job["status"] == "Succeeded", job

@@ -211,7 +211,7 @@ EITHER = pytest.mark.parametrize("on", [{}, {"on": "id"}], ids=["append", "upser
 
 
 def writer(url: str, table: Table, on: dict[str, str]) -> TableWriter:
-    """What Spark makes for a write, and calls: here by hand, to stop it where processes die."""
+    """Make the writer that Spark would make for a write, to call its methods one by one."""
     options = DataSourceOptions.parse({"uri": url, "table": str(table), **on})
     return TableWriter(options, spark_schema(rows([], "").schema), overwrite=False)
 

@@ -57,20 +57,20 @@ def start_worker(server: ServerProcess, environ: dict[str, str]) -> Iterator[Sta
 
 
 def submitted(server: ServerProcess, folder: Path, **arguments: object) -> str:
-    """The id of a toy job that waits for a worker."""
+    """Submit a toy job; return its id."""
     folder.mkdir(exist_ok=True)
     return submit_job(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(folder), **arguments}).id
 
 
 def ended(server: ServerProcess, job_id: str) -> str:
-    """How a job ended, as soon as it has."""
+    """Wait for the end of a job; return its status."""
     return str(
         wait_for(lambda: (status := transaction(server, job_id).status) in ("Succeeded", "Failed") and status, 400)
     )
 
 
 def let_go(folder: Path) -> None:
-    """A job that holds goes on; so nobody has to be killed before it ends by itself."""
+    """Let a held job go on, so that it ends by itself."""
     (folder / "go").touch()
 
 
@@ -269,7 +269,7 @@ main()
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     [caught] = [int(line.split()[1], 16) for line in status if line.startswith("SigCgt")]
     return bool(caught >> (number - 1) & 1)

@@ -55,7 +55,7 @@ JOBS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Where the commands are given."""
+    """Make the working folder of the commands."""
     working_folder = tmp_path_factory.mktemp("empty")
     pq.write_table(ROWS, working_folder / "rows.parquet")
     pq.write_table(ROWS.slice(0, 0), working_folder / "none.parquet")

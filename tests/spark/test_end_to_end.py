@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) ->
 
 
 def succeeded(server: ServerProcess, job_id: str) -> dict[str, str]:
-    """A job's properties, after it has ended well."""
+    """Wait for the success of a job; return its properties."""
     last: Any = wait_for(
         lambda: (latest := transaction(server, job_id)).status in ("Succeeded", "Failed", "Canceled") and latest, 200
     )
@@ -61,7 +61,7 @@ def rows(server: ServerProcess, name: str) -> pa.Table:
 
 
 def job(server: ServerProcess, *arguments: str) -> str:
-    """What `tiltyard job …` printed."""
+    """Run `tiltyard job …`; return what it printed."""
     command = [sys.executable, "-m", "tiltyard", "job", *arguments, "--uri", server.url]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr

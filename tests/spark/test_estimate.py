@@ -1,4 +1,4 @@
-"""The plan on paper says what its program computes, and fragments fall into groups as tasks want them."""
+"""docs/scale.md has the figures that its program computes, and fragments fall into groups as tasks need them."""
 
 from __future__ import annotations
 

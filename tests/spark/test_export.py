@@ -45,7 +45,7 @@ def films(catalog: CatalogConnection, fresh: Callable[[str], str]) -> str:
 
 
 class Appending(LocalRun):
-    """While the first part is kept, somebody appends."""
+    """A run during which another writer appends, when the first part is saved."""
 
     def save_checkpoint(self, key: str, value: str) -> None:
         if key == "version":

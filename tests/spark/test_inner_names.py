@@ -1,4 +1,4 @@
-"""What Arrow's writers call the inner fields of lists and maps matters to no job, however deep they lie."""
+"""Jobs work with any names of the inner fields of Arrow's lists and maps, at any depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that a catalog knows: driven from the command line, canceled, killed, resumed; the server killed meanwhile."""
+"""Tracked jobs: driven from the command line, canceled, killed, resumed; the server killed meanwhile."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def command(server: ServerProcess, environ: dict[str, str]) -> Iterator[Callable
 
 
 def figures_of(process: subprocess.Popen[str]) -> dict[str, str]:
-    """What a command printed, after it ended well."""
+    """Return the figures that a command printed, after it succeeded."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return dict(line.split(": ", 1) for line in out.splitlines())
 
 
 def running_job(server: ServerProcess, folder: Path) -> str:
-    """The id of the job that works in a folder, once it is at work."""
+    """Return the id of the job that works in a folder, once it has begun."""
     wait_for(lambda: len(logged_steps(folder)) >= 2)
     jobs = OperationClient(connection(server.url)).call("ListJobs", name="toy", status="Running")["jobs"]
     return next(str(job["id"]) for job in jobs if job["arguments"]["folder"] == str(folder))

@@ -1,4 +1,4 @@
-"""How a function becomes a job: its arguments, checked; its command."""
+"""Functions as jobs: validation of their arguments, and their commands."""
 
 from __future__ import annotations
 

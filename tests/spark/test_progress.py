@@ -1,4 +1,4 @@
-"""What a run tells of itself, and the bar that shows it."""
+"""The progress that a run reports, and the bar that shows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tiltyard.pipeline.progress import Figures
 
 
 class Clock:
-    """One that stands still until it is told."""
+    """A clock that stands still until it is set."""
 
     now = 0.0
 

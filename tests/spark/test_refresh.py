@@ -37,7 +37,7 @@ def dataset(catalog: CatalogConnection, name: str) -> lance.LanceDataset:
 
 
 def even(first: int, end: int) -> pa.Table:
-    """What the query below makes of rows."""
+    """Return the result of the query below for these rows."""
     rows = numbers(first, end)
     even_rows = rows.filter(pa.array(number % 2 == 0 for number in range(first, end)))
     return even_rows.set_column(1, "text", pc.utf8_upper(even_rows["text"]))

@@ -60,7 +60,7 @@ def deadly(rows):
 
 @dataclass(slots=True)
 class KeepingRun(LocalRun):
-    """A run that says when a share is kept; if it is told to, it is canceled then."""
+    """A run that records when a share is saved, and is then canceled if `stops`."""
 
     folder: Path = Path()
     stops: bool = False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """What Spark is sent from now on: functions and their payloads. Everything runs in tasks."""
+    """Record what Spark is sent from now on: functions and their payloads. Everything runs in tasks."""
     payloads = recorded(monkeypatch)
     for module, limits in (
         (upserting, ("MAX_BYTES_IN_DRIVER", "MAX_ROWS_IN_DRIVER")),

@@ -1,4 +1,4 @@
-"""Many at once: the database decides, and nobody is told something that is not so."""
+"""Concurrent calls: the database decides, and every caller gets a correct result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials for a table's files: vended as the grants allow, and to nobody whom a rule or policy restricts."""
+"""Credentials for a table's files: vended as the grants allow, and to no principal that a rule or policy restricts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def objects() -> Iterator[GuardedS3]:
 
 
 class Lake:
-    """A catalog over that, with the table `t`; `as_` asks as a principal with some privileges on the server."""
+    """A catalog over that, with the table `t`; `as_` calls as a principal with some privileges on the server."""
 
     def __init__(self, objects: GuardedS3, folder: Path, **fields: Any) -> None:
         self.objects = objects

@@ -78,7 +78,7 @@ def named_operations(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_no_module_lists_operations_by_name() -> None:
-    """What depends on an operation is an argument of its decorator."""
+    """Facts of an operation are arguments of its decorator."""
     lists = [
         f"{path}:{line}: {name}"
         for file in sorted(SOURCE.rglob("*.py"))

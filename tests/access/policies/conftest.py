@@ -41,6 +41,6 @@ def admin(secured: Secured) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def ann(secured: Secured, admin: httpx.Client) -> Iterator[httpx.Client]:
-    """Somebody with all privileges, whom the policies bind."""
+    """Return the client of a principal with all privileges, to whom the policies apply."""
     with secured.http("ann") as http:
         yield http

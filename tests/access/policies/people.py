@@ -60,7 +60,7 @@ def good(response: httpx.Response) -> Any:
 
 
 def refused(response: httpx.Response, status: int = 403) -> str:
-    """The text of a refusal; it quotes no value of a hidden row or masked column."""
+    """Return the text of a refusal; it quotes no value of a hidden row or masked column."""
     assert response.status_code == status, response.text
     text = str(response.json()["error"])
     assert not re.search(r"333|444|222-|111-|Cleo|Dan|secret", text), text

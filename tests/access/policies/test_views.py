@@ -25,7 +25,7 @@ View = Callable[..., tuple[list[str], httpx.Response]]
 
 
 def view(http: httpx.Client, query: str, **fields: Any) -> tuple[list[str], httpx.Response]:
-    """A new view in a namespace of all three, and what its creation answered."""
+    """Create a view in a namespace of all three; return its path and the response."""
     path = ["hr", f"view{next(numbers)}"]
     request = {"id": path, "kind": "query", "source_query": query, "output_schema": SCHEMA, **fields}
     return path, send(http, operations()["CreateMaterializedView"], request)
@@ -37,7 +37,7 @@ def refresh(http: httpx.Client, path: list[str]) -> httpx.Response:
 
 @pytest.fixture
 def tess(secured: Secured, admin: httpx.Client) -> Iterator[httpx.Client]:
-    """Somebody in an exempt role."""
+    """Return the client of a principal in an exempt role."""
     with secured.http("tess") as http:
         yield http
 

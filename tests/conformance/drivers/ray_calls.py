@@ -1,4 +1,4 @@
-"""What lance-ray offers, call by call, for `tests.conformance.lance_ray`, in a process of its own.
+"""Make every call of lance-ray, for `tests.conformance.lance_ray`, in a process of its own.
 
     python ray_calls.py '{"uri": "http://…", "header.x-api-key": "…"}'
 
@@ -41,7 +41,7 @@ def thrice(batch: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a call does, how it is written (`…` for the way to the table), and what it gives or is refused with."""
+    """A call: its purpose, its code (`…` for the table), and the expected rows or refusal."""
 
     what: str
     written: str

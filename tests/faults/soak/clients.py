@@ -234,7 +234,7 @@ class Batches:
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """Whether a failed call certainly changed nothing. Raises errors of the tests themselves."""
+    """Return the outcome of a failed call: refused if it certainly changed nothing. Raises errors of the tests."""
     match error:
         case NothingSentError():
             return Outcome.REFUSED

@@ -32,11 +32,11 @@ class Timeline:
         return len(self.digests) - 1
 
     def holds(self, key: str, version: int) -> bool:
-        """Whether a version has the key."""
+        """Return whether a version has the key."""
         return bisect_right(self.turns[key], version) % 2 == 1
 
     def lacks(self, keys: Iterable[str], first: int, last: int) -> bool:
-        """Whether one of these versions has none of the keys."""
+        """Return whether one of these versions has none of the keys."""
         return any(not any(self.holds(key, number) for key in keys) for number in range(first, last + 1))
 
     def complain(self, complaint: str) -> None:

@@ -96,7 +96,7 @@ def _wait(plan: Plan, journals: Path, environment: Environment) -> None:
 
 
 def _has_enough(history: History) -> bool:
-    """Whether there were a read, an append and a batch."""
+    """Return whether there were a read, an append and a batch."""
     done = {attempt.kind for attempt in history.attempts.values() if attempt.outcome is Outcome.ACKNOWLEDGED}
     return bool(history.reads) and {Kind.APPEND, Kind.BATCH} <= done
 

@@ -29,7 +29,7 @@ class Body:
         self.reader = BodyReader(connection, b"", self.SIZE, self.unread.append)
 
     def read(self, count: int, patience: float = PATIENCE) -> bytes:
-        """That many bytes, fewer only at the end."""
+        """Return that many bytes, fewer only at the end."""
         buffer, at = bytearray(count), 0
         while received := self.reader.read_into(memoryview(buffer)[at:], patience) if at < count else 0:
             at += received

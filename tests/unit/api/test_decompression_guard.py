@@ -36,7 +36,7 @@ def written(rows: Any, *, file: bool = False, compression: str | None = None, **
 
 
 def taken(body: bytes, size: int) -> int:
-    """What a body comes to that is taken in pieces of a size."""
+    """Return the decompressed size of a body that is read in pieces of a size."""
     check = ExpansionCheck()
     for at in range(0, len(body), size):
         check.add(memoryview(body)[at : at + size])

@@ -121,7 +121,7 @@ def test_reader_of_rows_without_their_dictionary_is_the_clients_error() -> None:
 
 
 def test_reader_of_rows_of_another_schema_is_the_clients_error() -> None:
-    """A batch that does not have the buffers which its schema wants."""
+    """A batch without the buffers that its schema requires."""
     messages = [list(pa.ipc.MessageReader.open_stream(written(WORDS.select([name])))) for name in ("id", "list")]
     sink = pa.BufferOutputStream()
     messages[1][0].serialize_to(sink)

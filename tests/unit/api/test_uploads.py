@@ -27,7 +27,7 @@ def stream(rows: int, batches: int = 4, compression: str | None = None) -> tuple
 
 
 def arriving(data: bytes, size: int, *, cut: bool = False) -> Callable[[], Any]:
-    """What a server hands out as the body comes in; `cut`: the client leaves after the last byte."""
+    """Return an ASGI `receive` for a body in chunks; with `cut` the client disconnects after the last byte."""
     pieces = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
     messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     if cut:

@@ -1,4 +1,4 @@
-"""Transactions of a table's versions, read one by one; and the bug of pylance that the reader goes round."""
+"""Transactions of a table's versions, read one by one; and the bug of pylance that the reader works around."""
 
 from __future__ import annotations
 

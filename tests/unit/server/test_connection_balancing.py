@@ -45,7 +45,7 @@ class Worker:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def add(self, number: int) -> tuple[int, int]:
-        """What it has now, and the least of others."""
+        """Return its count, and the least of the others."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
@@ -180,7 +180,7 @@ def test_connection_that_nobody_else_takes_is_taken() -> None:
 
 
 class Clock:
-    """Time that goes on when it is told to."""
+    """A clock that is advanced by hand."""
 
     now = 0.0
 

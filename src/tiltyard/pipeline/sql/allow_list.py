@@ -36,7 +36,7 @@ ALLOWED: tuple[FunctionGroup, ...] = (
         """,
     ),
     _group(
-        "They compute numbers of numbers; scales are bounded (see `size_limits`).",
+        "They compute numbers from numbers; scales are bounded (see `size_limits`).",
         """
         % * + - / abs acos acosh asin asinh atan atan2 atanh bin bround cbrt ceil ceiling conv cos cosh cot
         csc degrees div e exp expm1 factorial floor greatest hex hypot least ln log log10 log1p log2 mod
@@ -45,7 +45,7 @@ ALLOWED: tuple[FunctionGroup, ...] = (
         """,
     ),
     _group(
-        "They compute bits of numbers.",
+        "They compute with the bits of numbers.",
         "& << >> >>> ^ bit_count bit_get getbit shiftleft shiftright shiftrightunsigned | ~",
     ),
     _group(
@@ -72,7 +72,7 @@ ALLOWED: tuple[FunctionGroup, ...] = (
         """,
     ),
     _group(
-        "They make texts of texts; what makes long ones is bounded (see `size_limits`).",
+        "They make text from text; those that can make long text are bounded (see `size_limits`).",
         """
         ascii base64 bit_length btrim char char_length character_length chr collate collation concat_ws
         contains decode elt encode endswith find_in_set format_number format_string from_base32 initcap
@@ -85,15 +85,15 @@ ALLOWED: tuple[FunctionGroup, ...] = (
         """,
     ),
     _group(
-        "They take URLs apart as texts: nothing is asked for over the network.",
+        "They parse URLs as text, without a request over the network.",
         "parse_url try_parse_url try_url_decode url_decode url_encode",
     ),
     _group(
-        "They make digests.",
+        "They compute digests.",
         "crc32 hash md5 sha sha1 sha2 xxhash64",
     ),
     _group(
-        "They make arrays of arrays; what makes long ones is bounded (see `size_limits`).",
+        "They make arrays from arrays; those that can make long ones are bounded (see `size_limits`).",
         """
         array array_append array_compact array_contains array_distinct array_except array_insert
         array_intersect array_join array_max array_min array_position array_prepend array_remove
@@ -102,7 +102,7 @@ ALLOWED: tuple[FunctionGroup, ...] = (
         """,
     ),
     _group(
-        "They make maps of maps and arrays.",
+        "They make maps from maps and arrays.",
         """
         map map_concat map_contains_key map_entries map_from_arrays map_from_entries map_keys map_values
         str_to_map
@@ -113,7 +113,7 @@ ALLOWED: tuple[FunctionGroup, ...] = (
         "named_struct struct",
     ),
     _group(
-        "They look into arrays, maps and texts.",
+        "They read elements and sizes of arrays, maps and text.",
         "cardinality concat element_at reverse size try_element_at",
     ),
     _group(
@@ -147,11 +147,11 @@ ALLOWED: tuple[FunctionGroup, ...] = (
         """,
     ),
     _group(
-        "They make rows of arrays and maps that are there.",
+        "They make rows from existing arrays and maps.",
         "explode explode_outer inline inline_outer posexplode posexplode_outer stack",
     ),
     _group(
-        "They aggregate rows; what they hold is within the driver's and executors' memory.",
+        "They aggregate rows, within the memory of the driver and executors.",
         """
         any any_value approx_count_distinct approx_percentile approx_top_k array_agg avg bit_and bit_or
         bit_xor bitmap_and_agg bitmap_construct_agg bitmap_or_agg bool_and bool_or collect_list collect_set
@@ -163,11 +163,11 @@ ALLOWED: tuple[FunctionGroup, ...] = (
         """,
     ),
     _group(
-        "They number rows and look at those beside.",
+        "They number the rows of a window, and read neighbouring ones.",
         "counter_diff cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number",
     ),
     _group(
-        "They encrypt and decrypt with a key that is given, number rows, or fail on demand.",
+        "They encrypt and decrypt with a given key, number rows, or fail on demand.",
         """
         aes_decrypt aes_encrypt assert_true bitmap_bit_position bitmap_bucket_number bitmap_count hmac
         monotonically_increasing_id raise_error spark_partition_id try_aes_decrypt typeof uuid
@@ -182,25 +182,25 @@ REFUSED: tuple[FunctionGroup, ...] = (
         "java_method reflect try_reflect",
     ),
     _group(
-        "It reads descriptor files of the machine that runs it, or asks a registry of schemas.",
+        "It reads descriptor files of the machine that runs it, or requests schemas from a registry.",
         "from_avro from_protobuf schema_of_avro to_avro to_protobuf",
     ),
     _group(
-        "XML names entities and schemas by file and by URL, and the parser goes there.",
+        "XML refers to entities and schemas by file and URL, and the parser reads them.",
         """
         from_xml schema_of_xml to_xml xpath xpath_boolean xpath_double xpath_float xpath_int xpath_long
         xpath_number xpath_short xpath_string
         """,
     ),
     _group(
-        "It tells of the worker, not of the tables: its account, its catalog, its files, its version.",
+        "It reveals facts of the worker, not of the tables: its account, catalog, files, version.",
         """
         current_catalog current_database current_path current_schema current_user input_file_block_length
         input_file_block_start input_file_name session_user user version
         """,
     ),
     _group(
-        "Sketches name the memory that they take in an argument or in bytes, which a library reads unchecked.",
+        "Sketches set the memory that they take in an argument or in bytes, which a library reads unchecked.",
         """
         approx_top_k_accumulate approx_top_k_combine approx_top_k_estimate count_min_sketch hll_sketch_agg
         hll_sketch_estimate hll_union hll_union_agg kll_merge_agg_bigint kll_merge_agg_double
@@ -222,15 +222,15 @@ REFUSED: tuple[FunctionGroup, ...] = (
         """,
     ),
     _group(
-        "It makes a path of a variant that is not there, up to the index that the path names.",
+        "It creates missing paths of a variant, up to the index in the path.",
         "try_variant_insert try_variant_set variant_insert variant_set",
     ),
     _group(
-        "It is of types and views that tables of Lance do not have: geometries, metric views.",
+        "It is for types and views that tables of Lance do not have: geometries, metric views.",
         "measure st_asbinary st_geogfromwkb st_geomfromwkb st_setsrid st_srid",
     ),
     _group(
-        "It is of the type TIME, which is off in Spark.",
+        "It is for the type TIME, which is off in Spark.",
         """
         current_time localtime make_time time time_diff time_from_micros time_from_millis time_from_seconds
         time_to_micros time_to_millis time_to_seconds time_trunc to_time try_to_time

@@ -1,4 +1,4 @@
-"""What it costs to ask who calls and what they may do: one more server on the same catalog, which does."""
+"""The cost of authentication and authorization: another server on the same catalog has both."""
 
 from __future__ import annotations
 

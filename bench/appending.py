@@ -21,7 +21,7 @@ from bench.wire import ARROW, call, call_json, of_table
 
 @dataclass(slots=True)
 class Appends:
-    """What the writers of one server were told in all rounds, and what is missing afterwards."""
+    """The appends of one server's writers in all rounds, and the acknowledged rows that are missing."""
 
     server: Server
     rates: list[float] = field(default_factory=list)

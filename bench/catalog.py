@@ -44,7 +44,7 @@ def exists(environment: Environment) -> list[Result]:
 
 
 def in_root(environment: Environment) -> list[Result]:
-    """DescribeTable over tables in the root, where RestAdapter asks no catalog: a folder of that name will do."""
+    """DescribeTable of tables in the root, where RestAdapter looks for a folder, not into its catalog."""
     what = "DescribeTable, 1,000 tables in the root (RestAdapter looks for a folder, not into its catalog)"
     requests = data.on_tables("describe", TABLES, data.in_root)
     return _compare(environment, ("root", what), lambda: requests, None, environment.root_catalog)
@@ -94,7 +94,7 @@ def scale(environment: Environment) -> list[Result]:
 
 
 def memory(environment: Environment) -> list[Result]:
-    """Memory of a worker with 100,000 tables, after it was asked about them."""
+    """Memory of a worker with 100,000 tables, after requests for them."""
     server = environment.many.server
     for requests in (data.on_tables("describe", MANY_TABLES), data.on_tables("exists", MANY_TABLES)):
         drive(server.address, requests, environment.load())

@@ -107,7 +107,7 @@ def _timed(server: Server, requests: Lanes, number: int) -> float:
 
 
 def latest(environment: Environment) -> list[Result]:
-    """The latest version of a table with 10,000 versions, asked for in three ways, against one with 10."""
+    """The latest version of a table with 10,000 versions, by three requests, against one with 10."""
     server = environment.managing[0].server
     names = [_history(environment, server, versions) for versions in (FEW_VERSIONS, MOST_VERSIONS)]
     requests = {

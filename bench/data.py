@@ -1,4 +1,4 @@
-"""What the rows need: catalogs of many tables, a table of vectors with its indexes, files to upload.
+"""The data of the rows: catalogs of many tables, a table of vectors with its indexes, files to upload.
 
 All of it is made from fixed seeds; speed does not depend on what the numbers are.
 """
@@ -134,7 +134,7 @@ def _link(source: str, target: str) -> None:
 
 
 def nearest_queries(columns: list[str], count: int = 1_000) -> list[dict[str, Any]]:
-    """Ten nearest rows, twenty partitions probed (what lancedb asks for unless told)."""
+    """Queries of the ten nearest rows, with twenty partitions probed (lancedb's default)."""
     vectors = np.random.default_rng(SEED + 1).standard_normal((count, DIMENSION), dtype=np.float32)
     return [
         {

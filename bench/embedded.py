@@ -24,7 +24,7 @@ from bench.servers import TREE
 
 
 def together(work: Callable[[int], object], threads: int, seconds: float, warm_up: float) -> float:
-    """How often a second several threads get through `work`."""
+    """Return how often per second several threads run `work`."""
     start = time.perf_counter() + warm_up
     end = start + seconds
     turns = count()
@@ -86,7 +86,7 @@ class Searches:
         return search(self._dataset, self._queries[turn % len(self._queries)])
 
     def first(self, count: int) -> list[list[int]]:
-        """What the first queries find."""
+        """Return the results of the first queries."""
         return [self.run(turn).column("id").to_pylist() for turn in range(count)]
 
 
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 class Embedded:
-    """That process, from the outside."""
+    """The client of that process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

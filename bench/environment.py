@@ -1,4 +1,4 @@
-"""What rows share: the work folder, and servers that start when a row first asks for them."""
+"""The shared environment of rows: the work folder, and servers that start when a row first uses them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ NO_ANSWER = 0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How long to send, over how many connections; what is begun in the first `warm_up` seconds does not count.
+    """Duration and number of connections; requests of the first `warm_up` seconds do not count.
 
     With `count` it sends that many requests instead, however long that takes.
     """
@@ -47,7 +47,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one round saw. Latencies are those of requests begun in time, waited for however late they came."""
+    """The measurements of one round. Latencies are those of requests that started in time, however late they ended."""
 
     rate: float
     p50: float
@@ -63,7 +63,7 @@ class Measured:
 
 
 class _Run:
-    """What the connections of one round share."""
+    """The shared state of the connections of one round."""
 
     def __init__(self, load: Load) -> None:
         self._left: int | None = load.count or None

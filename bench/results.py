@@ -22,7 +22,7 @@ HEAD = [
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the table: what was asked and measured, and whether it is enough (None where nothing is asked)."""
+    """One line of the table: target and measurement, and whether it is met (None without a target)."""
 
     row: str
     what: str
@@ -34,7 +34,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Whether it is enough, in a word."""
+        """Return whether the target is met, as a word."""
         return "—" if self.met is None else "yes" if self.met else "**no**"
 
     def line(self, seen: str) -> str:
@@ -58,7 +58,7 @@ def at_most(row: str, what: str, sides: tuple[str, str], value: float, limit: tu
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How results came about; `seen` is when it began, and of which commit."""
+    """The run of results; `seen` has its start and commit."""
 
     command: str
     settings: str

@@ -16,7 +16,7 @@ Requests = Callable[[], Lanes]
 
 @dataclass(slots=True)
 class Side:
-    """What all rounds saw of one server."""
+    """The measurements of one server in all rounds."""
 
     server: Server
     rounds: list[Measured] = field(default_factory=list)

@@ -18,7 +18,7 @@ CHECKED = 3
 
 
 def nearest(environment: Environment) -> list[Result]:
-    """Ten nearest of 100,000 x 128 by IVF_PQ with all columns, as a stock client asks for them."""
+    """The ten nearest of 100,000 x 128 by IVF_PQ with all columns, as a stock client requests them."""
     what = "vector query k=10, 100,000 x 128, IVF_PQ, nprobes 20, all columns, 8 connections"
     return _search(environment, ("nearest", what), data.nearest_queries(data.SCHEMA.names), (2, 0.85))
 

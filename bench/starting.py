@@ -1,4 +1,4 @@
-"""What a start costs: `python -m bench.starting`, and `--against ANOTHER/src` for the same of another version.
+"""The cost of a start: `python -m bench.starting`, and `--against ANOTHER/src` for that of another version.
 
 A server is started on an empty root again and again, `--workers` 1 and 2, until each of its processes has answered;
 with Python's compiled files, and without any (`cold`: a container's first start). The versions take turns, and medians
@@ -69,7 +69,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path, workers: int) -> None:
 
 
 def _serving(parent: int) -> int:
-    """How many children wait for events: what a process has once its event loop is there."""
+    """Return how many child processes wait for events, as they do once their event loop runs."""
     loops = 0
     for child in _children(parent):
         try:

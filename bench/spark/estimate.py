@@ -1,4 +1,4 @@
-"""The plan on paper: what billions of rows on hundreds of executors would take, computed from what was measured here.
+"""Estimate what billions of rows on hundreds of executors would take, from constants that were measured here.
 
 python -m bench.spark.estimate                                        puts the figures into docs/scale.md
 python -m bench.spark.estimate --rows 1e9 --executors 50 --print      shows those of another plan
@@ -73,7 +73,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a job takes. `driver` and `manifest` are bytes, `requests` those to the object store."""
+    """The estimate of a job. `driver` and `manifest` are bytes, `requests` those to the object store."""
 
     job: str
     tasks: float

@@ -15,7 +15,7 @@ Measures = dict[str, Callable[..., Any]]
 
 
 def answer(measures: Measures) -> None:
-    """Do what each line of the standard input asks for, until it ends."""
+    """Run the measurement of each line of the standard input, until it ends."""
     out = sys.stdout
     sys.stdout = sys.stderr  # what libraries print is no answer
     for line in sys.stdin:
@@ -44,7 +44,7 @@ class Process:
         self.memory = 0.0
 
     def ask(self, do: str, **order: Any) -> Any:
-        """What it found. Raises RuntimeError if it ended."""
+        """Return its response. Raises RuntimeError if it ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": do, **order}) + "\n")

@@ -21,7 +21,7 @@ TIMES = 10
 
 @dataclass
 class Environment:
-    """What rows share. `rows` is how many rows the source has."""
+    """The shared environment of rows. `rows` is the number of rows of the source."""
 
     work: Path
     rows: int

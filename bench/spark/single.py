@@ -1,4 +1,4 @@
-"""pylance in one process, with all the threads it wants: what Spark's jobs are measured against."""
+"""pylance in one process, with all its threads: the baseline of Spark's jobs."""
 
 from __future__ import annotations
 

@@ -248,6 +248,18 @@ def test_branches_that_cannot_be_are_refused(table: Table) -> None:
         table.call(branches.delete_table_branch, name="main")
 
 
+@pytest.mark.parametrize("main", [None, "", "main"])
+def test_operations_take_main_however_it_is_written(table: Table, main: str | None) -> None:
+    table.call(branches.create_table_branch, name="one", from_branch=main, from_version=2)
+    assert table.list(branch="one")[-1] == 2
+    table.call(tags.create_table_tag, tag="first", branch=main, version=1)
+    assert table.call(tags.get_table_tag_version, tag="first").branch is None
+    assert table.list(branch=main) == [1, 2, 3, 4, 5]
+    assert table.call(versions.describe_table_version, branch=main, version=3).version.version == 3
+    table.restore(1, branch=main)
+    assert table.list()[-1] == 6
+
+
 def test_stats_are_integers_of_the_real_fragments(server: Server) -> None:
     dataset = server.create("t", pa.table({"a": range(10)}))
     dataset.insert(pa.table({"a": range(5)}))

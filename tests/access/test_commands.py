@@ -17,9 +17,9 @@ from tests.services.wire import stream
 from tiltyard.cli import main
 
 
-def run(*words: str) -> Result:
+def run(*arguments: str) -> Result:
     """A command, in this process: each start of another costs seconds."""
-    return CliRunner().invoke(main, list(words))
+    return CliRunner().invoke(main, list(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_whoami_and_can_by_a_key_of_ones_own(secured: Secured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "says"),
     [
         (("grant", "sing", "--to", "ann"), "not a privilege"),
         (("grant", "read", "--to", "role:nobodies"), "no role"),
@@ -82,9 +82,9 @@ def test_whoami_and_can_by_a_key_of_ones_own(secured: Secured) -> None:
     ],
 )
 def test_commands_that_cannot_be_say_why_in_one_sentence(
-    secured: Secured, reach: list[str], words: tuple[str, ...], says: str
+    secured: Secured, reach: list[str], arguments: tuple[str, ...], says: str
 ) -> None:
-    done = run(*words, *reach)
+    done = run(*arguments, *reach)
     assert done.exit_code == 1 and says in done.stderr and len(done.stderr.splitlines()) == 1
 
 

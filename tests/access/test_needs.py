@@ -74,13 +74,13 @@ def test_operation_by_each_caller_answers_as_the_table_says(stage: Stage, name: 
     assert tried(stage, name) == DOCUMENTED[name][1:]
 
 
-@pytest.mark.parametrize("who", NOBODY)
+@pytest.mark.parametrize("credentials", NOBODY)
 def test_every_operation_by_somebody_unknown_is_401(
-    stage: Stage, scene: Scene, nobodies: dict[str, httpx.Client], who: str
+    stage: Stage, scene: Scene, nobodies: dict[str, httpx.Client], credentials: str
 ) -> None:
     for name in served():
         fields = ROWS[name].fields(scene, Place.MISSING)
-        status = outcome(send(nobodies[who], operations()[name], fields, ROWS[name].body))
+        status = outcome(send(nobodies[credentials], operations()[name], fields, ROWS[name].body))
         assert status == "401.16", f"{name}: {status}"
 
 

@@ -235,8 +235,8 @@ def test_delimiter_dot_reaches_the_root(
 
 def test_concurrent_declares_of_one_name_have_one_winner(raw: Raw, namespace: str) -> None:
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda _: raw.post(f"/v1/table/{namespace}$same/declare").status_code, range(16)))
-    assert sorted(answers) == [200, *[409] * 15]
+        statuses = list(pool.map(lambda _: raw.post(f"/v1/table/{namespace}$same/declare").status_code, range(16)))
+    assert sorted(statuses) == [200, *[409] * 15]
 
 
 def test_drop_namespace_against_declares_never_leaves_an_orphan(raw: Raw, fresh: Fresh) -> None:

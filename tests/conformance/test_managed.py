@@ -172,12 +172,12 @@ def test_create_version_gives_back_what_was_said_of_it(raw: Raw, server: Any) ->
     assert described["manifest_path"].endswith(f"{2**64 - 1 - entry['version']}.manifest")
 
 
-@pytest.mark.parametrize("where", ["table", "namespace"])
-def test_managed_versioning_is_off_where_a_property_says_so(raw: Raw, namespace: str, where: str) -> None:
+@pytest.mark.parametrize("level", ["table", "namespace"])
+def test_managed_versioning_is_off_where_a_property_says_so(raw: Raw, namespace: str, level: str) -> None:
     off = {"properties": {"tiltyard.managed_versioning": "false"}}
-    raw.post(f"/v1/namespace/{namespace}$inner/create", off if where == "namespace" else {})
+    raw.post(f"/v1/namespace/{namespace}$inner/create", off if level == "namespace" else {})
     name = f"{namespace}$inner$t"
-    declared = raw.post(f"/v1/table/{name}/declare", off if where == "table" else {}).json()
+    declared = raw.post(f"/v1/table/{name}/declare", off if level == "table" else {}).json()
     assert declared["managed_versioning"] is False
     assert raw.post(f"/v1/table/{name}/describe").json()["managed_versioning"] is False
     invalid = {"properties": {"tiltyard.managed_versioning": "perhaps"}}

@@ -26,11 +26,11 @@ def test_cases_cover_every_operation_of_the_contract() -> None:
 def test_operation_through_the_generated_client(world: World, generated: Any, case: Case) -> None:
     fields = case.prepare(world)
     try:
-        answer = call_generated(generated, case, fields)
+        response = call_generated(generated, case, fields)
     except NoSuchCallError:
         assert case.operation == "CreateEmptyTable"
         return
-    case.check(world, fields, answer)
+    case.check(world, fields, response)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
@@ -54,7 +54,7 @@ def test_operation_through_the_rust_client(world: World, rest: Any, case: Case) 
             call_rust(rest, case, fields)
         return
     try:
-        answer = call_rust(rest, case, fields)
+        response = call_rust(rest, case, fields)
     except NoSuchCallError:
         return
-    case.check(world, fields, answer)
+    case.check(world, fields, response)

@@ -130,8 +130,10 @@ def test_publish_whose_manifests_cannot_be_finalized_is_not_rolled_back(
     assert (catalog.rows("a"), catalog.rows("new")) == (6, 3)
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_publish_that_fails_on_a_renamed_table_deletes_none_of_its_files(catalog: LocalCatalog, again: bool) -> None:
+@pytest.mark.parametrize("has_new_table", [True, False])
+def test_publish_that_fails_on_a_renamed_table_deletes_none_of_its_files(
+    catalog: LocalCatalog, has_new_table: bool
+) -> None:
     """Even if another table has the name now, so that the client cannot look up the renamed one."""
     write(catalog.client, ["a"])
     with pytest.raises(tiltyard.PublishConflictError), tiltyard.publish(catalog.client) as tables:
@@ -141,7 +143,7 @@ def test_publish_that_fails_on_a_renamed_table_deletes_none_of_its_files(catalog
         with suppress(OSError):
             write(tables, ["a"], "append")  # Lance finds their versions in storage
         catalog.rename("a", "other")
-        if again:
+        if has_new_table:
             write(catalog.client, ["a"])
             for _ in range(3):
                 write(catalog.client, ["a"], "append")
@@ -233,11 +235,11 @@ def test_publish_that_no_server_has_received_is_rolled_back(
 def test_publish_retries_a_batch_that_no_server_has_received(
     catalog: LocalCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[Exception] = [NotSentError("refused"), ThrottlingError("slowly")]
+    errors: list[Exception] = [NotSentError("refused"), ThrottlingError("slowly")]
 
     def received_at_last(request: BatchCommitTablesRequest, key: str | None) -> Any:
-        if answers:
-            raise answers.pop()
+        if errors:
+            raise errors.pop()
         return catalog.client.batch_commit_tables(request)
 
     with tiltyard.publish(catalog.client) as tables:

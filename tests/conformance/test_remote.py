@@ -41,8 +41,8 @@ def table(remote: Any, fresh: Fresh) -> Any:
     return remote.create_table(fresh("t"), rows(100))
 
 
-def ids(answer: Any) -> list[int]:
-    return [row["id"] for row in answer.to_list()]
+def ids(result: Any) -> list[int]:
+    return [row["id"] for row in result.to_list()]
 
 
 def test_table_names_pages_by_last_name_and_list_tables_by_token(remote: Any, fresh: Fresh) -> None:
@@ -226,8 +226,8 @@ def indexed(table: Any) -> Any:
     return table
 
 
-def texts(answer: Any) -> set[str]:
-    return {row["text"] for row in answer.to_list()}
+def texts(result: Any) -> set[str]:
+    return {row["text"] for row in result.to_list()}
 
 
 def test_full_text_in_all_its_ways(indexed: Any) -> None:

@@ -261,8 +261,10 @@ def test_key_of_another_operation_is_409(killable: KillableServer, table: str) -
 def test_key_of_somebody_else_is_another_key(killable: KillableServer, table: str) -> None:
     key, body = next(keys), {"predicate": "id = 1"}
     responses = [
-        killable.http.post(f"/v1/table/{table}/delete", json=body, headers={"idempotency-key": key, "x-api-key": who})
-        for who in ("one", "two")
+        killable.http.post(
+            f"/v1/table/{table}/delete", json=body, headers={"idempotency-key": key, "x-api-key": api_key}
+        )
+        for api_key in ("one", "two")
     ]
     assert [response.json()["num_deleted_rows"] for response in responses] == [1, 0]
 

@@ -80,20 +80,20 @@ def test_server_killed_between_mark_and_delete_deletes_after_its_restart(
 def test_worker_killed_while_it_builds_an_index_is_followed_by_the_next(
     installation: Installation, talk: Talk, tmp_path: Path, kind: dict[str, object]
 ) -> None:
-    held = tmp_path / "held"  # nothing is committed while it exists: the build cannot end before it is killed
-    server = installation.start(TILTYARD_FAULT=f"before_record=hold@{held}")
+    hold = tmp_path / "held"  # nothing is committed while it exists: the build cannot end before it is killed
+    server = installation.start(TILTYARD_FAULT=f"before_record=hold@{hold}")
     wire = talk(server)
     vectors = np.random.default_rng(1).random((40_000, 64), np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 64)
     wire.good(wire.table(["t"], "create", stream(pa.table({"vector": column}))))
     request = {"column": "vector", "distance_type": "l2", "name": "near", **kind}
-    held.touch()
+    hold.touch()
     transaction = wire.good(wire.table(["t"], "create_index", request))["transaction_id"]
     status = f"SELECT status, attempts FROM transactions WHERE id = '{transaction}'"
     wait_until(lambda: installation.sql(status)[0][0] == "Running", "the build has begun")
     server.kill()
     assert installation.sql(status) == [("Running", 1)]
-    held.unlink()
+    hold.unlink()
     server.start()
     installation.expire_leases()
     client = talk(server)

@@ -88,8 +88,8 @@ def test_process_that_stands_still_for_longer_than_its_timeout_is_replaced(small
     suspended = server.workers[0]
     os.kill(suspended, signal.SIGSTOP)
     wait_until(lambda: len(server.workers) == 2 and suspended not in server.workers, "another one is there")
-    said = f"server process {suspended} was killed after no heartbeat for 10 s: another one starts now"
-    wait_until(lambda: any(said in line for line in server.log), "told")
+    message = f"server process {suspended} was killed after no heartbeat for 10 s: another one starts now"
+    wait_until(lambda: any(message in line for line in server.log), "told")
     assert server.stop() == 0
 
 

@@ -54,7 +54,7 @@ def test_lancedb_with_an_unknown_key_gets_the_reason(secured: Secured) -> None:
 
 
 @pytest.mark.parametrize(
-    "shown",
+    "credentials",
     [
         lambda secured, _: {"api_key": {"ApiKeyAuth": secured.keys["ann"]}},
         lambda _, provider: {"access_token": provider.token("ann")},
@@ -62,9 +62,9 @@ def test_lancedb_with_an_unknown_key_gets_the_reason(secured: Secured) -> None:
     ids=["key", "token"],
 )
 def test_generated_client_sends_a_key_or_a_token(
-    secured: Secured, provider: OpenIdProvider, shown: Callable[[Secured, OpenIdProvider], dict[str, Any]]
+    secured: Secured, provider: OpenIdProvider, credentials: Callable[[Secured, OpenIdProvider], dict[str, Any]]
 ) -> None:
-    response = NamespaceApi(client(secured, **shown(secured, provider))).list_namespaces("$")
+    response = NamespaceApi(client(secured, **credentials(secured, provider))).list_namespaces("$")
     assert response.namespaces is not None
 
 

@@ -46,7 +46,7 @@ def films(catalog: CatalogConnection, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("ingest missing.parquet other", "There is no file at"),
         ("ingest pretty.json other", "No line of"),
@@ -93,12 +93,12 @@ def films(catalog: CatalogConnection, tmp_path_factory: pytest.TempPathFactory) 
     ],
 )
 def test_job_that_is_asked_for_wrongly_says_so_in_a_sentence_and_changes_nothing(
-    spark: SparkSession, catalog: CatalogConnection, films: lance.LanceDataset, line: str, told: str
+    spark: SparkSession, catalog: CatalogConnection, films: lance.LanceDataset, line: str, message: str
 ) -> None:
     uri = dict(catalog.properties)["uri"]
     done = CliRunner().invoke(main, ["job", *shlex.split(line), "--uri", uri])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
-    assert (done.exit_code, told in done.output, done.output.count("\n")) == (1, True, 1), done.output
+    assert (done.exit_code, message in done.output, done.output.count("\n")) == (1, True, 1), done.output
     assert ".rs:" not in done.output
     newest = table(catalog, NAME).dataset()
     assert newest.version == films.version

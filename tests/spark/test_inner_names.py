@@ -48,7 +48,7 @@ ARROWS, OTHERS = named("key", "value", "item"), named("k", "v", "element")
 
 
 @pytest.fixture
-def made(
+def create_table(
     spark: SparkSession, catalog: CatalogConnection, fresh: Callable[[str], str], tmp_path: Path
 ) -> Callable[[str], Table]:
     """A table of ten rows from Parquet, by a job or by plain pylance."""
@@ -68,9 +68,14 @@ def made(
 
 @pytest.mark.parametrize("how", [pytest.param("job", marks=pytest.mark.extended), "parquet", "memory"])
 def test_table_with_maps_takes_appends_and_upserts_of_any_file(
-    spark: SparkSession, shared_server: ServerProcess, catalog: CatalogConnection, made: Any, tmp_path: Path, how: str
+    spark: SparkSession,
+    shared_server: ServerProcess,
+    catalog: CatalogConnection,
+    create_table: Any,
+    tmp_path: Path,
+    how: str,
 ) -> None:
-    target = made(how)
+    target = create_table(how)
     path, name = str(tmp_path / "more.parquet"), str(target)
     for number, schema in enumerate((OTHERS, ARROWS)):
         pq.write_table(rows(range(10 * number, 10 * number + 10), schema), path)
@@ -91,9 +96,9 @@ def test_table_with_maps_takes_appends_and_upserts_of_any_file(
 
 
 def test_field_of_a_struct_that_the_table_lacks_is_an_error_and_not_left_out(
-    spark: SparkSession, catalog: CatalogConnection, made: Any, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, create_table: Any, tmp_path: Path
 ) -> None:
-    target = made("job")
+    target = create_table("job")
     inside = pa.array([{"tags": ["a"], "words": None, "more": 1}])
     pq.write_table(rows(range(1), ARROWS).set_column(3, "inside", inside), tmp_path / "more.parquet")
     with pytest.raises((RefusedError, InvalidInputError), match=r"'inside'.*more"):

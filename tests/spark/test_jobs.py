@@ -107,11 +107,11 @@ def test_job_command_help_is_the_functions_docstring(received: dict[str, Any]) -
     assert "Nothing more." in done.output and "Keys." in done.output and "[create|append]" in done.output
 
 
-@pytest.mark.parametrize("given", [{"cast": {"a": "foo"}}, {"check": ["foo"]}, {"udf": "no-such-module:f"}])
-def test_job_that_refuses_an_argument_says_so_as_a_mistake_of_the_caller(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{"cast": {"a": "foo"}}, {"check": ["foo"]}, {"udf": "no-such-module:f"}])
+def test_job_that_refuses_an_argument_says_so_as_a_mistake_of_the_caller(arguments: dict[str, Any]) -> None:
     ingest = find_job("ingest").function
     with pytest.raises(InvalidInputError):
-        ingest(LocalRun(), connection("nowhere"), None, "rows.parquet", "t", **given)
+        ingest(LocalRun(), connection("nowhere"), None, "rows.parquet", "t", **arguments)
 
 
 @pytest.mark.parametrize("name", sorted(PIPELINE_JOBS))

@@ -15,7 +15,7 @@ NOON = 1_700_000_000_000
 
 
 def record(at: int, id_: str = "a", **fields: Any) -> AuditRecord:
-    known = {
+    defaults = {
         "principal": "ada",
         "method": "key",
         "operation": "CreateTable",
@@ -28,7 +28,7 @@ def record(at: int, id_: str = "a", **fields: Any) -> AuditRecord:
         "duration_micros": 1500,
         "context": {"job": "nightly", "sign": "☃\u0000"},
     }
-    return AuditRecord(at, id_, **(known | fields))
+    return AuditRecord(at, id_, **(defaults | fields))
 
 
 def test_add_audit_then_list_returns_the_same_newest_first(store: Store) -> None:
@@ -54,7 +54,7 @@ def test_list_audit_in_pages_returns_each_record_once(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected"),
+    ("conditions", "expected"),
     [
         (AuditFilter(since=NOON + 2), "fedc"),
         (AuditFilter(until=NOON + 2), "ba"),
@@ -67,7 +67,7 @@ def test_list_audit_in_pages_returns_each_record_once(store: Store) -> None:
         (AuditFilter(object="library", principal="ada", since=NOON + 1), "edc"),
     ],
 )
-def test_list_audit_with_a_filter_returns_only_what_fits(store: Store, wanted: AuditFilter, expected: str) -> None:
+def test_list_audit_with_a_filter_returns_only_what_fits(store: Store, conditions: AuditFilter, expected: str) -> None:
     store.add_audit(
         [
             record(NOON, "a"),
@@ -78,7 +78,7 @@ def test_list_audit_with_a_filter_returns_only_what_fits(store: Store, wanted: A
             record(NOON + 5, "f", object="library2$books"),
         ]
     )
-    assert "".join(entry.id for entry in store.list_audit(wanted, None, 10)) == expected
+    assert "".join(entry.id for entry in store.list_audit(conditions, None, 10)) == expected
 
 
 def test_sweep_audit_deletes_the_oldest_up_to_the_limit(store: Store) -> None:

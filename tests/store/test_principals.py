@@ -61,9 +61,9 @@ def test_list_principals_pages_by_name(store: Store) -> None:
 
 def test_describe_key_returns_its_principal_and_its_expiry(store: Store, clock: Clock) -> None:
     add_key(store, "a", "ann", clock.now + HOUR_MS)
-    found = store.describe_key("a")
-    assert found is not None
-    key, principal = found
+    record = store.describe_key("a")
+    assert record is not None
+    key, principal = record
     assert (key.principal, key.hash, key.expires_at, key.revoked_at) == ("ann", "hash of a", clock.now + HOUR_MS, None)
     assert (principal.name, principal.administrator, principal.disabled) == ("ann", False, False)
     assert store.describe_key("b") is None

@@ -136,8 +136,8 @@ def test_objects_location_outside_is_refused(ctx: Context, location: str) -> Non
 
 def test_objects_probe_asks_for_real(ctx: Context, options: dict[str, str]) -> None:
     ctx.storage.probe()
-    gone = options | {"aws_endpoint": "http://127.0.0.1:9"}
-    unreachable = Storage(Settings(root="s3://bucket/x", db="sqlite:///x", storage_options=gone))
+    elsewhere = options | {"aws_endpoint": "http://127.0.0.1:9"}
+    unreachable = Storage(Settings(root="s3://bucket/x", db="sqlite:///x", storage_options=elsewhere))
     with pytest.raises(errors.ServiceUnavailableError):
         unreachable.probe()
     missing = Storage(Settings(root="s3://missing/x", db="sqlite:///x", storage_options=options))

@@ -32,8 +32,8 @@ def test_constant_mask_alone_is_shown(ann: httpx.Client, admin: httpx.Client) ->
 
 
 def test_null_mask_keeps_the_type_of_its_column(ann: httpx.Client) -> None:
-    answer = call(ann, "QueryTable", k=10, columns={"column_names": ["pay", "ssn"]})
-    assert pa.ipc.open_file(io.BytesIO(answer.content)).schema.field("pay").type == pa.int64()
+    response = call(ann, "QueryTable", k=10, columns={"column_names": ["pay", "ssn"]})
+    assert pa.ipc.open_file(io.BytesIO(response.content)).schema.field("pay").type == pa.int64()
 
 
 def test_administrators_and_exempt_roles_see_all(secured: Secured, admin: httpx.Client) -> None:

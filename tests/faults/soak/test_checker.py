@@ -68,10 +68,10 @@ class HistoryBuilder:
         """Return the complaints."""
         return check_history(History(self.attempts, tuple(self.reads)), self.versions, self.tags)
 
-    def assert_complaint(self, *words: str) -> None:
+    def assert_complaint(self, *parts: str) -> None:
         """Assert that there is a complaint that has all of these words."""
         complaints = self.check_history()
-        assert any(all(word in complaint for word in words) for complaint in complaints), complaints
+        assert any(all(part in complaint for part in parts) for complaint in complaints), complaints
 
 
 @pytest.fixture

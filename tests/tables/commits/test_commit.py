@@ -157,7 +157,7 @@ def together(server: Server, *commits: tuple[str, int, str]) -> list[Any]:
 
 
 @pytest.fixture
-def known(server: Server, folder: Path, tmp_path: Path) -> Path:
+def cached_table(server: Server, folder: Path, tmp_path: Path) -> Path:
     """The folder of `t`; the process has cached the tables `t` and `u` (`KnownTables`) by earlier commits."""
     server.declare("u")
     first = [(name, 1, stage(location(server, name), 1, tmp_path)) for name in ("t", "u")]
@@ -169,7 +169,7 @@ def known(server: Server, folder: Path, tmp_path: Path) -> Path:
 
 
 def test_tables_that_are_known_are_not_looked_for(
-    server: Server, known: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, cached_table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     third = [(name, 3, stage(location(server, name), 3, tmp_path)) for name in ("t", "u")]
     for method in ("find_tables", "describe_table"):
@@ -178,7 +178,7 @@ def test_tables_that_are_known_are_not_looked_for(
 
 
 def test_known_table_that_is_gone_is_not_found_and_others_do_not_suffer(
-    server: Server, known: Path, tmp_path: Path
+    server: Server, cached_table: Path, tmp_path: Path
 ) -> None:
     third = [(name, 3, stage(location(server, name), 3, tmp_path)) for name in ("t", "u")]
     server.services.store.remove_table(("t",), delete_folder=False)
@@ -186,17 +186,17 @@ def test_known_table_that_is_gone_is_not_found_and_others_do_not_suffer(
 
 
 def test_known_table_that_was_renamed_is_found_by_its_new_name_alone(
-    server: Server, known: Path, tmp_path: Path
+    server: Server, cached_table: Path, tmp_path: Path
 ) -> None:
-    third = stage(known, 3, tmp_path)
+    third = stage(cached_table, 3, tmp_path)
     server.services.store.rename_table(("t",), ("v",))
     assert together(server, ("t", 3, third)) == [TableNotFoundError]
     assert Path(third).exists()
     assert together(server, ("v", 3, third)) == [3]
 
 
-def test_table_that_has_the_name_of_a_known_one_is_another(server: Server, known: Path, tmp_path: Path) -> None:
-    old = stage(known, 3, tmp_path)
+def test_table_that_has_the_name_of_a_known_one_is_another(server: Server, cached_table: Path, tmp_path: Path) -> None:
+    old = stage(cached_table, 3, tmp_path)
     server.services.store.rename_table(("t",), ("v",))
     server.declare("t")
     staged, other = stage(location(server, "t"), 1, tmp_path), stage(location(server, "u"), 3, tmp_path)
@@ -206,10 +206,12 @@ def test_table_that_has_the_name_of_a_known_one_is_another(server: Server, known
     assert [lance.dataset(location(server, name)).count_rows() for name in ("t", "u", "v")] == [3, 9, 9]
 
 
-def test_commit_to_a_known_table_that_was_lost_is_a_conflict(server: Server, known: Path, tmp_path: Path) -> None:
+def test_commit_to_a_known_table_that_was_lost_is_a_conflict(
+    server: Server, cached_table: Path, tmp_path: Path
+) -> None:
     staged, rival, other = (
-        stage(known, 3, tmp_path),
-        stage(known, 3, tmp_path),
+        stage(cached_table, 3, tmp_path),
+        stage(cached_table, 3, tmp_path),
         stage(location(server, "u"), 3, tmp_path),
     )
     commits = [("t", 3, rival), ("t", 3, staged), ("u", 3, other), ("t", 3, rival)]
@@ -242,16 +244,16 @@ def test_create_version_is_noted_as_final_soon_and_never_taken_for_unfinished(
     )  # type: ignore[union-attr]  # there is one
 
 
-@pytest.mark.parametrize("noted", [True, False], ids=["later", "right behind a commit of this server"])
+@pytest.mark.parametrize("is_marked", [True, False], ids=["later", "right behind a commit of this server"])
 def test_create_version_that_was_committed_round_the_server_is_a_conflict(
-    server: Server, folder: Path, tmp_path: Path, noted: bool
+    server: Server, folder: Path, tmp_path: Path, is_marked: bool
 ) -> None:
     create(server, "t", 1, stage(folder, 1, tmp_path))
     staged = stage(folder, 2, tmp_path)
     lance.dataset(folder).insert(ROWS.slice(0, 1))
-    if noted:
+    if is_marked:
         server.services.finalized_log.flush()
-    assert server.services.finalized_log.is_latest(1, "", 1, "V2") is not noted
+    assert server.services.finalized_log.is_latest(1, "", 1, "V2") is not is_marked
     with pytest.raises(ConcurrentModificationError):
         create(server, "t", 2, staged)
     assert [record.version for record in server.services.store.list_versions(1)] == [1]
@@ -259,29 +261,29 @@ def test_create_version_that_was_committed_round_the_server_is_a_conflict(
     assert create(server, "t", 3, stage(folder, 3, tmp_path)).version == 3
 
 
-@pytest.mark.parametrize("noted", [True, False], ids=["later", "right behind a commit of this server"])
+@pytest.mark.parametrize("is_marked", [True, False], ids=["later", "right behind a commit of this server"])
 def test_create_version_behind_one_that_a_restore_of_files_has_taken_away_is_refused(
-    server: Server, folder: Path, tmp_path: Path, noted: bool
+    server: Server, folder: Path, tmp_path: Path, is_marked: bool
 ) -> None:
     for version in (1, 2):
         create(server, "t", version, stage(folder, version, tmp_path))
     staged = stage(folder, 3, tmp_path)
-    if noted:
+    if is_marked:
         server.services.finalized_log.flush()
-    assert server.services.finalized_log.is_latest(1, "", 2, "V2") is not noted
+    assert server.services.finalized_log.is_latest(1, "", 2, "V2") is not is_marked
     (folder / "_versions" / f"{2**64 - 3}.manifest").unlink()
     with pytest.raises(InvalidInputError, match="next version is 2"):
         create(server, "t", 3, staged)
     assert [record.version for record in server.services.store.list_versions(1)] == [1, 2]
 
 
-@pytest.mark.parametrize("noted", [True, False], ids=["later", "right behind a commit of this server"])
+@pytest.mark.parametrize("is_marked", [True, False], ids=["later", "right behind a commit of this server"])
 def test_create_version_by_names_other_than_the_tables_is_refused(
-    server: Server, folder: Path, tmp_path: Path, noted: bool
+    server: Server, folder: Path, tmp_path: Path, is_marked: bool
 ) -> None:
     """Lance opens no folder with both kinds of names."""
     create(server, "t", 1, stage(folder, 1, tmp_path))
-    if noted:
+    if is_marked:
         server.services.finalized_log.flush()
     staged = stage(folder, 2, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged, naming_scheme="V1")

@@ -204,7 +204,7 @@ def test_build_gives_lance_no_progress_callback(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("run", "queued", "stands"),
+    ("run", "queued", "is_stalled"),
     [
         (0.0015, 0.02, True),  # Lance waits for ever, and looks for signals: measured 6 ticks in 40 s
         (0.0, 0.0, True),
@@ -213,7 +213,7 @@ def test_build_gives_lance_no_progress_callback(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_stall_is_told_from_slowness_by_processor_time_and_by_waiting_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: float, queued: float, stands: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: float, queued: float, is_stalled: bool
 ) -> None:
     """Fake /proc files: whole ticks of processor time, nanoseconds of waiting."""
     clock = {"now": 1000.0}
@@ -230,7 +230,7 @@ def test_stall_is_told_from_slowness_by_processor_time_and_by_waiting_for_it(
             (thread / "schedstat").write_text(f"0 {int(queued * second * 1e9)} 1")
             stall.check(is_waiting=False)
 
-    if stands:
+    if is_stalled:
         with pytest.raises(ServiceUnavailableError, match="made no progress for 300 s"):
             look()
         assert clock["now"] <= 1310

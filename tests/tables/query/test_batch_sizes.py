@@ -37,10 +37,10 @@ def test_batch_options_of_narrow_rows_say_nothing(tmp_path: Path) -> None:
     for read in (None, (), ["id", "name"], ["v"]):
         for expressions in ({}, {"filter": "id < 10"}, {"filter": "name LIKE '%7'"}, {"filter": "upper(name) = 'X'"}):
             assert batch_options(table, read, expressions) == {}, (read, expressions)
-    words = pa.array([f"word {number % 5000} of a dictionary" for number in range(100_000)])
+    column = pa.array([f"word {number % 5000} of a dictionary" for number in range(100_000)])
     tags = pa.array([[f"tag {number % 7}", "other"] for number in range(100_000)])
     table = Snapshot(
-        lance.write_dataset(pa.table({"word": words, "tags": tags, "none": pa.nulls(100_000)}), tmp_path / "w")
+        lance.write_dataset(pa.table({"word": column, "tags": tags, "none": pa.nulls(100_000)}), tmp_path / "w")
     )
     for expressions in ({}, {"filter": "upper(word) = 'X'"}, {"filter": "array_has(tags, 'x') AND none IS NULL"}):
         assert batch_options(table, None, expressions) == {}, expressions

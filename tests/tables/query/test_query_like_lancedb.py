@@ -345,7 +345,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def ours(local: Any, monkeypatch: pytest.MonkeyPatch) -> Table:
+def table_of_server(local: Any, monkeypatch: pytest.MonkeyPatch) -> Table:
     return Table(local.uri, monkeypatch)
 
 
@@ -358,9 +358,9 @@ def in_order(result: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_query_answers_as_lancedb_does(case: Case, local: Any, ours: Table) -> None:
-    theirs, request = case
-    expected, result = theirs(local).to_arrow(), ours.query(**request)
+def test_query_answers_as_lancedb_does(case: Case, local: Any, table_of_server: Table) -> None:
+    query_lancedb, request = case
+    expected, result = query_lancedb(local).to_arrow(), table_of_server.query(**request)
     if request.get("fast_search"):
         expected = expected.drop_columns("_rowid")  # not requested
     assert result.schema.equals(expected.schema, check_metadata=True)

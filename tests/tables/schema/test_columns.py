@@ -193,7 +193,7 @@ LISTED = pa.list_(pa.struct([("x y", pa.float64())]))
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "wanted", "lost", "kept"),
+    ("path", "kind", "new_type", "lost", "kept"),
     [
         ("c d", pa.float64(), "float32", 1e300, 0.1),
         ("c", pa.timestamp("us"), "date32", NOON, MIDNIGHT),
@@ -203,12 +203,12 @@ LISTED = pa.list_(pa.struct([("x y", pa.float64())]))
     ],
 )
 def test_alter_columns_that_would_lose_a_value_is_refused(
-    server: Server, path: str, kind: pa.DataType, wanted: str, lost: Any, kept: Any
+    server: Server, path: str, kind: pa.DataType, new_type: str, lost: Any, kept: Any
 ) -> None:
     column = path.partition(".")[0]
     for name, value in (("lost", lost), ("kept", kept)):
         server.create(name, pa.table({column: pa.array([kept, None, value], kind)}))
-        alterations = [{"path": path, "data_type": wanted}]
+        alterations = [{"path": path, "data_type": new_type}]
         request = ask(models.AlterTableAlterColumnsRequest, id=name, alterations=alterations)
         if name == "kept":
             assert columns.alter_table_alter_columns(server.ctx, request).version == 2

@@ -223,7 +223,7 @@ def test_batch_deletes_versions_for_all_to_see(server: Server, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("ranges", "taken", "remaining"),
+    ("ranges", "subtracted", "remaining"),
     [
         ([], [(1, 2)], []),
         ([(3, 3), (5, 2)], [], []),
@@ -235,6 +235,6 @@ def test_batch_deletes_versions_for_all_to_see(server: Server, tmp_path: Path) -
     ],
 )
 def test_ranges_are_subtracted(
-    ranges: list[tuple[int, int]], taken: list[tuple[int, int]], remaining: list[tuple[int, int]]
+    ranges: list[tuple[int, int]], subtracted: list[tuple[int, int]], remaining: list[tuple[int, int]]
 ) -> None:
-    assert list(subtract(ranges, taken)) == remaining
+    assert list(subtract(ranges, subtracted)) == remaining

@@ -72,9 +72,9 @@ def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Run a test on its own event loop, for a minute at most."""
 
     @functools.wraps(test)
-    def run(*given: Any, **named: Any) -> None:
+    def run(*arguments: Any, **named: Any) -> None:
         async def within() -> None:
-            await asyncio.wait_for(test(*given, **named), 60)
+            await asyncio.wait_for(test(*arguments, **named), 60)
 
         asyncio.run(within())
 
@@ -290,7 +290,7 @@ def test_turns_that_come_once_the_server_has_stopped_are_left_to_others(monkeypa
     asyncio.run(serve())
     others.release()
     until = time.monotonic() + 10
-    while (mine := Locks().try_acquire(lock)) is None and time.monotonic() < until:
+    while (acquired := Locks().try_acquire(lock)) is None and time.monotonic() < until:
         time.sleep(0.01)
-    assert mine is not None
-    mine.release()
+    assert acquired is not None
+    acquired.release()

@@ -31,11 +31,11 @@ LARGEST = (1 << 63) - 1
 
 def headers(body: bytes) -> list[bytes]:
     """Return the headers of a stream's messages."""
-    found, at = [], 0
+    headers_of_body, at = [], 0
     while length := PREFIX.unpack_from(body, at)[1]:
-        found.append(body[at + PREFIX.size : at + PREFIX.size + length])
-        at += PREFIX.size + length + read_message(found[-1])[2]
-    return found
+        headers_of_body.append(body[at + PREFIX.size : at + PREFIX.size + length])
+        at += PREFIX.size + length + read_message(headers_of_body[-1])[2]
+    return headers_of_body
 
 
 def table(*offsets: int, vector: bytes = b"") -> bytes:

@@ -98,7 +98,7 @@ def test_rate_limits_by_name_stand_in_place_of_the_general_one() -> None:
             return error
         return None
 
-    refusals = {who.name: [refused(who) for _ in range(5)] for who in (ANN, BOB)}
+    refusals = {caller.name: [refused(caller) for _ in range(5)] for caller in (ANN, BOB)}
     assert [refusals["ann"].count(None), refusals["bob"].count(None)] == [1, 3]
     refusal = refusals["bob"][-1]
     assert refusal is not None and (refusal.status, refusal.code, refusal.headers) == (

@@ -27,8 +27,8 @@ ROUTER = Router(Route(operation, handler) for operation, handler in bound_operat
     ],
 )
 def test_match_takes_the_raw_path_apart(method: str, path: bytes, name: str, segments: dict[str, bytes]) -> None:
-    route, found = ROUTER.match(method, path)
-    assert (route.operation.name, found) == (name, segments)
+    route, values = ROUTER.match(method, path)
+    assert (route.operation.name, values) == (name, segments)
 
 
 def test_match_puts_back_the_root_that_clients_drop_with_the_delimiter_dot() -> None:

@@ -54,12 +54,12 @@ ALIKE: list[tuple[pa.Array, pa.DataType]] = [
 ]
 
 
-@pytest.mark.parametrize(("array", "wanted"), ALIKE, ids=[str(kind) for _, kind in ALIKE])
-def test_cast_array_takes_the_inner_names_of_the_wanted_type_both_ways(array: pa.Array, wanted: pa.DataType) -> None:
-    assert array.type.equals(wanted), "Arrow sees no difference"
-    assert not is_same_type(array.type, wanted)
-    cast = cast_array(array, wanted)
-    assert is_same_type(cast.type, wanted)
+@pytest.mark.parametrize(("array", "target"), ALIKE, ids=[str(kind) for _, kind in ALIKE])
+def test_cast_array_takes_the_inner_names_of_the_wanted_type_both_ways(array: pa.Array, target: pa.DataType) -> None:
+    assert array.type.equals(target), "Arrow sees no difference"
+    assert not is_same_type(array.type, target)
+    cast = cast_array(array, target)
+    assert is_same_type(cast.type, target)
     assert cast.to_pylist() == array.to_pylist()
     assert is_same_type(cast_array(cast, array.type).type, array.type)
 
@@ -79,7 +79,7 @@ def test_is_same_type_sees_nullability_and_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "wanted", "error"),
+    ("kind", "value", "target", "error"),
     [
         (pa.struct([("a", INT), ("b", INT)]), {"a": 1, "b": 2}, pa.struct([("a", INT)]), "no field 'b'"),
         (
@@ -94,10 +94,10 @@ def test_is_same_type_sees_nullability_and_types() -> None:
     ],
 )
 def test_cast_array_refuses_where_pyarrow_would_lose_values(
-    kind: pa.DataType, value: Any, wanted: pa.DataType, error: str
+    kind: pa.DataType, value: Any, target: pa.DataType, error: str
 ) -> None:
     with pytest.raises(pa.ArrowNotImplementedError, match=error):
-        cast_array(pa.array([value], kind), wanted)
+        cast_array(pa.array([value], kind), target)
 
 
 def test_cast_array_refuses_what_may_not_be_null_as_a_value() -> None:
@@ -181,13 +181,13 @@ NO_LOSSES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("array, wanted", LOSSES, ids=lambda value: str(getattr(value, "type", value)))
-def test_cast_that_loses_a_value_is_refused(array: pa.Array, wanted: pa.DataType) -> None:
-    array.cast(wanted)  # pyarrow says nothing
+@pytest.mark.parametrize("array, target", LOSSES, ids=lambda value: str(getattr(value, "type", value)))
+def test_cast_that_loses_a_value_is_refused(array: pa.Array, target: pa.DataType) -> None:
+    array.cast(target)  # pyarrow says nothing
     with pytest.raises(pa.ArrowInvalid, match="would become"):
-        cast_array(array, wanted)
+        cast_array(array, target)
 
 
-@pytest.mark.parametrize("array, wanted", NO_LOSSES, ids=lambda value: str(getattr(value, "type", value)))
-def test_cast_that_loses_nothing_passes(array: pa.Array, wanted: pa.DataType) -> None:
-    assert repr(cast_array(array, wanted).to_pylist()) == repr(array.cast(wanted).to_pylist())
+@pytest.mark.parametrize("array, target", NO_LOSSES, ids=lambda value: str(getattr(value, "type", value)))
+def test_cast_that_loses_nothing_passes(array: pa.Array, target: pa.DataType) -> None:
+    assert repr(cast_array(array, target).to_pylist()) == repr(array.cast(target).to_pylist())

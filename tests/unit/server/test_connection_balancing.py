@@ -91,9 +91,9 @@ def test_counts_of_a_killed_process_are_those_of_the_one_in_its_place(file: Path
 class Shared:
     """The counts of two servers in one process."""
 
-    def __init__(self, counts: list[int | None], mine: int, changed: asyncio.Event) -> None:
+    def __init__(self, counts: list[int | None], own: int, changed: asyncio.Event) -> None:
         self._counts = counts
-        self._mine = mine
+        self._mine = own
         self._changed = changed
 
     @property

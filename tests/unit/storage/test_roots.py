@@ -31,7 +31,7 @@ def test_load_settings_storages_from_a_file_and_a_variable(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"credentials": {"aws_secret_access_key": "hunter2"}}, "plain text"),
         ({"options": {"aws_secret_access_key": "hunter2"}}, "by reference"),
@@ -47,9 +47,11 @@ def test_load_settings_storages_from_a_file_and_a_variable(tmp_path: Path) -> No
         ({"color": "red", "credentials": {"aws_secret_access_key": "hunter2"}}, "color"),
     ],
 )
-def test_load_settings_storage_that_cannot_be_is_refused_without_its_secret(fields: dict[str, Any], words: str) -> None:
+def test_load_settings_storage_that_cannot_be_is_refused_without_its_secret(
+    fields: dict[str, Any], message: str
+) -> None:
     text = msgspec.json.encode({"lake": {"uri": "s3://lake", **fields}}).decode()
-    with pytest.raises(ConfigError, match=words) as refused:
+    with pytest.raises(ConfigError, match=message) as refused:
         load_settings({}, environ={"TILTYARD_STORAGE": text})
     assert "hunter2" not in str(refused.value)
 

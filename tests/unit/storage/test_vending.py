@@ -27,13 +27,13 @@ FOLDER = Folder.of("s3://lake/tables/t")
 
 
 @given(NAMES, NAMES)
-def test_cve_2026_42810_s3_policy_of_any_name_opens_that_folder_alone(mine: str, other: str) -> None:
-    folder = Folder("lake", mine.strip("/"))
+def test_cve_2026_42810_s3_policy_of_any_name_opens_that_folder_alone(own_name: str, other_name: str) -> None:
+    folder = Folder("lake", own_name.strip("/"))
     policy = s3_policy(folder, ROLE, writable=True)
     arn = "arn:aws:s3:::lake"
     assert allows(policy, "s3:PutObject", f"{arn}/{folder.path}/x", None)
     assert allows(policy, "s3:ListBucket", arn, f"{folder.path}/")
-    for name in (other, f"{folder.path}2", folder.path):
+    for name in (other_name, f"{folder.path}2", folder.path):
         if not name.startswith(folder.prefix):
             assert not allows(policy, "s3:GetObject", f"{arn}/{name}", None)
             assert not allows(policy, "s3:ListBucket", arn, name)

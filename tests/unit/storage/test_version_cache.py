@@ -53,13 +53,13 @@ def test_fact_that_is_empty_is_read_once(fact: Any) -> None:
 
 
 def test_fact_that_cannot_be_read_is_read_again() -> None:
-    answers = iter([KeyError("not yet"), 7])
+    results = iter([KeyError("not yet"), 7])
 
     def read(dataset: Any) -> int:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     one = snapshot(Dataset(1))
     with pytest.raises(KeyError, match="not yet"):

@@ -8,12 +8,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import boto3
 import lance
 import pyarrow as pa
+import pytest
 
+from tests.services.hive import HiveMetastore
 from tests.services.s3 import S3Server
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
+from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
+from tiltyard.mounts.thrift_structs import Struct, struct, struct_list, text, text_map
 
 NUMBERS = count(1)
 
@@ -91,5 +96,69 @@ def object_store_directory(server: S3Server) -> Backend:
         unsupported=DIRECTORY_CANNOT,
         location_of=lambda name: f"{root}/elsewhere/{name}",
         impossible_names=DIRECTORY_CANNOT_HOLD,
+        storage_options=server.options,
+    )
+
+
+def hive_entry(table: Id, location: str, parameters: Mapping[str, str]) -> Struct:
+    """Return an entry as others write it."""
+    serde = Struct({3: text_map({})})
+    descriptor = Struct({1: struct_list([]), 2: text(location), 7: struct(serde), 10: text_map({"their": "own"})})
+    return Struct({1: text(table.name), 2: text(table.parent.name), 7: struct(descriptor), 9: text_map(parameters)})
+
+
+def hive_backend(metastore: HiveMetastore) -> Backend:
+    """A metastore."""
+    raw = ThriftClient("raw", [("127.0.0.1", metastore.port)], ThriftLimits(60, 5, 8))
+
+    def add_other_table(table: Id) -> None:
+        entry = hive_entry(table, f"{metastore.folder}/other/{table.name}", {"table_type": "ICEBERG", "a": "b"})
+        result = raw.call("create_table", Struct({1: struct(entry)}), is_read=False)
+        assert not result, result
+
+    def read_other_table(table: Id) -> Struct:
+        return raw.call("get_table", Struct({1: text(table.parent.name), 2: text(table.name)}), is_read=True)
+
+    return Backend(
+        "hive",
+        {"uri": metastore.uri, "timeout": 60, "connect_timeout": 10},
+        location_of=lambda name: f"{metastore.folder}/elsewhere/{name}",
+        add_other_table=add_other_table,
+        read_other_table=read_other_table,
+        impossible_names=("Upper", "a-b", "a.b", "a b", "ä", "", "x" * 129),
+    )
+
+
+def glue_backend(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Glue, as moto plays it."""
+    monkeypatch.setenv("MOUNTS_TEST_KEY", "testing")
+    raw = boto3.client(
+        "glue",
+        endpoint_url=server.endpoint,
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+        region_name="us-east-1",
+    )
+    root = server.new_bucket(new_name("glue"))
+
+    def add_other_table(table: Id) -> None:
+        entry = {"Name": table.name, "Parameters": {"table_type": "ICEBERG"}}
+        raw.create_table(DatabaseName=table.parent.name, TableInput=entry)
+
+    return Backend(
+        "glue",
+        {
+            "region": "us-east-1",
+            "endpoint": server.endpoint,
+            "access_key_id": "env:MOUNTS_TEST_KEY",
+            "secret_access_key": "env:MOUNTS_TEST_KEY",
+            "root": root,
+            "timeout": 60,
+        },
+        unsupported=frozenset(("rename_table",)),
+        location_of=lambda name: f"{root}/elsewhere/{name}",
+        add_other_table=add_other_table,
+        read_other_table=lambda table: raw.get_table(DatabaseName=table.parent.name, Name=table.name)["Table"],
+        impossible_names=("Upper", "a.b", "a b", "ä", "", "x" * 256),
         storage_options=server.options,
     )

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from tests.mounts.backends import Backend, local_directory, new_name, object_store_directory
+from tests.mounts.backends import Backend, glue_backend, hive_backend, local_directory, new_name, object_store_directory
+from tests.services.glue import GLUE_AS_DOCUMENTED
+from tests.services.hive import HiveMetastore, hive_3_jars, hive_metastore
 from tests.services.s3 import S3Server, s3_server
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog
 
-EXTENDED = ("dir-s3",)
-BACKENDS = (
-    "dir-both",
-    "dir-manifest",
-    "dir-listing",
-    *(pytest.param(name, marks=pytest.mark.extended) for name in EXTENDED),
-)
+LOCAL = ("dir-both", "dir-manifest", "dir-listing")
+EXTENDED = tuple(pytest.param(name, marks=pytest.mark.extended) for name in ("dir-s3", "hive", "hive-3", "glue"))
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
-    with s3_server() as server:
+    with s3_server(GLUE_AS_DOCUMENTED) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def hive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HiveMetastore]:
+    with hive_metastore(tmp_path_factory.mktemp("hive")) as metastore:
+        yield metastore
+
+
+@pytest.fixture(scope="module")
+def hive_3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HiveMetastore]:
+    if shutil.which("mvn") is None:
+        pytest.skip("Maven is not here, which brings Hive 3")
+    with hive_metastore(tmp_path_factory.mktemp("hive"), hive_3_jars()) as metastore:
+        yield metastore
 
 
 @pytest.fixture(params=(*LOCAL, *EXTENDED))
@@ -32,6 +44,12 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     match request.param:
         case "dir-s3":
             return object_store_directory(request.getfixturevalue("s3"))
+        case "glue":
+            return glue_backend(request.getfixturevalue("s3"), request.getfixturevalue("monkeypatch"))
+        case "hive":
+            return hive_backend(request.getfixturevalue("hive"))
+        case "hive-3":
+            return hive_backend(request.getfixturevalue("hive_3"))
         case local:
             return local_directory(tmp_path_factory.mktemp("root"), local.removeprefix("dir-"))
 

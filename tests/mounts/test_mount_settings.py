@@ -27,6 +27,11 @@ from tiltyard.mounts.mount_settings import parse_settings
         ("dir", {"root": "/x", "timeout": 0}, "timeout is 0"),
         ("dir", {"root": "/x", "timeout": "soon"}, "not valid"),
         ("dir", {"root": "/x", "credentials": {"aws_secret_access_key": "hunter2"}}, "plain text"),
+        ("hive", {"uri": "http://host"}, "thrift://host:port"),
+        ("hive", {"uri": "thrift://host,thrift://"}, "thrift://host:port"),
+        ("hive", {"uri": "thrift://host", "connections": 0}, "connections is 0"),
+        ("hive", {"uri": "thrift://host", "root": "lake"}, "relative"),
+        ("glue", {"region": "us-east-1", "endpoint": "no url"}, "cannot be used"),
         ("dir", {"root": "/x", "credentials": {"aws_secret_access_key": "env:TILTYARD_NO_SUCH"}}, "TILTYARD_NO_SUCH"),
     ],
 )

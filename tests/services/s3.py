@@ -64,10 +64,10 @@ class S3Server:
 
 
 @contextmanager
-def s3_server() -> Iterator[S3Server]:
-    """Run a server on a free port."""
+def s3_server(patch: str = "") -> Iterator[S3Server]:
+    """Run a server on a free port; `patch` is a program that changes what else moto serves."""
     port, reserved = reserve_port()
-    command = [sys.executable, "-c", PROGRAM, str(port)]
+    command = [sys.executable, "-c", patch + PROGRAM, str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server = S3Server(f"http://127.0.0.1:{port}")

@@ -24,6 +24,8 @@ ENTRY_POINTS = "tiltyard.mounts"
 
 KINDS = {
     "dir": "tiltyard.mounts.directory:DirectoryCatalog",
+    "glue": "tiltyard.mounts.glue:GlueCatalog",
+    "hive": "tiltyard.mounts.hive:HiveCatalog",
 }
 """The classes of catalogs, by kind; a class is imported, and the packages it needs, when the first one is opened."""
 

@@ -1,0 +1,357 @@
+"""AWS Glue's Data Catalog: its databases are namespaces, its tables with Lance's marker are tables.
+
+Glue never touches data. It deletes a database with all tables in it, so emptiness is checked here first. It cannot
+rename a table. Each entry has a version: a change is made on the version that was read, or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InternalError,
+    InvalidInputError,
+    LanceNamespaceError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    ServiceUnavailableError,
+    TableAlreadyExistsError,
+    ThrottlingError,
+    UnauthenticatedError,
+    UnsupportedOperationError,
+)
+
+from tiltyard.model.ids import Id
+from tiltyard.mounts.database_ids import DatabaseIds
+from tiltyard.mounts.lance_entries import (
+    MARKER,
+    MARKER_PROPERTIES,
+    check_properties,
+    is_lance,
+    normalized_location,
+    other_format_error,
+    user_properties,
+    with_changes,
+)
+from tiltyard.mounts.mount_settings import SECRET, check_seconds
+from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, check_limit
+from tiltyard.storage.locations import TABLE_SUFFIX, canonical_location
+
+PAGE_SIZE = 100
+"""Glue's largest page."""
+
+_HIDDEN_PROPERTIES = frozenset(("EXTERNAL", "spark.sql.sources.provider"))
+_ENTRY_PARAMETERS = {**MARKER_PROPERTIES, "EXTERNAL": "TRUE", "spark.sql.sources.provider": MARKER}
+_TABLE_INPUT = frozenset(
+    (
+        "Name", "Description", "Owner", "LastAccessTime", "LastAnalyzedTime", "Retention", "StorageDescriptor",
+        "PartitionKeys", "ViewOriginalText", "ViewExpandedText", "TableType", "Parameters", "TargetTable",
+        "ViewDefinition",
+    )
+)  # fmt: skip
+"""Parts of an entry that an update may and must have: what is left out of it is removed."""
+_DATABASE_INPUT = frozenset(
+    ("Name", "Description", "LocationUri", "Parameters", "CreateTableDefaultPermissions", "TargetDatabase")
+)
+
+_ERRORS: tuple[tuple[frozenset[str], type[LanceNamespaceError], str], ...] = (
+    (
+        frozenset(("ThrottlingException", "Throttling", "TooManyRequestsException", "ResourceNumberLimitExceeded")),
+        ThrottlingError,
+        "is throttled: try again in a moment",
+    ),
+    (
+        frozenset(("ConcurrentModificationException", "VersionMismatchException")),
+        ConcurrentModificationError,
+        "has another version of this by now: try again",
+    ),
+    (frozenset(("AccessDeniedException", "AccessDenied")), PermissionDeniedError, "refuses this to the mount's keys"),
+    (
+        frozenset(("UnrecognizedClientException", "ExpiredTokenException", "InvalidSignatureException")),
+        UnauthenticatedError,
+        "does not accept the mount's keys",
+    ),
+    (frozenset(("InvalidInputException", "ValidationException")), InvalidInputError, "does not take this"),
+    (
+        frozenset(("OperationTimeoutException", "InternalServiceException", "ServiceUnavailable")),
+        ServiceUnavailableError,
+        "does not answer: try again in a moment",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class GlueSettings:
+    """Which Data Catalog is mounted, and with whose keys; without keys, those of the host (AWS's default chain).
+
+    `catalog_id` is the account of the catalog, `root` the location below which new tables are put where they get none
+    and their database has none. `timeout` is for one request, of which a call has up to three.
+    """
+
+    region: str
+    endpoint: str = ""
+    catalog_id: str = ""
+    profile: str = ""
+    access_key_id: str = field(default="", repr=False, metadata=SECRET)
+    secret_access_key: str = field(default="", repr=False, metadata=SECRET)
+    session_token: str = field(default="", repr=False, metadata=SECRET)
+    root: str = ""
+    timeout: float = 10.0
+    connect_timeout: float = 3.0
+    connections: int = 16
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what cannot be used."""
+        check_seconds(timeout=self.timeout, connect_timeout=self.connect_timeout)
+        if bool(self.access_key_id) != bool(self.secret_access_key):
+            raise ValueError("access_key_id and secret_access_key come together")
+        if not 1 <= self.connections <= 1000:
+            raise ValueError(f"connections is {self.connections}: 1 to 1000")
+        if self.root:
+            canonical_location(self.root)
+
+
+class GlueCatalog:
+    """The databases and Lance tables of a Data Catalog."""
+
+    settings_type = GlueSettings
+    kind = "glue"
+    levels = 1
+
+    def __init__(self, settings: GlueSettings) -> None:
+        """Make the client; nothing is sent yet. Raises InvalidInputError for an unusable profile or endpoint."""
+        self._settings = settings
+        self._name = f"The Glue catalog {settings.catalog_id or settings.region}"
+        self._ids = DatabaseIds(
+            self._name, re.compile(r"[a-z0-9_-]{1,255}"), "up to 255 lower-case letters of ASCII, digits, '_' and '-'"
+        )
+        try:
+            self._client = botocore.session.Session(profile=settings.profile or None).create_client(
+                "glue",
+                region_name=settings.region,
+                endpoint_url=settings.endpoint or None,
+                aws_access_key_id=settings.access_key_id or None,
+                aws_secret_access_key=settings.secret_access_key or None,
+                aws_session_token=settings.session_token or None,
+                config=Config(
+                    connect_timeout=settings.connect_timeout,
+                    read_timeout=settings.timeout,
+                    max_pool_connections=settings.connections,
+                    retries={"mode": "standard", "total_max_attempts": 3},
+                ),
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise InvalidInputError("The mount's region, profile or endpoint cannot be used.") from error
+
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+        if parent:
+            self.get_namespace(parent)
+            return Page(())
+        with self._raising({}):
+            return self._list("get_databases", {}, "DatabaseList", limit, token, lambda database: True)
+
+    def get_namespace(self, namespace: Id) -> Properties:
+        return dict(self._get_database(namespace).get("Parameters") or {}) if namespace else {}
+
+    def create_namespace(self, namespace: Id, properties: Properties) -> None:
+        name = self._ids.new_database(namespace)
+        with self._raising({"AlreadyExistsException": _namespace_exists(namespace)}):
+            self._call("create_database", DatabaseInput={"Name": name, "Parameters": dict(properties)})
+
+    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
+        database = self._get_database(namespace)
+        properties = with_changes(database.get("Parameters") or {}, changes)
+        changed = {key: value for key, value in database.items() if key in _DATABASE_INPUT}
+        with self._raising({"EntityNotFoundException": _namespace_missing(namespace)}):
+            self._call(
+                "update_database", Name=namespace.name, DatabaseInput={**changed, "Parameters": dict(properties)}
+            )
+        return properties
+
+    def drop_namespace(self, namespace: Id) -> None:
+        name = self._ids.dropped_database(namespace)
+        with self._raising({"EntityNotFoundException": _namespace_missing(namespace)}):
+            if self._call("get_tables", DatabaseName=name, MaxResults=1)["TableList"]:
+                raise NamespaceNotEmptyError(f"The namespace '{namespace}' has tables, of Lance or others: drop them.")
+            self._call("delete_database", Name=name)
+
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+        if not namespace:
+            return Page(())
+        request = {"DatabaseName": self._ids.database(namespace)}
+        with self._raising({"EntityNotFoundException": _namespace_missing(namespace)}):
+            return self._list("get_tables", request, "TableList", limit, token, _is_lance)
+
+    def get_table(self, table: Id) -> MountedTable:
+        return _described(table, self._get_entry(table))
+
+    def declare_table(self, table: Id, location: str | None, properties: Properties) -> MountedTable:
+        database, name = self._ids.new_table(table)
+        check_properties(properties, _HIDDEN_PROPERTIES)
+        place = canonical_location(location) if location is not None else self._default_location(table)
+        entry = {
+            "Name": name,
+            "TableType": "EXTERNAL_TABLE",
+            "Parameters": {**properties, **_ENTRY_PARAMETERS},
+            "StorageDescriptor": _storage_descriptor(place),
+        }
+        errors = {
+            "AlreadyExistsException": TableAlreadyExistsError(f"There is a table '{table}' already."),
+            "EntityNotFoundException": _namespace_missing(table.parent),
+        }
+        with self._raising(errors):
+            self._call("create_table", DatabaseName=database, TableInput=entry)
+        return self.get_table(table)
+
+    def update_table_properties(self, table: Id, changes: Mapping[str, str | None]) -> MountedTable:
+        check_properties(changes, _HIDDEN_PROPERTIES)
+        entry = self._get_entry(table)
+        changed = {key: value for key, value in entry.items() if key in _TABLE_INPUT}
+        changed["Parameters"] = with_changes(entry["Parameters"], changes)
+        version = {"VersionId": entry["VersionId"]} if entry.get("VersionId") else {}
+        with self._raising({"EntityNotFoundException": self._ids.missing_table(table)}):
+            self._call("update_table", DatabaseName=table.parent.name, TableInput=changed, SkipArchive=True, **version)
+        return self.get_table(table)
+
+    def rename_table(self, table: Id, new_id: Id) -> MountedTable:
+        raise UnsupportedOperationError(f"{self._name} cannot rename a table: Glue has no request for it.")
+
+    def deregister_table(self, table: Id) -> MountedTable:
+        described = self.get_table(table)
+        with self._raising({"EntityNotFoundException": self._ids.missing_table(table)}):
+            self._call("delete_table", DatabaseName=table.parent.name, Name=table.name)
+        return described
+
+    def vend_credentials(self, table: Id, *, writable: bool) -> StorageCredentials | None:
+        """Return None: Glue itself vends none."""
+        self.get_table(table)
+        return None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _default_location(self, table: Id) -> str:
+        location = self._get_database(table.parent).get("LocationUri")
+        if location:
+            return f"{normalized_location(location, is_encoded=False).rstrip('/')}/{table.name}{TABLE_SUFFIX}"
+        if self._settings.root:
+            root = canonical_location(self._settings.root).rstrip("/")
+            return f"{root}/{table.parent.name}/{table.name}{TABLE_SUFFIX}"
+        raise InvalidInputError(f"The namespace '{table.parent}' has no location: name one for the table.")
+
+    def _get_database(self, namespace: Id) -> dict[str, Any]:
+        name = self._ids.database(namespace)
+        with self._raising({"EntityNotFoundException": _namespace_missing(namespace)}):
+            database: dict[str, Any] = self._call("get_database", Name=name)["Database"]
+        return database
+
+    def _get_entry(self, table: Id) -> dict[str, Any]:
+        """Return a Lance table's entry. Raises TableNotFoundError, NamespaceNotFoundError."""
+        database, name = self._ids.table(table)
+        try:
+            entry: dict[str, Any] = self._call("get_table", DatabaseName=database, Name=name)["Table"]
+        except ClientError as error:
+            if _code(error) == "EntityNotFoundException":
+                self._get_database(table.parent)
+                raise self._ids.missing_table(table) from error
+            raise self._translated(error) from error
+        if not _is_lance(entry):
+            raise other_format_error(self._name, table)
+        return entry
+
+    def _list(
+        self,
+        method: str,
+        request: Mapping[str, Any],
+        key: str,
+        limit: int | None,
+        token: str | None,
+        is_listed: Callable[[dict[str, Any]], bool],
+    ) -> Page:
+        """List names in Glue's pages: where some are left out, further pages fill ours.
+
+        A page asks for no more entries than it has room for, since Glue's token stands after all of them. Raises
+        ClientError.
+        """
+        check_limit(limit)
+        names: list[str] = []
+        while True:
+            room = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(names))
+            following = {"NextToken": token} if token else {}
+            response = self._call(method, **request, MaxResults=room, **following)
+            names += [entry["Name"] for entry in response[key] if is_listed(entry)]
+            token = response.get("NextToken")
+            if not token or (limit is not None and len(names) >= limit):
+                return Page(tuple(names), token or None)
+
+    def _call(self, method: str, **request: Any) -> Any:
+        """Send a request. Raises ClientError; ServiceUnavailableError where nothing is answered."""
+        catalog = {"CatalogId": self._settings.catalog_id} if self._settings.catalog_id else {}
+        try:
+            return getattr(self._client, method)(**catalog, **request)
+        except ClientError:
+            raise
+        except BotoCoreError as error:
+            raise ServiceUnavailableError(f"{self._name} does not answer: try again in a moment.") from error
+
+    @contextmanager
+    def _raising(self, errors: Mapping[str, LanceNamespaceError]) -> Iterator[None]:
+        """Raise these errors for Glue's of these codes, and for others what they mean anywhere."""
+        try:
+            yield
+        except ClientError as error:
+            raise errors.get(_code(error)) or self._translated(error) from error
+
+    def _translated(self, error: ClientError) -> LanceNamespaceError:
+        code = _code(error)
+        for codes, error_type, reason in _ERRORS:
+            if code in codes:
+                return error_type(f"{self._name} {reason}.")
+        return InternalError(f"{self._name} has failed: {code}.")
+
+
+def _code(error: ClientError) -> str:
+    code: str = error.response.get("Error", {}).get("Code", "")
+    return code
+
+
+def _is_lance(entry: Mapping[str, Any]) -> bool:
+    return is_lance(entry.get("Parameters"))
+
+
+def _namespace_missing(namespace: Id) -> NamespaceNotFoundError:
+    return NamespaceNotFoundError(f"No namespace '{namespace}' here.")
+
+
+def _namespace_exists(namespace: Id) -> NamespaceAlreadyExistsError:
+    return NamespaceAlreadyExistsError(f"There is a namespace '{namespace}' already.")
+
+
+def _described(table: Id, entry: Mapping[str, Any]) -> MountedTable:
+    return MountedTable(
+        table,
+        normalized_location(entry.get("StorageDescriptor", {}).get("Location", ""), is_encoded=False),
+        user_properties(entry.get("Parameters"), _HIDDEN_PROPERTIES),
+        version_token=entry.get("VersionId"),
+    )
+
+
+def _storage_descriptor(location: str) -> dict[str, Any]:
+    """Return what engines need of every table: here a column that says that this is no table for them."""
+    return {
+        "Location": location,
+        "Columns": [{"Name": "__placeholder_id", "Type": "bigint"}],
+        "InputFormat": "org.apache.hadoop.mapred.TextInputFormat",
+        "OutputFormat": "org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
+        "SerdeInfo": {"SerializationLibrary": "org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"},
+    }

@@ -1,0 +1,412 @@
+"""A Hive Metastore, 2.3 or 3, by Thrift: its databases are namespaces, its tables with Lance's marker are tables.
+
+Of Hive 3's catalogs it is the one that calls without a catalog mean, Hive's own.
+
+Entries are external, and nothing here deletes data: a managed entry would be deleted with its files by Hive or Spark,
+and moved with them where it is renamed. `lance-namespace-impls` writes managed ones: they are converted before anything
+else is done to them. `spark.sql.sources.provider` lets Spark refuse a table that it cannot read; it would read Lance's
+files as text otherwise, and write text beside them.
+
+The metastore keeps no versions of entries: of two changes at the same time the last one stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from lance_namespace.errors import (
+    InternalError,
+    InvalidInputError,
+    LanceNamespaceError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    ServiceUnavailableError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+)
+from thrift.Thrift import TType
+
+from tiltyard.model.ids import Id
+from tiltyard.mounts.database_ids import DatabaseIds
+from tiltyard.mounts.lance_entries import (
+    MARKER,
+    MARKER_KEY,
+    MARKER_PROPERTIES,
+    check_properties,
+    is_lance,
+    normalized_location,
+    other_format_error,
+    user_properties,
+    with_changes,
+)
+from tiltyard.mounts.mount_settings import check_seconds
+from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, page_by_name
+from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
+from tiltyard.mounts.thrift_structs import Struct, boolean, struct, struct_list, text, text_list, text_map
+from tiltyard.storage.locations import canonical_location
+
+DEFAULT_PORT = 9083
+
+_EXTERNAL_PROPERTIES = {"EXTERNAL": "TRUE", "spark.sql.sources.provider": MARKER}
+_HIDDEN_PROPERTIES = frozenset(
+    (
+        *_EXTERNAL_PROPERTIES, "transient_lastDdlTime", "last_modified_time", "last_modified_by", "numFiles", "numRows",
+        "totalSize", "rawDataSize", "numFilesErasureCoded", "COLUMN_STATS_ACCURATE", "bucketing_version",
+    )
+)  # fmt: skip
+"""What the metastore and engines keep among a table's parameters."""
+
+_LANCE_TABLES = f'hive_filter_field_params__{MARKER_KEY} LIKE "(?i){MARKER}"'
+_EXTERNAL_TABLE = "EXTERNAL_TABLE"
+_ALL = -1
+_NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|FileSystem not found")
+"""The metastore makes the folder of a new table itself, and has no way to."""
+_SKIP_STATISTICS = struct(Struct({1: text_map({"DO_NOT_UPDATE_STATS": "true"})}))
+"""An EnvironmentContext: the metastore would list all files of a table whenever its entry changes."""
+
+
+class _Database:
+    """Numbers of a Database's fields."""
+
+    NAME, LOCATION, PARAMETERS = 1, 3, 4
+
+
+class _Table:
+    """Numbers of a Table's fields."""
+
+    NAME, DATABASE, OWNER, STORAGE, PARAMETERS, TYPE = 1, 2, 3, 7, 9, 12
+
+
+class _Storage:
+    """Numbers of a StorageDescriptor's fields."""
+
+    COLUMNS, LOCATION, INPUT_FORMAT, OUTPUT_FORMAT, SERDE = 1, 2, 3, 4, 7
+
+
+_EXCEPTIONS: dict[str, tuple[str, ...]] = {
+    "alter_database": ("MetaException", "NoSuchObjectException"),
+    "alter_table_with_environment_context": ("InvalidOperationException", "MetaException"),
+    "create_database": ("AlreadyExistsException", "InvalidObjectException", "MetaException"),
+    "create_table": ("AlreadyExistsException", "InvalidObjectException", "MetaException", "NoSuchObjectException"),
+    "drop_database": ("NoSuchObjectException", "InvalidOperationException", "MetaException"),
+    "drop_table": ("NoSuchObjectException", "MetaException"),
+    "get_all_tables": ("MetaException",),
+    "get_database": ("NoSuchObjectException", "MetaException"),
+    "get_all_databases": ("MetaException",),
+    "get_table": ("MetaException", "NoSuchObjectException"),
+    "get_table_names_by_filter": ("MetaException", "InvalidOperationException", "UnknownDBException"),
+}
+"""The exceptions that each method declares, from field 1 of its result on."""
+
+
+class MetastoreError(Exception):
+    """An exception that the metastore has declared, and answered."""
+
+    def __init__(self, exception: str, message: str) -> None:
+        super().__init__(message)
+        self.exception = exception
+
+
+@dataclass(frozen=True)
+class HiveSettings:
+    """How to reach a metastore, and where new tables are put.
+
+    `uri` is one or more of thrift://host:port, with commas between: of those that share a database, the first that
+    answers. `root` is the location below which new tables are put where they get none; without it, they are put in
+    their database's. `user` is who the metastore takes the server for.
+    """
+
+    uri: str
+    root: str = ""
+    user: str = ""
+    timeout: float = 10.0
+    connect_timeout: float = 3.0
+    connections: int = 8
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what cannot be used."""
+        check_seconds(timeout=self.timeout, connect_timeout=self.connect_timeout)
+        if not 1 <= self.connections <= 1000:
+            raise ValueError(f"connections is {self.connections}: 1 to 1000")
+        if self.root:
+            canonical_location(self.root)
+        self.addresses()
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return the hosts and ports of `uri`."""
+        addresses = []
+        for uri in self.uri.split(","):
+            parts = urlsplit(uri.strip())
+            if parts.scheme != "thrift" or not parts.hostname or parts.path.strip("/"):
+                raise ValueError(f"uri is {uri!r}: thrift://host:port")
+            addresses.append((parts.hostname, parts.port or DEFAULT_PORT))
+        return addresses
+
+
+class HiveCatalog:
+    """The databases and Lance tables of a metastore."""
+
+    settings_type = HiveSettings
+    kind = "hive"
+    levels = 1
+
+    def __init__(self, settings: HiveSettings) -> None:
+        """Parse; nothing is sent yet."""
+        self._settings = settings
+        self._name = f"The Hive Metastore {settings.uri}"
+        self._ids = DatabaseIds(
+            self._name, re.compile(r"[a-z0-9_]{1,128}"), "up to 128 lower-case letters of ASCII, digits and '_'"
+        )
+        groups = text_list([settings.user])
+        self._client = ThriftClient(
+            self._name,
+            settings.addresses(),
+            ThriftLimits(settings.timeout, settings.connect_timeout, settings.connections),
+            ("set_ugi", Struct({1: text(settings.user), 2: groups})) if settings.user else None,
+        )
+
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+        if parent:
+            self.get_namespace(parent)
+            return Page(())
+        result = self._read("get_all_databases", {})
+        return page_by_name(result.texts(0), limit, token)
+
+    def get_namespace(self, namespace: Id) -> Properties:
+        return self._get_database(namespace).text_map(_Database.PARAMETERS) if namespace else {}
+
+    def create_namespace(self, namespace: Id, properties: Properties) -> None:
+        name = self._ids.new_database(namespace)
+        database = Struct({_Database.NAME: text(name), _Database.PARAMETERS: text_map(properties)})
+        try:
+            self._write("create_database", {1: struct(database)})
+        except MetastoreError as error:
+            if error.exception == "AlreadyExistsException" or self._has_database(namespace):
+                raise NamespaceAlreadyExistsError(f"There is a namespace '{namespace}' already.") from error
+            raise self._translated(error) from error
+
+    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
+        database = self._get_database(namespace)
+        properties = with_changes(database.text_map(_Database.PARAMETERS), changes)
+        changed = Struct({**database, _Database.PARAMETERS: text_map(properties)})
+        try:
+            self._write("alter_database", {1: text(namespace.name), 2: struct(changed)})
+        except MetastoreError as error:
+            if error.exception == "NoSuchObjectException":
+                raise NamespaceNotFoundError(f"No namespace '{namespace}' here.") from error
+            raise self._translated(error) from error
+        return properties
+
+    def drop_namespace(self, namespace: Id) -> None:
+        name = self._ids.dropped_database(namespace)
+        self._get_database(namespace)
+        not_empty = NamespaceNotEmptyError(f"The namespace '{namespace}' has tables, of Lance or others: drop them.")
+        if self._read("get_all_tables", {1: text(name)}).texts(0):
+            raise not_empty
+        try:
+            self._write("drop_database", {1: text(name), 2: boolean(False), 3: boolean(False)})
+        except MetastoreError as error:
+            if error.exception == "NoSuchObjectException":
+                raise NamespaceNotFoundError(f"No namespace '{namespace}' here.") from error
+            if error.exception == "InvalidOperationException":  # a table came between, or there are functions
+                raise not_empty from error
+            raise self._translated(error) from error
+
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+        if not namespace:
+            return Page(())
+        name = self._ids.database(namespace)
+        request = {1: text(name), 2: text(_LANCE_TABLES), 3: (TType.I16, _ALL)}
+        names = self._read("get_table_names_by_filter", request).texts(0)
+        if not names:
+            self._get_database(namespace)
+        return page_by_name(names, limit, token)
+
+    def get_table(self, table: Id) -> MountedTable:
+        return self._described(table, self._get_entry(table))
+
+    def declare_table(self, table: Id, location: str | None, properties: Properties) -> MountedTable:
+        database, name = self._ids.new_table(table)
+        check_properties(properties, _HIDDEN_PROPERTIES)
+        place = canonical_location(location) if location is not None else self._default_location(table)
+        entry = {
+            _Table.NAME: text(name),
+            _Table.DATABASE: text(database),
+            _Table.STORAGE: struct(_storage_descriptor(place)),
+            _Table.PARAMETERS: text_map({**properties, **MARKER_PROPERTIES, **_EXTERNAL_PROPERTIES}),
+            _Table.TYPE: text(_EXTERNAL_TABLE),
+        }
+        if self._settings.user:
+            entry[_Table.OWNER] = text(self._settings.user)
+        try:
+            self._write("create_table", {1: struct(Struct(entry))})
+        except MetastoreError as error:
+            self._get_database(table.parent)
+            if error.exception == "AlreadyExistsException" or self._has_entry(table):
+                raise TableAlreadyExistsError(f"There is a table '{table}' already.") from error
+            raise self._translated(error) from error
+        return self.get_table(table)
+
+    def update_table_properties(self, table: Id, changes: Mapping[str, str | None]) -> MountedTable:
+        check_properties(changes, _HIDDEN_PROPERTIES)
+        entry = self._get_external_entry(table)
+        parameters = with_changes(entry.text_map(_Table.PARAMETERS), changes)
+        self._alter(table, Struct({**entry, _Table.PARAMETERS: text_map(parameters)}))
+        return self.get_table(table)
+
+    def rename_table(self, table: Id, new_id: Id) -> MountedTable:
+        database, name = self._ids.new_table(new_id)
+        entry = self._get_external_entry(table)
+        self._get_database(new_id.parent)
+        if self._has_entry(new_id):  # the metastore's message for it is like that of other failures
+            raise TableAlreadyExistsError(f"There is a table '{new_id}' already.")
+        self._alter(table, Struct({**entry, _Table.DATABASE: text(database), _Table.NAME: text(name)}))
+        return self.get_table(new_id)
+
+    def deregister_table(self, table: Id) -> MountedTable:
+        described = self._described(table, self._get_external_entry(table))
+        database, name = self._ids.table(table)
+        try:
+            self._write("drop_table", {1: text(database), 2: text(name), 3: boolean(False)})
+        except MetastoreError as error:
+            if error.exception == "NoSuchObjectException":
+                raise self._ids.missing_table(table) from error
+            raise self._translated(error) from error
+        return described
+
+    def vend_credentials(self, table: Id, *, writable: bool) -> StorageCredentials | None:
+        """Return None: a metastore has no credentials for storage."""
+        self.get_table(table)
+        return None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _default_location(self, table: Id) -> str:
+        database = self._get_database(table.parent)
+        if self._settings.root:
+            return f"{canonical_location(self._settings.root).rstrip('/')}/{table.parent.name}.db/{table.name}"
+        if not (location := database.text(_Database.LOCATION)):
+            raise InvalidInputError(f"The namespace '{table.parent}' has no location: name one for the table.")
+        return f"{normalized_location(location, is_encoded=False).rstrip('/')}/{table.name}"
+
+    def _get_database(self, namespace: Id) -> Struct:
+        """Return a database. Raises NamespaceNotFoundError."""
+        name = self._ids.database(namespace)
+        try:
+            return self._read("get_database", {1: text(name)}).struct(0)
+        except MetastoreError as error:
+            if error.exception == "NoSuchObjectException":
+                raise NamespaceNotFoundError(f"No namespace '{namespace}' here.") from error
+            raise self._translated(error) from error
+
+    def _has_database(self, namespace: Id) -> bool:
+        try:
+            self._get_database(namespace)
+        except NamespaceNotFoundError:
+            return False
+        return True
+
+    def _get_any_entry(self, table: Id) -> Struct:
+        """Return a table's entry, of whatever format. Raises TableNotFoundError, NamespaceNotFoundError."""
+        database, name = self._ids.table(table)
+        try:
+            return self._read("get_table", {1: text(database), 2: text(name)}).struct(0)
+        except MetastoreError as error:
+            if error.exception != "NoSuchObjectException":
+                raise self._translated(error) from error
+        self._get_database(table.parent)
+        raise self._ids.missing_table(table)
+
+    def _get_entry(self, table: Id) -> Struct:
+        """Return a Lance table's entry. Raises TableNotFoundError, NamespaceNotFoundError."""
+        entry = self._get_any_entry(table)
+        if not is_lance(entry.text_map(_Table.PARAMETERS)):
+            raise other_format_error(self._name, table)
+        return entry
+
+    def _has_entry(self, table: Id) -> bool:
+        try:
+            self._get_any_entry(table)
+        except TableNotFoundError:
+            return False
+        return True
+
+    def _get_external_entry(self, table: Id) -> Struct:
+        """Return a Lance table's entry, after converting it if it is managed."""
+        entry = self._get_entry(table)
+        if entry.text(_Table.TYPE) == _EXTERNAL_TABLE:
+            return entry
+        parameters = {**entry.text_map(_Table.PARAMETERS), **_EXTERNAL_PROPERTIES}
+        external = {_Table.PARAMETERS: text_map(parameters), _Table.TYPE: text(_EXTERNAL_TABLE)}
+        self._alter(table, Struct({**entry, **external}))
+        return self._get_entry(table)
+
+    def _alter(self, table: Id, entry: Struct) -> None:
+        """Write a changed entry. Raises TableNotFoundError where it is gone."""
+        database, name = self._ids.table(table)
+        request = {1: text(database), 2: text(name), 3: struct(entry), 4: _SKIP_STATISTICS}
+        try:
+            self._write("alter_table_with_environment_context", request)
+        except MetastoreError as error:
+            if not self._has_entry(table):
+                raise self._ids.missing_table(table) from error
+            if "already exists" in str(error):
+                raise TableAlreadyExistsError("There is a table of this name already.") from error
+            raise self._translated(error) from error
+
+    def _described(self, table: Id, entry: Struct) -> MountedTable:
+        location = entry.struct(_Table.STORAGE).text(_Storage.LOCATION) or ""
+        return MountedTable(
+            table,
+            normalized_location(location, is_encoded=False),
+            user_properties(entry.text_map(_Table.PARAMETERS), _HIDDEN_PROPERTIES),
+        )
+
+    def _read(self, method: str, arguments: Mapping[int, tuple[int, Any]]) -> Struct:
+        return self._call(method, arguments, is_read=True)
+
+    def _write(self, method: str, arguments: Mapping[int, tuple[int, Any]]) -> None:
+        self._call(method, arguments, is_read=False)
+
+    def _call(self, method: str, arguments: Mapping[int, tuple[int, Any]], *, is_read: bool) -> Struct:
+        """Return a method's result. Raises MetastoreError for an exception that it declares."""
+        result = self._client.call(method, Struct(arguments), is_read=is_read)
+        for field, exception in enumerate(_EXCEPTIONS[method], 1):
+            if field in result:
+                raise MetastoreError(exception, result.struct(field).text(1) or "")
+        return result
+
+    def _translated(self, error: MetastoreError) -> LanceNamespaceError:
+        """Translate an exception that no method expects; its text may be a trace of the metastore's."""
+        message = str(error)
+        if re.search(r"[Pp]ermission denied|AccessControl|not authorized|No privilege", message):
+            return PermissionDeniedError(f"{self._name} refuses this: check the mount's user.")
+        if error.exception == "InvalidObjectException" or _NO_FILE_SYSTEM.search(message):
+            return InvalidInputError(f"{self._name} does not take this location or name: choose another one.")
+        if "default database" in message:
+            return InvalidInputError(f"{self._name} does not drop its default database.")
+        if re.search(r"JDO|[Cc]onnection|SQLException|Communications link", message):
+            return ServiceUnavailableError(f"The database of {self._name} does not answer: try again in a moment.")
+        return InternalError(f"{self._name} has failed: its log says why.")
+
+
+def _storage_descriptor(location: str) -> Struct:
+    """Return what every table of Hive needs: here a column that says that this is no table for Hive."""
+    column = Struct({1: text("__placeholder_id"), 2: text("bigint")})
+    serde = Struct({2: text("org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"), 3: text_map({})})
+    return Struct(
+        {
+            _Storage.COLUMNS: struct_list([column]),
+            _Storage.LOCATION: text(location),
+            _Storage.INPUT_FORMAT: text("org.apache.hadoop.mapred.TextInputFormat"),
+            _Storage.OUTPUT_FORMAT: text("org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat"),
+            _Storage.SERDE: struct(serde),
+        }
+    )

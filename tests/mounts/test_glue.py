@@ -87,6 +87,12 @@ def test_an_error_of_glue_has_the_code_of_the_specification(
         catalog.close()
 
 
+def test_pages_that_repeat_are_an_error_and_no_endless_loop() -> None:
+    page = {"TableList": [{"Name": "other"}], "NextToken": "again"}
+    with glue_that_answers(200, page) as endpoint, pytest.raises(InternalError, match="repeats"):
+        mounted(endpoint).list_tables(Id(("db",)))
+
+
 def test_glue_that_is_not_there_or_hangs_is_unavailable_in_time() -> None:
     port, reserved = reserve_port()
     with reserved, glue_that_answers(200, {}, seconds=30) as hanging:

@@ -290,7 +290,9 @@ class GlueCatalog:
             following = {"NextToken": token} if token else {}
             response = self._call(method, **request, MaxResults=room, **following)
             names += [entry["Name"] for entry in response[key] if is_listed(entry)]
-            token = response.get("NextToken")
+            previous, token = token, response.get("NextToken")
+            if token and token == previous:
+                raise InternalError(f"{self._name} repeats a page.")
             if not token or (limit is not None and len(names) >= limit):
                 return Page(tuple(names), token or None)
 

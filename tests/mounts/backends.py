@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -161,4 +163,30 @@ def glue_backend(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Backend:
         read_other_table=lambda table: raw.get_table(DatabaseName=table.parent.name, Name=table.name)["Table"],
         impossible_names=("Upper", "a.b", "a b", "ä", "", "x" * 256),
         storage_options=server.options,
+    )
+
+
+def iceberg_backend(url: str, folder: Path) -> Backend:
+    """The fixture of the Iceberg project."""
+
+    def add_other_table(table: Id) -> None:
+        schema = {"type": "struct", "schema-id": 0, "fields": []}
+        body = json.dumps({"name": table.name, "schema": schema}).encode()
+        tables = f"{url}/v1/namespaces/{table.parent.name}/tables"
+        request = urllib.request.Request(tables, body, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request, timeout=60).close()
+
+    def read_other_table(table: Id) -> bytes:
+        entry = f"{url}/v1/namespaces/{table.parent.name}/tables/{table.name}"
+        with urllib.request.urlopen(entry, timeout=60) as response:
+            content: bytes = response.read()
+        return content
+
+    return Backend(
+        "iceberg",
+        {"uri": url, "timeout": 60},
+        location_of=lambda name: f"{folder}/elsewhere/{name}",
+        add_other_table=add_other_table,
+        read_other_table=read_other_table,
+        impossible_names=("a/b", "a\x1fb", "", "a.b", "a%b", "a\\b"),
     )

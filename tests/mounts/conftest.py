@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.mounts.backends import Backend, glue_backend, hive_backend, local_directory, new_name, object_store_directory
+from tests.mounts.backends import (
+    Backend,
+    glue_backend,
+    hive_backend,
+    iceberg_backend,
+    local_directory,
+    new_name,
+    object_store_directory,
+)
 from tests.services.glue import GLUE_AS_DOCUMENTED
 from tests.services.hive import HiveMetastore, hive_3_jars, hive_metastore
+from tests.services.iceberg import iceberg_fixture
 from tests.services.s3 import S3Server, s3_server
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog
 
 LOCAL = ("dir-both", "dir-manifest", "dir-listing")
-EXTENDED = tuple(pytest.param(name, marks=pytest.mark.extended) for name in ("dir-s3", "hive", "hive-3", "glue"))
+EXTENDED = tuple(
+    pytest.param(name, marks=pytest.mark.extended) for name in ("dir-s3", "hive", "hive-3", "glue", "iceberg")
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +50,15 @@ def hive_3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HiveMetastore]:
         yield metastore
 
 
+@pytest.fixture(scope="module")
+def iceberg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    if shutil.which("mvn") is None:
+        pytest.skip("Maven is not here, which brings Iceberg's fixture")
+    folder = tmp_path_factory.mktemp("iceberg")
+    with iceberg_fixture(folder) as url:
+        yield url, folder
+
+
 @pytest.fixture(params=(*LOCAL, *EXTENDED))
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backend:
     """A catalog; those with a server share it with the other tests of the file."""
@@ -46,6 +67,8 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             return object_store_directory(request.getfixturevalue("s3"))
         case "glue":
             return glue_backend(request.getfixturevalue("s3"), request.getfixturevalue("monkeypatch"))
+        case "iceberg":
+            return iceberg_backend(*request.getfixturevalue("iceberg"))
         case "hive":
             return hive_backend(request.getfixturevalue("hive"))
         case "hive-3":

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -43,8 +43,9 @@ def glue_that_answers(status: int, body: dict[str, Any], seconds: float = 0) -> 
             self.send_response(status)
             self.send_header("content-type", "application/x-amz-json-1.1")
             self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            with suppress(OSError):  # the client has given up
+                self.end_headers()
+                self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
             """Write nothing."""

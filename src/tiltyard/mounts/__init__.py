@@ -26,6 +26,7 @@ KINDS = {
     "dir": "tiltyard.mounts.directory:DirectoryCatalog",
     "glue": "tiltyard.mounts.glue:GlueCatalog",
     "hive": "tiltyard.mounts.hive:HiveCatalog",
+    "iceberg": "tiltyard.mounts.iceberg:IcebergCatalog",
 }
 """The classes of catalogs, by kind; a class is imported, and the packages it needs, when the first one is opened."""
 

@@ -12,7 +12,7 @@ SPEC_FOLDER := ../shared/spec
 SECONDS ?= 600
 # Tests wait for processes that start, for leases and pauses, more than they compute: two for each processor.
 PROCESSES ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --max-worker-restart 1
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 1
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --custom-compile-command "make lock" --quiet
 

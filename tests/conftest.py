@@ -6,6 +6,7 @@ import os
 import signal
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,18 +24,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
-SPARK = "spark"
+SPARK_SESSIONS = 3
+FIRST = ("tests/spark/", "tests/faults/", "tests/attacks/")
+"""Folders whose files take the longest: what begins last of them would run on alone."""
 
 
 class FilesTogether(LoadScopeScheduling):
-    """Schedule tests for xdist: a file stays on one process, and all files with the Spark session share one process.
+    """Schedule tests for xdist: a file stays on one process, and files with the Spark session share three of them.
 
     xdist's own `loadgroup` does nothing with pytest 9.2 (pytest-xdist issue 1386): tests of a file then run anywhere.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return SPARK if takes_spark(file) else file
+        return f"spark {crc32(file.encode()) % SPARK_SESSIONS}" if takes_spark(file) else file
 
 
 @cache
@@ -45,8 +48,15 @@ def takes_spark(file: str) -> bool:
 
 @pytest.hookimpl
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether:
-    """Return the scheduler; it begins with the scope of most tests."""
+    """Return the scheduler; it begins with the first files (`--no-loadscope-reorder`)."""
     return FilesTogether(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take the longest: those that share a Spark session, then FIRST."""
+    files = {item.nodeid.partition("::")[0] for item in items}
+    rank = {file: 0 if takes_spark(file) else 1 if file.startswith(FIRST) else 2 for file in files}
+    items.sort(key=lambda item: rank[item.nodeid.partition("::")[0]])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

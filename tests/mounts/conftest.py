@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -19,15 +21,26 @@ from tests.mounts.backends import (
 )
 from tests.services.glue import GLUE_AS_DOCUMENTED
 from tests.services.hive import HiveMetastore, hive_3_jars, hive_metastore
-from tests.services.iceberg import iceberg_fixture
+from tests.services.iceberg import fixture_class_path, iceberg_fixture
 from tests.services.s3 import S3Server, s3_server
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog
 
 LOCAL = ("dir-both", "dir-manifest", "dir-listing")
+Fetched = TypeVar("Fetched")
 EXTENDED = tuple(
     pytest.param(name, marks=pytest.mark.extended) for name in ("dir-s3", "hive", "hive-3", "glue", "iceberg")
 )
+
+
+def fetched(fetch: Callable[..., Fetched], *arguments: Path) -> Fetched:
+    """Return what Maven fetches; skip the tests that need it where Maven is missing or reaches no repository."""
+    if shutil.which("mvn") is None:
+        pytest.skip("Maven is not here, which brings this server")
+    try:
+        return fetch(*arguments)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"Maven brings no jars of this server: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +57,15 @@ def hive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HiveMetastore]:
 
 @pytest.fixture(scope="module")
 def hive_3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HiveMetastore]:
-    if shutil.which("mvn") is None:
-        pytest.skip("Maven is not here, which brings Hive 3")
-    with hive_metastore(tmp_path_factory.mktemp("hive"), hive_3_jars()) as metastore:
+    jars = fetched(hive_3_jars)
+    with hive_metastore(tmp_path_factory.mktemp("hive"), jars) as metastore:
         yield metastore
 
 
 @pytest.fixture(scope="module")
 def iceberg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    if shutil.which("mvn") is None:
-        pytest.skip("Maven is not here, which brings Iceberg's fixture")
     folder = tmp_path_factory.mktemp("iceberg")
+    fetched(fixture_class_path, folder)
     with iceberg_fixture(folder) as url:
         yield url, folder
 

@@ -43,7 +43,7 @@ from tiltyard.mounts.lance_entries import (
     user_properties,
     with_changes,
 )
-from tiltyard.mounts.mount_settings import SECRET, check_seconds
+from tiltyard.mounts.mount_settings import SECRET, check_network
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, check_limit
 from tiltyard.storage.locations import TABLE_SUFFIX, canonical_location
 
@@ -112,13 +112,9 @@ class GlueSettings:
 
     def __post_init__(self) -> None:
         """Raise ValueError for what cannot be used."""
-        check_seconds(timeout=self.timeout, connect_timeout=self.connect_timeout)
+        check_network(self.timeout, self.connect_timeout, self.connections, self.root)
         if bool(self.access_key_id) != bool(self.secret_access_key):
             raise ValueError("access_key_id and secret_access_key come together")
-        if not 1 <= self.connections <= 1000:
-            raise ValueError(f"connections is {self.connections}: 1 to 1000")
-        if self.root:
-            canonical_location(self.root)
 
 
 class GlueCatalog:

@@ -45,7 +45,7 @@ from tiltyard.mounts.lance_entries import (
     user_properties,
     with_changes,
 )
-from tiltyard.mounts.mount_settings import check_seconds
+from tiltyard.mounts.mount_settings import check_network
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, page_by_name
 from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
 from tiltyard.mounts.thrift_structs import Struct, boolean, struct, struct_list, text, text_list, text_map
@@ -131,11 +131,7 @@ class HiveSettings:
 
     def __post_init__(self) -> None:
         """Raise ValueError for what cannot be used."""
-        check_seconds(timeout=self.timeout, connect_timeout=self.connect_timeout)
-        if not 1 <= self.connections <= 1000:
-            raise ValueError(f"connections is {self.connections}: 1 to 1000")
-        if self.root:
-            canonical_location(self.root)
+        check_network(self.timeout, self.connect_timeout, self.connections, self.root)
         self.addresses()
 
     def addresses(self) -> list[tuple[str, int]]:

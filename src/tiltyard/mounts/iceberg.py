@@ -41,7 +41,7 @@ from tiltyard.mounts.lance_entries import (
     other_format_error,
     user_properties,
 )
-from tiltyard.mounts.mount_settings import SECRET, check_seconds
+from tiltyard.mounts.mount_settings import SECRET, check_network
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, check_limit
 from tiltyard.storage.locations import canonical_location
 
@@ -101,13 +101,9 @@ class IcebergSettings:
 
     def __post_init__(self) -> None:
         """Raise ValueError for what cannot be used."""
-        check_seconds(timeout=self.timeout, connect_timeout=self.connect_timeout)
+        check_network(self.timeout, self.connect_timeout, self.connections, self.root)
         if not self.uri.startswith(("http://", "https://")):
             raise ValueError(f"uri is {self.uri!r}: http:// or https://")
-        if not 1 <= self.connections <= 1000:
-            raise ValueError(f"connections is {self.connections}: 1 to 1000")
-        if self.root:
-            canonical_location(self.root)
 
 
 class IcebergCatalog:

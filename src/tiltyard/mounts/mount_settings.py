@@ -14,6 +14,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.settings.storages import SecretError, is_reference, read_secret
+from tiltyard.storage.locations import canonical_location
 
 SECRET = {"is_secret": True}
 LONGEST_SECONDS = 600.0
@@ -63,3 +64,12 @@ def _resolve(key: str, value: object) -> object:
     if not isinstance(value, str) or not is_reference(value):
         raise SecretError(f"The mount's setting {key} is a secret in plain text: write env:NAME or file:PATH.")
     return read_secret(f"The mount's setting {key}", value)
+
+
+def check_network(timeout: float, connect_timeout: float, connections: int, root: str) -> None:
+    """Raise ValueError unless the limits and the root of a mount that is reached over the network can be used."""
+    check_seconds(timeout=timeout, connect_timeout=connect_timeout)
+    if not 1 <= connections <= 1000:
+        raise ValueError(f"connections is {connections}: 1 to 1000")
+    if root:
+        canonical_location(root)

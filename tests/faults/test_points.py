@@ -17,7 +17,7 @@ from tests.faults.soak.run import TABLES, check_storage, create_tables
 from tests.faults.soak.writer_process import HOT
 from tests.services.lossy import wait_for
 from tests.services.postgres import postgres_server
-from tests.services.warm import warm_servers
+from tests.services.server import running_servers
 from tiltyard.runtime.failpoints import Point
 
 
@@ -108,7 +108,7 @@ def test_server_killed_at_a_point_keeps_every_promise(
     faults = f"{point}=kill@{armed}"
     if point is Point.BEFORE_ANSWER:  # many requests pass it: the one is meant that has just committed
         faults += f",{Point.AFTER_FINALIZE}=hold@{hold}"
-    with warm_servers(tmp_path, 1, tmp_path / "root", *databases(), environ={"TILTYARD_FAULT": faults}) as (server,):
+    with running_servers(1, tmp_path / "root", *databases(), environ={"TILTYARD_FAULT": faults}) as (server,):
         locations = create_tables(Environment([server]), journals)
         journal = Journal(journals / "writes.jsonl")
         for name, write in WRITES.items():
@@ -137,9 +137,7 @@ def test_batch_whose_server_was_killed_is_seen_whole_by_the_next_readers(
     tmp_path: Path, clients: tuple[Callable[[str], Client], ...]
 ) -> None:
     armed = tmp_path / "armed"
-    with warm_servers(tmp_path, 1, tmp_path / "root", environ={"TILTYARD_FAULT": f"after_record=kill@{armed}"}) as (
-        server,
-    ):
+    with running_servers(1, tmp_path / "root", environ={"TILTYARD_FAULT": f"after_record=kill@{armed}"}) as (server,):
         tables = TABLES[: len(clients)]
         for table in tables:
             Generated(server.url).create(table, [("old", "test")])

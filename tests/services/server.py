@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
+from tests.services.forked_process import ForkedProcess
 from tests.services.ports import reserve_port
 
 SECRETS = re.compile(r"tilt_[0-9a-f]{16}_[\w-]|eyJ[\w-]{10,}\.[\w-]{10,}")
@@ -22,10 +25,14 @@ LAST_WORDS_SECONDS = 2
 """How long the end of a log is waited for: drivers of jobs, which outlive a killed server, keep it open."""
 
 
+Process: TypeAlias = "ForkedProcess | subprocess.Popen[str]"
+
+
 class ServerProcess:
     """Starts on a free port; `url` is where. `options` open its storage.
 
-    What it logs is kept in `log`, what it says on standard output in `said`.
+    What it logs is kept in `log`, what it says on standard output in `said`. It is forked from a process that has
+    imported everything; `python -m tiltyard serve` where a test is of starts, of memory, or of several processes.
     """
 
     def __init__(
@@ -34,6 +41,7 @@ class ServerProcess:
         *flags: str,
         environ: Mapping[str, str] | None = None,
         descriptors: int | None = None,
+        forked: bool = True,
     ) -> None:
         """`descriptors` is how many files and sockets it may have open (ulimit -n)."""
         self.root = root
@@ -42,7 +50,8 @@ class ServerProcess:
         self.log: list[str] = []
         self.said: list[str] = []
         self._flags = flags
-        self._prefix = () if descriptors is None else ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh")
+        self._descriptors = descriptors
+        self._forked = forked and "--workers" not in flags and "PYTHONPATH" not in (environ or {})
         self._environ = {**os.environ, **(environ or {})}
         # Of all addresses where the server listens on all: else one of them may have the port already.
         self._port, self._reserved = reserve_port(flags[flags.index("--host") + 1] if "--host" in flags else LOOPBACK)
@@ -58,24 +67,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start, or start again on the same port."""
         self._ready = threading.Event()  # its own: the reader of a killed process may still be at work
-        self.process = subprocess.Popen(
-            [
-                *self._prefix,
-                sys.executable,
-                "-m",
-                "tiltyard",
-                "serve",
-                "--root",
-                str(self.root),
-                "--port",
-                str(self._port),
-                *self._flags,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self._environ,
-        )
+        self.process: Process = self._start_process()
         self._readers = [
             threading.Thread(target=self._read, args=(self.process, self._ready), daemon=True),
             threading.Thread(target=self._listen, args=(self.process,), daemon=True),
@@ -86,7 +78,20 @@ class ServerProcess:
             self.process.kill()
             raise RuntimeError("The server did not start:\n" + "".join(self.log))
 
-    def _read(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
+    def _start_process(self) -> Process:
+        arguments = ["serve", "--root", str(self.root), "--port", str(self._port), *self._flags]
+        if self._forked:
+            return ForkedProcess(arguments, self._environ, Path.cwd(), self._descriptors)
+        limit = f"ulimit -n {self._descriptors or '$(ulimit -n)'}"
+        return subprocess.Popen(
+            ["sh", "-c", f'{limit}; exec "$@"', "sh", sys.executable, "-m", "tiltyard", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self._environ,
+        )
+
+    def _read(self, process: Process, ready: threading.Event) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             self.log.append(line)
@@ -95,7 +100,7 @@ class ServerProcess:
                 ready.set()
         ready.set()
 
-    def _listen(self, process: subprocess.Popen[str]) -> None:
+    def _listen(self, process: Process) -> None:
         assert process.stdout is not None
         self.said.extend(process.stdout)
 
@@ -112,6 +117,10 @@ class ServerProcess:
         assert "Traceback" not in "".join(self.log[before:]), "".join(self.log[before:])
         return status
 
+    def wait(self) -> None:
+        """Wait until something else has ended it."""
+        self.process.wait(120)
+
     def kill(self) -> None:
         """End it without notice."""
         self.process.kill()
@@ -122,3 +131,16 @@ class ServerProcess:
         for reader in self._readers:
             reader.join(LAST_WORDS_SECONDS)
         assert [line for line in self.log if SECRETS.search(line)] == []
+
+
+@contextmanager
+def running_servers(
+    number: int, root: Path | str, *flags: str, environ: Mapping[str, str] | None = None
+) -> Iterator[list[ServerProcess]]:
+    """Run so many servers on one root; they are killed in the end."""
+    with ExitStack() as stack:
+        servers = []
+        for _ in range(number):
+            servers.append(ServerProcess(root, *flags, environ=environ))
+            stack.callback(servers[-1].kill)
+        yield servers

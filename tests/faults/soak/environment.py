@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Self
 
 from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.proxy import Proxy
 from tests.services.s3 import S3Server, s3_server
-from tests.services.server import ServerProcess
-from tests.services.warm import WarmServer, warm_servers
-
-Server: TypeAlias = ServerProcess | WarmServer
+from tests.services.server import ServerProcess, running_servers
 
 SERVERS = 2
 """On SQLite, too: they share its file like the processes of `--workers`, but each can be killed."""
@@ -37,7 +34,7 @@ class Variant(StrEnum):
 class Environment:
     """The running systems; `options` open the storage without the server, on a connection that is never cut."""
 
-    servers: Sequence[Server]
+    servers: Sequence[ServerProcess]
     postgres: PostgresServer | None = None
     proxy: Proxy | None = None
     options: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +54,7 @@ def start_environment(variant: Variant, folder: Path) -> Iterator[Environment]:
     """Start everything that a variant needs."""
     with ExitStack() as stack:
         if variant is Variant.EMBEDDED:
-            yield Environment(stack.enter_context(warm_servers(folder, SERVERS, folder / "root")))
+            yield Environment(stack.enter_context(running_servers(SERVERS, folder / "root")))
             return
         postgres = stack.enter_context(postgres_server())
         root, proxy = str(folder / "root"), None
@@ -69,7 +66,7 @@ def start_environment(variant: Variant, folder: Path) -> Iterator[Environment]:
             root, options = f"{objects.new_bucket('history')}/tables", objects.options
             environ["TILTYARD_STORAGE_OPTIONS"] = json.dumps(S3Server(proxy.url).options)
         database = postgres.new_database()
-        servers = stack.enter_context(warm_servers(folder, SERVERS, root, "--db", database, environ=environ))
+        servers = stack.enter_context(running_servers(SERVERS, root, "--db", database, environ=environ))
         yield Environment(servers, postgres, proxy, options)
 
 
@@ -109,7 +106,7 @@ class FaultInjector:
     def _wait(self, chance: random.Random, seconds: float) -> bool:
         return not self._stop.wait(chance.uniform(0.5, 1.5) * seconds)
 
-    def _kill_servers(self, servers: Sequence[Server], chance: random.Random) -> None:
+    def _kill_servers(self, servers: Sequence[ServerProcess], chance: random.Random) -> None:
         while self._wait(chance, 1):
             server = chance.choice(servers)
             server.kill()
@@ -130,7 +127,7 @@ class FaultInjector:
             proxy.mend()
 
 
-def _restart(server: Server, attempts: int = 20) -> None:
+def _restart(server: ServerProcess, attempts: int = 20) -> None:
     """Start a server; start it again if its database or storage was unavailable."""
     for _ in range(attempts - 1):
         with suppress(RuntimeError):

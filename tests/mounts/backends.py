@@ -190,3 +190,29 @@ def iceberg_backend(url: str, folder: Path) -> Backend:
         read_other_table=read_other_table,
         impossible_names=("a/b", "a\x1fb", "", "a.b", "a%b", "a\\b"),
     )
+
+
+LANCE_CANNOT = frozenset(("update_namespace_properties", "update_table_properties"))
+LANCE_CANNOT_HOLD = ("a$b", "a/b", "a%b", "", "..")
+
+
+def lance_backend(url: str, root: Path) -> Backend:
+    """Another Tiltyard."""
+    return Backend(
+        "lance",
+        {"uri": url, "timeout": 60},
+        unsupported=LANCE_CANNOT,
+        location_of=lambda name: f"{root}/elsewhere/{name}",
+        impossible_names=LANCE_CANNOT_HOLD,
+    )
+
+
+def adapter_backend(url: str, root: Path) -> Backend:
+    """A folder behind pylance's own server."""
+    return Backend(
+        "lance",
+        {"uri": url, "timeout": 60, "relative_to": str(root)},
+        unsupported=LANCE_CANNOT | {"rename_table"},
+        location_of=lambda name: f"{root}/elsewhere/{name}",
+        impossible_names=LANCE_CANNOT_HOLD,
+    )

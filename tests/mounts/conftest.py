@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from lance.namespace import RestAdapter
 
 from tests.mounts.backends import (
     Backend,
+    adapter_backend,
     glue_backend,
     hive_backend,
     iceberg_backend,
+    lance_backend,
     local_directory,
     new_name,
     object_store_directory,
@@ -23,10 +26,12 @@ from tests.services.glue import GLUE_AS_DOCUMENTED
 from tests.services.hive import HiveMetastore, hive_3_jars, hive_metastore
 from tests.services.iceberg import fixture_class_path, iceberg_fixture
 from tests.services.s3 import S3Server, s3_server
+from tests.services.server import ServerProcess
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog
 
 LOCAL = ("dir-both", "dir-manifest", "dir-listing")
+SERVED = ("tiltyard", "rest-adapter")
 Fetched = TypeVar("Fetched")
 EXTENDED = tuple(
     pytest.param(name, marks=pytest.mark.extended) for name in ("dir-s3", "hive", "hive-3", "glue", "iceberg")
@@ -70,10 +75,29 @@ def iceberg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
         yield url, folder
 
 
-@pytest.fixture(params=(*LOCAL, *EXTENDED))
+@pytest.fixture(scope="module")
+def tiltyard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    root = tmp_path_factory.mktemp("tiltyard")
+    server = ServerProcess(root)
+    yield server.url, root
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def rest_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    root = tmp_path_factory.mktemp("adapter")
+    with RestAdapter("dir", {"root": str(root)}, port=0) as adapter:
+        yield f"http://127.0.0.1:{adapter.port}", root
+
+
+@pytest.fixture(params=(*LOCAL, *SERVED, *EXTENDED))
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backend:
     """A catalog; those with a server share it with the other tests of the file."""
     match request.param:
+        case "tiltyard":
+            return lance_backend(*request.getfixturevalue("tiltyard"))
+        case "rest-adapter":
+            return adapter_backend(*request.getfixturevalue("rest_adapter"))
         case "dir-s3":
             return object_store_directory(request.getfixturevalue("s3"))
         case "glue":

@@ -27,6 +27,7 @@ KINDS = {
     "glue": "tiltyard.mounts.glue:GlueCatalog",
     "hive": "tiltyard.mounts.hive:HiveCatalog",
     "iceberg": "tiltyard.mounts.iceberg:IcebergCatalog",
+    "lance": "tiltyard.mounts.lance_rest:LanceRestCatalog",
 }
 """The classes of catalogs, by kind; a class is imported, and the packages it needs, when the first one is opened."""
 

@@ -1,0 +1,184 @@
+"""Send JSON requests to a catalog over HTTP from several threads: pooled connections, each request within its time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import urllib3
+from lance_namespace.errors import InternalError, InvalidInputError, ServiceUnavailableError
+
+from tiltyard.mounts.call_deadline import CallDeadline
+from tiltyard.mounts.mount_settings import SECRET, check_network
+
+LARGEST_RESPONSE = 64 << 20
+"""Bytes of a response, decompressed."""
+
+_UNAUTHORIZED = frozenset((401, 419))
+_READS = frozenset(("GET", "HEAD"))
+
+
+class HttpError(Exception):
+    """A response that is an error: its status, and its content where that is a JSON object."""
+
+    def __init__(self, status: int, content: Mapping[str, Any]) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status = status
+        self.content = content
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings:
+    """How to reach a catalog, and with whose credentials: a bearer token, or those of an OAuth2 client.
+
+    `headers` are sent with each request, `secret_headers` too, with references to secrets. `oauth2_uri` is where a
+    client with `client_id` gets its tokens, `scope` what it asks for, and `oauth2_style` where it writes its secret:
+    into the body or into a header. `ca_file` has the authorities whose certificates are accepted, `cert_file` and
+    `key_file` are the mount's own. `root` is the location below which new tables are put where they get none.
+    `timeout` is for one request, of which a call has several.
+    """
+
+    uri: str
+    token: str = field(default="", repr=False, metadata=SECRET)
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False, metadata=SECRET)
+    oauth2_uri: str = ""
+    oauth2_style: str = "body"
+    scope: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    secret_headers: dict[str, str] = field(default_factory=dict, repr=False, metadata=SECRET)
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    root: str = ""
+    timeout: float = 10.0
+    connect_timeout: float = 3.0
+    connections: int = 16
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what cannot be used."""
+        check_network(self.timeout, self.connect_timeout, self.connections, self.root)
+        for name, uri in {"uri": self.uri, "oauth2_uri": self.oauth2_uri}.items():
+            if uri and not uri.startswith(("http://", "https://")):
+                raise ValueError(f"{name} is {uri!r}: http:// or https://")
+        if not self.uri or "@" in self.uri.split("/")[2]:
+            raise ValueError("uri has to be there, without a name and a password")
+        if bool(self.client_id) != bool(self.client_secret):
+            raise ValueError("client_id and client_secret come together")
+        if self.client_id and self.token:
+            raise ValueError("token and client_id exclude each other")
+        if self.oauth2_style not in ("body", "header"):
+            raise ValueError(f"oauth2_style is {self.oauth2_style!r}: body or header")
+
+
+class Authorization(Protocol):
+    """Authorizes requests, safely from several threads."""
+
+    def headers(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
+        """Return the headers that authorize a request. Raises LanceNamespaceError."""
+
+    def reject(self, headers: Mapping[str, str]) -> bool:
+        """Forget what these headers have, which the catalog does not accept; whether others are to be had now."""
+
+
+class BearerToken:
+    """A token that stays the same; none where it is empty."""
+
+    def __init__(self, token: str) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def headers(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
+        return self._headers
+
+    def reject(self, headers: Mapping[str, str]) -> bool:
+        return False
+
+
+class HttpConnections:
+    """Pooled connections to a host or a few of them; a request ends in its time, with a response of bounded size."""
+
+    def __init__(self, name: str, settings: HttpSettings) -> None:
+        """`name` is what messages call the other side. Raises InvalidInputError for unusable certificates."""
+        self._name = name
+        self._deadline = CallDeadline(name, settings.timeout, settings.connections)
+        self._pool = urllib3.PoolManager(
+            maxsize=settings.connections,
+            block=True,
+            retries=urllib3.Retry(connect=1, read=0, redirect=0, other=0),
+            timeout=urllib3.Timeout(total=settings.timeout, connect=settings.connect_timeout),
+            ca_certs=settings.ca_file or None,
+            cert_file=settings.cert_file or None,
+            key_file=settings.key_file or None,
+        )
+
+    def send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Return status and content of a response. Raises ServiceUnavailableError, InvalidInputError."""
+        try:
+            return self._deadline.run(self._exchange, method, url, body, headers)
+        except OSError as error:
+            raise InvalidInputError("The mount's certificates cannot be read.") from error
+        except urllib3.exceptions.HTTPError as error:
+            rest = "try again" if method in _READS else "what was to change may have changed"
+            raise ServiceUnavailableError(f"{self._name} does not answer: {rest}.") from error
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._deadline.close()
+        self._pool.clear()
+
+    def _exchange(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        response = self._pool.request(method, url, body=body, headers=dict(headers), preload_content=False)
+        try:
+            content = response.read(LARGEST_RESPONSE + 1)
+            if len(content) > LARGEST_RESPONSE:
+                response.close()
+                raise InternalError(f"{self._name} answers more than {LARGEST_RESPONSE >> 20} MiB.")
+            return response.status, content
+        finally:
+            response.release_conn()
+
+
+class JsonClient:
+    """Sends requests with JSON and returns their responses, objects of JSON."""
+
+    def __init__(
+        self, name: str, connections: HttpConnections, settings: HttpSettings, authorization: Authorization
+    ) -> None:
+        self._name = name
+        self._connections = connections
+        self._headers = {**settings.headers, **settings.secret_headers}
+        self._authorization = authorization
+
+    def request(
+        self, method: str, url: str, *, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Send a request, and return its response; once more where the credentials were rejected and others exist.
+
+        Raises HttpError, ServiceUnavailableError, InternalError, and what asking for credentials raises.
+        """
+        content = None if body is None else msgspec.json.encode(body)
+        content_type = {} if content is None else {"Content-Type": "application/json"}
+        own = {**self._headers, **content_type, **(headers or {})}
+        authorized = self._authorization.headers(method, url, content)
+        status, data = self._connections.send(method, url, content, {**own, **authorized})
+        if status in _UNAUTHORIZED and self._authorization.reject(authorized):
+            authorized = self._authorization.headers(method, url, content)
+            status, data = self._connections.send(method, url, content, {**own, **authorized})
+        return self._decoded(status, data)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._connections.close()
+
+    def _decoded(self, status: int, data: bytes) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any]) if data.strip() else {}
+        except msgspec.MsgspecError as error:
+            if status < 300:
+                raise InternalError(f"{self._name} answers what is no JSON.") from error
+            content = {}
+        if status >= 300:
+            raise HttpError(status, content)
+        return content

@@ -1,6 +1,82 @@
-"""Options of Spark's JVMs in tests: most live for seconds, too short for the optimizing compiler to be worth it."""
+"""Options of Spark's JVMs in tests: most live for seconds, too short for the optimizing compiler to be worth it.
+
+Half of what a JVM with Spark computes in such a time is the loading of its classes. An archive of loaded classes
+(Java's class data sharing) takes that away; it is made once, in pytest's cache, and Java ignores one that does not fit.
+
+    python -m tests.services.jvm ARCHIVE
+
+makes one at that path.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HOME = Path(__file__).resolve().parents[2]
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-LIGHT_JVM = {"spark.driver.extraJavaOptions": OPTIONS, "spark.executor.extraJavaOptions": OPTIONS}
+
+
+def _archive() -> Path:
+    """Return the path of the archive of this Java and this Spark."""
+    java = Path(shutil.which("java") or "java").resolve()
+    key = hashlib.sha256(f"{java} {pyspark.__file__} {pyspark.__version__}".encode()).hexdigest()[:12]
+    return HOME / ".pytest_cache" / f"spark-{key}.jsa"
+
+
+ARCHIVE = _archive()
+LIGHT_JVM = {
+    # Warnings of an archive that does not fit would go to standard output.
+    "spark.driver.extraJavaOptions": f"{OPTIONS} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable",
+    "spark.executor.extraJavaOptions": OPTIONS,
+}
+
+
+def make_archive() -> None:
+    """Make the archive if there is none; another process that makes it is waited for."""
+    ARCHIVE.parent.mkdir(exist_ok=True)
+    with ARCHIVE.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ARCHIVE.exists():
+            return
+        with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:
+            file = Path(folder) / ARCHIVE.name
+            command = [sys.executable, "-m", "tests.services.jvm", str(file)]
+            subprocess.run(command, cwd=HOME, check=True, timeout=240, stdout=subprocess.DEVNULL)
+            file.rename(ARCHIVE)
+
+
+def _use_spark(spark: SparkSession) -> None:
+    """Have Spark load what most jobs need."""
+    numbers = spark.createDataFrame([(1, "a", [1.0])], "id long, name string, vector array<float>").filter("id > 0")
+    numbers.createOrReplaceTempView("numbers")
+    spark.sql("SELECT id, count(*) AS n FROM numbers JOIN numbers USING (id) GROUP BY id ORDER BY n").toArrow()
+
+
+def _main() -> None:
+    from tiltyard.pipeline.session import spark_session
+
+    options = {"spark.driver.extraJavaOptions": f"{OPTIONS} -XX:ArchiveClassesAtExit={sys.argv[1]}"}
+    os.environ.setdefault("PYTHONPATH", str(HOME))
+    spark = spark_session("local[2]", config={"spark.ui.enabled": "false", **options})
+    gateway = spark.sparkContext._gateway
+    _use_spark(spark)
+    spark.stop()
+    gateway.proc.stdin.close()  # the JVM ends by itself, and writes the archive
+    gateway.proc.wait()
+
+
+if __name__ == "__main__":
+    _main()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.services.jvm import LIGHT_JVM
+from tests.services.jvm import LIGHT_JVM, make_archive
 from tests.services.server import ServerProcess
 from tests.spark.example_jobs import install
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection
@@ -33,6 +33,7 @@ numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Start the session; Spark's Python workers can import the tests' own functions."""
+    make_archive()
     paths = [str(HOME), str(HOME / "src"), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
@@ -64,6 +65,7 @@ def fresh() -> Callable[[str], str]:
 @pytest.fixture(scope="session")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the environment variables of a process that has the example jobs installed."""
+    make_archive()  # the commands start JVMs
     folder = tmp_path_factory.mktemp("installed")
     install(folder)
     paths = [str(HOME / "src"), str(HOME), str(folder), os.environ.get("PYTHONPATH", "")]

@@ -58,7 +58,12 @@ def glue_that_answers(status: int, body: dict[str, Any], seconds: float = 0) -> 
 
 def mounted(endpoint: str, timeout: float = 5) -> MountedCatalog:
     settings = GlueSettings(
-        "us-east-1", endpoint, access_key_id="x", secret_access_key="y", timeout=timeout, connect_timeout=1
+        region="us-east-1",
+        endpoint=endpoint,
+        access_key_id="x",
+        secret_access_key="y",
+        timeout=timeout,
+        connect_timeout=1,
     )
     return GlueCatalog(settings)
 

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 from lance_namespace.errors import (
@@ -26,52 +19,16 @@ from lance_namespace.errors import (
 )
 
 from tests.services.ports import reserve_port
+from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
 from tiltyard.mounts.iceberg import IcebergCatalog, IcebergSettings
 
-Answer = tuple[int, object]
-
-
-@dataclass
-class Stub:
-    """A catalog that answers each path by a function; `requests` has what it was asked."""
-
-    answer: Callable[[str, str], Answer]
-    url: str = ""
-    requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-
-
-@contextmanager
-def catalog_that_answers(answer: Callable[[str, str], Answer]) -> Iterator[Stub]:
-    stub = Stub(answer)
-
-    class Handler(BaseHTTPRequestHandler):
-        def respond(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length") or 0))
-            stub.requests.append((self.command, self.path, dict(self.headers), body))
-            status, content = stub.answer(self.command, self.path)
-            data = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            with suppress(OSError):  # the client has given up
-                self.end_headers()
-                self.wfile.write(data)
-
-        do_GET = do_POST = do_DELETE = respond  # noqa: N815  # the names that http.server calls
-
-        def log_message(self, *_: Any) -> None:
-            """Write nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        stub.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield stub
-        server.shutdown()
-
 
 def mounted(url: str, timeout: float = 5) -> IcebergCatalog:
-    return IcebergCatalog(IcebergSettings(url, "lake", "secret-token", timeout=timeout, connect_timeout=1))
+    return IcebergCatalog(
+        IcebergSettings(uri=url, warehouse="lake", token="secret-token", timeout=timeout, connect_timeout=1)
+    )
 
 
 def entry(**more: object) -> dict[str, object]:
@@ -95,10 +52,12 @@ def entry(**more: object) -> dict[str, object]:
 def test_an_error_of_the_catalog_has_the_code_of_the_specification(
     status: int, exception: str, error: type[LanceNamespaceError]
 ) -> None:
-    def answer(_: str, path: str) -> Answer:
-        return (200, {}) if "config" in path else (status, {"error": {"type": exception, "message": "internals"}})
+    def answer(request: StubRequest) -> Answer:
+        return (
+            (200, {}) if "config" in request.path else (status, {"error": {"type": exception, "message": "internals"}})
+        )
 
-    with catalog_that_answers(answer) as stub:
+    with stub_catalog(answer) as stub:
         catalog = mounted(stub.url)
         for call in (catalog.get_namespace, catalog.list_tables, catalog.list_namespaces, catalog.drop_namespace):
             with pytest.raises(error) as caught:
@@ -113,34 +72,34 @@ def test_an_error_of_the_catalog_has_the_code_of_the_specification(
     [("NamespaceNotEmptyException", NamespaceNotEmptyError), ("CommitFailedException", ConcurrentModificationError)],
 )
 def test_a_conflict_is_told_from_another_by_its_type(exception: str, error: type[LanceNamespaceError]) -> None:
-    def answer(method: str, _: str) -> Answer:
-        return (409, {"error": {"type": exception}}) if method == "DELETE" else (200, {})
+    def answer(request: StubRequest) -> Answer:
+        return (409, {"error": {"type": exception}}) if request.method == "DELETE" else (200, {})
 
-    with catalog_that_answers(answer) as stub, pytest.raises(error):
+    with stub_catalog(answer) as stub, pytest.raises(error):
         mounted(stub.url).drop_namespace(Id(("ns",)))
 
 
 def test_requests_have_the_prefix_as_it_is_the_token_and_names_encoded_once() -> None:
-    def answer(_: str, path: str) -> Answer:
+    def answer(request: StubRequest) -> Answer:
         config = {"defaults": {"prefix": "wrong"}, "overrides": {"prefix": "main%7Clake"}}
-        return 200, config if "config" in path else entry()
+        return 200, config if "config" in request.path else entry()
 
-    with catalog_that_answers(answer) as stub:
+    with stub_catalog(answer) as stub:
         table = mounted(stub.url).get_table(Id(("a b", "ü", "t")))
     assert (table.location, table.stable_id, table.version_token) == ("s3://bucket/ns/t", "u-1", "m-1")
     assert table.properties == {"a": "b"}
-    paths = [path for _, path, _, _ in stub.requests]
+    paths = [request.path for request in stub.requests]
     assert paths == ["/v1/config?warehouse=lake", "/v1/main%7Clake/namespaces/a%20b%1F%C3%BC/tables/t"]
-    assert all(headers["Authorization"] == "Bearer secret-token" for _, _, headers, _ in stub.requests)
+    assert all(request.headers["authorization"] == "Bearer secret-token" for request in stub.requests)
 
 
 def test_a_configuration_that_fails_is_asked_for_again() -> None:
     answers = [(500, {}), (404, {}), (200, {})]
 
-    def answer(_: str, path: str) -> Answer:
-        return answers.pop(0) if "config" in path else (200, {"properties": {"a": "b"}})
+    def answer(request: StubRequest) -> Answer:
+        return answers.pop(0) if "config" in request.path else (200, {"properties": {"a": "b"}})
 
-    with catalog_that_answers(answer) as stub:
+    with stub_catalog(answer) as stub:
         catalog = mounted(stub.url)
         for error in (InternalError, ServiceUnavailableError):
             with pytest.raises(error):
@@ -152,16 +111,16 @@ def test_a_configuration_that_fails_is_asked_for_again() -> None:
 def test_pages_are_whole_whether_the_catalog_has_pages_or_not(has_pages: bool) -> None:  # a parameter
     names = [f"n{number}" for number in range(7)]
 
-    def answer(_: str, path: str) -> Answer:
-        if "config" in path:
+    def answer(request: StubRequest) -> Answer:
+        if "config" in request.path:
             return 200, {}
         if not has_pages:
             return 200, {"namespaces": [[name] for name in names]}
-        start = int(path.partition("pageToken=")[2] or 0)
+        start = int(request.path.partition("pageToken=")[2] or 0)
         rest = {"next-page-token": str(start + 3)} if start + 3 < len(names) else {}
         return 200, {"namespaces": [[name] for name in names[start : start + 3]], **rest}
 
-    with catalog_that_answers(answer) as stub:
+    with stub_catalog(answer) as stub:
         catalog = mounted(stub.url)
         listed: list[str] = []
         token = None
@@ -176,10 +135,10 @@ def test_pages_are_whole_whether_the_catalog_has_pages_or_not(has_pages: bool) -
 
 
 def test_pages_that_repeat_are_an_error_and_no_endless_loop() -> None:
-    def answer(_: str, path: str) -> Answer:
-        return 200, {} if "config" in path else {"namespaces": [], "next-page-token": "again"}
+    def answer(request: StubRequest) -> Answer:
+        return 200, {} if "config" in request.path else {"namespaces": [], "next-page-token": "again"}
 
-    with catalog_that_answers(answer) as stub, pytest.raises(InternalError, match="repeats"):
+    with stub_catalog(answer) as stub, pytest.raises(InternalError, match="repeats"):
         mounted(stub.url).list_namespaces(Id(), 2)
 
 
@@ -193,10 +152,10 @@ def test_vended_credentials_are_lances_options_and_not_shown() -> None:
         ],
     }
 
-    def answer(_: str, path: str) -> Answer:
-        return 200, {} if "config" in path else entry(**vended)
+    def answer(request: StubRequest) -> Answer:
+        return 200, {} if "config" in request.path else entry(**vended)
 
-    with catalog_that_answers(answer) as stub:
+    with stub_catalog(answer) as stub:
         credentials = mounted(stub.url).vend_credentials(Id(("ns", "t")), writable=False)
     assert credentials is not None
     assert credentials.options == {
@@ -205,16 +164,16 @@ def test_vended_credentials_are_lances_options_and_not_shown() -> None:
     }  # fmt: skip
     assert credentials.expires_at == 17
     assert "hunter" not in repr(credentials)
-    assert stub.requests[-1][2]["X-Iceberg-Access-Delegation"] == "vended-credentials"
+    assert stub.requests[-1].headers["x-iceberg-access-delegation"] == "vended-credentials"
 
 
 def test_a_catalog_that_is_not_there_hangs_or_speaks_no_json_is_an_error_in_time() -> None:
-    def hang(_: str, path: str) -> Answer:
-        time.sleep(0 if "config" in path else 3)
+    def hang(request: StubRequest) -> Answer:
+        time.sleep(0 if "config" in request.path else 3)
         return 200, {}
 
     port, reserved = reserve_port()
-    with reserved, catalog_that_answers(hang) as hanging:
+    with reserved, stub_catalog(hang) as hanging:
         for url in (f"http://127.0.0.1:{port}", hanging.url):
             started = time.monotonic()
             with pytest.raises(ServiceUnavailableError):
@@ -225,7 +184,7 @@ def test_a_catalog_that_is_not_there_hangs_or_speaks_no_json_is_an_error_in_time
 def test_settings_are_checked_and_the_token_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOUNTS_TEST_TOKEN", "hunter2")
     open_catalog("iceberg", {"uri": "http://localhost", "token": "env:MOUNTS_TEST_TOKEN"}).close()
-    assert "hunter2" not in repr(IcebergSettings("http://localhost", token="hunter2"))
+    assert "hunter2" not in repr(IcebergSettings(uri="http://localhost", token="hunter2"))
     for wrong in ({"uri": "localhost"}, {"uri": "http://localhost", "token": "hunter2"}):
         with pytest.raises(InvalidInputError) as caught:
             open_catalog("iceberg", wrong)

@@ -70,7 +70,7 @@ def stub_catalog(answer: Callable[[StubRequest], Answer]) -> Iterator[StubCatalo
         server.daemon_threads = True
         server.block_on_close = False
         stub.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield stub
         finally:

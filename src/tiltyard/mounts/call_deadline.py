@@ -1,9 +1,11 @@
-"""Bound the time of calls that have no time limit of their own, or one that several retries multiply."""
+"""Bound the time of calls that have no time limit of their own, or one that retries or waiting threads multiply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from lance_namespace.errors import ServiceUnavailableError
@@ -41,3 +43,14 @@ class CallDeadline:
     def close(self) -> None:
         """Start no further calls."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def held_in_time(lock: threading.Lock, backend: str, seconds: float) -> Iterator[None]:
+    """Hold a lock under which a request is sent. Raises ServiceUnavailableError where others hold it for too long."""
+    if not lock.acquire(timeout=seconds):
+        raise ServiceUnavailableError(f"{backend} has not answered within {seconds:g} s: try again in a moment.")
+    try:
+        yield
+    finally:
+        lock.release()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lance_namespace.errors import (
-    InvalidInputError,
-    NamespaceAlreadyExistsError,
-    NamespaceNotFoundError,
-    TableNotFoundError,
-)
+from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import Id
+from tiltyard.mounts.catalog_errors import (
+    existing_namespace,
+    impossible_name,
+    missing_namespace,
+    missing_table,
+    root_dropped,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class DatabaseIds:
     def database(self, namespace: Id) -> str:
         """Return the name of a database that may exist. Raises NamespaceNotFoundError for what cannot be one."""
         if len(namespace) != 1 or not self.name_pattern.fullmatch(namespace.name):
-            raise NamespaceNotFoundError(f"No namespace '{namespace}' here.")
+            raise missing_namespace(namespace)
         return namespace.name
 
     def table(self, table: Id) -> tuple[str, str]:
@@ -40,13 +42,13 @@ class DatabaseIds:
         """
         database = self.database(table.parent)
         if not self.name_pattern.fullmatch(table.name):
-            raise self.missing_table(table)
+            raise missing_table(table)
         return database, table.name
 
     def new_database(self, namespace: Id) -> str:
         """Return the name of a new database. Raises InvalidInputError, NamespaceAlreadyExistsError for the root."""
         if not namespace:
-            raise NamespaceAlreadyExistsError("The root namespace always exists.")
+            raise existing_namespace(namespace)
         self._check_levels(namespace, 1)
         return namespace.name
 
@@ -58,16 +60,12 @@ class DatabaseIds:
     def dropped_database(self, namespace: Id) -> str:
         """Return the name of a database to drop. Raises NamespaceNotFoundError, InvalidInputError for the root."""
         if not namespace:
-            raise InvalidInputError(f"The root namespace cannot be dropped: unmount {self.backend}.")
+            raise root_dropped(self.backend)
         return self.database(namespace)
-
-    def missing_table(self, table: Id) -> TableNotFoundError:
-        """Return the error for a table that is not there."""
-        return TableNotFoundError(f"No table '{table}' here.")
 
     def _check_levels(self, path: Id, names: int) -> None:
         if len(path) != names:
             raise InvalidInputError(f"{self.backend} has 1 level of namespaces: '{path}' is not at it.")
         for name in path:
             if not self.name_pattern.fullmatch(name):
-                raise InvalidInputError(f"{self.backend} cannot hold the name '{name}': use {self.name_rule}.")
+                raise impossible_name(self.backend, name, f"use {self.name_rule}")

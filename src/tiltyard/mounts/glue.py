@@ -9,29 +9,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-from lance_namespace.errors import (
-    ConcurrentModificationError,
-    InternalError,
-    InvalidInputError,
-    LanceNamespaceError,
-    NamespaceAlreadyExistsError,
-    NamespaceNotEmptyError,
-    NamespaceNotFoundError,
-    PermissionDeniedError,
-    ServiceUnavailableError,
-    TableAlreadyExistsError,
-    ThrottlingError,
-    UnauthenticatedError,
-    UnsupportedOperationError,
-)
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.model.ids import Id
+from tiltyard.mounts.aws_keys import AwsKeys
+from tiltyard.mounts.aws_session import aws_session
+from tiltyard.mounts.catalog_errors import (
+    CONFLICT,
+    FORBIDDEN,
+    INVALID,
+    THROTTLED,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    Failure,
+    existing_namespace,
+    existing_table,
+    missing_namespace,
+    missing_table,
+    non_empty_namespace,
+    unsupported,
+)
 from tiltyard.mounts.database_ids import DatabaseIds
 from tiltyard.mounts.lance_entries import (
     MARKER,
@@ -43,8 +45,9 @@ from tiltyard.mounts.lance_entries import (
     user_properties,
     with_changes,
 )
-from tiltyard.mounts.mount_settings import SECRET, check_network
-from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, check_limit
+from tiltyard.mounts.mount_settings import check_network
+from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
+from tiltyard.mounts.paged_lists import collect_page
 from tiltyard.storage.locations import TABLE_SUFFIX, canonical_location
 
 PAGE_SIZE = 100
@@ -64,35 +67,24 @@ _DATABASE_INPUT = frozenset(
     ("Name", "Description", "LocationUri", "Parameters", "CreateTableDefaultPermissions", "TargetDatabase")
 )
 
-_ERRORS: tuple[tuple[frozenset[str], type[LanceNamespaceError], str], ...] = (
-    (
-        frozenset(("ThrottlingException", "Throttling", "TooManyRequestsException", "ResourceNumberLimitExceeded")),
-        ThrottlingError,
-        "is throttled: try again in a moment",
+_FAILURES = {
+    **dict.fromkeys(
+        ("ThrottlingException", "Throttling", "TooManyRequestsException", "ResourceNumberLimitExceeded"), THROTTLED
     ),
-    (
-        frozenset(("ConcurrentModificationException", "VersionMismatchException")),
-        ConcurrentModificationError,
-        "has another version of this by now: try again",
+    **dict.fromkeys(("ConcurrentModificationException", "VersionMismatchException"), CONFLICT),
+    **dict.fromkeys(("AccessDeniedException", "AccessDenied"), FORBIDDEN),
+    **dict.fromkeys(
+        ("UnrecognizedClientException", "ExpiredTokenException", "InvalidSignatureException"), UNAUTHENTICATED
     ),
-    (frozenset(("AccessDeniedException", "AccessDenied")), PermissionDeniedError, "refuses this to the mount's keys"),
-    (
-        frozenset(("UnrecognizedClientException", "ExpiredTokenException", "InvalidSignatureException")),
-        UnauthenticatedError,
-        "does not accept the mount's keys",
-    ),
-    (frozenset(("InvalidInputException", "ValidationException")), InvalidInputError, "does not take this"),
-    (
-        frozenset(("OperationTimeoutException", "InternalServiceException", "ServiceUnavailable")),
-        ServiceUnavailableError,
-        "does not answer: try again in a moment",
-    ),
-)
+    **dict.fromkeys(("InvalidInputException", "ValidationException"), INVALID),
+    **dict.fromkeys(("OperationTimeoutException", "InternalServiceException", "ServiceUnavailable"), UNAVAILABLE),
+}
+"""What the codes of Glue's errors mean, without those of things that exist or do not."""
 
 
-@dataclass(frozen=True)
-class GlueSettings:
-    """Which Data Catalog is mounted, and with whose keys; without keys, those of the host (AWS's default chain).
+@dataclass(frozen=True, kw_only=True)
+class GlueSettings(AwsKeys):
+    """Which Data Catalog is mounted, and with whose keys.
 
     `catalog_id` is the account of the catalog, `root` the location below which new tables are put where they get none
     and their database has none. `timeout` is for one request, of which a call has up to three.
@@ -101,10 +93,6 @@ class GlueSettings:
     region: str
     endpoint: str = ""
     catalog_id: str = ""
-    profile: str = ""
-    access_key_id: str = field(default="", repr=False, metadata=SECRET)
-    secret_access_key: str = field(default="", repr=False, metadata=SECRET)
-    session_token: str = field(default="", repr=False, metadata=SECRET)
     root: str = ""
     timeout: float = 10.0
     connect_timeout: float = 3.0
@@ -113,8 +101,7 @@ class GlueSettings:
     def __post_init__(self) -> None:
         """Raise ValueError for what cannot be used."""
         check_network(self.timeout, self.connect_timeout, self.connections, self.root)
-        if bool(self.access_key_id) != bool(self.secret_access_key):
-            raise ValueError("access_key_id and secret_access_key come together")
+        self.check_keys()
 
 
 class GlueCatalog:
@@ -132,13 +119,10 @@ class GlueCatalog:
             self._name, re.compile(r"[a-z0-9_-]{1,255}"), "up to 255 lower-case letters of ASCII, digits, '_' and '-'"
         )
         try:
-            self._client = botocore.session.Session(profile=settings.profile or None).create_client(
+            self._client = aws_session(settings, settings.region).create_client(
                 "glue",
                 region_name=settings.region,
                 endpoint_url=settings.endpoint or None,
-                aws_access_key_id=settings.access_key_id or None,
-                aws_secret_access_key=settings.secret_access_key or None,
-                aws_session_token=settings.session_token or None,
                 config=Config(
                     connect_timeout=settings.connect_timeout,
                     read_timeout=settings.timeout,
@@ -161,14 +145,14 @@ class GlueCatalog:
 
     def create_namespace(self, namespace: Id, properties: Properties) -> None:
         name = self._ids.new_database(namespace)
-        with self._raising({"AlreadyExistsException": _namespace_exists(namespace)}):
+        with self._raising({"AlreadyExistsException": existing_namespace(namespace)}):
             self._call("create_database", DatabaseInput={"Name": name, "Parameters": dict(properties)})
 
     def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
         database = self._get_database(namespace)
         properties = with_changes(database.get("Parameters") or {}, changes)
         changed = {key: value for key, value in database.items() if key in _DATABASE_INPUT}
-        with self._raising({"EntityNotFoundException": _namespace_missing(namespace)}):
+        with self._raising({"EntityNotFoundException": missing_namespace(namespace)}):
             self._call(
                 "update_database", Name=namespace.name, DatabaseInput={**changed, "Parameters": dict(properties)}
             )
@@ -176,16 +160,16 @@ class GlueCatalog:
 
     def drop_namespace(self, namespace: Id) -> None:
         name = self._ids.dropped_database(namespace)
-        with self._raising({"EntityNotFoundException": _namespace_missing(namespace)}):
+        with self._raising({"EntityNotFoundException": missing_namespace(namespace)}):
             if self._call("get_tables", DatabaseName=name, MaxResults=1)["TableList"]:
-                raise NamespaceNotEmptyError(f"The namespace '{namespace}' has tables, of Lance or others: drop them.")
+                raise non_empty_namespace(namespace)
             self._call("delete_database", Name=name)
 
     def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
         if not namespace:
             return Page(())
         request = {"DatabaseName": self._ids.database(namespace)}
-        with self._raising({"EntityNotFoundException": _namespace_missing(namespace)}):
+        with self._raising({"EntityNotFoundException": missing_namespace(namespace)}):
             return self._list("get_tables", request, "TableList", limit, token, _is_lance)
 
     def get_table(self, table: Id) -> MountedTable:
@@ -202,8 +186,8 @@ class GlueCatalog:
             "StorageDescriptor": _storage_descriptor(place),
         }
         errors = {
-            "AlreadyExistsException": TableAlreadyExistsError(f"There is a table '{table}' already."),
-            "EntityNotFoundException": _namespace_missing(table.parent),
+            "AlreadyExistsException": existing_table(table),
+            "EntityNotFoundException": missing_namespace(table.parent),
         }
         with self._raising(errors):
             self._call("create_table", DatabaseName=database, TableInput=entry)
@@ -215,16 +199,16 @@ class GlueCatalog:
         changed = {key: value for key, value in entry.items() if key in _TABLE_INPUT}
         changed["Parameters"] = with_changes(entry["Parameters"], changes)
         version = {"VersionId": entry["VersionId"]} if entry.get("VersionId") else {}
-        with self._raising({"EntityNotFoundException": self._ids.missing_table(table)}):
+        with self._raising({"EntityNotFoundException": missing_table(table)}):
             self._call("update_table", DatabaseName=table.parent.name, TableInput=changed, SkipArchive=True, **version)
         return self.get_table(table)
 
     def rename_table(self, table: Id, new_id: Id) -> MountedTable:
-        raise UnsupportedOperationError(f"{self._name} cannot rename a table: Glue has no request for it.")
+        raise unsupported(self._name, "rename a table", "Glue has no request for it")
 
     def deregister_table(self, table: Id) -> MountedTable:
         described = self.get_table(table)
-        with self._raising({"EntityNotFoundException": self._ids.missing_table(table)}):
+        with self._raising({"EntityNotFoundException": missing_table(table)}):
             self._call("delete_table", DatabaseName=table.parent.name, Name=table.name)
         return described
 
@@ -247,7 +231,7 @@ class GlueCatalog:
 
     def _get_database(self, namespace: Id) -> dict[str, Any]:
         name = self._ids.database(namespace)
-        with self._raising({"EntityNotFoundException": _namespace_missing(namespace)}):
+        with self._raising({"EntityNotFoundException": missing_namespace(namespace)}):
             database: dict[str, Any] = self._call("get_database", Name=name)["Database"]
         return database
 
@@ -259,7 +243,7 @@ class GlueCatalog:
         except ClientError as error:
             if _code(error) == "EntityNotFoundException":
                 self._get_database(table.parent)
-                raise self._ids.missing_table(table) from error
+                raise missing_table(table) from error
             raise self._translated(error) from error
         if not _is_lance(entry):
             raise other_format_error(self._name, table)
@@ -274,23 +258,17 @@ class GlueCatalog:
         token: str | None,
         is_listed: Callable[[dict[str, Any]], bool],
     ) -> Page:
-        """List names in Glue's pages: where some are left out, further pages fill ours.
+        """List names: where some entries are left out, further pages of Glue's fill ours. Raises ClientError."""
 
-        A page asks for no more entries than it has room for, since Glue's token stands after all of them. Raises
-        ClientError.
-        """
-        check_limit(limit)
-        names: list[str] = []
-        while True:
-            room = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(names))
-            following = {"NextToken": token} if token else {}
-            response = self._call(method, **request, MaxResults=room, **following)
-            names += [entry["Name"] for entry in response[key] if is_listed(entry)]
-            previous, token = token, response.get("NextToken")
-            if token and token == previous:
-                raise InternalError(f"{self._name} repeats a page.")
-            if not token or (limit is not None and len(names) >= limit):
-                return Page(tuple(names), token or None)
+        def fetch(page: str, size: int | None) -> tuple[list[dict[str, Any]], str | None]:
+            following = {"NextToken": page} if page else {}
+            response = self._call(method, **request, MaxResults=min(PAGE_SIZE, size or PAGE_SIZE), **following)
+            return response[key], response.get("NextToken")
+
+        entries, following = collect_page(
+            self._name, fetch, limit, token, lambda chunk: [is_listed(entry) for entry in chunk]
+        )
+        return Page(tuple(entry["Name"] for entry in entries), following)
 
     def _call(self, method: str, **request: Any) -> Any:
         """Send a request. Raises ClientError; ServiceUnavailableError where nothing is answered."""
@@ -300,7 +278,8 @@ class GlueCatalog:
         except ClientError:
             raise
         except BotoCoreError as error:
-            raise ServiceUnavailableError(f"{self._name} does not answer: try again in a moment.") from error
+            failure = UNAUTHENTICATED if isinstance(error, NoCredentialsError) else UNAVAILABLE
+            raise failure.error(self._name) from error
 
     @contextmanager
     def _raising(self, errors: Mapping[str, LanceNamespaceError]) -> Iterator[None]:
@@ -311,11 +290,8 @@ class GlueCatalog:
             raise errors.get(_code(error)) or self._translated(error) from error
 
     def _translated(self, error: ClientError) -> LanceNamespaceError:
-        code = _code(error)
-        for codes, error_type, reason in _ERRORS:
-            if code in codes:
-                return error_type(f"{self._name} {reason}.")
-        return InternalError(f"{self._name} has failed: {code}.")
+        failure = _FAILURES.get(_code(error)) or Failure(InternalError, f"has failed: {_code(error)}")
+        return failure.error(self._name)
 
 
 def _code(error: ClientError) -> str:
@@ -325,14 +301,6 @@ def _code(error: ClientError) -> str:
 
 def _is_lance(entry: Mapping[str, Any]) -> bool:
     return is_lance(entry.get("Parameters"))
-
-
-def _namespace_missing(namespace: Id) -> NamespaceNotFoundError:
-    return NamespaceNotFoundError(f"No namespace '{namespace}' here.")
-
-
-def _namespace_exists(namespace: Id) -> NamespaceAlreadyExistsError:
-    return NamespaceAlreadyExistsError(f"There is a namespace '{namespace}' already.")
 
 
 def _described(table: Id, entry: Mapping[str, Any]) -> MountedTable:

@@ -22,17 +22,22 @@ from lance_namespace.errors import (
     InternalError,
     InvalidInputError,
     LanceNamespaceError,
-    NamespaceAlreadyExistsError,
-    NamespaceNotEmptyError,
     NamespaceNotFoundError,
-    PermissionDeniedError,
-    ServiceUnavailableError,
     TableAlreadyExistsError,
     TableNotFoundError,
 )
 from thrift.Thrift import TType
 
 from tiltyard.model.ids import Id
+from tiltyard.mounts.catalog_errors import (
+    FORBIDDEN,
+    UNAVAILABLE,
+    existing_namespace,
+    existing_table,
+    missing_namespace,
+    missing_table,
+    non_empty_namespace,
+)
 from tiltyard.mounts.database_ids import DatabaseIds
 from tiltyard.mounts.lance_entries import (
     MARKER,
@@ -184,7 +189,7 @@ class HiveCatalog:
             self._write("create_database", {1: struct(database)})
         except MetastoreError as error:
             if error.exception == "AlreadyExistsException" or self._has_database(namespace):
-                raise NamespaceAlreadyExistsError(f"There is a namespace '{namespace}' already.") from error
+                raise existing_namespace(namespace) from error
             raise self._translated(error) from error
 
     def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
@@ -195,21 +200,21 @@ class HiveCatalog:
             self._write("alter_database", {1: text(namespace.name), 2: struct(changed)})
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
-                raise NamespaceNotFoundError(f"No namespace '{namespace}' here.") from error
+                raise missing_namespace(namespace) from error
             raise self._translated(error) from error
         return properties
 
     def drop_namespace(self, namespace: Id) -> None:
         name = self._ids.dropped_database(namespace)
         self._get_database(namespace)
-        not_empty = NamespaceNotEmptyError(f"The namespace '{namespace}' has tables, of Lance or others: drop them.")
+        not_empty = non_empty_namespace(namespace)
         if self._read("get_all_tables", {1: text(name)}).texts(0):
             raise not_empty
         try:
             self._write("drop_database", {1: text(name), 2: boolean(False), 3: boolean(False)})
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
-                raise NamespaceNotFoundError(f"No namespace '{namespace}' here.") from error
+                raise missing_namespace(namespace) from error
             if error.exception == "InvalidOperationException":  # a table came between, or there are functions
                 raise not_empty from error
             raise self._translated(error) from error
@@ -245,7 +250,7 @@ class HiveCatalog:
         except MetastoreError as error:
             self._get_database(table.parent)
             if error.exception == "AlreadyExistsException" or self._has_entry(table):
-                raise TableAlreadyExistsError(f"There is a table '{table}' already.") from error
+                raise existing_table(table) from error
             raise self._translated(error) from error
         return self.get_table(table)
 
@@ -261,7 +266,7 @@ class HiveCatalog:
         entry = self._get_external_entry(table)
         self._get_database(new_id.parent)
         if self._has_entry(new_id):  # the metastore's message for it is like that of other failures
-            raise TableAlreadyExistsError(f"There is a table '{new_id}' already.")
+            raise existing_table(new_id)
         self._alter(table, Struct({**entry, _Table.DATABASE: text(database), _Table.NAME: text(name)}))
         return self.get_table(new_id)
 
@@ -272,7 +277,7 @@ class HiveCatalog:
             self._write("drop_table", {1: text(database), 2: text(name), 3: boolean(False)})
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
-                raise self._ids.missing_table(table) from error
+                raise missing_table(table) from error
             raise self._translated(error) from error
         return described
 
@@ -299,7 +304,7 @@ class HiveCatalog:
             return self._read("get_database", {1: text(name)}).struct(0)
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
-                raise NamespaceNotFoundError(f"No namespace '{namespace}' here.") from error
+                raise missing_namespace(namespace) from error
             raise self._translated(error) from error
 
     def _has_database(self, namespace: Id) -> bool:
@@ -318,7 +323,7 @@ class HiveCatalog:
             if error.exception != "NoSuchObjectException":
                 raise self._translated(error) from error
         self._get_database(table.parent)
-        raise self._ids.missing_table(table)
+        raise missing_table(table)
 
     def _get_entry(self, table: Id) -> Struct:
         """Return a Lance table's entry. Raises TableNotFoundError, NamespaceNotFoundError."""
@@ -352,7 +357,7 @@ class HiveCatalog:
             self._write("alter_table_with_environment_context", request)
         except MetastoreError as error:
             if not self._has_entry(table):
-                raise self._ids.missing_table(table) from error
+                raise missing_table(table) from error
             if "already exists" in str(error):
                 raise TableAlreadyExistsError("There is a table of this name already.") from error
             raise self._translated(error) from error
@@ -383,13 +388,13 @@ class HiveCatalog:
         """Translate an exception that no method expects; its text may be a trace of the metastore's."""
         message = str(error)
         if re.search(r"[Pp]ermission denied|AccessControl|not authorized|No privilege", message):
-            return PermissionDeniedError(f"{self._name} refuses this: check the mount's user.")
+            return FORBIDDEN.error(self._name)
         if error.exception == "InvalidObjectException" or _NO_FILE_SYSTEM.search(message):
             return InvalidInputError(f"{self._name} does not take this location or name: choose another one.")
         if "default database" in message:
             return InvalidInputError(f"{self._name} does not drop its default database.")
         if re.search(r"JDO|[Cc]onnection|SQLException|Communications link", message):
-            return ServiceUnavailableError(f"The database of {self._name} does not answer: try again in a moment.")
+            return UNAVAILABLE.error(f"The database of {self._name}")
         return InternalError(f"{self._name} has failed: its log says why.")
 
 

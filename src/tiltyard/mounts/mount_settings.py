@@ -57,6 +57,13 @@ def check_seconds(**limits: float) -> None:
             raise ValueError(f"{name} is {seconds}: more than 0, at most {LONGEST_SECONDS:.0f} seconds")
 
 
+def check_age(**ages: float) -> None:
+    """Raise ValueError for how long something is remembered, if that is too long."""
+    for name, seconds in ages.items():
+        if not 0 <= seconds <= LONGEST_SECONDS:
+            raise ValueError(f"{name} is {seconds}: 0 to {LONGEST_SECONDS:.0f} seconds")
+
+
 def _resolve(key: str, value: object) -> object:
     """Return the secret that a value refers to, or the secrets of a mapping."""
     if isinstance(value, Mapping):

@@ -6,11 +6,13 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from urllib.parse import quote_plus, urlencode
 
 import msgspec
-from lance_namespace.errors import InternalError, ServiceUnavailableError
+from lance_namespace.errors import InternalError
 
+from tiltyard.mounts.call_deadline import held_in_time
 from tiltyard.mounts.catalog_errors import UNAUTHENTICATED, http_error
 from tiltyard.mounts.http_client import Authorization, BearerToken, HttpConnections, HttpSettings, JsonClient
 
@@ -44,22 +46,21 @@ class ClientCredentials:
 
     def headers(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
         """Return the token's header. Raises UnauthenticatedError, ServiceUnavailableError, InternalError."""
-        if not self._lock.acquire(timeout=self._settings.timeout):
-            raise ServiceUnavailableError(f"The tokens for {self._name} cannot be had: try again in a moment.")
-        try:
+        with self._held():
             is_due = self._renewed_at is not None and self._monotonic() >= self._renewed_at
             if not self._token or is_due:
                 self._token, self._renewed_at = self._fetch()
             return _bearer(self._token)
-        finally:
-            self._lock.release()
 
     def reject(self, headers: Mapping[str, str]) -> bool:
         """Forget the token; another thread may have done so, and fetched another one."""
-        with self._lock:
+        with self._held():
             if headers == _bearer(self._token):
                 self._token = ""
         return True
+
+    def _held(self) -> AbstractContextManager[None]:
+        return held_in_time(self._lock, f"The token service of {self._name}", self._settings.timeout)
 
     def _fetch(self) -> tuple[str, float | None]:
         """Return a token, and when to renew it."""

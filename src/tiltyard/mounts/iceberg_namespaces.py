@@ -1,0 +1,223 @@
+"""The namespaces of a catalog that speaks Iceberg's REST protocol, and requests to whatever it has in them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from lance_namespace.errors import (
+    InvalidInputError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+)
+
+from tiltyard.model.ids import Id
+from tiltyard.mounts.call_deadline import held_in_time
+from tiltyard.mounts.catalog_errors import (
+    CONFLICT,
+    existing_namespace,
+    http_error,
+    impossible_name,
+    missing_namespace,
+    non_empty_namespace,
+    root_dropped,
+)
+from tiltyard.mounts.http_client import HttpError, JsonClient
+from tiltyard.mounts.mounted_catalog import Page, Properties
+from tiltyard.mounts.paged_lists import collect_page
+
+CATALOG_SERVICE = "v1"
+"""The service of Iceberg's own protocol; a catalog may have others beside it, for the same namespaces."""
+
+_LEVEL_SEPARATOR = "\x1f"
+_COMMIT_FAILED = "CommitFailedException"
+
+
+class IcebergNamespaces:
+    """The namespaces of a catalog, or of one of its warehouses."""
+
+    def __init__(self, name: str, client: JsonClient, root: str, warehouse: str, timeout: float) -> None:
+        """`name` is what messages call the catalog, `root` the URL below which its services are; nothing is sent."""
+        self._name = name
+        self._client = client
+        self._root = root.rstrip("/")
+        self._warehouse = warehouse
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._prefix: str | None = None
+
+    def list_children(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+        """List the namespaces in a namespace. Raises NamespaceNotFoundError."""
+        self.check_existing(parent)
+        query = {"parent": _LEVEL_SEPARATOR.join(parent)} if parent else {}
+        names, following = self.entries(parent, ("namespaces",), "namespaces", limit, token, query)
+        if not names:  # some catalogs have none in a namespace that is not there
+            self.get(parent)
+        return Page(tuple(name[-1] for name in names), following)
+
+    def get(self, namespace: Id) -> Properties:
+        """Return the properties of a namespace. Raises NamespaceNotFoundError."""
+        if not namespace:
+            return {}
+        self.check_existing(namespace)
+        try:
+            return dict(self.request("GET", namespace_path(namespace)).get("properties") or {})
+        except HttpError as error:
+            raise self.translated(error, missing_namespace(namespace)) from error
+
+    def create(self, namespace: Id, properties: Properties) -> None:
+        """Create a namespace. Raises NamespaceAlreadyExistsError, NamespaceNotFoundError, InvalidInputError."""
+        if not namespace:
+            raise existing_namespace(namespace)
+        self.check_new_names(namespace)
+        self.get(namespace.parent)
+        body = {"namespace": list(namespace), "properties": dict(properties)}
+        try:
+            self.request("POST", ("namespaces",), body=body)
+        except HttpError as error:
+            missing, exists = missing_namespace(namespace.parent), existing_namespace(namespace)
+            raise self.translated(error, missing, exists) from error
+
+    def update_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
+        """Set and remove properties, and return all. Raises NamespaceNotFoundError."""
+        self.get(namespace)
+        try:
+            self.request("POST", (*namespace_path(namespace), "properties"), body=property_changes(changes))
+        except HttpError as error:
+            raise self.translated(error, missing_namespace(namespace)) from error
+        return self.get(namespace)
+
+    def drop(self, namespace: Id, *tables: tuple[str, str]) -> None:
+        """Drop an empty namespace. Raises NamespaceNotFoundError, NamespaceNotEmptyError.
+
+        `tables` are what may be in it: services and the names of their lists.
+        """
+        if not namespace:
+            raise root_dropped(self._name)
+        if self.list_children(namespace, 1).names:
+            raise non_empty_namespace(namespace)
+        for service, kind in tables:
+            path = (*namespace_path(namespace), kind)
+            if self.entries(namespace, path, "identifiers", 1, None, service=service)[0]:
+                raise non_empty_namespace(namespace)
+        try:
+            self.request("DELETE", namespace_path(namespace))
+        except HttpError as error:
+            missing, not_empty = missing_namespace(namespace), non_empty_namespace(namespace)
+            raise self.translated(error, missing, not_empty) from error
+
+    def entries(
+        self,
+        namespace: Id,
+        path: tuple[str, ...],
+        key: str,
+        limit: int | None,
+        token: str | None,
+        query: Mapping[str, str] | None = None,
+        *,
+        service: str = CATALOG_SERVICE,
+        is_kept: Any = None,
+    ) -> tuple[list[Any], str | None]:
+        """Return entries of a list in a namespace and the token of the next page. Raises NamespaceNotFoundError."""
+
+        def fetch(page: str, size: int | None) -> tuple[list[Any], str | None]:
+            paging = {} if size is None else {"pageSize": str(size), "pageToken": page}
+            try:
+                response = self.request("GET", path, {**(query or {}), **paging}, service=service)
+            except HttpError as error:
+                raise self.translated(error, missing_namespace(namespace)) from error
+            return response.get(key) or [], response.get("next-page-token")
+
+        return collect_page(self._name, fetch, limit, token, **({"is_kept": is_kept} if is_kept else {}))
+
+    def request(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        query: Mapping[str, str] | None = None,
+        *,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        service: str = CATALOG_SERVICE,
+    ) -> dict[str, Any]:
+        """Send a request, and return its response. Raises HttpError, ServiceUnavailableError."""
+        segments = (service, *self._prefix_segments(), *(quote(segment, safe="") for segment in path))
+        url = f"{self._root}/{'/'.join(segments)}"
+        return self._client.request(method, f"{url}?{_encoded(query)}" if query else url, body=body, headers=headers)
+
+    def translated(
+        self, error: HttpError, missing: LanceNamespaceError, conflict: LanceNamespaceError | None = None
+    ) -> LanceNamespaceError:
+        """Return the error of the specification: `missing` for 404, `conflict` for 409."""
+        if error.status == 404:
+            return missing
+        if error.status == 409:
+            has_lost_race = conflict is None or _exception(error) == _COMMIT_FAILED
+            return CONFLICT.error(self._name) if has_lost_race or conflict is None else conflict
+        return http_error(self._name, error.status)
+
+    def check_new_names(self, path: Id) -> None:
+        """Raise InvalidInputError for a name that servers may read in several ways in a path."""
+        for name in path:
+            if not can_be_name(name):
+                raise impossible_name(self._name, name, "leave out '/', '\\', '%' and '.'")
+
+    def check_existing(self, namespace: Id) -> None:
+        """Raise NamespaceNotFoundError for what cannot be a namespace."""
+        if not all(map(can_be_name, namespace)):
+            raise missing_namespace(namespace)
+
+    def check_new_table(self, table: Id) -> None:
+        """Raise InvalidInputError for what cannot be a new table."""
+        if len(table) < 2:
+            raise InvalidInputError(f"{self._name} has tables in namespaces alone, and none at its root.")
+        self.check_new_names(table)
+
+    def _prefix_segments(self) -> tuple[str, ...]:
+        """Return the prefix that the catalog wants in paths, as it writes it."""
+        with held_in_time(self._lock, self._name, self._timeout):
+            if self._prefix is None:
+                warehouse = f"?{_encoded({'warehouse': self._warehouse})}" if self._warehouse else ""
+                try:
+                    config = self._client.request("GET", f"{self._root}/{CATALOG_SERVICE}/config{warehouse}")
+                except HttpError as error:
+                    unusable = ServiceUnavailableError(f"{self._name} has no such warehouse: check the mount.")
+                    raise self.translated(error, unusable) from error
+                values = {**(config.get("defaults") or {}), **(config.get("overrides") or {})}
+                self._prefix = values.get("prefix", "")
+            return (self._prefix,) if self._prefix else ()
+
+
+def can_be_name(name: str) -> bool:
+    """Whether servers read a name in one way in a path."""
+    return bool(name) and name.isprintable() and not any(character in "/\\%." for character in name)
+
+
+def namespace_path(namespace: Id) -> tuple[str, ...]:
+    """Return the segments of a namespace's path."""
+    return "namespaces", _LEVEL_SEPARATOR.join(namespace)
+
+
+def property_changes(changes: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return changes of properties as Iceberg has them."""
+    return {
+        "updates": {key: value for key, value in changes.items() if value is not None},
+        "removals": [key for key, value in changes.items() if value is None],
+    }
+
+
+def location_uri(location: str) -> str:
+    """Return a location as a URI."""
+    return f"file://{location}" if location.startswith("/") else location
+
+
+def _encoded(query: Mapping[str, str]) -> str:
+    """Return a query with spaces as %20: signatures know no other way."""
+    return urlencode(query, quote_via=quote)
+
+
+def _exception(error: HttpError) -> str:
+    details = error.content.get("error")
+    return str(details.get("type", "")) if isinstance(details, dict) else ""

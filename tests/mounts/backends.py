@@ -16,7 +16,9 @@ import pyarrow as pa
 import pytest
 
 from tests.services.hive import HiveMetastore
+from tests.services.polaris import CATALOG, CLIENT, CLIENT_SECRET, Polaris
 from tests.services.s3 import S3Server
+from tests.services.unity import TOKEN, Unity
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
 from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
@@ -63,6 +65,15 @@ class Backend:
 def new_name(prefix: str) -> str:
     """Return a name that no other test uses."""
     return f"{prefix}{next(NUMBERS)}"
+
+
+def new_namespace(catalog: MountedCatalog, properties: Mapping[str, str] | None = None) -> Id:
+    """Create a namespace that can have tables, and those that it lies in; the root, where there is no other."""
+    namespace = Id()
+    while len(namespace) < (1 if catalog.levels is None else catalog.levels):
+        namespace = Id((*namespace, new_name("ns")))
+        catalog.create_namespace(namespace, properties or {})
+    return namespace
 
 
 DIRECTORY_CANNOT = frozenset(("update_namespace_properties", "update_table_properties", "rename_table"))
@@ -215,4 +226,40 @@ def adapter_backend(url: str, root: Path) -> Backend:
         unsupported=LANCE_CANNOT | {"rename_table"},
         location_of=lambda name: f"{root}/elsewhere/{name}",
         impossible_names=LANCE_CANNOT_HOLD,
+    )
+
+
+def polaris_backend(polaris: Polaris, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Polaris, as its descriptions have it."""
+    assert polaris.catalog is not None
+    monkeypatch.setenv("MOUNTS_TEST_SECRET", CLIENT_SECRET)
+    root = polaris.root.removeprefix("file://")
+    return Backend(
+        "polaris",
+        {
+            "uri": polaris.catalog.url,
+            "catalog": CATALOG,
+            "client_id": CLIENT,
+            "client_secret": "env:MOUNTS_TEST_SECRET",
+        },
+        unsupported=frozenset(("update_table_properties", "rename_table")),
+        location_of=lambda name: f"{root}/elsewhere/{name}",
+        add_other_table=lambda table: polaris.add_other(tuple(table.parent), table.name),
+        read_other_table=lambda table: dict(polaris.tables[tuple(table.parent), table.name]),
+        impossible_names=("a/b", "a\x1fb", "", "a.b", "a%b", "a\\b"),
+    )
+
+
+def unity_backend(unity: Unity, root: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Unity Catalog, as its description has it."""
+    assert unity.catalog is not None
+    monkeypatch.setenv("MOUNTS_TEST_TOKEN", TOKEN)
+    return Backend(
+        "unity",
+        {"uri": unity.catalog.url, "token": "env:MOUNTS_TEST_TOKEN", "root": str(root)},
+        unsupported=frozenset(("update_table_properties", "rename_table")),
+        location_of=lambda name: f"{root}/elsewhere/{name}",
+        add_other_table=lambda table: unity.add_other(".".join(table.parent), table.name),
+        read_other_table=lambda table: dict(unity.tables[".".join(table)]),
+        impossible_names=("Upper", "a.b", "a b", "ä", "", "a/b", "x" * 256),
     )

@@ -19,19 +19,23 @@ from tests.mounts.backends import (
     iceberg_backend,
     lance_backend,
     local_directory,
-    new_name,
+    new_namespace,
     object_store_directory,
+    polaris_backend,
+    unity_backend,
 )
 from tests.services.glue import GLUE_AS_DOCUMENTED
 from tests.services.hive import HiveMetastore, hive_3_jars, hive_metastore
 from tests.services.iceberg import fixture_class_path, iceberg_fixture
+from tests.services.polaris import Polaris, polaris_stub
 from tests.services.s3 import S3Server, s3_server
 from tests.services.server import ServerProcess
+from tests.services.unity import Unity, unity_stub
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog
 
 LOCAL = ("dir-both", "dir-manifest", "dir-listing")
-SERVED = ("tiltyard", "rest-adapter")
+SERVED = ("tiltyard", "rest-adapter", "polaris", "unity")
 Fetched = TypeVar("Fetched")
 EXTENDED = tuple(
     pytest.param(name, marks=pytest.mark.extended) for name in ("dir-s3", "hive", "hive-3", "glue", "iceberg")
@@ -90,6 +94,18 @@ def rest_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str
         yield f"http://127.0.0.1:{adapter.port}", root
 
 
+@pytest.fixture(scope="module")
+def polaris(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Polaris]:
+    with polaris_stub(f"file://{tmp_path_factory.mktemp('polaris')}") as stub:
+        yield stub
+
+
+@pytest.fixture(scope="module")
+def unity() -> Iterator[Unity]:
+    with unity_stub() as stub:
+        yield stub
+
+
 @pytest.fixture(params=(*LOCAL, *SERVED, *EXTENDED))
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backend:
     """A catalog; those with a server share it with the other tests of the file."""
@@ -98,6 +114,11 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             return lance_backend(*request.getfixturevalue("tiltyard"))
         case "rest-adapter":
             return adapter_backend(*request.getfixturevalue("rest_adapter"))
+        case "polaris":
+            return polaris_backend(request.getfixturevalue("polaris"), request.getfixturevalue("monkeypatch"))
+        case "unity":
+            root = tmp_path_factory.mktemp("unity")
+            return unity_backend(request.getfixturevalue("unity"), root, request.getfixturevalue("monkeypatch"))
         case "dir-s3":
             return object_store_directory(request.getfixturevalue("s3"))
         case "glue":
@@ -121,10 +142,6 @@ def catalog(backend: Backend) -> Iterator[MountedCatalog]:
 
 
 @pytest.fixture
-def namespace(backend: Backend, catalog: MountedCatalog) -> Id:
+def namespace(catalog: MountedCatalog) -> Id:
     """A namespace for tables; the root, where the backend has none."""
-    if catalog.levels == 0:
-        return Id()
-    namespace = Id((new_name("ns"),))
-    catalog.create_namespace(namespace, {})
-    return namespace
+    return new_namespace(catalog)

@@ -19,7 +19,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tests.mounts.backends import Backend, new_name
+from tests.mounts.backends import Backend, new_name, new_namespace
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, MountedTable, Page
 
@@ -67,7 +67,7 @@ def test_create_namespace_twice_is_code_2(backend: Backend, catalog: MountedCata
 
 
 def test_a_missing_namespace_is_code_1_for_every_method(backend: Backend, catalog: MountedCatalog) -> None:
-    missing = Id((new_name("missing"),))
+    missing = Id((new_name("missing"),) * max(1, catalog.levels or 0))
     calls: list[Callable[[], object]] = [
         lambda: catalog.get_namespace(missing),
         lambda: catalog.list_namespaces(missing),
@@ -109,25 +109,23 @@ def test_update_namespace_properties_sets_and_removes(backend: Backend, catalog:
 
 def test_drop_namespace_with_a_table_is_code_3(backend: Backend, catalog: MountedCatalog) -> None:
     needs(backend, "drop_namespace")
-    name = new_name("ns")
-    catalog.create_namespace(Id((name,)), {})
-    table = declare(catalog, Id((name,)))
+    namespace = new_namespace(catalog)
+    table = declare(catalog, namespace)
     with pytest.raises(NamespaceNotEmptyError):
-        catalog.drop_namespace(Id((name,)))
+        catalog.drop_namespace(namespace)
     catalog.deregister_table(table.id)
-    catalog.drop_namespace(Id((name,)))
+    catalog.drop_namespace(namespace)
     with pytest.raises(NamespaceNotFoundError):
-        catalog.get_namespace(Id((name,)))
+        catalog.get_namespace(namespace)
 
 
 def test_drop_namespace_keeps_the_files_of_what_was_deregistered(backend: Backend, catalog: MountedCatalog) -> None:
     needs(backend, "drop_namespace")
-    name = new_name("ns")
-    catalog.create_namespace(Id((name,)), {})
-    table = declare(catalog, Id((name,)))
+    namespace = new_namespace(catalog)
+    table = declare(catalog, namespace)
     backend.write(table.location, 3)
     catalog.deregister_table(table.id)
-    catalog.drop_namespace(Id((name,)))
+    catalog.drop_namespace(namespace)
     assert backend.count(table.location) == 3
 
 
@@ -135,28 +133,30 @@ def test_drop_namespace_with_a_table_of_another_format_is_code_3(backend: Backen
     needs(backend, "drop_namespace")
     if backend.add_other_table is None:
         pytest.skip("it has no tables of other formats")
-    name = new_name("ns")
-    catalog.create_namespace(Id((name,)), {})
-    backend.add_other_table(Id((name, "other")))
+    namespace = new_namespace(catalog)
+    backend.add_other_table(Id((*namespace, "other")))
     with pytest.raises(NamespaceNotEmptyError):
-        catalog.drop_namespace(Id((name,)))
+        catalog.drop_namespace(namespace)
 
 
 def test_namespaces_have_as_many_levels_as_the_backend_says(backend: Backend, catalog: MountedCatalog) -> None:
     needs(backend, "create_namespace")
-    name = new_name("ns")
-    catalog.create_namespace(Id((name,)), {})
-    if catalog.levels == 1:
-        with pytest.raises(InvalidInputError, match="1 level"):
-            catalog.create_namespace(Id((name, "inner")), {})
+    if catalog.levels is not None:
+        innermost = new_namespace(catalog)
+        assert len(innermost) == catalog.levels
+        inner = Id((*innermost, "inner"))
+        with pytest.raises(InvalidInputError, match=f"{catalog.levels} level"):
+            catalog.create_namespace(inner, {})
         with pytest.raises(InvalidInputError):
-            catalog.declare_table(Id((name, "inner", "t")), None, {})
+            catalog.declare_table(Id((*inner, "t")), None, {})
         with pytest.raises(InvalidInputError):
             catalog.declare_table(Id(("t",)), None, {})
         with pytest.raises(NamespaceNotFoundError):
-            catalog.get_namespace(Id((name, "inner")))
-        assert catalog.list_tables(Id()).names == ()
+            catalog.get_namespace(inner)
+        assert catalog.list_tables(Id()).names == catalog.list_tables(innermost).names == ()
         return
+    name = new_name("ns")
+    catalog.create_namespace(Id((name,)), {})
     catalog.create_namespace(Id((name, "inner")), {})
     table = declare(catalog, Id((name, "inner")))
     assert catalog.list_namespaces(Id((name,))).names == ("inner",)
@@ -300,10 +300,9 @@ def test_rename_table_keeps_location_properties_and_data(
 def test_rename_table_to_another_namespace(backend: Backend, catalog: MountedCatalog, namespace: Id) -> None:
     needs(backend, "rename_table")
     table = declare(catalog, namespace)
-    other = Id((new_name("ns"),))
     with pytest.raises(NamespaceNotFoundError):
-        catalog.rename_table(table.id, Id((*other, "moved")))
-    catalog.create_namespace(other, {})
+        catalog.rename_table(table.id, Id((*namespace.parent, new_name("missing"), "moved")))
+    other = new_namespace(catalog)
     assert catalog.rename_table(table.id, Id((*other, "moved"))).location == table.location
     assert catalog.list_tables(namespace).names == ()
     assert catalog.list_tables(other).names == ("moved",)

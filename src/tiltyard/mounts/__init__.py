@@ -17,7 +17,16 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.mounts.mount_settings import parse_settings
 from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, Page, StorageCredentials
 
-__all__ = ["ENTRY_POINTS", "KINDS", "MountedCatalog", "MountedTable", "Page", "StorageCredentials", "open_catalog"]
+__all__ = [
+    "ENTRY_POINTS",
+    "KINDS",
+    "MountedCatalog",
+    "MountedTable",
+    "Page",
+    "StorageCredentials",
+    "check_settings",
+    "open_catalog",
+]
 
 ENTRY_POINTS = "tiltyard.mounts"
 """The group of entry points by which other packages add kinds."""
@@ -28,6 +37,8 @@ KINDS = {
     "hive": "tiltyard.mounts.hive:HiveCatalog",
     "iceberg": "tiltyard.mounts.iceberg:IcebergCatalog",
     "lance": "tiltyard.mounts.lance_rest:LanceRestCatalog",
+    "polaris": "tiltyard.mounts.polaris:PolarisCatalog",
+    "unity": "tiltyard.mounts.unity:UnityCatalog",
 }
 """The classes of catalogs, by kind; a class is imported, and the packages it needs, when the first one is opened."""
 
@@ -48,6 +59,11 @@ def open_catalog(kind: str, settings: Mapping[str, object]) -> MountedCatalog:
     """
     catalog_type = _catalog_type(kind)
     return catalog_type(parse_settings(catalog_type.settings_type, settings))
+
+
+def check_settings(kind: str, settings: Mapping[str, object]) -> None:
+    """Check the settings of a mount without opening it. Raises as `open_catalog` does."""
+    parse_settings(_catalog_type(kind).settings_type, settings)
 
 
 def _catalog_type(kind: str) -> CatalogType:

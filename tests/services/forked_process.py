@@ -1,31 +1,66 @@
-"""Processes of the command `tiltyard` that start in a moment: forked from one that has imported everything.
+"""Processes that start in a moment: forked from one that has imported everything.
 
-Four fifths of a server's start are imports. What is forked is a process of its own, with its own environment, sockets,
-threads and connections; only its command line in /proc is its starter's.
+Four fifths of a server's start are imports, and nearly all of the start of one of Spark's Python workers. What is
+forked is a process of its own, with its own environment, sockets, threads and connections, that runs a module as
+`python -m` does; only its command line in /proc is its starter's.
+
+    python -m tests.services.forked_process SOCKET MODULE…
+
+is a starter: it imports the modules, takes orders at a Unix socket, and ends with its standard input. The connection of
+an order gets the id of the process, and later its exit status.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
 import resource
+import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 HOME = Path(__file__).resolve().parents[2]
-MODULES = ("tiltyard.__main__", "tiltyard.server.serve", "tiltyard.storage.objects", "tiltyard.store.postgres")
+SERVER_MODULES = ("tiltyard.server.serve", "tiltyard.storage.objects", "tiltyard.store.postgres")
+WORKER_MODULES = (
+    *("pyarrow.compute", "lance", "lance_namespace", "pandas", "pyspark.worker"),
+    "tiltyard.pipeline.datasource",
+    *(
+        f"pyspark.sql.worker.{name}"
+        for name in (
+            *("lookup_data_sources", "create_data_source", "plan_data_source_read"),
+            *("write_into_data_source", "commit_data_source_write", "python_streaming_sink_runner"),
+        )
+    ),
+)
 LARGEST_ORDER = 1 << 18
+
+_WORKER_SCRIPT = """#!{python} -IS
+import json, os, signal, socket, sys
+if sys.argv[1:3] != ["-m", "pyspark.daemon"]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+starter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+starter.connect({address!r})
+order = {{"module": sys.argv[2], "arguments": sys.argv[3:], "environ": dict(os.environ), "folder": os.getcwd()}}
+socket.send_fds(starter, [json.dumps(order).encode()], [0, 1, 2])
+process_id = int(starter.recv(16))
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: os.kill(process_id, number))
+sys.exit(int(starter.recv(16) or 1) & 255)
+"""
 
 
 class ForkedProcess:
@@ -37,26 +72,31 @@ class ForkedProcess:
         """Start it in a folder, with these environment variables alone; at most so many `descriptors` are open."""
         self.returncode: int | None = None
         self._lock = threading.Lock()
-        stdout, stderr, self._status = os.pipe(), os.pipe(), os.pipe()
+        self._starter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._starter.connect(str(_starter(SERVER_MODULES)))
         order = {
+            "module": "tiltyard",
             "arguments": list(arguments),
             "environ": dict(environ),
             "folder": str(folder),
             "descriptors": descriptors,
         }
-        self.pid = _starter().start(json.dumps(order).encode(), [stdout[1], stderr[1], self._status[1]])
-        for written_by_the_process in (stdout[1], stderr[1], self._status[1]):
-            os.close(written_by_the_process)
-        self.stdout: TextIO = os.fdopen(stdout[0])
-        self.stderr: TextIO = os.fdopen(stderr[0])
+        (stdout, its_stdout), (stderr, its_stderr), stdin = os.pipe(), os.pipe(), os.open(os.devnull, os.O_RDONLY)
+        its_own = [stdin, its_stdout, its_stderr]
+        socket.send_fds(self._starter, [json.dumps(order).encode()], its_own)
+        for descriptor in its_own:
+            os.close(descriptor)
+        self.pid = int(self._starter.recv(16))
+        self.stdout: TextIO = os.fdopen(stdout)
+        self.stderr: TextIO = os.fdopen(stderr)
 
     def poll(self) -> int | None:
         """Return the exit status, as `Popen` has it; None while the process runs."""
-        return self._read_status(0)
+        return self._receive_status(0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end, and return the exit status. Raises subprocess.TimeoutExpired."""
-        if (status := self._read_status(timeout)) is None:
+        if (status := self._receive_status(timeout)) is None:
             raise subprocess.TimeoutExpired("tiltyard", timeout or 0)
         return status
 
@@ -72,122 +112,136 @@ class ForkedProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _read_status(self, timeout: float | None) -> int | None:
-        poller = select.poll()
+    def _receive_status(self, timeout: float | None) -> int | None:
         with self._lock:
             if self.returncode is not None:
                 return self.returncode
-            poller.register(self._status[0], select.POLLIN)
+            poller = select.poll()
+            poller.register(self._starter, select.POLLIN)
         if not poller.poll(None if timeout is None else timeout * 1000):
             return None
         with self._lock:
             if self.returncode is None:
-                status = os.read(self._status[0], 16)
+                status = self._starter.recv(16)
                 assert status, "the starter of servers has ended"
-                os.close(self._status[0])
+                self._starter.close()
                 self.returncode = int(status)
             return self.returncode
 
 
-class _Starter:
-    """The process that forks the others; it ends when this one does."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with orders:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.services.forked_process", str(orders.fileno())],
-                stdin=subprocess.DEVNULL,
-                cwd=HOME,
-                pass_fds=[orders.fileno()],
-            )
-
-    def start(self, order: bytes, descriptors: list[int]) -> int:
-        """Start a process that writes to these descriptors; return its id. The last one gets its exit status."""
-        with self._lock:
-            socket.send_fds(self._orders, [order], descriptors)
-            process_id = self._orders.recv(16)
-        assert process_id, "the starter of servers has ended"
-        return int(process_id)
+@contextmanager
+def forking_python() -> Iterator[Path]:
+    """Write a `python` for Spark's workers: a process that is asked for `pyspark.daemon` is forked, others are not."""
+    with tempfile.TemporaryDirectory() as folder:
+        python, starter = Path(folder) / "python", _starter(WORKER_MODULES, PYTHONHASHSEED="0")  # as Spark sets it
+        python.write_text(_WORKER_SCRIPT.format(python=sys.executable, address=str(starter)))
+        python.chmod(0o700)
+        yield python
 
 
 @cache
-def _starter() -> _Starter:
-    return _Starter()
+def _starter(modules: tuple[str, ...], **variables: str) -> Path:
+    """Start the starter that has these modules, for as long as this process lives; return its socket."""
+    folder = tempfile.mkdtemp(prefix="starter-")
+    address = Path(folder) / "socket"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.services.forked_process", str(address), *modules],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=HOME,
+        env={**os.environ, **variables},
+    )
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    assert process.stdin is not None and process.stdout is not None
+    atexit.register(process.stdin.close)
+    assert process.stdout.readline() == b"ready\n", "the starter of processes has ended"
+    return address
 
 
-def _serve_orders(orders: socket.socket) -> list[str]:
-    """Fork a process for each order, and report how each ends. Returns in the forked process, with its arguments."""
-    statuses: dict[int, int] = {}
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake)
-    while True:
-        ready, _, _ = select.select([orders, woken], [], [])
-        if woken in ready:
-            os.read(woken, 1024)
-            _report_ended(statuses)
-        if orders not in ready:
-            continue
-        text, descriptors, _, _ = socket.recv_fds(orders, LARGEST_ORDER, 3)
-        if not text:
-            os._exit(0)
-        order = json.loads(text)
+class _Starter:
+    """Forks a process for each order, and reports how each ends."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._processes: dict[int, socket.socket] = {}
+        self._woken, self._wake = os.pipe()
+
+    def run(self) -> dict[str, Any]:
+        """Serve orders. Returns in a forked process, with its order."""
+        os.set_blocking(self._wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake)
+        while True:
+            sources: list[int | socket.socket] = [0, self._woken, self._listener]
+            ready, _, _ = select.select(sources, [], [])
+            if 0 in ready:
+                os._exit(0)
+            if self._woken in ready:
+                os.read(self._woken, 1024)
+                self._report_ended()
+            if self._listener in ready:
+                customer, _ = self._listener.accept()
+                if order := self._fork(customer):
+                    return order
+
+    def _fork(self, customer: socket.socket) -> dict[str, Any] | None:
+        text, descriptors, _, _ = socket.recv_fds(customer, LARGEST_ORDER, 3)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="lance is not fork-safe")  # it is, as long as it has done nothing
             process_id = os.fork()
         if not process_id:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for number, descriptor in enumerate(descriptors[:2], start=1):
+            for number, descriptor in enumerate(descriptors):
                 os.dup2(descriptor, number)
-            for descriptor in (*descriptors, *statuses.values(), woken, wake, orders.detach()):
+            for connection in (customer, self._listener, *self._processes.values()):
+                connection.close()
+            for descriptor in (*descriptors, self._woken, self._wake):
                 os.close(descriptor)
-            _become(order)
-            return list(order["arguments"])
-        for descriptor in descriptors[:2]:
+            return dict(json.loads(text))
+        for descriptor in descriptors:
             os.close(descriptor)
-        statuses[process_id] = descriptors[2]
-        orders.send(str(process_id).encode())
+        self._processes[process_id] = customer
+        customer.send(str(process_id).encode())
+        return None
+
+    def _report_ended(self) -> None:
+        while self._processes:
+            process_id, status = os.waitpid(-1, os.WNOHANG)
+            if not process_id:
+                return
+            with self._processes.pop(process_id) as customer, suppress(OSError):  # it may have gone
+                customer.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _report_ended(statuses: dict[int, int]) -> None:
-    while statuses:
-        process_id, status = os.waitpid(-1, os.WNOHANG)
-        if not process_id:
-            return
-        with suppress(BrokenPipeError):  # nobody waits for it
-            os.write(statuses[process_id], str(os.waitstatus_to_exitcode(status)).encode())
-        os.close(statuses.pop(process_id))
-
-
-def _become(order: Mapping[str, object]) -> None:
-    """Give this process the environment, the folder and the limit of an order."""
+def _run_order(order: Mapping[str, Any]) -> None:
+    """Take the environment, the folder and the limit of an order, and run its module."""
     from tiltyard.runtime import failpoints
 
-    environ, descriptors = order["environ"], order["descriptors"]
-    assert isinstance(environ, dict)
     os.environ.clear()
-    os.environ.update(environ)
-    os.chdir(str(order["folder"]))
+    os.environ.update(order["environ"])
+    os.chdir(order["folder"])
+    sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and path not in sys.path]
     failpoints._faults = failpoints.parse(os.environ.get(failpoints.VARIABLE, ""))  # read when it was imported
-    if isinstance(descriptors, int):
+    if descriptors := order.get("descriptors"):
         resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    sys.argv = ["", *order["arguments"]]
+    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 
 
-def _run() -> None:
+def _main(address: str, *modules: str) -> None:
     from tiltyard.bootstrap import register_operations
 
-    register_operations()
-    for name in MODULES:
+    if "tiltyard.server.serve" in modules:
+        register_operations()
+    for name in modules:
         importlib.import_module(name)
-    arguments = _serve_orders(socket.socket(fileno=int(sys.argv[1])))
-    main = sys.modules["__main__"] = sys.modules["tiltyard.__main__"]
-    sys.argv = [str(main.__file__), *arguments]
-    main.main()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(128)
+    os.write(1, b"ready\n")
+    _run_order(_Starter(listener).run())
 
 
 if __name__ == "__main__":
-    _run()
+    _main(*sys.argv[1:])

@@ -51,7 +51,7 @@ class ServerProcess:
         self.said: list[str] = []
         self._flags = flags
         self._descriptors = descriptors
-        self._forked = forked and "--workers" not in flags and "PYTHONPATH" not in (environ or {})
+        self._forked = forked and "--workers" not in flags
         self._environ = {**os.environ, **(environ or {})}
         # Of all addresses where the server listens on all: else one of them may have the port already.
         self._port, self._reserved = reserve_port(flags[flags.index("--host") + 1] if "--host" in flags else LOOPBACK)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.services.forked_process import forking_python
 from tests.services.jvm import LIGHT_JVM, make_archive
 from tests.services.server import ServerProcess
 from tests.spark.example_jobs import install
@@ -32,11 +33,12 @@ numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Start the session; Spark's Python workers can import the tests' own functions."""
+    """Start the session; its Python workers are forked, and can import the tests' own functions."""
     make_archive()
     paths = [str(HOME), str(HOME / "src"), os.environ.get("PYTHONPATH", "")]
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forking_python() as python:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+        patch.setenv("PYSPARK_PYTHON", str(python))
         session = spark_session("local[2]", config=CONF)
         yield session
         session.stop()

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -25,35 +20,11 @@ from lance_namespace.errors import (
 from tests.mounts.backends import Backend, glue_backend, new_name
 from tests.services.ports import reserve_port
 from tests.services.s3 import S3Server
+from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
 from tiltyard.mounts.glue import GlueCatalog, GlueSettings
 from tiltyard.mounts.mount_settings import parse_settings
-
-
-@contextmanager
-def glue_that_answers(status: int, body: dict[str, Any], seconds: float = 0) -> Iterator[str]:
-    """Run a server that gives every request one answer, after a time."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            time.sleep(seconds)
-            content = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/x-amz-json-1.1")
-            self.send_header("content-length", str(len(content)))
-            with suppress(OSError):  # the client has given up
-                self.end_headers()
-                self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            """Write nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 def mounted(endpoint: str, timeout: float = 5) -> MountedCatalog:
@@ -84,8 +55,8 @@ def mounted(endpoint: str, timeout: float = 5) -> MountedCatalog:
 def test_an_error_of_glue_has_the_code_of_the_specification(
     status: int, code: str, error: type[LanceNamespaceError]
 ) -> None:
-    with glue_that_answers(status, {"__type": code, "message": "internals"}) as endpoint:
-        catalog = mounted(endpoint)
+    with stub_catalog(lambda _: (status, {"__type": code, "message": "internals"})) as stub:
+        catalog = mounted(stub.url)
         with pytest.raises(error) as caught:
             catalog.list_tables(Id(("db",)))
         assert type(caught.value) is error
@@ -95,14 +66,18 @@ def test_an_error_of_glue_has_the_code_of_the_specification(
 
 def test_pages_that_repeat_are_an_error_and_no_endless_loop() -> None:
     page = {"TableList": [{"Name": "other"}], "NextToken": "again"}
-    with glue_that_answers(200, page) as endpoint, pytest.raises(InternalError, match="repeats"):
-        mounted(endpoint).list_tables(Id(("db",)))
+    with stub_catalog(lambda _: (200, page)) as stub, pytest.raises(InternalError, match="repeats"):
+        mounted(stub.url).list_tables(Id(("db",)))
 
 
 def test_glue_that_is_not_there_or_hangs_is_unavailable_in_time() -> None:
+    def hang(_: StubRequest) -> Answer:
+        time.sleep(30)
+        return 200, {}
+
     port, reserved = reserve_port()
-    with reserved, glue_that_answers(200, {}, seconds=30) as hanging:
-        for endpoint in (f"http://127.0.0.1:{port}", hanging):
+    with reserved, stub_catalog(hang) as hanging:
+        for endpoint in (f"http://127.0.0.1:{port}", hanging.url):
             started = time.monotonic()
             with pytest.raises(ServiceUnavailableError):
                 mounted(endpoint, timeout=0.5).list_tables(Id(("db",)))
@@ -119,6 +94,52 @@ def test_keys_are_references_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(InvalidInputError) as caught:
             open_catalog("glue", {"region": "us-east-1", **wrong})
         assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_lake_formation_vends_what_a_table_needs(writable: bool) -> None:  # a parameter
+    keys = {"AccessKeyId": "ASIA", "SecretAccessKey": "hunter2", "SessionToken": "hunter3", "Expiration": 17.5}
+    table = {"Name": "t", "CatalogId": "1234", "Parameters": {"table_type": "LANCE"}}
+    with stub_catalog(lambda _: (200, keys)) as vending, stub_catalog(lambda _: (200, {"Table": table})) as glue:
+        settings = GlueSettings(
+            region="eu-north-1",
+            endpoint=glue.url,
+            lake_formation=True,
+            lake_formation_endpoint=vending.url,
+            access_key_id="x",
+            secret_access_key="y",
+        )
+        credentials = GlueCatalog(settings).vend_credentials(Id(("db", "t")), writable=writable)
+    assert credentials is not None
+    assert credentials.options == {
+        "aws_access_key_id": "ASIA", "aws_secret_access_key": "hunter2", "aws_session_token": "hunter3",
+        "aws_region": "eu-north-1",
+    }  # fmt: skip
+    assert credentials.expires_at == 17500
+    assert "hunter" not in repr(credentials)
+    assert vending.requests[0].path == "/GetTemporaryGlueTableCredentials"
+    assert vending.requests[0].json == {
+        "TableArn": "arn:aws:glue:eu-north-1:1234:table/db/t",
+        "Permissions": ["SELECT", "INSERT", "DELETE"] if writable else ["SELECT"],
+        "SupportedPermissionTypes": ["COLUMN_PERMISSION"],
+    }
+
+
+def test_a_table_that_lake_formation_refuses_is_forbidden() -> None:
+    refusal = {"__type": "AccessDeniedException", "Message": "internals"}
+    table = {"Name": "t", "CatalogId": "1234", "Parameters": {"table_type": "lance"}}
+    with stub_catalog(lambda _: (400, refusal)) as vending, stub_catalog(lambda _: (200, {"Table": table})) as glue:
+        settings = GlueSettings(
+            region="eu-north-1",
+            endpoint=glue.url,
+            lake_formation=True,
+            lake_formation_endpoint=vending.url,
+            access_key_id="x",
+            secret_access_key="y",
+        )
+        with pytest.raises(PermissionDeniedError) as caught:
+            GlueCatalog(settings).vend_credentials(Id(("db", "t")), writable=False)
+    assert "internals" not in str(caught.value)
 
 
 @pytest.fixture

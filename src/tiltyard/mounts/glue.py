@@ -76,7 +76,7 @@ _FAILURES = {
     **dict.fromkeys(
         ("UnrecognizedClientException", "ExpiredTokenException", "InvalidSignatureException"), UNAUTHENTICATED
     ),
-    **dict.fromkeys(("InvalidInputException", "ValidationException"), INVALID),
+    **dict.fromkeys(("InvalidInputException", "ValidationException", "PermissionTypeMismatchException"), INVALID),
     **dict.fromkeys(("OperationTimeoutException", "InternalServiceException", "ServiceUnavailable"), UNAVAILABLE),
 }
 """What the codes of Glue's errors mean, without those of things that exist or do not."""
@@ -87,13 +87,16 @@ class GlueSettings(AwsKeys):
     """Which Data Catalog is mounted, and with whose keys.
 
     `catalog_id` is the account of the catalog, `root` the location below which new tables are put where they get none
-    and their database has none. `timeout` is for one request, of which a call has up to three.
+    and their database has none. With `lake_formation`, storage credentials are those that Lake Formation vends to the
+    mount's principal. `timeout` is for one request, of which a call has up to three.
     """
 
     region: str
     endpoint: str = ""
     catalog_id: str = ""
     root: str = ""
+    lake_formation: bool = False
+    lake_formation_endpoint: str = ""
     timeout: float = 10.0
     connect_timeout: float = 3.0
     connections: int = 16
@@ -119,17 +122,9 @@ class GlueCatalog:
             self._name, re.compile(r"[a-z0-9_-]{1,255}"), "up to 255 lower-case letters of ASCII, digits, '_' and '-'"
         )
         try:
-            self._client = aws_session(settings, settings.region).create_client(
-                "glue",
-                region_name=settings.region,
-                endpoint_url=settings.endpoint or None,
-                config=Config(
-                    connect_timeout=settings.connect_timeout,
-                    read_timeout=settings.timeout,
-                    max_pool_connections=settings.connections,
-                    retries={"mode": "standard", "total_max_attempts": 3},
-                ),
-            )
+            self._session = aws_session(settings, settings.region)
+            self._client = self._service("glue", settings.endpoint)
+            self._lake_formation = self._service("lakeformation", settings.lake_formation_endpoint)
         except (BotoCoreError, ValueError) as error:
             raise InvalidInputError("The mount's region, profile or endpoint cannot be used.") from error
 
@@ -213,12 +208,46 @@ class GlueCatalog:
         return described
 
     def vend_credentials(self, table: Id, *, writable: bool) -> StorageCredentials | None:
-        """Return None: Glue itself vends none."""
-        self.get_table(table)
-        return None
+        """Return what Lake Formation vends; None without it, since Glue itself vends nothing."""
+        entry = self._get_entry(table)
+        if not self._settings.lake_formation:
+            return None
+        account = entry.get("CatalogId") or self._settings.catalog_id
+        partition = self._session.get_partition_for_region(self._settings.region)
+        name = f"arn:{partition}:glue:{self._settings.region}:{account}:table/{table.parent.name}/{table.name}"
+        with self._raising({"EntityNotFoundException": missing_table(table)}):
+            response = self._send(
+                self._lake_formation.get_temporary_glue_table_credentials,
+                TableArn=name,
+                Permissions=["SELECT", "INSERT", "DELETE"] if writable else ["SELECT"],
+                SupportedPermissionTypes=["COLUMN_PERMISSION"],
+            )
+        options = {
+            "aws_access_key_id": response["AccessKeyId"],
+            "aws_secret_access_key": response["SecretAccessKey"],
+            "aws_session_token": response["SessionToken"],
+            "aws_region": self._settings.region,
+        }
+        return StorageCredentials(options, int(response["Expiration"].timestamp() * 1000))
 
     def close(self) -> None:
         self._client.close()
+        self._lake_formation.close()
+
+    def _service(self, name: str, endpoint: str) -> Any:
+        """Make a client of one of AWS's services; nothing is sent yet."""
+        settings = self._settings
+        return self._session.create_client(
+            name,
+            region_name=settings.region,
+            endpoint_url=endpoint or None,
+            config=Config(
+                connect_timeout=settings.connect_timeout,
+                read_timeout=settings.timeout,
+                max_pool_connections=settings.connections,
+                retries={"mode": "standard", "total_max_attempts": 3},
+            ),
+        )
 
     def _default_location(self, table: Id) -> str:
         location = self._get_database(table.parent).get("LocationUri")
@@ -271,10 +300,14 @@ class GlueCatalog:
         return Page(tuple(entry["Name"] for entry in entries), following)
 
     def _call(self, method: str, **request: Any) -> Any:
-        """Send a request. Raises ClientError; ServiceUnavailableError where nothing is answered."""
+        """Send a request to Glue. Raises as `_send` does."""
         catalog = {"CatalogId": self._settings.catalog_id} if self._settings.catalog_id else {}
+        return self._send(getattr(self._client, method), **catalog, **request)
+
+    def _send(self, method: Callable[..., Any], **request: Any) -> Any:
+        """Send a request. Raises ClientError, ServiceUnavailableError, UnauthenticatedError."""
         try:
-            return getattr(self._client, method)(**catalog, **request)
+            return method(**request)
         except ClientError:
             raise
         except BotoCoreError as error:

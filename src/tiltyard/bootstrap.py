@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from lance_namespace.errors import LanceNamespaceError
+
 import tiltyard.catalog
 import tiltyard.identity
 import tiltyard.tables
 from tiltyard.access.rights import RightsCache
+from tiltyard.catalog.mounts import make_mounts
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.model.paging import Paging
+from tiltyard.mounts.registry.mounts import Mounts
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.storage import Storage
@@ -40,11 +44,17 @@ def open_services(settings: Settings) -> Services:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     storage.datasets.has_shared_base = store.may_share_files
+    mounts = Mounts(store)
+    try:
+        make_mounts(mounts, store, settings)
+    except LanceNamespaceError as error:
+        raise ConfigError(f"The mounts of the settings cannot be made: {error}") from error
     paging = Paging(store.shared_secret("paging"), settings.max_page_size)
     return Services(
         settings=settings,
         store=store,
         storage=storage,
+        mounts=mounts,
         paging=paging,
         clock=wall_clock,
         rights_cache=RightsCache(store),

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tiltyard.model.settings.mounts import mounts_problem
 from tiltyard.model.settings.spark_properties import spark_limits_problem
 from tiltyard.model.settings.storages import NamedStorage, storages_problem
 
@@ -141,6 +142,14 @@ class Settings:
     storage: Mapping[str, NamedStorage] = field(
         default_factory=dict,
         metadata={"help": "Named storages: their location, the server's credentials, and what clients get."},
+    )
+    mounts: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict,
+        metadata={"help": "Catalogs of others that are mounted as namespaces: their kind and how to reach them."},
+    )
+    mount_secrets: str = field(
+        default="",
+        metadata={"help": "Folder of the files that mounts made by MountCatalog may name as secrets [default: none]."},
     )
     max_json_bytes: int = field(default=16 << 20, metadata={"help": "Largest JSON body, in bytes."})
     max_upload_bytes: int = field(default=0, metadata={"help": "Largest Arrow body, in bytes; 0 is no limit."})
@@ -326,6 +335,8 @@ def load_settings(
     settings = Settings(**{name: _convert(name, value) for name, value in values.items()})
     _check_values(settings)
     if problem := storages_problem(settings.storage):
+        raise ConfigError(problem)
+    if problem := mounts_problem(settings.mounts):
         raise ConfigError(problem)
     _check_identity(settings)
     if problem := spark_limits_problem(settings.spark_limits):

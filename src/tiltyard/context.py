@@ -12,16 +12,18 @@ from tiltyard.model.principals import EVERYBODY, Principal
 
 if TYPE_CHECKING:
     import lance
+    from lance_namespace.errors import LanceNamespaceError
 
     from tiltyard.access.rights import RightsCache
     from tiltyard.config import Settings
     from tiltyard.model.ids import Id
     from tiltyard.model.paging import Paging
+    from tiltyard.mounts.registry.mounts import Mounts
     from tiltyard.runtime.outage_log import OutageLog
     from tiltyard.storage import Storage
     from tiltyard.storage.datasets import CommitRoute
     from tiltyard.storage.version_cache import Snapshot
-    from tiltyard.store import RequestClaim, Store, TableRecord, UnitOfWork
+    from tiltyard.store import NamespaceRecord, RequestClaim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
 
 
@@ -57,6 +59,7 @@ class Services:
     settings: Settings
     store: Store
     storage: Storage
+    mounts: Mounts
     paging: Paging
     clock: Callable[[], int]
     rights_cache: RightsCache
@@ -90,6 +93,13 @@ class ResolvedObjects(msgspec.Struct, frozen=True, eq=False):
     namespaces: Mapping[Id, int]
 
 
+class MountedObjects(msgspec.Struct, frozen=True, eq=False):
+    """What was looked up below a mount before the request's operation runs, or the error that its look-up raised."""
+
+    tables: Mapping[Id, TableRecord | LanceNamespaceError]
+    namespaces: Mapping[Id, NamespaceRecord | LanceNamespaceError]
+
+
 class Context(msgspec.Struct, frozen=True, eq=False):
     """One request: the services, and what came with it.
 
@@ -102,6 +112,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
       up or its client is gone.
     - `open_table`: a table of `resolved` at its latest version, where it was opened to choose how the request is
       executed.
+    - `mounted`: what was looked up in the catalog behind a mount, for a request on a table below one.
     - `clock` (of the services) counts milliseconds since 1970.
     """
 
@@ -114,6 +125,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     resolved: ResolvedObjects | None = None
     check_deadline: Callable[[], None] = do_nothing
     open_table: OpenTable | None = None
+    mounted: MountedObjects | None = None
 
     @property
     def settings(self) -> Settings:
@@ -144,23 +156,55 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     ) -> Context:
         """Return this context with the objects that authorization has looked up; half the time of `replace`."""
         before = self.services, self.request_id, self.entries, self.claims, self.before_commit
-        return Context(*before, self.principal, ResolvedObjects(tables, namespaces), self.check_deadline)
+        resolved = ResolvedObjects(tables, namespaces)
+        return Context(*before, self.principal, resolved, self.check_deadline, None, self.mounted)
 
     def with_open_table(self, path: Id, table: OpenTable, check_deadline: Callable[[], None] = do_nothing) -> Context:
         """Return this context with its table, opened to choose how the request is executed."""
         before = self.services, self.request_id, self.entries, self.claims, self.before_commit
         resolved = ResolvedObjects({path: table.record}, NO_NAMESPACES)
-        return Context(*before, self.principal, resolved, check_deadline, table)
+        return Context(*before, self.principal, resolved, check_deadline, table, self.mounted)
 
     def find_table(self, path: Id) -> TableRecord:
         """Return a table's record: the one that authorization has looked up, if any, so that no later table of the same
-        name takes its place, else the catalog's.
+        name takes its place, else what has the name now.
 
-        Raises NamespaceNotFoundError, TableNotFoundError.
+        Raises what `look_up_table` raises.
         """
         resolved = self.resolved
         record = None if resolved is None else resolved.tables.get(path)
-        return self.store.describe_table(path) if record is None else record
+        return self.look_up_table(path) if record is None else record
+
+    def look_up_table(self, path: Id) -> TableRecord:
+        """Return the record of the table that has a name now, in this catalog or in one that is mounted.
+
+        Below a mount this waits for the other catalog, unless the table was looked up before the operation: then not on
+        the event loop. Raises NamespaceNotFoundError, TableNotFoundError; below a mount what `Mount.find_table` raises.
+        """
+        if self.mounted is not None and (known := self.mounted.tables.get(path)) is not None:
+            if isinstance(known, Exception):
+                raise known
+            return known
+        found = self.services.mounts.find(path)
+        if found is None:
+            return self.store.describe_table(path)
+        mount, below = found
+        return mount.find_table(below)
+
+    def find_namespace(self, path: Id) -> NamespaceRecord:
+        """Return the record of a namespace, in this catalog or in one that is mounted. See `look_up_table`.
+
+        Raises NamespaceNotFoundError; below a mount what `Mount.find_namespace` raises.
+        """
+        if self.mounted is not None and (known := self.mounted.namespaces.get(path)) is not None:
+            if isinstance(known, Exception):
+                raise known
+            return known
+        found = self.services.mounts.find(path)
+        if found is None or not found[1]:
+            return self.store.describe_namespace(path)
+        mount, below = found
+        return mount.find_namespace(below)
 
     def resolved_table_id(self, path: Id) -> int | None:
         """Return the id of the table that authorization has looked up, for the store to act on no other.

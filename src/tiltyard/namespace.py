@@ -90,6 +90,7 @@ class Namespace(upstream.LanceNamespace):
         if self._services.settings.jobs:
             self._worker.stop(STOP_SECONDS)
         self._services.finalized_log.close()
+        self._services.mounts.close()
         self._services.storage.close()
         self._services.store.close()
 
@@ -139,7 +140,7 @@ class Namespace(upstream.LanceNamespace):
         model = _to_model(operation, request)
         ctx = served.authorize(ctx, model)
         if operation.request_shape is not Shape.ARROW:
-            return served.function(ctx, model)
+            return served.run(ctx, model)
         try:
             body = MemoryBody(bytes(memoryview(data or b"")))
         except TypeError:

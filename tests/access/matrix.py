@@ -153,6 +153,19 @@ def _key(admin: Admin) -> Fields:
     return {"key_id": admin.call("CreateApiKey", {"principal": "carl"})["key"]["key_id"]}
 
 
+def _unmounted(admin: Admin) -> Fields:
+    """A namespace that is to be a mount of the server's own folder."""
+    table = {"id": [f"near{next(numbers)}"]}
+    location = admin.call("DeclareTable", table)["location"]
+    return {"id": [f"lake{next(numbers)}"], "kind": "dir", "settings": {"root": str(Path(location).parent)}}
+
+
+def _mounted(admin: Admin) -> Fields:
+    mount = _unmounted(admin)
+    admin.call("MountCatalog", mount)
+    return {"id": mount["id"]}
+
+
 def _role(admin: Admin) -> Fields:
     name = f"role{next(numbers)}"
     admin.call("CreateRole", {"role": name})
@@ -182,6 +195,7 @@ NEAREST: Fields = {"k": 1, "vector": {"single_vector": [1.0, 0.0]}}
 ROWS: dict[str, Row] = {
     "AbortMultipartWrite": after(_uploading, upload_id="none"),
     "AddRoleMember": by_admin(_role, member="carl"),
+    "AlterMount": by_admin(_mounted, max_age_millis=0),
     "AlterPrincipal": by_admin(lambda admin: _key(admin) and {"principal": "carl"}),
     "AlterTableAddColumns": Row(
         lambda scene, place: {
@@ -256,6 +270,7 @@ ROWS: dict[str, Row] = {
     "ListJobs": alone(),
     "ListNamespaces": on_namespace(),
     "ListPrincipals": alone(),
+    "ListMounts": alone(),
     "ListRoles": alone(),
     "ListTableBranches": on_table(),
     "ListTableIndices": on_table(),
@@ -265,6 +280,7 @@ ROWS: dict[str, Row] = {
     "ListTables": on_namespace(),
     "MergeInsertIntoTable": arrow(on="id", when_matched_update_all=True),
     "NamespaceExists": on_namespace(),
+    "MountCatalog": by_admin(_unmounted),
     "PrewarmTableIndex": on_table(**BY_ID),
     "PrewarmTablePageCache": on_table(),
     "QueryTable": on_table(**NEAREST),
@@ -282,6 +298,7 @@ ROWS: dict[str, Row] = {
     "TableExists": on_table(),
     "UndropNamespace": Row(_dropped_namespace),
     "UndropTable": after(_dropped),
+    "UnmountCatalog": by_admin(_mounted),
     "UpdateFieldMetadata": on_table(updates=[{"path": "id", "metadata": {"unit": "m"}}]),
     "UpdateTable": on_table(predicate="id = 1", updates=[["text", "'x'"]]),
     "UpdateTableSchemaMetadata": on_table(metadata={"owner": "ada"}),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import (
+    InvalidTableStateError,
     LanceNamespaceError,
     NamespaceNotFoundError,
     PermissionDeniedError,
@@ -89,9 +90,13 @@ def authorize_table(ctx: Context, path: Id, required: int, *, enforces_policies:
     TableNotFoundError, NamespaceNotFoundError (none that the caller can see), PermissionDeniedError.
     """
     try:
-        record = ctx.store.describe_table(path)
+        record = ctx.look_up_table(path)
     except (TableNotFoundError, NamespaceNotFoundError):
         raise table_not_visible(ctx, path) from None
+    except (InvalidTableStateError, PermissionDeniedError):  # below a mount: its entry cannot be used
+        if not _can_see_namespace(ctx, path.parent):
+            raise namespace_not_found(path.parent) from None
+        raise
     authorize_record(ctx, path, record, required, enforces_policies=enforces_policies)
     return record
 
@@ -125,7 +130,7 @@ def authorize_namespace(ctx: Context, path: Id, required: int) -> int:
     if not path and not required:
         return ROOT
     try:
-        record = ctx.store.describe_namespace(path)
+        record = ctx.find_namespace(path)
     except NamespaceNotFoundError:
         _can_see_id(ctx, 0)
         raise
@@ -144,7 +149,7 @@ def _can_see_namespace(ctx: Context, path: Id) -> bool:
     if not path:
         return True
     try:
-        namespace_id = ctx.store.describe_namespace(path).id
+        namespace_id = ctx.find_namespace(path).id
     except NamespaceNotFoundError:
         namespace_id = 0  # which no namespace has: the same queries run for it
     return _can_see_id(ctx, namespace_id)

@@ -136,7 +136,7 @@ def creator_for(ctx: Context, parent: Id) -> Creator | None:
     """
     if ctx.principal.administrator:
         return None
-    parent_id = ctx.store.describe_namespace(parent).id
+    parent_id = ctx.find_namespace(parent).id
     if caller_rights(ctx).on_namespace(parent_id) & CREATOR_PRIVILEGES == CREATOR_PRIVILEGES:
         return None
     return Creator(ctx.principal.name, CREATOR_PRIVILEGES)

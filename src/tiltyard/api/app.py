@@ -21,6 +21,7 @@ from tiltyard.api.browser_security import check_single
 from tiltyard.api.connection_limits import RECOGNIZE, Connections
 from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.exchange import Exchange, Receive, Send
+from tiltyard.api.execution import mounted
 from tiltyard.api.execution.choice import Executions
 from tiltyard.api.execution.query import Stream
 from tiltyard.api.execution.threaded import ThreadPools
@@ -94,6 +95,9 @@ class Api:
             ctx = dialect.apply_deadline(route.operation, ctx, request, exchange.deadline)
         execution = route.execution if exchange.idempotent is None else route.idempotent
         assert execution is not None
+        if route.names_object and (found := self._services.mounts.find(request.id or ())) is not None:
+            is_idempotent = exchange.idempotent is not None
+            ctx, execution = await mounted.prepare(route, execution, ctx, request, *found, is_idempotent=is_idempotent)
         try:
             response = await execution.run(exchange, ctx, request)
             await self._render(route, response, exchange)

@@ -22,13 +22,27 @@ if TYPE_CHECKING:
 _UNWRAPPED = (Shape.STRING, Shape.MAP, Shape.INTEGER)
 
 
+_TABLE_PATHS = ("/table/{id}", "/materialized_view/{id}")
+
+
 class Route:
     """An operation, the handler that serves it (None: unsupported), and how it runs.
 
-    `idempotent` is how a request with an idempotency key runs.
+    `idempotent` is how a request with an idempotency key runs. `names_object` says whether its path has the id of a
+    table or a namespace, `names_namespace` whether of a namespace.
     """
 
-    __slots__ = ("_binder", "execution", "handler", "has_bare_response", "idempotent", "operation", "takes_upload")
+    __slots__ = (
+        "_binder",
+        "execution",
+        "handler",
+        "has_bare_response",
+        "idempotent",
+        "names_namespace",
+        "names_object",
+        "operation",
+        "takes_upload",
+    )
 
     def __init__(
         self,
@@ -43,6 +57,8 @@ class Route:
         self.idempotent = idempotent
         self.takes_upload = operation.request_shape is Shape.ARROW
         self.has_bare_response = operation.response_shape in _UNWRAPPED
+        self.names_namespace = "/namespace/{id}" in operation.path
+        self.names_object = self.names_namespace or any(kind in operation.path for kind in _TABLE_PATHS)
         self._binder: Binder | None = None
 
     @property

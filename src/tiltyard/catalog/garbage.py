@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
+from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, TransactionNotFoundError
 
 from tiltyard.access.needs import on_server
 from tiltyard.config import DAY_MS
@@ -19,17 +19,19 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.locations import TABLE_SUFFIX
+from tiltyard.storage.locations import TABLE_SUFFIX, is_within
 from tiltyard.tables.maintenance.garbage import CollectOptions, collect_options, try_collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiltyard.store import TableRecord
+    from tiltyard.store import ScheduledDeletion, TableRecord
 
 log = logging.getLogger("tiltyard.deletion")
 
 DELETE_FOLDERS = "delete_folders"
+DROP_MOUNTED_TABLE = "drop_mounted_table"
+"""The kind of the transaction that keeps when a table below a mount was dropped, and which it was."""
 
 _LEASE_MS = 10 * 60 * 1000
 _AT_ONCE = 16
@@ -40,8 +42,36 @@ def sweep(ctx: Context) -> int:
     """Delete folders that are due; return how many. One that cannot be deleted now is due again later."""
     deleted = 0
     for folder in ctx.store.claim_due_deletions(_AT_ONCE, _LEASE_MS):
-        deleted += delete_marked_folder(ctx, folder.location)
+        if _is_used_again(ctx, folder):
+            ctx.store.complete_deletion(folder.location)
+        else:
+            deleted += delete_marked_folder(ctx, folder.location)
     return deleted
+
+
+def _is_used_again(ctx: Context, folder: ScheduledDeletion) -> bool:
+    """Return whether a folder that a table below a mount had has been written to since the table was dropped.
+
+    Others may have put it into their catalog again, under any name.
+    """
+    if folder.transaction_id is None:
+        return False
+    try:
+        dropped = ctx.store.describe_transaction(folder.transaction_id)
+    except TransactionNotFoundError:
+        return False
+    if dropped.kind != DROP_MOUNTED_TABLE:
+        return False
+    try:
+        with lance_errors(folder.location):
+            manifests = ctx.storage.files(folder.location).walk(f"{folder.location}/_versions")
+            is_used = any(manifest.modified > dropped.created_at for manifest in manifests)
+    except LanceNamespaceError as error:
+        log.warning("cannot look into %s: %s", folder.location, error)
+        return False  # nor can it be deleted
+    if is_used:
+        log.warning("%s stays: it was written to after its table was dropped", folder.location)
+    return is_used
 
 
 def delete_marked_folder(ctx: Context, location: str) -> bool:
@@ -159,12 +189,21 @@ def find_unknown_folders(ctx: Context) -> list[UnknownFolder]:
         orphans = []
         for name in sorted(names):
             location = f"{root}/{name}"
-            if name in known or ctx.store.clone_locations(location):
+            if name in known or ctx.store.clone_locations(location) or _may_be_mounted(ctx, location):
                 continue
             contents = list(files.walk(location))
             if all(file.modified < cutoff for file in contents):
                 orphans.append(UnknownFolder(location, sum(file.size for file in contents)))
         return orphans
+
+
+def _may_be_mounted(ctx: Context, location: str) -> bool:
+    """Return whether a mount has tables of its own there, which are in no record before somebody looks them up."""
+    return any(
+        is_within(location, allowed)
+        for mount in ctx.services.mounts.all()
+        for allowed in (*mount.record.allowed_locations, *mount.own_locations)
+    )
 
 
 def schedule_deletion(ctx: Context, folders: list[UnknownFolder]) -> list[UnknownFolder]:

@@ -71,7 +71,7 @@ def find_securable(ctx: Context, kind: str | None, names: Sequence[str] | None) 
         case ObjectKind.NAMESPACE:
             path = namespace_id(names)
             resolved_id = ctx.resolved_namespace_id(path)
-            return Securable(ObjectKind.NAMESPACE, resolved_id or ctx.store.describe_namespace(path).id, 0, path)
+            return Securable(ObjectKind.NAMESPACE, resolved_id or ctx.find_namespace(path).id, 0, path)
         case ObjectKind.SERVER if names:
             raise InvalidInputError("The server has no id: leave it out, or set the kind to table or namespace.")
         case _:

@@ -7,6 +7,7 @@ from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsErro
 from tiltyard.access.filtered_lists import inline_unless_many_grants
 from tiltyard.access.filtered_lists import list_namespaces as visible_namespaces
 from tiltyard.access.needs import CREATE_NAMESPACE, DROP_NAMESPACE, SEE_NAMESPACE, creator_for, on_namespace
+from tiltyard.catalog import mounted_namespaces
 from tiltyard.catalog.garbage import DELETE_FOLDERS
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, namespace_id
@@ -23,7 +24,7 @@ DROP_KIND = "drop_namespace"
 """The kind of the transaction of a cascading drop whose data is kept for a while."""
 
 
-@operation(needs=CREATE_NAMESPACE)
+@operation(needs=CREATE_NAMESPACE, below_mount=mounted_namespaces.create_namespace)
 def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> models.CreateNamespaceResponse:
     """Create a namespace below an existing one.
 
@@ -48,7 +49,12 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
     return ctx.transact(work)
 
 
-@operation(needs=SEE_NAMESPACE, inline=inline_unless_many_grants, changes=False)
+@operation(
+    needs=SEE_NAMESPACE,
+    inline=inline_unless_many_grants,
+    changes=False,
+    below_mount=mounted_namespaces.list_namespaces,
+)
 def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> models.ListNamespacesResponse:
     """List the names of the namespaces directly in one; a page goes on after a token, or after a last name.
 
@@ -66,7 +72,12 @@ def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> mode
     return models.ListNamespacesResponse(namespaces=list(names), page_token=token)
 
 
-@operation(needs=on_namespace(Privilege.USE), inline=always, changes=False)
+@operation(
+    needs=on_namespace(Privilege.USE),
+    inline=always,
+    changes=False,
+    below_mount=mounted_namespaces.describe_namespace,
+)
 def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -> models.DescribeNamespaceResponse:
     """Describe a namespace by its properties. Raises NamespaceNotFoundError, InvalidInputError."""
     path = namespace_id(request.id)
@@ -76,13 +87,13 @@ def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -
     return models.DescribeNamespaceResponse(properties=record.properties)
 
 
-@operation(needs=SEE_NAMESPACE, inline=always, changes=False)
+@operation(needs=SEE_NAMESPACE, inline=always, changes=False, below_mount=mounted_namespaces.namespace_exists)
 def namespace_exists(ctx: Context, request: models.NamespaceExistsRequest) -> None:
     """Check that a namespace exists. Raises NamespaceNotFoundError if not, InvalidInputError."""
     ctx.store.describe_namespace(namespace_id(request.id))
 
 
-@operation(needs=DROP_NAMESPACE)
+@operation(needs=DROP_NAMESPACE, below_mount=mounted_namespaces.drop_namespace)
 def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models.DropNamespaceResponse:
     """Drop a namespace; Cascade drops its contents, too, at once, and deletes the data in a transaction.
 

@@ -25,6 +25,7 @@ from tiltyard.access.needs import (
     on_table,
     target_namespace,
 )
+from tiltyard.catalog import mounted_tables
 from tiltyard.catalog.garbage import delete_dropped_table
 from tiltyard.context import Context
 from tiltyard.model.branches import Branch
@@ -45,7 +46,7 @@ from tiltyard.tables.schema.view_sources import source_version_properties
 from tiltyard.tables.versions.records import new_is_managed, registered_is_managed
 
 
-@operation(needs=DECLARE_TABLE)
+@operation(needs=DECLARE_TABLE, below_mount=mounted_tables.declare_table)
 def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.DeclareTableResponse:
     """Reserve a name and a location; the table has no data yet.
 
@@ -74,7 +75,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     )
 
 
-@operation(needs=DECLARE_TABLE)
+@operation(needs=DECLARE_TABLE, below_mount=mounted_tables.create_empty_table)
 def create_empty_table(ctx: Context, request: models.CreateEmptyTableRequest) -> models.CreateEmptyTableResponse:
     """Declare a table: the older name of DeclareTable."""
     response = declare_table(ctx, msgspec.convert(request, models.DeclareTableRequest, from_attributes=True))
@@ -83,7 +84,7 @@ def create_empty_table(ctx: Context, request: models.CreateEmptyTableRequest) ->
     )
 
 
-@operation(needs=REGISTER_TABLE)
+@operation(needs=REGISTER_TABLE, below_mount=mounted_tables.register_table)
 def register_table(ctx: Context, request: models.RegisterTableRequest) -> models.RegisterTableResponse:
     """Register a table that exists at a location, which may be relative to the server's root.
 
@@ -227,7 +228,12 @@ def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.") from error
 
 
-@operation(needs=SEE_NAMESPACE, inline=inline_unless_many_grants, changes=False)
+@operation(
+    needs=SEE_NAMESPACE,
+    inline=inline_unless_many_grants,
+    changes=False,
+    below_mount=mounted_tables.list_tables,
+)
 def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListTablesResponse:
     """List the names of the tables directly in a namespace; a page goes on after a token, or after a last name.
 
@@ -263,7 +269,7 @@ def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> model
     )
 
 
-@operation(needs=RENAME_TABLE)
+@operation(needs=RENAME_TABLE, below_mount=mounted_tables.rename_table)
 def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.RenameTableResponse:
     """Give a table another name, and another namespace if one is named; its data stays where it is.
 
@@ -272,6 +278,7 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     path = table_id(request.id)
     parent = target_namespace(path, request.new_namespace_id)
     new_path = table_id([*parent, request.new_table_name])
+    mounted_tables.check_rename(ctx, new_path)
     expected_id, expected_parent_id = ctx.resolved_table_id(path), ctx.resolved_namespace_id(parent)
 
     def work(catalog: UnitOfWork) -> models.RenameTableResponse:
@@ -281,7 +288,7 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     return ctx.transact(work)
 
 
-@operation(needs=on_table(Privilege.DROP, enforces_policies=True))
+@operation(needs=on_table(Privilege.DROP, enforces_policies=True), below_mount=mounted_tables.deregister_table)
 def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> models.DeregisterTableResponse:
     """Remove a table from the catalog and leave its data; UndropTable can restore the entry for a while.
 
@@ -299,7 +306,7 @@ def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> mo
     return response
 
 
-@operation(needs=on_table(Privilege.DROP, enforces_policies=True))
+@operation(needs=on_table(Privilege.DROP, enforces_policies=True), below_mount=mounted_tables.drop_table)
 def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTableResponse:
     """Drop a table and delete its data: at once, or after `retention_days`, in which UndropTable can restore it.
 

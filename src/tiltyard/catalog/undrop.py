@@ -8,6 +8,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.filtered_lists import inline_unless_many_grants, list_removed_namespaces, list_removed_tables
 from tiltyard.access.needs import ANY_CALLER, UNDROP_NAMESPACE, UNDROP_TABLE, target_namespace
+from tiltyard.catalog.mounted_tables import refuse_undrop
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
@@ -67,7 +68,7 @@ def list_dropped_namespaces(
     return models.ListDroppedNamespacesResponse(namespaces=namespaces, page_token=token)
 
 
-@operation(needs=UNDROP_TABLE)
+@operation(needs=UNDROP_TABLE, below_mount=refuse_undrop)
 def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.UndropTableResponse:
     """Restore a table that was dropped, deregistered or replaced: its data, properties, versions, under its name.
 
@@ -90,7 +91,7 @@ def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.Und
     return response
 
 
-@operation(needs=UNDROP_NAMESPACE)
+@operation(needs=UNDROP_NAMESPACE, below_mount=refuse_undrop)
 def undrop_namespace(ctx: Context, request: models.UndropNamespaceRequest) -> models.UndropNamespaceResponse:
     """Restore a namespace that was dropped by Cascade, or overwritten, with its contents.
 

@@ -58,7 +58,7 @@ def _run_in_process(ctx: Context, name: str, fields: dict[str, Any]) -> dict[str
     assert operation.request is not None
     present = {field: value for field, value in fields.items() if value is not None}
     request = msgspec.convert(present, getattr(models, operation.request))
-    response: dict[str, Any] = msgspec.to_builtins(served.function(ctx, request))
+    response: dict[str, Any] = msgspec.to_builtins(served.run(ctx, request))
     return response
 
 

@@ -145,6 +145,9 @@ class Handler:
       that must not run twice; of all others a second run changes nothing, or is refused.
     - `replayed_by(ctx, request, response)` completes the response that the catalog stored for an interrupted request.
 
+    `below_mount(ctx, request, mount, below)` serves it instead of `function` for what lies below a mount, `below` being
+    the id there: where the other catalog has to be asked for more than the table's place. Not for uploads.
+
     `entries` is the field of the request whose entries are each work of their own, which `max_operations` limits.
     """
 
@@ -163,6 +166,7 @@ class Handler:
     recovered_by: Callable[[Any, Any, Any], Any] | None = None
     replayed_by: Callable[[Any, Any, Any], Any] | None = None
     entries: str | None = None
+    below_mount: Callable[..., Any] | None = None
 
     def authorize(self, ctx: Any, request: Any) -> Any:
         """Return the context to run in, if the principal may run this. Raises as `Needs` says."""
@@ -171,6 +175,12 @@ class Handler:
         if self.needs is None:
             raise PermissionDeniedError("Only administrators may do this.")
         return self.needs.authorize(ctx, request)
+
+    def run(self, ctx: Any, request: Any, *upload: Any) -> Any:
+        """Run the operation in the catalog that has its object; `upload` is the third argument where it takes Arrow."""
+        if self.below_mount is not None and (found := ctx.services.mounts.find(request.id or ())) is not None:
+            return self.below_mount(ctx, request, *found)
+        return self.function(ctx, request, *upload)
 
 
 _handlers: dict[str, Handler] = {}
@@ -199,6 +209,7 @@ class Facts(TypedDict, total=False):
     recovered_by: Callable[[Any, Any, Any], Any]
     replayed_by: Callable[[Any, Any, Any], Any]
     entries: str
+    below_mount: Callable[..., Any]
 
 
 @overload

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
+from tiltyard.model.settings.mounts import mount_locations
 from tiltyard.model.settings.storages import NamedStorage, SecretError, read_secrets
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending import Folder, MissingVendorError, Vendor, open_vendor, refresh_offset
@@ -53,7 +54,8 @@ class Roots:
         """Parse the settings; no storage is accessed. Raises StorageError for an invalid root or storage."""
         named = [_named_root(name, storage, clock) for name, storage in settings.storage.items()]
         named.sort(key=lambda root: -len(root.location))
-        locations = [_root_location(text) for text in (settings.root, *settings.allowed_roots)]
+        roots = (settings.root, *settings.allowed_roots, *mount_locations(settings.mounts))
+        locations = [_root_location(text) for text in roots]
         unnamed = [_unnamed_root(location, named, settings.storage_options) for location in locations]
         self.first = unnamed[0]
         self._roots = tuple(sorted({root.location: root for root in (*named, *unnamed)}.values(), key=_longest_first))

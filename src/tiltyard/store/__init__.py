@@ -2,8 +2,9 @@
 
 `Store` (store.py) has the methods of all entities; each entity is a file with its records, its SQL and its methods:
 
-- `namespaces`; `tables/`: tables and views, versions (commit records), deleted versions, multipart uploads, the trash,
-  folders scheduled for deletion, overlap of locations, queries for maintenance
+- `namespaces`; `mounts` and what is kept of what lies below them; `tables/`: tables and views, versions (commit
+  records), deleted versions, multipart uploads, the trash, folders scheduled for deletion, overlap of locations, and
+  queries for maintenance
 - `transactions` (long-running operations), `jobs` (those that drivers run), `idempotency` (requests with a key)
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
 - `audit`
@@ -13,12 +14,13 @@ and share `records` and `paths`. `schema` applies `migrations/`.
 """
 
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.store.access.generations import GRANTS_GENERATION, IDENTITY_GENERATION
+from tiltyard.store.access.generations import GRANTS_GENERATION, IDENTITY_GENERATION, MOUNTS_GENERATION
 from tiltyard.store.access.grants import Creator, GrantRecord
 from tiltyard.store.access.policies import PolicyRecord
 from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
 from tiltyard.store.access.signing_keys import SigningKey
 from tiltyard.store.audit import AuditFilter, AuditRecord
+from tiltyard.store.mounts import LocationTakenError, MountRecord
 from tiltyard.store.records import (
     DroppedNamespace,
     ListedTable,
@@ -49,6 +51,7 @@ __all__ = [
     "DROPPED",
     "GRANTS_GENERATION",
     "IDENTITY_GENERATION",
+    "MOUNTS_GENERATION",
     "RESERVED",
     "AuditFilter",
     "AuditRecord",
@@ -58,6 +61,8 @@ __all__ = [
     "GrantRecord",
     "KeyRecord",
     "ListedTable",
+    "LocationTakenError",
+    "MountRecord",
     "NamespaceRecord",
     "NewRequest",
     "NewVersion",

@@ -17,7 +17,15 @@ from tiltyard.model.ids import check_composed
 from tiltyard.model.modes import CreateMode
 from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents, grant_to_creator
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.paths import at_depth, display_path, namespace_id, namespace_not_found, resolve_prefix, split_path
+from tiltyard.store.paths import (
+    at_depth,
+    check_not_mounted,
+    display_path,
+    namespace_id,
+    namespace_not_found,
+    resolve_prefix,
+    split_path,
+)
 from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Properties, encode
 from tiltyard.store.repository import Repository, reads, writes
 from tiltyard.store.tables.trash import move_namespace_to_trash
@@ -27,7 +35,8 @@ if TYPE_CHECKING:
 
 INSERT = f"""
     INSERT INTO namespaces (parent_id, name, properties, created_at) VALUES (?, ?, ?, ?)
-    ON CONFLICT (parent_id, name) DO NOTHING RETURNING {NamespaceRecord.COLUMNS}
+    ON CONFLICT (parent_id, name) DO NOTHING
+    RETURNING {NamespaceRecord.COLUMNS}, (SELECT mount_id FROM namespaces parent WHERE parent.id = namespaces.parent_id)
 """
 DESCRIBE = f"SELECT {NamespaceRecord.COLUMNS} FROM namespaces WHERE id = {{namespace}}"
 LIST = "SELECT name FROM namespaces WHERE parent_id = {namespace} AND name > ? ORDER BY name LIMIT ?"
@@ -44,6 +53,7 @@ LOCK_NAMESPACES = f"""{TREE}
         SELECT id FROM namespaces WHERE id IN (SELECT id FROM tree) ORDER BY id /*+ FOR UPDATE */
     ) held
 """
+HAS_MOUNT = f"{TREE} SELECT 1 FROM namespaces WHERE id IN (SELECT id FROM tree) AND mount_id IS NOT NULL LIMIT 1"
 LOCK_TABLES = f"""{TREE}
     SELECT count(*) FROM (
         SELECT id FROM tables WHERE namespace_id IN (SELECT id FROM tree) ORDER BY id /*+ FOR UPDATE */
@@ -96,9 +106,10 @@ class Namespaces(Repository):
             except ForeignKeyError:
                 raise namespace_not_found(parent) from None
             if row:
+                check_not_mounted(row[-1], path)
                 check_composed(name)
                 grant_to_creator(self.connection, NAMESPACE, row[0], creator, self._clock())
-                return NamespaceRecord.of(row)
+                return NamespaceRecord.of(row[:-1])
             if mode is CreateMode.CREATE:
                 raise NamespaceAlreadyExistsError(f"Namespace already exists: {display_path(path)}")
             row = self.connection.row(at_depth(DESCRIBE, 1), parent_id, name)
@@ -154,6 +165,8 @@ class Namespaces(Repository):
             if tables is None:
                 raise namespace_not_found(path)
             return DroppedNamespace(record.properties, tables)
+        if self.connection.row(HAS_MOUNT, record.id):
+            raise NamespaceNotEmptyError(f"This namespace is a mount: unmount it instead: {display_path(path)}")
         try:
             if not self.connection.change(DELETE, record.id):
                 raise namespace_not_found(path)
@@ -167,6 +180,10 @@ class Namespaces(Repository):
         now, locked_before = self._clock(), -1
         while (locked := self._count(LOCK_NAMESPACES, root)) != locked_before:
             locked_before = locked  # another may have added a child while we waited for the locks: until none is new
+        if self.connection.row(HAS_MOUNT, root):
+            raise NamespaceNotEmptyError(
+                f"A mount is below the namespace, or it is one itself: unmount it first: {display_path(path)}"
+            )
         tables = self._count(LOCK_TABLES, root)  # no table can come or go from here on
         if locked and keep_ms:
             move_namespace_to_trash(self.connection, path, root, now, now + keep_ms)

@@ -7,7 +7,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, TableNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    NamespaceNotFoundError,
+    TableNotFoundError,
+    UnsupportedOperationError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -64,6 +69,17 @@ def namespace_not_found(path: Path) -> NamespaceNotFoundError:
 def table_not_found(path: Path) -> TableNotFoundError:
     """Create the error for a table that does not exist."""
     return TableNotFoundError(f"Table not found: {display_path(path)}")
+
+
+def check_not_mounted(mount_id: int | None, path: Path) -> None:
+    """Raise UnsupportedOperationError if a namespace is, or is below, a mount: what is in it, another catalog decides.
+
+    Requests below a mount take another way; only one that comes just when the mount is made can get here.
+    """
+    if mount_id is not None:
+        raise UnsupportedOperationError(
+            f"This is below a mount, which holds what another catalog has: {display_path(path)}"
+        )
 
 
 def placeholders(values: Collection[object]) -> str:

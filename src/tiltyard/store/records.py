@@ -48,7 +48,8 @@ class DroppedNamespace(msgspec.Struct, frozen=True):
 class TableRecord(msgspec.Struct, frozen=True):
     """A table: `declared` while it has a location but no data yet, `registered` if a client gave the location.
 
-    A `managed` table commits through the server (see `VersionRecord`).
+    A `managed` table commits through the server (see `VersionRecord`). `mount_id` is set in the record of a table that
+    was looked up through its mount: its location and properties are those of the other catalog.
     """
 
     id: int
@@ -61,6 +62,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     registered: bool
     created_at: int
     updated_at: int
+    mount_id: int | None = None
 
     COLUMNS = "id, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at"
 

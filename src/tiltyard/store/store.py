@@ -18,6 +18,7 @@ from tiltyard.store.access.visibility import Visibility
 from tiltyard.store.audit import AuditLog
 from tiltyard.store.idempotency import KeyedRequests
 from tiltyard.store.jobs import Jobs
+from tiltyard.store.mounts import Mounts
 from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.tables.folder_deletions import FolderDeletions
@@ -41,6 +42,7 @@ T = TypeVar("T")
 class UnitOfWork(
     # The catalog's entries and their data
     Namespaces,
+    Mounts,
     Tables,
     Versions,
     DeletedVersions,

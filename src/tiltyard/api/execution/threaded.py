@@ -72,7 +72,7 @@ class Threaded:
     def call(self, ctx: Context, request: Any, *upload: Any) -> Any:
         """Run the operation in this thread; `upload` is the third argument of an operation that takes Arrow."""
         ctx = self._handler.authorize(ctx, request)
-        response = self._handler.function(ctx, request, *upload)
+        response = self._handler.run(ctx, request, *upload)
         reach(Point.BEFORE_ANSWER)
         return response
 

@@ -79,6 +79,21 @@ class AlterColumnsEntry(Model, kw_only=True):
     virtual_column: AlterVirtualColumnEntry | None = None
 
 
+class AlterMountRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    settings: dict[str, Any] | None = None
+    allowed_locations: list[str] | None = None
+    max_age_millis: Count64 | None = None
+    managed_versioning: bool | None = None
+
+
+class AlterMountResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    mount: MountEntry
+
+
 class AlterPrincipalRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -1273,6 +1288,19 @@ class ListJobsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
+class ListMountsRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListMountsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    mounts: list[MountEntry]
+    page_token: str | None = None
+
+
 class ListNamespacesRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1452,6 +1480,35 @@ class MergeInsertIntoTableResponse(Model, kw_only=True):
     version: Count64 | None = None
     num_attempts: Count64 | None = None
     num_rows: Count64 | None = None
+
+
+class MountCatalogRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    kind: str
+    settings: dict[str, Any] | None = None
+    allowed_locations: list[str] | None = None
+    max_age_millis: Count64 | None = None
+    managed_versioning: bool | None = None
+    properties: dict[str, str] | None = None
+
+
+class MountCatalogResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    mount: MountEntry
+
+
+class MountEntry(Model, kw_only=True):
+    id: list[str]
+    kind: str
+    settings: dict[str, Any]
+    allowed_locations: list[str]
+    max_age_millis: Count64
+    managed_versioning: bool
+    origin: str
+    created_at_millis: Int64 | None = None
+    outage: str | None = None
 
 
 class MultiMatchQuery(Model, kw_only=True):
@@ -1833,6 +1890,16 @@ class UndropTableResponse(Model, kw_only=True):
     id: list[str]
     location: str
     properties: dict[str, str] | None = None
+
+
+class UnmountCatalogRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+
+
+class UnmountCatalogResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
 
 
 class UpdateFieldMetadataEntry(Model, kw_only=True):

@@ -18,6 +18,9 @@ IDENTITY_GENERATION = "identity"
 GRANTS_GENERATION = "grants"
 """The generation of roles, grants and policies."""
 
+MOUNTS_GENERATION = "mounts"
+"""The generation of mounts."""
+
 READ = "SELECT number FROM generations WHERE name = ?"
 COUNT_UP = "UPDATE generations SET number = number + 1 WHERE name = ?"
 

@@ -63,12 +63,14 @@ ALL_TABLES = f"""{GRANTED}{WITH_DESCENDANTS}, page (namespace_id, name) AS (
         SELECT * FROM (
             SELECT namespace_id, name FROM mine CROSS JOIN tables
             WHERE tables.id = mine.id AND kind = 'table' AND (namespace_id, name) > (?, ?) AND (? OR NOT declared)
+                AND mount_id IS NULL
             ORDER BY namespace_id, name LIMIT ?
         ) single
         UNION
         SELECT * FROM (
             SELECT namespace_id, name FROM tables
             WHERE namespace_id IN (SELECT id FROM down) AND (namespace_id, name) > (?, ?) AND (? OR NOT declared)
+                AND mount_id IS NULL
             ORDER BY namespace_id, name LIMIT ?
         ) inherited
         ORDER BY 1, 2 LIMIT ?

@@ -115,6 +115,11 @@ class FolderDeletions(Repository):
         """Remove the record of a folder that has been deleted."""
         self.connection.change(DELETE, location)
 
+    @writes
+    def overlaps_tables(self, location: str) -> bool:
+        """Return whether a table's folder is inside or around this one."""
+        return find_overlap(self.connection, location) is not None
+
     @reads
     def is_location_reserved(self, location: str, principal: str) -> bool:
         """Return whether a batch reserved a folder for a table that this principal creates."""

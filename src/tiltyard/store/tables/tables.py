@@ -24,6 +24,7 @@ from tiltyard.store.paths import (
     NESTED,
     ROOT,
     at_depth,
+    check_not_mounted,
     display_path,
     namespace_id,
     namespace_not_found,
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 INSERT = f"""
     INSERT INTO tables
         (namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING {TableRecord.COLUMNS}
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+    RETURNING {TableRecord.COLUMNS}, (SELECT mount_id FROM namespaces WHERE namespaces.id = namespace_id)
 """
 DESCRIBE = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE namespace_id = {{namespace}} AND name = ?"
 BY_ID = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE id = ?"
@@ -71,14 +73,15 @@ WITH_ANCESTORS = """, up (leaf, parent_id, name, height) AS (
 """
 LIST_ALL = f"""
     WITH RECURSIVE page (namespace_id, name) AS (
-        SELECT namespace_id, name FROM tables WHERE (namespace_id, name) > (?, ?) AND (? OR NOT declared)
+        SELECT namespace_id, name FROM tables
+        WHERE (namespace_id, name) > (?, ?) AND (? OR NOT declared) AND mount_id IS NULL
         ORDER BY namespace_id, name LIMIT ?
     ){WITH_ANCESTORS}
 """
 RENAME = f"""
     UPDATE tables SET namespace_id = ?, name = ?, updated_at = ? WHERE namespace_id = ? AND name = ?
         AND id = COALESCE(?, id)
-    RETURNING {TableRecord.COLUMNS}
+    RETURNING {TableRecord.COLUMNS}, (SELECT mount_id FROM namespaces WHERE namespaces.id = namespace_id)
 """
 REMOVE = f"""
     DELETE FROM tables WHERE namespace_id = ? AND name = ? AND id = COALESCE(?, id) RETURNING {TableRecord.COLUMNS}
@@ -160,7 +163,8 @@ class Tables(Repository):
         if not in_creation:
             check_not_scheduled(self.connection, location)
         check_composed(name)  # this late, so that a name conflict is reported first; raising rolls the transaction back
-        record = TableRecord.of(row)
+        check_not_mounted(row[-1], path)
+        record = TableRecord.of(row[:-1])
         grant_to_creator(self.connection, TABLE, record.id, creator, now)
         return record
 
@@ -246,8 +250,9 @@ class Tables(Repository):
             raise TableAlreadyExistsError(f"Table already exists: {display_path(new_path)}") from None
         if row is None:
             raise table_not_found(path)
+        check_not_mounted(row[-1], new_path)
         check_composed(new_name)
-        return TableRecord.of(row)
+        return TableRecord.of(row[:-1])
 
     @writes
     def remove_table(

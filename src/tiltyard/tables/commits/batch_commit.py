@@ -13,6 +13,7 @@ from lance_namespace.errors import (
     NamespaceNotFoundError,
     TableNotFoundError,
     TableVersionNotFoundError,
+    UnsupportedOperationError,
 )
 from msgspec import structs
 
@@ -192,6 +193,7 @@ def _prepare(batch: Batch, entry: models.CommitTableOperation) -> Step:
 
 def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     path, storage = table_id(request.id), batch.ctx.storage
+    _check_not_mounted(batch, path)
     location = storage.check_location(request.location) if request.location else storage.new_location(path)
     batch.declared[path] = location
     if not request.location or batch.ctx.store.is_location_reserved(location, batch.ctx.principal.name):
@@ -235,7 +237,9 @@ class _PlannedVersion:
 def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionRequest]) -> Step:
     """Return the step of consecutive commits: one query looks up their tables, and one statement records them."""
     paths = [table_id(request.id) for request in requests]
-    tables = batch.ctx.store.find_tables(paths) if batch.ctx.resolved is None else {}
+    mounts = batch.ctx.services.mounts
+    is_prefetched = batch.ctx.resolved is None and all(mounts.find(path) is None for path in paths)
+    tables = batch.ctx.store.find_tables(paths) if is_prefetched else {}
     planned = [_plan(batch, path, tables.get(path), request) for path, request in zip(paths, requests, strict=True)]
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
@@ -296,8 +300,17 @@ def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsReque
     return step
 
 
+def _check_not_mounted(batch: Batch, path: Id) -> None:
+    """Raise UnsupportedOperationError for an entry of another catalog: no batch can make or remove it in one step."""
+    if batch.ctx.services.mounts.find(path) is not None:
+        raise UnsupportedOperationError(
+            f"{path} is below a mount: a batch declares and deregisters tables of this catalog alone."
+        )
+
+
 def _deregister(batch: Batch, request: models.DeregisterTableRequest) -> Step:
     path = table_id(request.id)
+    _check_not_mounted(batch, path)
     # A table that this batch alone declared and never wrote to cannot be restored: nothing is kept for that.
     is_empty = path in batch.declared and all(key[0] != path for key in batch.latest)
     keep_ms = 0 if is_empty else batch.ctx.settings.retention_ms

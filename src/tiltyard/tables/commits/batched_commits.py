@@ -99,7 +99,7 @@ def _finalize_recorded(
 
 def _find_tables(calls: _Calls) -> _Tables:
     """Return the tables of the requests, by one query, but for those that authorization has looked up already."""
-    paths = [tuple(request.id or ()) for ctx, request in calls if ctx.resolved is None]
+    paths = [tuple(request.id or ()) for ctx, request in calls if ctx.resolved is None and ctx.mounted is None]
     return calls[0][0].store.find_tables(paths) if len(paths) > 1 else {}
 
 
@@ -109,7 +109,8 @@ def _validate_all(calls: _Calls, tables: _Tables) -> list[_Validated | Exception
 
 def _validate(ctx: Context, request: models.CreateTableVersionRequest, tables: _Tables) -> _Validated | Exception:
     try:
-        prefetched = tables.get(table_id(request.id)) if ctx.resolved is None else None
+        is_prefetched = ctx.resolved is None and ctx.mounted is None
+        prefetched = tables.get(table_id(request.id)) if is_prefetched else None
         table = prefetched or find_table(ctx, request.id)
         return table, validate_version(ctx, table, request)
     except Exception as error:  # noqa: BLE001  # it is the outcome of this request alone

@@ -20,6 +20,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access.needs import CREATE_TABLE, creator_for
 from tiltyard.catalog.garbage import delete_marked_folder
+from tiltyard.catalog.mounted_tables import declare
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import CreateMode, parse_mode
@@ -39,6 +40,7 @@ from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.insert import overwrite
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import replace_client_properties
+from tiltyard.tables.schema.properties import set_properties
 from tiltyard.tables.versions.records import new_is_managed
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.ids import Id
     from tiltyard.model.operations import ArrowBody
+    from tiltyard.mounts.registry.mount import Mount
     from tiltyard.store import TableRecord, UnitOfWork
     from tiltyard.tables.commits.recovery import RecoveredCommit
 
@@ -66,13 +69,12 @@ def recover_create(
     table = commit.target.record
     if table.declared:
         table = ctx.store.mark_written(table.id)
+    path = table_id(request.id)
     if (
         request.properties is not None
         or parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE
     ):
-        table = ctx.store.set_table_properties(
-            table.id, replace_client_properties(request.properties, table.properties)
-        )
+        table = set_properties(ctx, path, table, replace_client_properties(request.properties, table.properties))
     return create_response(ctx, table, commit.version)
 
 
@@ -94,6 +96,8 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     location = ctx.storage.check_location(request.location) if request.location else None
     new = NewTable(path, mode, request.properties, options, data)
     if record is None:
+        if (mounted := ctx.services.mounts.find(path)) is not None:
+            return _create_mounted(ctx, new, location, *mounted)
         return _create_at(ctx, new, location) if location else _create_new(ctx, new)
     if location and location != record.location:
         raise InvalidInputError(f"The table {path} is at another location: leave the location out.")
@@ -134,7 +138,7 @@ def _find_existing(ctx: Context, path: Id) -> TableRecord | None:
     if ctx.resolved is not None and path in ctx.resolved.tables:  # the authorized table, not one created since
         return ctx.resolved.tables[path]
     try:
-        return ctx.store.describe_table(path)
+        return ctx.look_up_table(path)
     except TableNotFoundError:
         return None
 
@@ -149,7 +153,7 @@ def _create_over_existing(ctx: Context, record: TableRecord, new: NewTable) -> m
     properties = replace_client_properties(new.properties, record.properties)
     with target.cleanup_on_error():
         version, _ = overwrite(target, IncomingRows(new.data))
-    return create_response(ctx, ctx.store.set_table_properties(record.id, properties), version)
+    return create_response(ctx, set_properties(ctx, new.path, record, properties), version)
 
 
 def _create_declared(ctx: Context, record: TableRecord, new: NewTable) -> models.CreateTableResponse:
@@ -166,7 +170,7 @@ def _create_declared(ctx: Context, record: TableRecord, new: NewTable) -> models
                 raise ConcurrentModificationError("A concurrent request created this table: try again.") from None
             raise TableAlreadyExistsError(f"Table already exists: {new.path}") from None
     if new.properties is not None:
-        record = ctx.store.set_table_properties(record.id, properties)
+        record = set_properties(ctx, new.path, record, properties)
     return create_response(ctx, record, 1)
 
 
@@ -193,7 +197,7 @@ def _create_new(ctx: Context, new: NewTable) -> models.CreateTableResponse:
     A folder that becomes no table is scheduled for deletion before it is written.
     """
     path = new.path
-    ctx.store.describe_namespace(path.parent)
+    ctx.find_namespace(path.parent)
     location = ctx.storage.new_location(path)
     ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
     try:
@@ -303,10 +307,33 @@ def _create_at(ctx: Context, new: NewTable, location: str) -> models.CreateTable
         raise
 
 
+def _create_mounted(
+    ctx: Context, new: NewTable, location: str | None, mount: Mount, below: Id
+) -> models.CreateTableResponse:
+    """Create a table in a mounted catalog: declare it there first, which decides whether the name is free."""
+    if location is not None and not ctx.storage.is_empty(location):
+        raise InvalidInputError("The location is not empty: register the table there, or choose another.")
+    properties = dict(new.properties or {})
+    try:
+        record = declare(ctx, mount, below, new.path, location, properties)
+    except TableAlreadyExistsError as error:
+        if new.mode is CreateMode.OVERWRITE:
+            raise ConcurrentModificationError("A concurrent request created this table: try again.") from error
+        if new.mode is CreateMode.EXIST_OK:
+            return create_response(ctx, mount.find_table(below), None)
+        raise
+    try:
+        return _create_declared(ctx, record, replace(new, mode=CreateMode.CREATE, properties=None))
+    except BaseException:
+        if not ctx.storage.has_table(record.location):
+            mount.deregister_table(below, record.id)
+        raise
+
+
 def _withdraw_declaration(ctx: Context, path: Id, record: TableRecord) -> None:
     """Remove the declaration of a table, unless a concurrent request has written data to it."""
     try:
-        current = ctx.store.describe_table(path)
+        current = ctx.look_up_table(path)
         if current.id == record.id and current.declared and not ctx.storage.has_table(record.location):
             ctx.store.remove_table(path, delete_folder=True, expected_id=record.id)
             delete_marked_folder(ctx, record.location)

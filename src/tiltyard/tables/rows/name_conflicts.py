@@ -42,7 +42,7 @@ def prefer_name_conflict(ctx: Context, path: Id) -> Iterator[None]:
 
 def _table_exists(ctx: Context, path: Id) -> bool:
     try:
-        ctx.store.describe_table(path)
+        ctx.look_up_table(path)
     except TableNotFoundError:
         return False
     return True

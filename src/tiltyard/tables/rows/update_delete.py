@@ -9,6 +9,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
+from tiltyard.model.ids import table_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -19,6 +20,7 @@ from tiltyard.tables.query.policy_enforcement import check_updates, policy_scope
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import check_client_metadata
+from tiltyard.tables.schema.properties import set_properties
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -35,7 +37,7 @@ def recover_update(
     """Return the response of an interrupted update from its commit; set the properties, which come after it."""
     table = commit.target.record
     if request.properties:
-        table = ctx.store.set_table_properties(table.id, table.properties | request.properties)
+        table = set_properties(ctx, table_id(request.id), table, table.properties | request.properties)
     return models.UpdateTableResponse(
         updated_rows=commit.rewritten_rows, version=commit.version, properties=table.properties
     )
@@ -82,7 +84,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
         rows, version = 0, int(target.dataset().version)
     properties = current
     if changed:
-        properties = ctx.store.set_table_properties(target.record.id, {**current, **changed}).properties
+        properties = set_properties(ctx, table_id(request.id), target.record, {**current, **changed}).properties
     return models.UpdateTableResponse(updated_rows=rows, version=version, properties=properties)
 
 

@@ -43,7 +43,7 @@ _MAX_VERSIONS = 100
 def record_view(ctx: Context, path: Id, definition: ViewDefinition) -> None:
     """Record the definer and the definition of a new view."""
     definer = msgspec.json.encode(ctx.principal).decode()
-    ctx.store.set_view(ctx.store.describe_table(path).id, ViewRecord(definition.digest, definer))
+    ctx.store.set_view(ctx.look_up_table(path).id, ViewRecord(definition.digest, definer))
 
 
 def find_definer(ctx: Context, record: TableRecord, definition: ViewDefinition) -> Principal:
@@ -84,7 +84,7 @@ def resolve_sources(ctx: Context, view: Id, query: str, definer: Principal) -> d
 
 def _readable(ctx: Context, path: Id) -> TableRecord:
     if ctx.principal.administrator:
-        return ctx.store.describe_table(path)
+        return ctx.look_up_table(path)
     return authorize_table(msgspec.structs.replace(ctx, resolved=None), path, Privilege.READ.value)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import CLONE_TABLE, creator_for
+from tiltyard.catalog.mounted_tables import declare
 from tiltyard.context import Context
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id
@@ -16,6 +19,11 @@ from tiltyard.tables.maintenance.references import old_versions_lock
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import new_is_managed
+
+if TYPE_CHECKING:
+    import lance
+
+    from tiltyard.mounts.registry.mount import Mount
 
 LEASE_MS = 60 * 60 * 1000
 """How long a clone may take: its folder is deleted then, unless its table is in the catalog."""
@@ -47,6 +55,8 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri
     source = storage.datasets.open_for_reading(
         source_uri, storage.options(source_uri), version=request.source_version, tag=request.source_tag
     )
+    if (mounted := ctx.services.mounts.find(path)) is not None:
+        return _clone_to_mount(ctx, request, path, source, source_uri, *mounted)
     location = storage.new_location(path)
     ctx.store.describe_namespace(path.parent)
     ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
@@ -68,5 +78,30 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri
         record = ctx.store.transact(insert)
     except BaseException:
         ctx.store.schedule_deletion(location, ctx.clock(), CREATING)
+        raise
+    return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)
+
+
+def _clone_to_mount(
+    ctx: Context,
+    request: models.CloneTableRequest,
+    path: Id,
+    source: lance.LanceDataset,
+    source_uri: str,
+    mount: Mount,
+    below: Id,
+) -> models.CloneTableResponse:
+    """Declare the table in the other catalog, then write its files; an entry that gets none is taken back."""
+    record = declare(ctx, mount, below, path, None, {})
+    try:
+        with lance_errors(source):
+            clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
+            version = clone(record.location, source.version, ctx.storage.options(record.location)).version
+        if request.is_shallow is not False:
+            ctx.store.add_clone(record.id, source_uri)
+        ctx.store.mark_written(record.id)
+    except BaseException:
+        if not ctx.storage.has_table(record.location):
+            mount.deregister_table(below, record.id)
         raise
     return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)

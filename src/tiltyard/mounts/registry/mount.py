@@ -1,0 +1,285 @@
+"""One mount in one process: its backend, behind a cache of look-ups, a circuit breaker and threads of its own.
+
+What is below a mount is looked up in the other catalog, and gets an id of ours (`tiltyard.store.mounts`): what grants,
+policies, jobs and versions refer to. Name, location and properties are always the other catalog's.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from lance_namespace.errors import (
+    InvalidInputError,
+    InvalidTableStateError,
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    ServiceUnavailableError,
+    TableNotFoundError,
+)
+from msgspec import structs
+
+from tiltyard.model.ids import Id
+from tiltyard.mounts import open_catalog
+from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker
+from tiltyard.mounts.registry.lookup_cache import LookupCache
+from tiltyard.storage.locations import canonical_location, is_within
+from tiltyard.store import LocationTakenError, NamespaceRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, Page, Properties
+    from tiltyard.store import Creator, MountRecord, Store, TableRecord
+
+T = TypeVar("T")
+
+THREADS = 8
+"""Of one mount in one process: so many requests below it may wait for its backend, and no thread of anybody else."""
+MOST_WAITING = 64
+"""Requests that wait for a thread; further ones are refused at once."""
+
+
+class Mount:
+    """A mount. Safe to use from several threads.
+
+    Methods raise what `MountedCatalog` raises, and ServiceUnavailableError at once where the backend did not answer
+    lately. Ids are relative to the mount.
+    """
+
+    def __init__(self, record: MountRecord, store: Store) -> None:
+        """Open nothing yet."""
+        self.record = record
+        self.path = Id(record.path)
+        self.pool = ThreadPoolExecutor(THREADS, f"mount-{record.path[-1]}")
+        self._store = store
+        self._cache = LookupCache(record.max_age_ms / 1000)
+        self._breaker = CircuitBreaker()
+        self._lock = threading.Lock()
+        self._backend: MountedCatalog | None = None
+        self._last_error: str | None = None
+
+    @property
+    def id(self) -> int:
+        """The id of its namespace."""
+        return self.record.id
+
+    @property
+    def kind(self) -> str:
+        """What messages call the backend."""
+        return self.record.kind
+
+    @property
+    def own_locations(self) -> list[str]:
+        """Where its settings say that its tables are put."""
+        root = self.record.settings.get("root")
+        try:
+            return [canonical_location(root)] if isinstance(root, str) and root else []
+        except InvalidInputError:
+            return []
+
+    @property
+    def outage(self) -> str | None:
+        """Why the backend is not called at the moment; None if it is."""
+        return self._last_error if self._breaker.is_open else None
+
+    def check_queue(self) -> None:
+        """Raise ServiceUnavailableError if too many requests wait for a thread."""
+        if self.pool._work_queue.qsize() >= MOST_WAITING:
+            raise ServiceUnavailableError(
+                f"Too many requests wait for the catalog behind {self.path}: try again later."
+            )
+
+    # Namespaces
+
+    def list_namespaces(self, parent: Id, limit: int, token: str | None) -> Page:
+        """List namespaces, at most `limit` of them."""
+        return self._call(lambda backend: backend.list_namespaces(parent, limit, token))
+
+    def namespace_properties(self, namespace: Id) -> Properties:
+        """Return the properties of a namespace, which may be as old as `max_age`."""
+        return self._cache.get(
+            ("namespace", namespace), lambda: self._call(lambda backend: backend.get_namespace(namespace))
+        )
+
+    def find_namespace(self, namespace: Id) -> NamespaceRecord:
+        """Return the record of a namespace, which may have been looked up `max_age` ago."""
+        properties = self.namespace_properties(namespace)
+        found = self._store.find_mounted_namespace(self.id, namespace)
+        id_ = self._store.keep_mounted_namespace(self.id, namespace) if found is None else found
+        return NamespaceRecord(id_, None, namespace.name, dict(properties), 0)
+
+    def create_namespace(self, namespace: Id, properties: Properties, creator: Creator | None) -> int:
+        """Create a namespace; return the id of ours for it."""
+        self._change(lambda backend: backend.create_namespace(namespace, properties))
+        return self._store.keep_mounted_namespace(self.id, namespace, creator)
+
+    def drop_namespace(self, namespace: Id) -> Properties:
+        """Drop an empty namespace; return the properties that it had."""
+        properties = self._call(lambda backend: backend.get_namespace(namespace))
+        self._change(lambda backend: backend.drop_namespace(namespace))
+        namespace_id = self._store.find_mounted_namespace(self.id, namespace)
+        if namespace_id is not None:
+            self._store.forget_mounted_namespace(namespace_id)
+        return properties
+
+    # Tables
+
+    def list_tables(self, namespace: Id, limit: int, token: str | None) -> Page:
+        """List Lance tables, at most `limit` of them."""
+        return self._call(lambda backend: backend.list_tables(namespace, limit, token))
+
+    def find_table(self, table: Id) -> TableRecord:
+        """Return the record of a table, which may have been looked up `max_age` ago.
+
+        Raises besides InvalidTableStateError (its location cannot be used, or is that of another table) and
+        PermissionDeniedError (its location is outside the mount's `allowed_locations`).
+        """
+        if not table:
+            raise TableNotFoundError(f"Table not found: {self.path}")
+        found = self._cache.get(("table", table), lambda: self._call(lambda backend: backend.get_table(table)))
+        return self._record_of(found)
+
+    def peek_table(self, table: Id) -> TableRecord | None:
+        """Return the record of a table that was looked up lately, by reads of the catalog alone; else None."""
+        if not self._store.inline_reads or (found := self._cache.peek(("table", table))) is None:
+            return None
+        return self._known_record(found, self._location_of(found))
+
+    def declare_table(
+        self, table: Id, location: str | None, properties: Properties, creator: Creator | None
+    ) -> TableRecord:
+        """Add a table without data; return its record. Raises what `find_table` raises; then it is not added."""
+        self.check_allowed(location)
+        declared = self._change(lambda backend: backend.declare_table(table, location, properties))
+        try:
+            return self._record_of(declared, creator)
+        except LanceNamespaceError:
+            self._change(lambda backend: backend.deregister_table(table))
+            raise
+
+    def update_properties(self, table: Id, changes: Mapping[str, str | None]) -> Properties:
+        """Set properties of a table, and remove those that are None; return all."""
+        return self._change(lambda backend: backend.update_table_properties(table, changes)).properties
+
+    def rename_table(self, table: Id, new_id: Id, record: TableRecord) -> TableRecord:
+        """Give a table another name, or another namespace of the mount. What refers to its id stays."""
+        renamed = self._change(lambda backend: backend.rename_table(table, new_id))
+        self._store.move_mounted_table(self.id, new_id, self._location_of(renamed), record.id)
+        return self._record_of(renamed)
+
+    def deregister_table(self, table: Id, table_id: int) -> MountedTable:
+        """Remove a table's entry; its files stay, and what is kept for its id goes."""
+        gone = self._change(lambda backend: backend.deregister_table(table))
+        self._store.forget_mounted_table(table_id)
+        return gone
+
+    def check_allowed(self, location: str | None) -> None:
+        """Raise PermissionDeniedError for a location outside the mount's `allowed_locations`."""
+        allowed = self.record.allowed_locations
+        if location is not None and allowed and not any(is_within(location, each) for each in allowed):
+            raise PermissionDeniedError(
+                f"The location is outside of what {self.path} may open: add it to the mount's allowed_locations."
+            )
+
+    def close(self) -> None:
+        """Start nothing more, and close the backend."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
+
+    def _record_of(self, found: MountedTable, creator: Creator | None = None) -> TableRecord:
+        """Return the record of a table as the backend describes it."""
+        location = self._location_of(found)
+        record = self._known_record(found, location)
+        return self._complete(self._keep(found, location, creator), found) if record is None else record
+
+    def _known_record(self, found: MountedTable, location: str) -> TableRecord | None:
+        """Return the record of a table, if it has one that says what the backend says."""
+        namespace = self._store.find_mounted_namespace(self.id, found.id.parent)
+        if namespace is None:
+            return None
+        record = self._store.find_mounted_table(namespace, found.id.name, location, found.stable_id)
+        return None if record is None else self._complete(record, found)
+
+    def _complete(self, record: TableRecord, found: MountedTable) -> TableRecord:
+        """Return a record with what the backend alone knows."""
+        declared = record.declared and found.is_declared is not False
+        return structs.replace(record, properties=dict(found.properties), declared=declared, mount_id=self.id)
+
+    def _keep(self, found: MountedTable, location: str, creator: Creator | None) -> TableRecord:
+        """Give a table an id of ours, and take it from a table that had the location and is gone."""
+        gone: int | None = None
+        while True:
+            try:
+                return self._store.keep_mounted_table(
+                    self.id,
+                    found.id,
+                    location,
+                    found.stable_id,
+                    managed=self.record.managed,
+                    gone=gone,
+                    creator=creator,
+                )
+            except LocationTakenError as error:
+                other = error.record
+                if gone == other.id or not error.is_same_mount or self._is_there(error.path, location):
+                    raise InvalidTableStateError(
+                        f"The entry {Id((*self.path, *found.id))} has the location of another table: use that one."
+                    ) from error
+                gone = other.id
+
+    def _is_there(self, path: tuple[str, ...], location: str) -> bool:
+        """Return whether a table is still at a location in the other catalog."""
+        table = Id(path[len(self.path) :])
+        try:
+            return self._location_of(self._call(lambda backend: backend.get_table(table))) == location
+        except (TableNotFoundError, NamespaceNotFoundError, InvalidTableStateError, PermissionDeniedError):
+            return False
+
+    def _location_of(self, found: MountedTable) -> str:
+        """Return the location of a table, if it may be opened."""
+        try:
+            location = canonical_location(found.location)
+        except InvalidInputError as error:
+            raise InvalidTableStateError(
+                f"The entry {Id((*self.path, *found.id))} has a location that cannot be used: {error}"
+            ) from error
+        self.check_allowed(location)
+        return location
+
+    def _change(self, call: Callable[[MountedCatalog], T]) -> T:
+        """Call the backend for something that changes it; what was looked up before is out of date then."""
+        try:
+            return self._call(call)
+        finally:
+            self._cache.clear()
+
+    def _call(self, call: Callable[[MountedCatalog], T]) -> T:
+        """Call the backend. Raises ServiceUnavailableError at once if it did not answer lately."""
+        if seconds := self._breaker.try_enter():
+            raise ServiceUnavailableError(
+                f"The catalog behind {self.path} does not answer ({self._last_error}): it is tried again in "
+                f"{seconds:.0f} s."
+            )
+        try:
+            result = call(self._open())
+        except ServiceUnavailableError as error:
+            self._last_error = str(error)
+            self._breaker.fail()
+            raise
+        except LanceNamespaceError:
+            self._breaker.succeed()
+            raise
+        self._breaker.succeed()
+        return result
+
+    def _open(self) -> MountedCatalog:
+        with self._lock:
+            if self._backend is None:
+                self._backend = open_catalog(self.record.kind, self.record.settings)
+            return self._backend

@@ -45,10 +45,13 @@ LIGHT_JVM = {
 
 
 def make_archive() -> None:
-    """Make the archive if there is none; another process that makes it is waited for."""
+    """Make the archive if there is none and no other process makes it: Java does without until it is there."""
     ARCHIVE.parent.mkdir(exist_ok=True)
     with ARCHIVE.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
         if ARCHIVE.exists():
             return
         with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:

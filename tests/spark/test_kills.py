@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from tests.services.jvm import LIGHT_JVM
 from tests.services.server import ServerProcess
 from tests.spark.job_processes import job_commands, transaction, wait_for
 from tiltyard.cli import main
@@ -42,7 +43,8 @@ def doubled(rows):
     import pyarrow.compute as pc
     return pc.multiply(rows.column(0), 2)
 """
-SPARK = ["--master", "local[2]", "--conf", "spark.driver.memory=512m", "--conf", "spark.ui.enabled=false"]
+CONF = {"spark.driver.memory": "512m", "spark.ui.enabled": "false", **LIGHT_JVM}
+SPARK = ["--master", "local[2]", *(part for name, value in CONF.items() for part in ("--conf", f"{name}={value}"))]
 
 
 @pytest.fixture

@@ -38,9 +38,10 @@ def live(services: Services) -> tuple[int, bytes]:
 
 
 def ready(services: Services) -> tuple[int, bytes]:
-    """Report whether the database and the storage answer, by a call to each.
+    """Report whether the database and the storage answer, by a call to each, and which mounts lately did not.
 
-    The reason for a failure goes to the log; with authentication, the page has none.
+    A mount that does not answer leaves the server ready, for all that is not below it. The reason for a failure goes to
+    the log; with authentication, the page has none, and names no mount.
     """
     checks: dict[str, str] = {}
     for name, check in (("database", services.store.check_ready), ("storage", services.storage.probe)):
@@ -52,9 +53,11 @@ def ready(services: Services) -> tuple[int, bytes]:
             if not services.outage_log.report(error):
                 log.warning("not ready: %s", error)
     is_ready = all(outcome == "ok" for outcome in checks.values())
-    body: dict[str, object] = {"status": "ok" if is_ready else "unavailable"}
+    outages = {f"mount {mount.path}": mount.outage for mount in services.mounts.all() if mount.outage is not None}
+    status = "unavailable" if not is_ready else "degraded" if outages else "ok"
+    body: dict[str, object] = {"status": status}
     if not services.settings.auth:
-        body["checks"] = checks
+        body["checks"] = checks | outages
     return 200 if is_ready else 503, msgspec.json.encode(body)
 
 

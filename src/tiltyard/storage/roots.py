@@ -54,18 +54,25 @@ class Roots:
         """Parse the settings; no storage is accessed. Raises StorageError for an invalid root or storage."""
         named = [_named_root(name, storage, clock) for name, storage in settings.storage.items()]
         named.sort(key=lambda root: -len(root.location))
-        roots = (settings.root, *settings.allowed_roots, *mount_locations(settings.mounts))
-        locations = [_root_location(text) for text in roots]
+        own = [_root_location(text) for text in (settings.root, *settings.allowed_roots)]
+        mounted = [_root_location(text) for text in mount_locations(settings.mounts)]
+        locations = own + [location for location in mounted if location not in own]
         unnamed = [_unnamed_root(location, named, settings.storage_options) for location in locations]
         self.first = unnamed[0]
         self._roots = tuple(sorted({root.location: root for root in (*named, *unnamed)}.values(), key=_longest_first))
         self.vends_credentials = any(root.vendor for root in self._roots)
         """Whether clients get credentials for any root."""
+        self._mounted = frozenset(mounted).difference(own, (root.location for root in named))
 
     @property
     def locations(self) -> tuple[str, ...]:
         """The locations of the roots, the first root's first."""
         return (self.first.location, *(root.location for root in self._roots if root is not self.first))
+
+    @property
+    def own_locations(self) -> tuple[str, ...]:
+        """The locations without those of mounts, which may be away without keeping the server from its work."""
+        return tuple(location for location in self.locations if location not in self._mounted)
 
     def root_of(self, location: str) -> Root:
         """Return the innermost root that a location is, or lies below.

@@ -70,7 +70,7 @@ class Storage:
 
     def prepare(self) -> None:
         """Create the roots, and try to write there. Raises StorageError."""
-        for root in self._root_locations:
+        for root in self.roots.own_locations:
             try:
                 self.files(root).prepare(root)
             except (FileExistsError, NotADirectoryError) as error:

@@ -1,0 +1,1 @@
+"""Mounts through a running server, by the clients that people have."""

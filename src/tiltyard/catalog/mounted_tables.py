@@ -6,6 +6,7 @@ catalog. Files of a table are deleted only here, only in its own folder, and onl
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,7 +31,12 @@ from tiltyard.tables.credentials import storage_options
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tiltyard.mounts.registry.mount import Mount
+
+_RESERVATION = frozenset((".lance-reserved",))
+"""What Lance's directory namespace puts into the folder of a declared table."""
 
 
 def declare_table(
@@ -77,6 +83,30 @@ def declare(
         mount.deregister_table(below, record.id)
         raise
     return record
+
+
+@contextmanager
+def withdrawing(ctx: Context, mount: Mount, below: Id, record: TableRecord) -> Iterator[None]:
+    """Take back the declaration of a table if the block, which writes its first version, fails to.
+
+    Its folder is deleted if it held nothing but what the declaration put there. Raises InvalidInputError where the
+    other catalog has chosen the folder of a table that is there already.
+    """
+    names = set(ctx.storage.files(record.location).list_names(record.location))
+    if ctx.storage.has_table(record.location):
+        mount.deregister_table(below, record.id)
+        raise InvalidInputError(
+            f"The {mount.kind} catalog would put the table where another lies, {record.location}: register that one, "
+            "or name a location."
+        )
+    try:
+        yield
+    except BaseException:
+        if not ctx.storage.has_table(record.location):
+            mount.deregister_table(below, record.id)
+            if names <= _RESERVATION:
+                ctx.storage.delete_folder(record.location)
+        raise
 
 
 def register_table(

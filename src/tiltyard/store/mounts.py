@@ -22,6 +22,7 @@ from lance_namespace.errors import (
 
 from tiltyard.store.access.generations import GRANTS_GENERATION, MOUNTS_GENERATION, count_up
 from tiltyard.store.access.grants import NAMESPACE, PATH, TABLE, delete_dependents, grant_to_creator
+from tiltyard.store.backend import ForeignKeyError
 from tiltyard.store.namespaces import DELETE_NAMESPACES, DELETE_TABLES, TABLES_BELOW, TREE
 from tiltyard.store.paths import display_path, namespace_id, namespace_not_found, split_path
 from tiltyard.store.records import NamespaceRecord, Path, Properties, TableRecord, encode
@@ -197,7 +198,7 @@ class Mounts(Repository):
         for name in below:
             row = self.connection.row(CHILD, parent_id, name)
             if row is None:
-                row = self.connection.row(INSERT_NAMESPACE, parent_id, name, "{}", now, mount_id)
+                row = self._insert_below(INSERT_NAMESPACE, below, parent_id, name, "{}", now, mount_id)
                 row = row or self.connection.row(CHILD, parent_id, name)  # another has made it meanwhile
             if row is None:
                 raise NamespaceNotFoundError(f"Namespace not found: {display_path(below)}")
@@ -205,6 +206,13 @@ class Mounts(Repository):
         if creator is not None:
             grant_to_creator(self.connection, NAMESPACE, parent_id, creator, now)
         return parent_id
+
+    def _insert_below(self, statement: str, below: Path, *values: object) -> Row | None:
+        """Insert what is below a mount. Raises NamespaceNotFoundError if another server has unmounted it meanwhile."""
+        try:
+            return self.connection.row(statement, *values)
+        except ForeignKeyError as error:
+            raise namespace_not_found(below[:-1]) from error
 
     @writes
     def forget_mounted_namespace(self, namespace: int) -> None:
@@ -264,7 +272,7 @@ class Mounts(Repository):
             row = self.connection.row(MOVE_TABLE, namespace, below[-1], location, now, known.id)
         else:
             values = namespace, below[-1], location, managed, now, now, mount_id, foreign_id
-            row = self.connection.row(INSERT_TABLE, *values)
+            row = self._insert_below(INSERT_TABLE, below, *values)
         if row is None:
             raise InvalidInputError(f"Another table has this location: {location}")
         record = TableRecord.of(row)

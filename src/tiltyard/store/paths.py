@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import (
     InvalidInputError,
     NamespaceNotFoundError,
+    ServiceUnavailableError,
     TableNotFoundError,
-    UnsupportedOperationError,
 )
 
 if TYPE_CHECKING:
@@ -72,14 +72,12 @@ def table_not_found(path: Path) -> TableNotFoundError:
 
 
 def check_not_mounted(mount_id: int | None, path: Path) -> None:
-    """Raise UnsupportedOperationError if a namespace is, or is below, a mount: what is in it, another catalog decides.
+    """Raise ServiceUnavailableError if a namespace is, or is below, a mount: what is in it, another catalog decides.
 
-    Requests below a mount take another way; only one that comes just when the mount is made can get here.
+    Requests below a mount take another way, but for those in the second before this server knows of a new mount.
     """
     if mount_id is not None:
-        raise UnsupportedOperationError(
-            f"This is below a mount, which holds what another catalog has: {display_path(path)}"
-        )
+        raise ServiceUnavailableError(f"A catalog was just mounted here, try again: {display_path(path)}")
 
 
 def placeholders(values: Collection[object]) -> str:

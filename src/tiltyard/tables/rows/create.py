@@ -20,7 +20,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access.needs import CREATE_TABLE, creator_for
 from tiltyard.catalog.garbage import delete_marked_folder
-from tiltyard.catalog.mounted_tables import declare
+from tiltyard.catalog.mounted_tables import declare, withdrawing
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import CreateMode, parse_mode
@@ -322,12 +322,8 @@ def _create_mounted(
         if new.mode is CreateMode.EXIST_OK:
             return create_response(ctx, mount.find_table(below), None)
         raise
-    try:
+    with withdrawing(ctx, mount, below, record):
         return _create_declared(ctx, record, replace(new, mode=CreateMode.CREATE, properties=None))
-    except BaseException:
-        if not ctx.storage.has_table(record.location):
-            mount.deregister_table(below, record.id)
-        raise
 
 
 def _withdraw_declaration(ctx: Context, path: Id, record: TableRecord) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import CLONE_TABLE, creator_for
-from tiltyard.catalog.mounted_tables import declare
+from tiltyard.catalog.mounted_tables import declare, withdrawing
 from tiltyard.context import Context
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id
@@ -93,15 +93,10 @@ def _clone_to_mount(
 ) -> models.CloneTableResponse:
     """Declare the table in the other catalog, then write its files; an entry that gets none is taken back."""
     record = declare(ctx, mount, below, path, None, {})
-    try:
-        with lance_errors(source):
-            clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
-            version = clone(record.location, source.version, ctx.storage.options(record.location)).version
-        if request.is_shallow is not False:
-            ctx.store.add_clone(record.id, source_uri)
-        ctx.store.mark_written(record.id)
-    except BaseException:
-        if not ctx.storage.has_table(record.location):
-            mount.deregister_table(below, record.id)
-        raise
+    with withdrawing(ctx, mount, below, record), lance_errors(source):
+        clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
+        version = clone(record.location, source.version, ctx.storage.options(record.location)).version
+    if request.is_shallow is not False:
+        ctx.store.add_clone(record.id, source_uri)
+    ctx.store.mark_written(record.id)
     return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)

@@ -15,6 +15,8 @@ import pytest
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.config import Settings, load_settings
+from tiltyard.model.settings.mounts import parse_mount
+from tiltyard.mounts import check_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +86,19 @@ def test_settings_page_example_is_a_settings_file(tmp_path: Path) -> None:
     file.write_text(example[1])
     settings = load_settings({}, file, environ={})
     assert settings.workers == 4 and settings.storage_options == {"region": "eu-central-1"}
+
+
+def test_settings_page_example_of_mounts_has_settings_of_their_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNITY_TOKEN", "secret")
+    example = re.findall(r"```toml\n(.*?)```", SETTINGS, re.DOTALL)[1]
+    file = tmp_path / "tiltyard.toml"
+    file.write_text(example)
+    mounts = [parse_mount(values) for values in load_settings({}, file, environ={}).mounts.values()]
+    for mount in mounts:
+        check_settings(mount.kind, mount.settings)
+    assert [mount.kind for mount in mounts] == ["hive", "unity", "dir"]
 
 
 @pytest.mark.parametrize("command", list(commands(main)))

@@ -217,6 +217,7 @@ ROWS: dict[str, Row] = {
     "BatchCreateTableVersions": Row(lambda scene, place: {"entries": [{"id": scene.table(place), **VERSION}]}),
     "BatchDeleteTableVersions": on_table(ranges=[{"start_version": 1, "end_version": 1}]),
     "BeatJob": _job(owner="driver"),
+    "CheckMount": by_admin(_mounted),
     "CheckPrivileges": _named(privileges=["read"]),
     "ClaimJob": alone(owner="driver"),
     "CloneTable": Row(_clone),

@@ -59,7 +59,7 @@ def mount_catalog(ctx: Context, request: models.MountCatalogRequest) -> models.M
     record = MountRecord(0, path, request.kind, settings, allowed, age, managed, "api", 0, 0)
     ctx.store.add_mount(record, request.properties or {})
     mounts.refresh()
-    return models.MountCatalogResponse(mount=_entry(_find(ctx, path)))
+    return models.MountCatalogResponse(mount=_entry(find_mount(ctx, path)))
 
 
 @operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
@@ -68,7 +68,7 @@ def alter_mount(ctx: Context, request: models.AlterMountRequest) -> models.Alter
 
     Raises NamespaceNotFoundError, InvalidInputError, what the other catalog's first answer raises.
     """
-    mount = _find(ctx, _mount_id(request.id))
+    mount = find_mount(ctx, _mount_id(request.id))
     record = mount.record
     if request.settings is not None:
         record = structs.replace(record, settings=_checked_settings(ctx, record.kind, request.settings))
@@ -80,7 +80,7 @@ def alter_mount(ctx: Context, request: models.AlterMountRequest) -> models.Alter
         record = structs.replace(record, managed=request.managed_versioning)
     ctx.store.alter_mount(record)
     ctx.services.mounts.refresh()
-    return models.AlterMountResponse(mount=_entry(_find(ctx, mount.path)))
+    return models.AlterMountResponse(mount=_entry(find_mount(ctx, mount.path)))
 
 
 @operation(needs=ADMINISTRATORS)
@@ -89,7 +89,7 @@ def unmount_catalog(ctx: Context, request: models.UnmountCatalogRequest) -> mode
 
     Raises NamespaceNotFoundError, InvalidInputError.
     """
-    ctx.store.remove_mount(_find(ctx, _mount_id(request.id)).record)
+    ctx.store.remove_mount(find_mount(ctx, _mount_id(request.id)).record)
     ctx.services.mounts.refresh()
     ctx.rights_cache.refresh_next()
     return models.UnmountCatalogResponse()
@@ -154,7 +154,8 @@ def _mount_id(names: Sequence[str] | None) -> Id:
     return path
 
 
-def _find(ctx: Context, path: Id) -> Mount:
+def find_mount(ctx: Context, path: Id) -> Mount:
+    """Return the mount that a namespace is. Raises NamespaceNotFoundError."""
     ctx.services.mounts.refresh()
     found = ctx.services.mounts.find(path)
     if found is None or found[1]:

@@ -14,6 +14,7 @@ from tiltyard.cli.grants import can, grant, grants, revoke, whoami
 from tiltyard.cli.interruption import InterruptibleGroup
 from tiltyard.cli.keys import key, principal
 from tiltyard.cli.maintenance import gc, maintain, repair
+from tiltyard.cli.mounts import mount
 from tiltyard.cli.policies import policy
 from tiltyard.cli.roles import role
 from tiltyard.cli.serve import serve, worker
@@ -85,6 +86,6 @@ def pipeline() -> None:
 for command in (
     *(serve, worker, db),
     *(grant, revoke, grants, whoami, can, role, policy, key, principal, audit),
-    *(undrop, gc, repair, maintain),
+    *(mount, undrop, gc, repair, maintain),
 ):
     main.add_command(command)

@@ -43,7 +43,7 @@ def parse_settings(settings_type: type[S], values: Mapping[str, object]) -> S:
             key: _resolve(key, value) if known[key].metadata.get("is_secret") else value
             for key, value in values.items()
         }
-        return msgspec.convert(resolved, settings_type)
+        return msgspec.convert(resolved, settings_type, strict=False)  # a command line has texts alone
     except SecretError as error:
         raise InvalidInputError(str(error)) from error
     except msgspec.ValidationError as error:

@@ -12,9 +12,9 @@ before anything is written, and no table or namespace where something is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tiltyard.model.ids import Id
 
@@ -117,6 +117,23 @@ class MountedCatalog(Protocol):
 
     def close(self) -> None:
         """Close all connections."""
+
+
+@runtime_checkable
+class ConvertsUnsafeTables(Protocol):
+    """What a backend has besides, in which others may have made entries that are not safe.
+
+    Such an entry lets another program delete, or move, the table's files together with it.
+    """
+
+    def find_unsafe_tables(self, namespace: Id, names: Collection[str]) -> Mapping[str, str]:
+        """Return those of these tables whose entries are not safe, each with a sentence that says why.
+
+        Raises NamespaceNotFoundError.
+        """
+
+    def convert_table(self, table: Id) -> None:
+        """Make a table's entry safe; its name, location and properties stay. Raises TableNotFoundError."""
 
 
 def check_limit(limit: int | None) -> None:

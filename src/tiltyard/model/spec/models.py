@@ -371,6 +371,24 @@ class BranchContents(Model, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
+class CheckMountRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    convert: bool | None = None
+    page_token: str | None = None
+
+
+class CheckMountResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    reachable: bool
+    outage: str | None = None
+    namespaces: Count64
+    tables: Count64
+    findings: list[MountFinding]
+    page_token: str | None = None
+
+
 class CheckPrivilegesRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1509,6 +1527,12 @@ class MountEntry(Model, kw_only=True):
     origin: str
     created_at_millis: Int64 | None = None
     outage: str | None = None
+
+
+class MountFinding(Model, kw_only=True):
+    id: list[str]
+    problem: str
+    converted: bool | None = None
 
 
 class MultiMatchQuery(Model, kw_only=True):

@@ -23,13 +23,14 @@ from msgspec import structs
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
+from tiltyard.mounts.mounted_catalog import ConvertsUnsafeTables
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker
 from tiltyard.mounts.registry.lookup_cache import LookupCache
 from tiltyard.storage.locations import canonical_location, is_within
 from tiltyard.store import LocationTakenError, NamespaceRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, Page, Properties
     from tiltyard.store import Creator, MountRecord, Store, TableRecord
@@ -175,6 +176,23 @@ class Mount:
         gone = self._change(lambda backend: backend.deregister_table(table))
         self._store.forget_mounted_table(table_id)
         return gone
+
+    def find_unsafe_tables(self, namespace: Id, names: Collection[str]) -> Mapping[str, str]:
+        """Return those of these tables whose files another program may delete with their entries, and why."""
+
+        def call(backend: MountedCatalog) -> Mapping[str, str]:
+            return backend.find_unsafe_tables(namespace, names) if isinstance(backend, ConvertsUnsafeTables) else {}
+
+        return self._call(call)
+
+    def convert_table(self, table: Id) -> None:
+        """Make the entry of a table that `find_unsafe_tables` has named safe."""
+
+        def call(backend: MountedCatalog) -> None:
+            if isinstance(backend, ConvertsUnsafeTables):
+                backend.convert_table(table)
+
+        self._change(call)
 
     def check_allowed(self, location: str | None) -> None:
         """Raise PermissionDeniedError for a location outside the mount's `allowed_locations`."""

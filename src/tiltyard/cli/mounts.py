@@ -1,0 +1,304 @@
+"""`tiltyard mount add | list | alter | remove | doctor`: on a server, or on the catalog's database."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiltyard.cli.options import catalog_options, parse_pairs
+from tiltyard.config import Settings
+from tiltyard.runtime.fatal import refuse
+
+if TYPE_CHECKING:
+    from tiltyard.cli.client import Call
+
+NOT_WELL = 3
+"""The exit status of `doctor` where something is wrong."""
+
+URI_SETTINGS = {"dir": "root", "glue": None}
+"""The setting that URI stands for, by the kind of mount, where it is not `uri`."""
+
+settings_option = click.option(
+    "--set",
+    "texts",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of the kind; of one that is a table, an entry: options.region=eu-central-1.",
+)
+age_option = click.option(
+    "--max-age", type=click.FloatRange(0), metavar="SECONDS", help="How old what was looked up may be [default: 1]."
+)
+allow_option = click.option(
+    "--allow",
+    "locations",
+    multiple=True,
+    metavar="LOCATION",
+    help="A folder below which its tables may be opened; without any, the server's roots alone bound them.",
+)
+managed_option = click.option(
+    "--managed/--no-managed", default=None, help="Whether commits to its tables go through this catalog [default: no]."
+)
+
+
+@click.group("mount", short_help="Serve catalogs of others as namespaces.")
+def mount() -> None:
+    """Serve catalogs of others as namespaces.
+
+    \b
+    Example:
+      tiltyard mount add lake hive thrift://metastore:9083 --root ./data
+    """
+
+
+@mount.command("add", short_help="Mount another catalog as a namespace.")
+@click.argument("name")
+@click.argument("kind")
+@click.argument("uri", required=False)
+@settings_option
+@age_option
+@allow_option
+@managed_option
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property of the namespace.")
+@catalog_options
+def add(
+    settings: Settings,
+    name: str,
+    kind: str,
+    uri: str | None,
+    texts: tuple[str, ...],
+    max_age: float | None,
+    locations: tuple[str, ...],
+    managed: bool | None,
+    properties: tuple[str, ...],
+    url: str,
+    key: str,
+) -> None:
+    """Mount the catalog at URI as the namespace NAME, once it has answered.
+
+    KIND is dir (URI is its folder), hive, glue (without URI), iceberg, lance, polaris or unity. A secret is a
+    reference: env:TILTYARD_MOUNT_… names a variable of the server, file:PATH a file in its `mount_secrets`.
+
+    \b
+    Examples:
+      tiltyard mount add lake hive thrift://metastore:9083 --root ./data
+      tiltyard mount add 'eu$unity' unity https://unity.example.org/api/2.1/unity-catalog \\
+        --set token=env:TILTYARD_MOUNT_UNITY --allow s3://lake/tables --url https://lake.example.org
+    """
+    from tiltyard.cli.client import connect
+
+    values = parse_settings(texts)
+    if uri is not None:
+        setting = URI_SETTINGS.get(kind, "uri")
+        if setting is None:
+            raise click.UsageError(f"A mount of the kind {kind} has no URI: use --set region=… and --set endpoint=….")
+        values = {setting: uri, **values}
+    with connect(settings, url, key) as call:
+        response = call(
+            "MountCatalog",
+            id=_parse_name(name),
+            kind=kind,
+            settings=values,
+            max_age_millis=_milliseconds(max_age),
+            allowed_locations=list(locations) or None,
+            managed_versioning=managed,
+            properties=parse_pairs(properties) or None,
+        )
+        click.echo(_format_mount(response["mount"]))
+
+
+@mount.command("list", short_help="List the mounts.")
+@catalog_options
+def list_mounts(settings: Settings, url: str, key: str) -> None:
+    """List the mounts with their settings, and which of them do not answer.
+
+    \b
+    Example:
+      tiltyard mount list --root ./data
+    """
+    from tiltyard.cli.client import connect, list_pages
+
+    with connect(settings, url, key) as call:
+        for entry in list_pages(call, "ListMounts", "mounts"):
+            click.echo(_format_mount(entry))
+
+
+@mount.command("alter", short_help="Change how a mount is reached, or its limits.")
+@click.argument("name")
+@settings_option
+@click.option("--unset", "unset", multiple=True, metavar="NAME", help="A setting to remove.")
+@age_option
+@allow_option
+@click.option("--allow-any", is_flag=True, help="Remove the bound of --allow.")
+@managed_option
+@catalog_options
+def alter(
+    settings: Settings,
+    name: str,
+    texts: tuple[str, ...],
+    unset: tuple[str, ...],
+    max_age: float | None,
+    locations: tuple[str, ...],
+    allow_any: bool,
+    managed: bool | None,
+    url: str,
+    key: str,
+) -> None:
+    """Change settings of a mount, which has to answer with them; the others stay. --allow replaces all locations.
+
+    \b
+    Example:
+      tiltyard mount alter lake --set timeout=5 --max-age 0 --root ./data
+    """
+    from tiltyard.cli.client import connect
+
+    if allow_any and locations:
+        raise click.UsageError("--allow and --allow-any contradict each other: choose one.")
+    with connect(settings, url, key) as call:
+        changed = _changed_settings(_find_mount(call, name), parse_settings(texts), unset) if texts or unset else None
+        entry = call(
+            "AlterMount",
+            id=_parse_name(name),
+            settings=changed,
+            max_age_millis=_milliseconds(max_age),
+            allowed_locations=list(locations) if locations or allow_any else None,
+            managed_versioning=managed,
+        )["mount"]
+        click.echo(_format_mount(entry))
+        if entry["origin"] == "settings":
+            click.echo(f"{name} is in the server's settings: its next start alters it back to them.", err=True)
+
+
+@mount.command("remove", short_help="Unmount a catalog.")
+@click.argument("name")
+@catalog_options
+def remove(settings: Settings, name: str, url: str, key: str) -> None:
+    """Unmount a catalog, with the grants, policies and jobs of what is in it; that catalog stays as it is.
+
+    \b
+    Example:
+      tiltyard mount remove lake --root ./data
+    """
+    from tiltyard.cli.client import connect
+
+    with connect(settings, url, key) as call:
+        call("UnmountCatalog", id=_parse_name(name))
+        click.echo(f"{name} is unmounted.")
+
+
+@mount.command("doctor", short_help="Find what is wrong in a mounted catalog.")
+@click.argument("name")
+@click.option("--convert", is_flag=True, help="Convert entries through which other programs may delete files.")
+@catalog_options
+def doctor(settings: Settings, name: str, convert: bool, url: str, key: str) -> None:
+    """Say whether a mounted catalog answers, what it has, and what is wrong; exit with status 3 if anything is.
+
+    What is wrong: entries through which DROP TABLE of Hive or Spark would delete files (managed ones), locations that
+    may not be opened, two entries with one location, names that the catalog folds, folders without a Lance table.
+
+    \b
+    Example:
+      tiltyard mount doctor lake --convert --root ./data
+    """
+    from tiltyard.cli.client import connect
+
+    namespaces = tables = problems = 0
+    with connect(settings, url, key) as call:
+        kind = _find_mount(call, name)["kind"]
+        for page in _check_pages(call, name, convert=convert):
+            if not page["reachable"]:
+                refuse(f"{name} ({kind}) does not answer: {page['outage']}")
+            namespaces, tables = namespaces + page["namespaces"], tables + page["tables"]
+            _show_progress(f"{namespaces} namespaces, {tables} tables checked")
+            for finding in page["findings"]:
+                is_converted = finding.get("converted")
+                problems += not is_converted
+                click.echo(f"{'$'.join(finding['id'])}: {finding['problem']}{' It is converted.' * bool(is_converted)}")
+    _show_progress("")
+    click.echo(
+        f"{name} ({kind}) answers: {namespaces} namespaces, {tables} Lance tables, {problems or 'no'} "
+        f"problem{'' if problems == 1 else 's'}."
+    )
+    if problems:
+        sys.exit(NOT_WELL)
+
+
+def _check_pages(call: Call, name: str, *, convert: bool) -> Iterator[dict[str, Any]]:
+    """Yield the responses of CheckMount, one for each few seconds of its work."""
+    token = None
+    while True:
+        page = call("CheckMount", id=_parse_name(name), convert=convert or None, page_token=token)
+        yield page
+        token = page.get("page_token")
+        if not token:
+            return
+
+
+def _show_progress(text: str) -> None:
+    """Replace the line of progress on a terminal; findings are printed over it."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+
+def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Parse values of --set; `a.b=text` is an entry of the table `a`. Raises click.UsageError."""
+    settings: dict[str, Any] = {}
+    for name, text in parse_pairs(texts).items():
+        table, dot, entry = name.partition(".")
+        if not dot:
+            settings[name] = text
+        elif isinstance(entries := settings.setdefault(table, {}), dict):
+            entries[entry] = text
+        else:
+            raise click.UsageError(f"'{table}' is a text and a table: write one of them.")
+    return settings
+
+
+def _changed_settings(entry: Mapping[str, Any], changes: Mapping[str, Any], unset: tuple[str, ...]) -> dict[str, Any]:
+    """Return a mount's settings after changes; a table's entries are changed one by one."""
+    settings = {name: value for name, value in entry["settings"].items() if name not in unset}
+    for name, value in changes.items():
+        table = settings.get(name)
+        settings[name] = {**table, **value} if isinstance(value, dict) and isinstance(table, dict) else value
+    return settings
+
+
+def _find_mount(call: Call, name: str) -> dict[str, Any]:
+    from tiltyard.cli.client import list_pages
+
+    path = _parse_name(name)
+    entry = next((entry for entry in list_pages(call, "ListMounts", "mounts") if entry["id"] == path), None)
+    return entry or refuse(f"There is no mount {name}: `tiltyard mount list` shows all.")
+
+
+def _parse_name(name: str) -> list[str]:
+    """Parse `a$b`. Raises InvalidInputError."""
+    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+
+    return list(parse_id(name, DEFAULT_DELIMITER))
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _format_mount(entry: Mapping[str, Any]) -> str:
+    """Format a mount as one line; its settings have references to secrets, no secrets."""
+    parts = ["$".join(entry["id"]), entry["kind"]]
+    parts += [f"{name}={_format_value(value)}" for name, value in entry["settings"].items()]
+    parts.append(f"max-age={entry['max_age_millis'] / 1000:g}")
+    parts += [f"allow={location}" for location in entry["allowed_locations"]]
+    if entry["managed_versioning"]:
+        parts.append("managed")
+    if entry["origin"] == "settings":
+        parts.append("(in the server's settings)")
+    if entry.get("outage"):
+        parts.append(f"does not answer: {entry['outage']}")
+    return "  ".join(parts)
+
+
+def _format_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

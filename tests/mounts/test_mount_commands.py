@@ -17,10 +17,15 @@ from click.testing import CliRunner, Result
 from lance_namespace import CreateNamespaceRequest, DeclareTableRequest, RegisterTableRequest
 
 from tests.mounts.backends import new_name
+from tests.mounts.test_hive import declare_like_upstream, entry_of
+from tests.services.hive import HiveMetastore
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import Wire
 from tiltyard.catalog import mount_checks
 from tiltyard.cli import main
+from tiltyard.model.ids import Id
+from tiltyard.mounts import open_catalog
+from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
 
 ROWS = pa.table({"x": [1, 2, 3]})
 
@@ -229,3 +234,34 @@ def test_doctor_in_many_responses_finds_what_it_finds_in_one(database: Reach, mo
     monkeypatch.setattr(mount_checks, "TABLES_AT_ONCE", 2)
     monkeypatch.setattr(mount_checks, "NAMESPACES_AT_ONCE", 1)
     assert database.run("doctor", name).stdout == expected.stdout
+
+
+@pytest.mark.extended
+def test_doctor_of_hive_names_managed_entries_and_converts_them(
+    database: Reach, hive: HiveMetastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILTYARD_ALLOWED_ROOTS", json.dumps([str(hive.folder)]))
+    raw = ThriftClient("raw", [("127.0.0.1", hive.port)], ThriftLimits(60, 5, 4))
+    name, shop = new_name("mount"), Id((new_name("db"),))
+    assert database.run("add", name, "hive", hive.uri, "--set", "timeout=60", "--max-age", "0").exit_code == 0
+    catalog = open_catalog("hive", {"uri": hive.uri, "timeout": 60})
+    catalog.create_namespace(shop, {})
+    for table in ("managed", "other"):
+        declare_like_upstream(raw, hive, Id((*shop, table)))
+    lance.write_dataset(ROWS, catalog.declare_table(Id((*shop, "external")), None, {}).location)
+    problem = "It is a MANAGED table: DROP TABLE in Hive or Spark deletes its files."
+
+    before = database.run("doctor", name)
+    assert before.exit_code == 3, before.output
+    assert lines_of(before, f"{name}${shop}$") == [
+        f"{name}${shop}${table}: {problem} Convert it by --convert." for table in ("managed", "other")
+    ]
+    assert "3 Lance tables, 2 problems." in before.stdout
+
+    converted = database.run("doctor", name, "--convert")
+    assert converted.exit_code == 0, converted.output
+    assert f"{name}${shop}$other: {problem} It is converted." in converted.stdout
+    entry = entry_of(raw, Id((*shop, "managed")))
+    assert entry.text(12) == "EXTERNAL_TABLE" and entry.text_map(9)["a"] == "b"
+    assert "3 Lance tables, no problems." in database.run("doctor", name).stdout
+    catalog.close()

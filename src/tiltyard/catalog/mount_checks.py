@@ -183,13 +183,13 @@ class _Check:
         for name, problem in self._mount.find_unsafe_tables(namespace, names).items():
             table = Id((*namespace, name))
             if not self._convert:
-                self._add(table, problem)
+                self._add(table, problem, converted=False)
                 continue
             failure = self._problem(table, partial(self._mount.convert_table, table))
             if failure is None:
                 self._add(table, problem, converted=True)
             else:
-                self._add(table, f"{problem} It was not converted: {failure}")
+                self._add(table, f"{problem} It was not converted: {failure}", converted=False)
 
     def _problem(self, path: Id, check: Callable[[], object]) -> str | None:
         """Return what a check finds, or by what error of the object it fails. Raises errors of the whole catalog."""
@@ -209,5 +209,6 @@ class _Check:
         return found if isinstance(found, str) else None
 
     def _add(self, path: Id, problem: str, *, converted: bool | None = None) -> None:
+        """Add a finding; `converted` is None for what cannot be converted."""
         full = [*self._mount.path, *path]
         self.findings.append(models.MountFinding(id=full, problem=problem, converted=converted))

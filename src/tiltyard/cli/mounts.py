@@ -214,9 +214,8 @@ def doctor(settings: Settings, name: str, convert: bool, url: str, key: str) -> 
             namespaces, tables = namespaces + page["namespaces"], tables + page["tables"]
             _show_progress(f"{namespaces} namespaces, {tables} tables checked")
             for finding in page["findings"]:
-                is_converted = finding.get("converted")
-                problems += not is_converted
-                click.echo(f"{'$'.join(finding['id'])}: {finding['problem']}{' It is converted.' * bool(is_converted)}")
+                problems += not finding.get("converted")
+                click.echo(_format_finding(finding, convert=convert))
     _show_progress("")
     click.echo(
         f"{name} ({kind}) answers: {namespaces} namespaces, {tables} Lance tables, {problems or 'no'} "
@@ -298,6 +297,11 @@ def _format_mount(entry: Mapping[str, Any]) -> str:
     if entry.get("outage"):
         parts.append(f"does not answer: {entry['outage']}")
     return "  ".join(parts)
+
+
+def _format_finding(finding: Mapping[str, Any], *, convert: bool) -> str:
+    note = {True: " It is converted.", False: "" if convert else " Convert it by --convert.", None: ""}
+    return f"{'$'.join(finding['id'])}: {finding['problem']}{note[finding.get('converted')]}"
 
 
 def _format_value(value: Any) -> str:

@@ -41,6 +41,11 @@ class Struct(dict[int, tuple[int, Any]]):
         value: Struct | None = self._value(field, TType.STRUCT)
         return Struct() if value is None else value
 
+    def structs(self, field: int) -> list[Struct]:
+        """Return a list of structs; without one an empty list."""
+        items = self._value(field, TType.LIST)
+        return [] if items is None else [value for value in items.values if isinstance(value, Struct)]
+
     def _value(self, field: int, field_type: int) -> Any:
         found_type, value = self.get(field, (field_type, None))
         return value if found_type == field_type else None

@@ -49,6 +49,7 @@ def open_services(settings: Settings) -> Services:
         make_mounts(mounts, store, settings)
     except LanceNamespaceError as error:
         raise ConfigError(f"The mounts of the settings cannot be made: {error}") from error
+    storage.vended_credentials = mounts.server_credentials
     paging = Paging(store.shared_secret("paging"), settings.max_page_size)
     return Services(
         settings=settings,

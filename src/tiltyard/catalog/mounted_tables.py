@@ -26,6 +26,7 @@ from tiltyard.context import Context
 from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
 from tiltyard.model.spec import models
+from tiltyard.storage.locations import TABLE_SUFFIX
 from tiltyard.store import DROPPED, TableRecord, UnitOfWork
 from tiltyard.tables.credentials import storage_options
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
@@ -206,8 +207,9 @@ def drop_table(ctx: Context, request: models.DropTableRequest, mount: Mount, bel
     """
     path = table_id(request.id)
     record, keep_ms = ctx.find_table(path), ctx.settings.retention_ms
-    location = ctx.storage.check_location(record.location)
-    if ctx.store.overlaps_tables(location):
+    location = record.location
+    names = ctx.storage.files(location).list_names(location)
+    if any(name.endswith(TABLE_SUFFIX) for name in names) or ctx.store.overlaps_tables(location):
         raise InvalidInputError("The table's folder holds, or is in, that of another table: deregister it instead.")
     mount.deregister_table(below, record.id)
     ctx.storage.datasets.evict(location)

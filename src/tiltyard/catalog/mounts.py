@@ -56,7 +56,8 @@ def mount_catalog(ctx: Context, request: models.MountCatalogRequest) -> models.M
     settings = _checked_settings(ctx, request.kind, request.settings or {})
     allowed = _checked_locations(ctx, request.allowed_locations or ())
     age, managed = _checked_age(request.max_age_millis), bool(request.managed_versioning)
-    record = MountRecord(0, path, request.kind, settings, allowed, age, managed, "api", 0, 0)
+    vends = bool(request.vends_credentials)
+    record = MountRecord(0, path, request.kind, settings, allowed, age, managed, vends, "api", 0, 0)
     ctx.store.add_mount(record, request.properties or {})
     mounts.refresh()
     return models.MountCatalogResponse(mount=_entry(find_mount(ctx, path)))
@@ -78,6 +79,8 @@ def alter_mount(ctx: Context, request: models.AlterMountRequest) -> models.Alter
         record = structs.replace(record, max_age_ms=_checked_age(request.max_age_millis))
     if request.managed_versioning is not None:
         record = structs.replace(record, managed=request.managed_versioning)
+    if request.vends_credentials is not None:
+        record = structs.replace(record, vends_credentials=request.vends_credentials)
     ctx.store.alter_mount(record)
     ctx.services.mounts.refresh()
     return models.AlterMountResponse(mount=_entry(find_mount(ctx, mount.path)))
@@ -128,6 +131,7 @@ def make_mounts(mounts: Mounts, store: Store, settings: Settings) -> None:
             tuple(map(canonical_location, mount.allowed_locations)),
             int(mount.max_age * 1000),
             mount.managed_versioning,
+            mount.vends_credentials,
             "settings",
             record.created_at if record else 0,
             record.updated_at if record else 0,
@@ -203,6 +207,7 @@ def _entry(mount: Mount) -> models.MountEntry:
         allowed_locations=list(record.allowed_locations),
         max_age_millis=record.max_age_ms,
         managed_versioning=record.managed,
+        vends_credentials=record.vends_credentials,
         origin=record.origin,
         created_at_millis=record.created_at,
         outage=mount.outage,

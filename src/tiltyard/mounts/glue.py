@@ -228,7 +228,8 @@ class GlueCatalog:
             "aws_session_token": response["SessionToken"],
             "aws_region": self._settings.region,
         }
-        return StorageCredentials(options, int(response["Expiration"].timestamp() * 1000))
+        expires_at = int(response["Expiration"].timestamp() * 1000)
+        return StorageCredentials(options, expires_at, is_read_only=not writable)
 
     def close(self) -> None:
         self._client.close()

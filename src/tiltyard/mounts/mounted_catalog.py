@@ -50,10 +50,14 @@ class MountedTable:
 
 @dataclass(frozen=True, slots=True)
 class StorageCredentials:
-    """Storage options with credentials, in Lance's words, and their expiry (ms since 1970; None where unknown)."""
+    """Storage options with credentials, in Lance's words, and their expiry (ms since 1970; None where unknown).
+
+    `is_read_only` says that the backend has narrowed them to reading.
+    """
 
     options: Mapping[str, str] = field(repr=False)
     expires_at: int | None = None
+    is_read_only: bool = False
 
 
 class MountedCatalog(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -188,7 +188,8 @@ class UnityCatalog:
             if error.status in _CANNOT_VEND:
                 return None
             raise self._translated(error, missing_table(table)) from error
-        return unity_credentials(_described(table, entry).location, response)
+        vended = unity_credentials(_described(table, entry).location, response)
+        return None if vended is None else replace(vended, is_read_only=not writable)
 
     def close(self) -> None:
         self._client.close()

@@ -13,7 +13,7 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 from tiltyard.model.settings.mounts import mount_locations
 from tiltyard.model.settings.storages import NamedStorage, SecretError, read_secrets
 from tiltyard.storage.locations import canonical_location, is_local, is_within
-from tiltyard.storage.vending import Folder, MissingVendorError, Vendor, open_vendor, refresh_offset
+from tiltyard.storage.vending import Credentials, Folder, MissingVendorError, Vendor, open_vendor, refresh_offset
 
 if TYPE_CHECKING:
     from tiltyard.config import Settings
@@ -100,11 +100,15 @@ class Roots:
                 "The location of this table is not a plain folder: no credentials are issued for it."
             )
         credentials = root.vendor.vend(Folder.of(location), writable=writable)
-        lifetime = {
-            "expires_at_millis": str(credentials.expires_at),
-            "refresh_offset_millis": str(refresh_offset(credentials)),
-        }
-        return {**root.public_options, **credentials.options, **lifetime}
+        return {**root.public_options, **credentials.options, **lifetime_options(credentials)}
+
+
+def lifetime_options(credentials: Credentials) -> dict[str, str]:
+    """Return the options by which clients know when to request new credentials."""
+    return {
+        "expires_at_millis": str(credentials.expires_at),
+        "refresh_offset_millis": str(refresh_offset(credentials)),
+    }
 
 
 def _longest_first(root: Root) -> int:

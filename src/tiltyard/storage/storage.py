@@ -39,10 +39,15 @@ from tiltyard.storage.manifest_store import ManifestStore
 from tiltyard.storage.roots import Roots, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from tiltyard.config import Settings
     from tiltyard.model.ids import Id
+    from tiltyard.storage.vending.vendor import Credentials
+
+
+def _vend_nothing(location: str) -> None:
+    """Return None: no catalog is mounted that vends credentials."""
 
 
 class Storage:
@@ -61,7 +66,11 @@ class Storage:
         self.locks = Locks()
         self._disks = DiskSync()
         self._max_file_bytes = settings.max_manifest_bytes
-        self._files: dict[str, Files] = {"": LocalFiles(self._max_file_bytes)}
+        self._local_files = LocalFiles(self._max_file_bytes)
+        self._object_files: dict[str, tuple[dict[str, str], Files]] = {}
+        self.vended_credentials: Callable[[str], Credentials | None] = _vend_nothing
+        """Credentials that another catalog vends to this server for a table of its own, by the table's location."""
+        self._last_vended: dict[str, Credentials] = {}
         self.manifests = ManifestStore(self.files, self._disks, self.datasets, self._max_file_bytes)
         self.datasets.check_size = self.manifests.check_size
         self.datasets.check_references = self.manifests.check_references
@@ -97,16 +106,23 @@ class Storage:
         """Return what reads and writes the files at a location. Raises PermissionDeniedError outside the roots."""
         root = self.roots.root_of(location)
         if is_local(location):
-            return self._files[""]
+            return self._local_files
         parts = urlsplit(location)
         base = f"{parts.scheme}://{parts.netloc}"
-        key = f"{root.storage} {base}"
-        with self._lock:
-            if key not in self._files:
-                from tiltyard.storage.objects import ObjectFiles  # noqa: PLC0415  # a local server needs none of it
+        vended = self.vended_credentials(location)
+        if vended is not None:
+            return self._open_files(f"vended {location}", base, {**root.options, **vended.options})
+        return self._open_files(f"{root.storage} {base}", base, root.options)
 
-                self._files[key] = ObjectFiles(base, root.options, self._max_file_bytes)
-            return self._files[key]
+    def _open_files(self, key: str, base: str, options: Mapping[str, str]) -> Files:
+        """Return what reads and writes files with some options: what was opened with the same ones under a key."""
+        from tiltyard.storage.objects import ObjectFiles  # noqa: PLC0415  # a local server needs none of it
+
+        with self._lock:
+            known = self._object_files.get(key)
+            if known is None or known[0] != options:
+                known = self._object_files[key] = dict(options), ObjectFiles(base, options, self._max_file_bytes)
+            return known[1]
 
     def new_location(self, path: Id) -> str:
         """Choose a location for a new table, directly below the root."""
@@ -142,7 +158,14 @@ class Storage:
 
         Raises PermissionDeniedError for a location outside the roots: nothing there is read.
         """
-        return dict(self.roots.root_of(location).options)
+        options = dict(self.roots.root_of(location).options)
+        vended = self.vended_credentials(location)
+        if vended is None:
+            return options
+        if self._last_vended.get(location) is not vended:  # open datasets have the ones before
+            self._last_vended[location] = vended
+            self.datasets.evict(location)
+        return {**options, **vended.options}
 
     def public_options(self, location: str) -> dict[str, str]:
         """Return the storage options that any client may see: the endpoint, the region, never a credential."""

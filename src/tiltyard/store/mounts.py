@@ -40,12 +40,13 @@ INSERT_NAMESPACE = f"""
 MARK_MOUNT = "UPDATE namespaces SET mount_id = id WHERE id = ?"
 INSERT_MOUNT = """
     INSERT INTO mounts
-        (namespace_id, kind, settings, allowed_locations, max_age_ms, managed, origin, created_at, updated_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+        (namespace_id, kind, settings, allowed_locations, max_age_ms, managed, vends_credentials, origin, created_at,
+        updated_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 ALTER_MOUNT = """
-    UPDATE mounts SET kind = ?, settings = ?, allowed_locations = ?, max_age_ms = ?, managed = ?, origin = ?,
-        updated_at = ?
+    UPDATE mounts SET kind = ?, settings = ?, allowed_locations = ?, max_age_ms = ?, managed = ?,
+        vends_credentials = ?, origin = ?, updated_at = ?
     WHERE namespace_id = ?
 """
 DELETE_MOUNT = "DELETE FROM mounts WHERE namespace_id = ?"
@@ -58,8 +59,8 @@ LIST = """
         SELECT up.mount, above.parent_id, above.name, up.height + 1
         FROM up JOIN namespaces above ON above.id = up.parent_id
     )
-    SELECT mounts.namespace_id, kind, settings, allowed_locations, max_age_ms, managed, origin, created_at, updated_at,
-        height, name
+    SELECT mounts.namespace_id, kind, settings, allowed_locations, max_age_ms, managed, vends_credentials, origin,
+        created_at, updated_at, height, name
     FROM mounts JOIN up ON up.mount = mounts.namespace_id WHERE up.parent_id IS NOT NULL
     ORDER BY mounts.namespace_id, height DESC
 """
@@ -93,7 +94,8 @@ class MountRecord(msgspec.Struct, frozen=True):
 
     `settings` are those of its kind, with references to secrets, never secrets. `allowed_locations` bound what may be
     opened below it; none bound it further than the server's roots do. What was looked up is used for `max_age_ms`.
-    Tables are `managed` if their commits go through this catalog. `origin` is "settings" for a mount of the server's
+    Tables are `managed` if their commits go through this catalog. With `vends_credentials` those of the other catalog
+    open them, for this server and for clients. `origin` is "settings" for a mount of the server's
     settings, else "api".
     """
 
@@ -104,6 +106,7 @@ class MountRecord(msgspec.Struct, frozen=True):
     allowed_locations: tuple[str, ...]
     max_age_ms: int
     managed: bool
+    vends_credentials: bool
     origin: str
     created_at: int
     updated_at: int
@@ -139,7 +142,7 @@ class Mounts(Repository):
         if row is None:
             raise NamespaceAlreadyExistsError(f"Namespace already exists: {display_path(mount.path)}")
         self.connection.change(MARK_MOUNT, row[0])
-        limits = mount.max_age_ms, mount.managed, mount.origin
+        limits = mount.max_age_ms, mount.managed, mount.vends_credentials, mount.origin
         settings = mount.kind, json.dumps(mount.settings), json.dumps(list(mount.allowed_locations))
         self.connection.change(INSERT_MOUNT, row[0], *settings, *limits, now, now)
         count_up(self.connection, MOUNTS_GENERATION)
@@ -156,7 +159,8 @@ class Mounts(Repository):
     def alter_mount(self, mount: MountRecord) -> None:
         """Replace a mount's kind, settings and limits by those of this record. Raises NamespaceNotFoundError."""
         values = mount.kind, json.dumps(mount.settings), json.dumps(list(mount.allowed_locations)), mount.max_age_ms
-        changed = self.connection.change(ALTER_MOUNT, *values, mount.managed, mount.origin, self._clock(), mount.id)
+        flags = mount.managed, mount.vends_credentials
+        changed = self.connection.change(ALTER_MOUNT, *values, *flags, mount.origin, self._clock(), mount.id)
         if not changed:
             raise namespace_not_found(mount.path)
         count_up(self.connection, MOUNTS_GENERATION)
@@ -310,9 +314,17 @@ class Mounts(Repository):
         row = self.connection.row(AT, location)
         if row is not None and row[0] not in own_ids:
             record = TableRecord.of(row[:-1])
-            names = self.connection.rows(PATH, record.namespace_id)
-            path = (*(name for (name,) in names), record.name)
-            raise LocationTakenError(record, path, is_same_mount=row[-1] == mount_id)
+            raise LocationTakenError(record, self._path_of(record), is_same_mount=row[-1] == mount_id)
+
+    @reads
+    def path_of_table(self, table_id: int) -> Path | None:
+        """Return the names of a table, from the outermost namespace on; None if it is gone."""
+        row = self.connection.row(BY_ID, table_id)
+        return None if row is None else self._path_of(TableRecord.of(row))
+
+    def _path_of(self, record: TableRecord) -> Path:
+        names = self.connection.rows(PATH, record.namespace_id)
+        return (*(name for (name,) in names), record.name)
 
     def _location_of(self, table_id: int) -> str | None:
         row = self.connection.row(BY_ID, table_id)
@@ -332,17 +344,7 @@ class Mounts(Repository):
 
 def _read_mount(rows: list[Row]) -> MountRecord:
     """Read the rows of one mount of LIST, the outermost name first."""
-    id_, kind, settings, allowed, max_age_ms, managed, origin, created_at, updated_at = rows[0][:9]
+    id_, kind, settings, allowed, max_age_ms, managed, vends, origin, created_at, updated_at = rows[0][:10]
     path = tuple(row[-1] for row in rows)
-    return MountRecord(
-        id_,
-        path,
-        kind,
-        json.loads(settings),
-        tuple(json.loads(allowed)),
-        max_age_ms,
-        bool(managed),
-        origin,
-        created_at,
-        updated_at,
-    )
+    head = id_, path, kind, json.loads(settings), tuple(json.loads(allowed)), max_age_ms
+    return MountRecord(*head, bool(managed), bool(vends), origin, created_at, updated_at)

@@ -16,6 +16,7 @@ from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.access.authorization import effective_policy_of, table_privileges
 from tiltyard.model.privileges import Privilege
+from tiltyard.storage.roots import lifetime_options
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -63,7 +64,7 @@ def access_by_policies(ctx: Context, record: TableRecord) -> FileAccess:
 
 def may_call_provider(ctx: Context, vend: bool | None) -> bool:
     """Return whether the storage options may need a call to the storage's provider, and so a thread."""
-    return vend is not False and ctx.storage.roots.vends_credentials
+    return vend is not False and (ctx.storage.roots.vends_credentials or ctx.services.mounts.vend_credentials)
 
 
 def creator_storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:
@@ -78,7 +79,7 @@ def creator_storage_options(ctx: Context, record: TableRecord, vend: bool | None
     access = min(rule(ctx, record) for rule in _rules if rule is not access_by_grants)
     if access is FileAccess.NOTHING:
         return public
-    return ctx.storage.roots.vend_credentials(record.location, writable=access is FileAccess.WRITE) or public
+    return _vend(ctx, record, access, is_requested=True) or public
 
 
 def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:
@@ -98,4 +99,25 @@ def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dic
         return public
     if ctx.claims:
         return public
-    return ctx.storage.roots.vend_credentials(record.location, writable=access is FileAccess.WRITE) or public
+    return _vend(ctx, record, access, is_requested=bool(vend)) or public
+
+
+def _vend(ctx: Context, record: TableRecord, access: FileAccess, *, is_requested: bool) -> dict[str, str] | None:
+    """Return storage options with credentials: of the catalog that has the table, else of the server's storage.
+
+    Raises PermissionDeniedError where they are requested, and that catalog cannot narrow them to the caller's access.
+    """
+    writable = access is FileAccess.WRITE
+    mount = None if record.mount_id is None else ctx.services.mounts.by_id(record.mount_id)
+    if mount is None or not mount.record.vends_credentials:
+        return ctx.storage.roots.vend_credentials(record.location, writable=writable)
+    try:
+        vended = mount.vend_credentials(record.location, writable=writable)
+    except PermissionDeniedError:
+        if is_requested:
+            raise
+        return None
+    if vended is None:
+        return None
+    public = ctx.storage.public_options(record.location)
+    return {**public, **vended.options, **lifetime_options(vended)}

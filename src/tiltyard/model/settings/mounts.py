@@ -28,6 +28,7 @@ class MountSettings(msgspec.Struct, frozen=True):
     allowed_locations: tuple[str, ...] = ()
     max_age: float = DEFAULT_MAX_AGE
     managed_versioning: bool = False
+    vends_credentials: bool = False
     settings: Mapping[str, Any] = {}
 
     def id(self, name: str) -> Id:

@@ -87,6 +87,7 @@ class AlterMountRequest(Model, kw_only=True):
     allowed_locations: list[str] | None = None
     max_age_millis: Count64 | None = None
     managed_versioning: bool | None = None
+    vends_credentials: bool | None = None
 
 
 class AlterMountResponse(Model, kw_only=True):
@@ -1509,6 +1510,7 @@ class MountCatalogRequest(Model, kw_only=True):
     allowed_locations: list[str] | None = None
     max_age_millis: Count64 | None = None
     managed_versioning: bool | None = None
+    vends_credentials: bool | None = None
     properties: dict[str, str] | None = None
 
 
@@ -1524,6 +1526,7 @@ class MountEntry(Model, kw_only=True):
     allowed_locations: list[str]
     max_age_millis: Count64
     managed_versioning: bool
+    vends_credentials: bool
     origin: str
     created_at_millis: Int64 | None = None
     outage: str | None = None

@@ -26,7 +26,10 @@ from tiltyard.mounts import open_catalog
 from tiltyard.mounts.mounted_catalog import ConvertsUnsafeTables
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker
 from tiltyard.mounts.registry.lookup_cache import LookupCache
-from tiltyard.storage.locations import canonical_location, is_within
+from tiltyard.runtime.clocks import wall_clock
+from tiltyard.storage.locations import canonical_location, is_local, is_within
+from tiltyard.storage.vending.credential_cache import CredentialCache
+from tiltyard.storage.vending.vendor import Credentials, Folder
 from tiltyard.store import LocationTakenError, NamespaceRecord
 
 if TYPE_CHECKING:
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
     from tiltyard.store import Creator, MountRecord, Store, TableRecord
 
 T = TypeVar("T")
+
+UNKNOWN_LIFETIME_MS = 15 * 60 * 1000
+"""Of credentials whose expiry the other catalog does not say."""
 
 THREADS = 8
 """Of one mount in one process: so many requests below it may wait for its backend, and no thread of anybody else."""
@@ -61,6 +67,8 @@ class Mount:
         self._lock = threading.Lock()
         self._backend: MountedCatalog | None = None
         self._last_error: str | None = None
+        self._vendor = _BackendVendor(self, store)
+        self._credentials = CredentialCache(self._vendor, wall_clock)
 
     @property
     def id(self) -> int:
@@ -97,12 +105,12 @@ class Mount:
 
     def list_namespaces(self, parent: Id, limit: int, token: str | None) -> Page:
         """List namespaces, at most `limit` of them."""
-        return self._call(lambda backend: backend.list_namespaces(parent, limit, token))
+        return self.call(lambda backend: backend.list_namespaces(parent, limit, token))
 
     def namespace_properties(self, namespace: Id) -> Properties:
         """Return the properties of a namespace, which may be as old as `max_age`."""
         return self._cache.get(
-            ("namespace", namespace), lambda: self._call(lambda backend: backend.get_namespace(namespace))
+            ("namespace", namespace), lambda: self.call(lambda backend: backend.get_namespace(namespace))
         )
 
     def find_namespace(self, namespace: Id) -> NamespaceRecord:
@@ -119,7 +127,7 @@ class Mount:
 
     def drop_namespace(self, namespace: Id) -> Properties:
         """Drop an empty namespace; return the properties that it had."""
-        properties = self._call(lambda backend: backend.get_namespace(namespace))
+        properties = self.call(lambda backend: backend.get_namespace(namespace))
         self._change(lambda backend: backend.drop_namespace(namespace))
         namespace_id = self._store.find_mounted_namespace(self.id, namespace)
         if namespace_id is not None:
@@ -130,7 +138,7 @@ class Mount:
 
     def list_tables(self, namespace: Id, limit: int, token: str | None) -> Page:
         """List Lance tables, at most `limit` of them."""
-        return self._call(lambda backend: backend.list_tables(namespace, limit, token))
+        return self.call(lambda backend: backend.list_tables(namespace, limit, token))
 
     def find_table(self, table: Id) -> TableRecord:
         """Return the record of a table, which may have been looked up `max_age` ago.
@@ -140,7 +148,7 @@ class Mount:
         """
         if not table:
             raise TableNotFoundError(f"Table not found: {self.path}")
-        found = self._cache.get(("table", table), lambda: self._call(lambda backend: backend.get_table(table)))
+        found = self._cache.get(("table", table), lambda: self.call(lambda backend: backend.get_table(table)))
         return self._record_of(found)
 
     def peek_table(self, table: Id) -> TableRecord | None:
@@ -183,7 +191,7 @@ class Mount:
         def call(backend: MountedCatalog) -> Mapping[str, str]:
             return backend.find_unsafe_tables(namespace, names) if isinstance(backend, ConvertsUnsafeTables) else {}
 
-        return self._call(call)
+        return self.call(call)
 
     def convert_table(self, table: Id) -> None:
         """Make the entry of a table that `find_unsafe_tables` has named safe."""
@@ -201,6 +209,18 @@ class Mount:
             raise PermissionDeniedError(
                 f"The location is outside of what {self.path} may open: add it to the mount's allowed_locations."
             )
+
+    def vend_credentials(self, location: str, *, writable: bool) -> Credentials | None:
+        """Return credentials for a table's folder as the other catalog vends them; None where it vends none.
+
+        Raises PermissionDeniedError where it cannot narrow them to reading.
+        """
+        if not self.record.vends_credentials or is_local(location):
+            return None
+        try:
+            return self._credentials.vend(self._vendor.folder(location), writable=writable)
+        except _NothingVendedError:
+            return None
 
     def close(self) -> None:
         """Start nothing more, and close the backend."""
@@ -255,7 +275,7 @@ class Mount:
         """Return whether a table is still at a location in the other catalog."""
         table = Id(path[len(self.path) :])
         try:
-            return self._location_of(self._call(lambda backend: backend.get_table(table))) == location
+            return self._location_of(self.call(lambda backend: backend.get_table(table))) == location
         except (TableNotFoundError, NamespaceNotFoundError, InvalidTableStateError, PermissionDeniedError):
             return False
 
@@ -273,11 +293,11 @@ class Mount:
     def _change(self, call: Callable[[MountedCatalog], T]) -> T:
         """Call the backend for something that changes it; what was looked up before is out of date then."""
         try:
-            return self._call(call)
+            return self.call(call)
         finally:
             self._cache.clear()
 
-    def _call(self, call: Callable[[MountedCatalog], T]) -> T:
+    def call(self, call: Callable[[MountedCatalog], T]) -> T:
         """Call the backend. Raises ServiceUnavailableError at once if it did not answer lately."""
         if seconds := self._breaker.try_enter():
             raise ServiceUnavailableError(
@@ -301,3 +321,44 @@ class Mount:
             if self._backend is None:
                 self._backend = open_catalog(self.record.kind, self.record.settings)
             return self._backend
+
+
+class _NothingVendedError(Exception):
+    """The other catalog vends no credentials for a table."""
+
+
+class _BackendVendor:
+    """Vends what the catalog behind a mount vends; `CredentialCache` shares it."""
+
+    def __init__(self, mount: Mount, store: Store) -> None:
+        self._mount = mount
+        self._store = store
+        self._locations: dict[Folder, str] = {}
+
+    def folder(self, location: str) -> Folder:
+        """Return the folder of a table; it is asked for by that."""
+        folder = Folder.of(location)
+        self._locations[folder] = location
+        return folder
+
+    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+        """Raises _NothingVendedError, PermissionDeniedError (they could write, and must not), what the backend does."""
+        table = self._table_at(folder)
+        vended = self._mount.call(lambda backend: backend.vend_credentials(table, writable=writable))
+        if vended is None:
+            raise _NothingVendedError
+        if not writable and not vended.is_read_only:
+            raise PermissionDeniedError(
+                f"The catalog behind {self._mount.path} has no credentials for reading alone: query the table through "
+                "the server."
+            )
+        now = wall_clock()
+        return Credentials(dict(vended.options), now, vended.expires_at or now + UNKNOWN_LIFETIME_MS)
+
+    def _table_at(self, folder: Folder) -> Id:
+        """Return the table whose folder it is, by its id in the other catalog. Raises _NothingVendedError."""
+        record = self._store.table_at(self._locations[folder])
+        path = None if record is None else self._store.path_of_table(record.id)
+        if path is None or path[: len(self._mount.path)] != self._mount.path:
+            raise _NothingVendedError
+        return Id(path[len(self._mount.path) :])

@@ -16,6 +16,7 @@ from tiltyard.store import MOUNTS_GENERATION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tiltyard.storage.vending.vendor import Credentials
     from tiltyard.store import Store
 
 log = logging.getLogger("tiltyard.mounts")
@@ -49,6 +50,22 @@ class Mounts:
             mount = self._mounts.get(Id(path[:depth]))
             if mount is not None:
                 return mount, Id(path[depth:])
+        return None
+
+    def by_id(self, mount_id: int) -> Mount | None:
+        """Return a mount by the id of its namespace."""
+        return next((mount for mount in self._mounts.values() if mount.id == mount_id), None)
+
+    @property
+    def vend_credentials(self) -> bool:
+        """Whether any mount's tables are opened with credentials of its catalog."""
+        return any(mount.record.vends_credentials for mount in self._mounts.values())
+
+    def server_credentials(self, location: str) -> Credentials | None:
+        """Return what the catalog that has a table at a location vends for it, to write; None for all other tables."""
+        for mount in self._mounts.values():
+            if mount.record.vends_credentials and (vended := mount.vend_credentials(location, writable=True)):
+                return vended
         return None
 
     def all(self) -> list[Mount]:

@@ -8,6 +8,7 @@ CREATE TABLE mounts (
     allowed_locations TEXT NOT NULL,
     max_age_ms BIGINT NOT NULL,
     managed BOOLEAN NOT NULL,
+    vends_credentials BOOLEAN NOT NULL,
     origin TEXT NOT NULL,
     created_at BIGINT NOT NULL,
     updated_at BIGINT NOT NULL

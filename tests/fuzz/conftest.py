@@ -38,15 +38,34 @@ def wire(server: ServerProcess) -> Iterator[Wire]:
         yield client
 
 
+@pytest.fixture(scope="package")
+def states() -> list[tuple[object, ...]]:
+    """What the server has had after it was furnished, each time."""
+    return []
+
+
 @pytest.fixture
-def furnished(wire: Wire) -> Wire:
-    """The wire to a server with a namespace `n`, a written table `t` with a tag, and a declared table `d`."""
-    wire.namespace(["n"], "create", {"mode": "ExistOk"})
-    wire.table(["t"], "create", stream(ROWS), query={"mode": "overwrite"})
-    wire.table(["n", "t"], "create", stream(ROWS), query={"mode": "exist_ok"})
-    wire.table(["d"], "declare")
-    wire.table(["t"], "tags/create", {"tag": "v", "version": 1})
+def furnished(wire: Wire, states: list[tuple[object, ...]]) -> Wire:
+    """The wire to a server with a namespace `n`, a written table `t` with a tag, and a declared table `d`.
+
+    They are written again where the test before has changed them.
+    """
+    if not states or _state(wire) != states[-1]:
+        wire.namespace(["n"], "create", {"mode": "ExistOk"})
+        wire.table(["t"], "create", stream(ROWS), query={"mode": "overwrite"})
+        wire.table(["n", "t"], "create", stream(ROWS), query={"mode": "exist_ok"})
+        wire.table(["d"], "declare")
+        wire.table(["t"], "tags/create", {"tag": "v", "version": 1})
+        states.append(_state(wire))
     return wire
+
+
+def _state(wire: Wire) -> tuple[object, ...]:
+    """Return the version of `t` and its tags, and which of the others are there."""
+    described = wire.table(["t"], "describe", {"load_detailed_metadata": True})
+    version = described.json()["version"] if described.status_code == 200 else None
+    others = [wire.table(id_, "exists").status_code for id_ in (["n", "t"], ["d"])]
+    return (version, wire.table(["t"], "tags/list").text, *others, wire.namespace(["n"], "exists").status_code)
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,8 @@ class Wire:
     """Calls operations by their routes."""
 
     def __init__(self, url: str, timeout: float = 60) -> None:
-        self.http = httpx.Client(base_url=url, timeout=timeout)
+        # Certificates are loaded where there are some to verify: that takes a client longer than many a request.
+        self.http = httpx.Client(base_url=url, timeout=timeout, verify=url.startswith("https"))
 
     def __enter__(self) -> Self:
         return self

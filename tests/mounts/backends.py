@@ -33,7 +33,8 @@ class Backend:
 
     `unsupported` are methods that are error 0. `location_of` makes a location for a table of this name that is not the
     backend's choice; `add_other_table` adds a table of another format, by the backend's own means, and
-    `read_other_table` returns its entry, to compare. `impossible_names` are names that it folds, or cannot hold.
+    `read_other_table` returns its entry, to compare. `impossible_names` are names that it folds, or cannot hold;
+    `outer` is a namespace whose namespaces have properties.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Backend:
     storage_options: Mapping[str, str] = field(default_factory=dict)
     keeps_name_of_deregistered: bool = False
     has_table_properties: bool = True
+    outer: Id = Id()  # noqa: RUF009  # it cannot be changed
 
     def open(self) -> MountedCatalog:
         """Open another client of it."""
@@ -67,12 +69,12 @@ def new_name(prefix: str) -> str:
     return f"{prefix}{next(NUMBERS)}"
 
 
-def new_namespace(catalog: MountedCatalog, properties: Mapping[str, str] | None = None) -> Id:
+def new_namespace(catalog: MountedCatalog) -> Id:
     """Create a namespace that can have tables, and those that it lies in; the root, where there is no other."""
     namespace = Id()
     while len(namespace) < (1 if catalog.levels is None else catalog.levels):
         namespace = Id((*namespace, new_name("ns")))
-        catalog.create_namespace(namespace, properties or {})
+        catalog.create_namespace(namespace, {})
     return namespace
 
 
@@ -120,25 +122,36 @@ def hive_entry(table: Id, location: str, parameters: Mapping[str, str]) -> Struc
     return Struct({1: text(table.name), 2: text(table.parent.name), 7: struct(descriptor), 9: text_map(parameters)})
 
 
-def hive_backend(metastore: HiveMetastore) -> Backend:
-    """A metastore."""
+def hive_backend(metastore: HiveMetastore, *, has_catalogs: bool = False) -> Backend:
+    """A metastore; with Hive 3's catalogs, or without."""
     raw = ThriftClient("raw", [("127.0.0.1", metastore.port)], ThriftLimits(60, 5, 8))
+    settings = {"uri": metastore.uri, "timeout": 60, "connect_timeout": 10, "catalogs": has_catalogs}
 
     def add_other_table(table: Id) -> None:
         entry = hive_entry(table, f"{metastore.folder}/other/{table.name}", {"table_type": "ICEBERG", "a": "b"})
+        if has_catalogs:
+            entry[17] = text(table[0])
         result = raw.call("create_table", Struct({1: struct(entry)}), is_read=False)
         assert not result, result
 
     def read_other_table(table: Id) -> Struct:
-        return raw.call("get_table", Struct({1: text(table.parent.name), 2: text(table.name)}), is_read=True)
+        database = f"@{table[0]}#{table[1]}" if has_catalogs else table[0]
+        return raw.call("get_table", Struct({1: text(database), 2: text(table.name)}), is_read=True)
 
+    outer = Id()
+    if has_catalogs:
+        outer = Id((new_name("catalog"),))
+        catalog = open_catalog("hive", settings)
+        catalog.create_namespace(outer, {})
+        catalog.close()
     return Backend(
         "hive",
-        {"uri": metastore.uri, "timeout": 60, "connect_timeout": 10},
+        settings,
         location_of=lambda name: f"{metastore.folder}/elsewhere/{name}",
         add_other_table=add_other_table,
         read_other_table=read_other_table,
         impossible_names=("Upper", "a-b", "a.b", "a b", "ä", "", "x" * 129),
+        outer=outer,
     )
 
 

@@ -38,7 +38,8 @@ LOCAL = ("dir-both", "dir-manifest", "dir-listing")
 SERVED = ("tiltyard", "rest-adapter", "polaris", "unity")
 Fetched = TypeVar("Fetched")
 EXTENDED = tuple(
-    pytest.param(name, marks=pytest.mark.extended) for name in ("dir-s3", "hive", "hive-3", "glue", "iceberg")
+    pytest.param(name, marks=pytest.mark.extended)
+    for name in ("dir-s3", "hive", "hive-3", "hive-3-catalogs", "glue", "iceberg")
 )
 
 
@@ -127,8 +128,9 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             return iceberg_backend(*request.getfixturevalue("iceberg"))
         case "hive":
             return hive_backend(request.getfixturevalue("hive"))
-        case "hive-3":
-            return hive_backend(request.getfixturevalue("hive_3"))
+        case "hive-3" | "hive-3-catalogs":
+            has_catalogs = request.param == "hive-3-catalogs"
+            return hive_backend(request.getfixturevalue("hive_3"), has_catalogs=has_catalogs)
         case local:
             return local_directory(tmp_path_factory.mktemp("root"), local.removeprefix("dir-"))
 

@@ -48,20 +48,20 @@ def declare(catalog: MountedCatalog, namespace: Id, name: str | None = None) -> 
 def test_create_namespace_gives_it_back_in_a_list_and_by_name(backend: Backend, catalog: MountedCatalog) -> None:
     needs(backend, "create_namespace")
     name = new_name("ns")
-    catalog.create_namespace(Id((name,)), {"owner": "ada"})
-    assert name in catalog.list_namespaces(Id()).names
-    assert catalog.get_namespace(Id((name,)))["owner"] == "ada"
-    assert catalog.list_namespaces(Id((name,))).names == ()
-    assert catalog.list_tables(Id((name,))).names == ()
+    catalog.create_namespace(Id((*backend.outer, name)), {"owner": "ada"})
+    assert name in catalog.list_namespaces(backend.outer).names
+    assert catalog.get_namespace(Id((*backend.outer, name)))["owner"] == "ada"
+    assert catalog.list_namespaces(Id((*backend.outer, name))).names == ()
+    assert catalog.list_tables(Id((*backend.outer, name))).names == ()
 
 
 def test_create_namespace_twice_is_code_2(backend: Backend, catalog: MountedCatalog) -> None:
     needs(backend, "create_namespace")
     name = new_name("ns")
-    catalog.create_namespace(Id((name,)), {"owner": "ada"})
+    catalog.create_namespace(Id((*backend.outer, name)), {"owner": "ada"})
     with pytest.raises(NamespaceAlreadyExistsError):
-        catalog.create_namespace(Id((name,)), {"owner": "bob"})
-    assert catalog.get_namespace(Id((name,)))["owner"] == "ada"
+        catalog.create_namespace(Id((*backend.outer, name)), {"owner": "bob"})
+    assert catalog.get_namespace(Id((*backend.outer, name)))["owner"] == "ada"
     with pytest.raises(NamespaceAlreadyExistsError):
         catalog.create_namespace(Id(), {})
 
@@ -88,20 +88,22 @@ def test_list_namespaces_in_pages_has_each_once(backend: Backend, catalog: Mount
     needs(backend, "create_namespace")
     names = {new_name("page") for _ in range(5)}
     for name in names:
-        catalog.create_namespace(Id((name,)), {})
-    pages = all_pages(lambda token: catalog.list_namespaces(Id(), 2, token))
+        catalog.create_namespace(Id((*backend.outer, name)), {})
+    pages = all_pages(lambda token: catalog.list_namespaces(backend.outer, 2, token))
     listed = [name for page in pages for name in page.names]
     assert all(len(page.names) <= 2 for page in pages)
-    assert sorted(listed) == sorted(set(listed)) == sorted(catalog.list_namespaces(Id()).names)
+    assert sorted(listed) == sorted(set(listed)) == sorted(catalog.list_namespaces(backend.outer).names)
     assert names <= set(listed)
 
 
 def test_update_namespace_properties_sets_and_removes(backend: Backend, catalog: MountedCatalog) -> None:
     needs(backend, "update_namespace_properties")
     name = new_name("ns")
-    catalog.create_namespace(Id((name,)), {"kept": "1", "changed": "1", "removed": "1"})
-    returned = catalog.update_namespace_properties(Id((name,)), {"changed": "2", "removed": None, "added": "3"})
-    for properties in (returned, catalog.get_namespace(Id((name,)))):
+    catalog.create_namespace(Id((*backend.outer, name)), {"kept": "1", "changed": "1", "removed": "1"})
+    returned = catalog.update_namespace_properties(
+        Id((*backend.outer, name)), {"changed": "2", "removed": None, "added": "3"}
+    )
+    for properties in (returned, catalog.get_namespace(Id((*backend.outer, name)))):
         assert {key: properties.get(key) for key in ("kept", "changed", "removed", "added")} == {
             "kept": "1", "changed": "2", "removed": None, "added": "3",
         }  # fmt: skip
@@ -302,7 +304,8 @@ def test_rename_table_to_another_namespace(backend: Backend, catalog: MountedCat
     table = declare(catalog, namespace)
     with pytest.raises(NamespaceNotFoundError):
         catalog.rename_table(table.id, Id((*namespace.parent, new_name("missing"), "moved")))
-    other = new_namespace(catalog)
+    other = Id((*namespace.parent, new_name("ns")))
+    catalog.create_namespace(other, {})
     assert catalog.rename_table(table.id, Id((*other, "moved"))).location == table.location
     assert catalog.list_tables(namespace).names == ()
     assert catalog.list_tables(other).names == ("moved",)

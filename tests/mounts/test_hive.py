@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 
 import lance
@@ -13,12 +14,15 @@ import pytest
 from lance_namespace.errors import (
     InvalidInputError,
     LanceNamespaceError,
+    NamespaceAlreadyExistsError,
     ServiceUnavailableError,
     TableAlreadyExistsError,
+    UnsupportedOperationError,
 )
 
 from tests.mounts.backends import hive_entry, new_name
-from tests.services.hive import HiveMetastore
+from tests.services.certificates import PASSWORD, loopback_certificate
+from tests.services.hive import HiveMetastore, hive_metastore
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
 from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
@@ -219,3 +223,85 @@ def test_idle_connections_survive_a_restart_of_the_metastore(hive: HiveMetastore
     with ThreadPoolExecutor(8) as threads:
         pages = list(threads.map(lambda _: catalog.list_namespaces(Id()), range(16)))
     assert all(namespace.name in page.names for page in pages)
+
+
+def test_a_metastore_is_reached_by_tls(tmp_path: Path) -> None:
+    certificate = loopback_certificate(tmp_path)
+    settings = {
+        "hive.metastore.use.SSL": "true",
+        "hive.metastore.keystore.path": str(certificate.key_store),
+        "hive.metastore.keystore.password": PASSWORD,
+    }
+    with hive_metastore(tmp_path, more=settings) as metastore:
+        catalog = open_catalog("hive", {"uri": metastore.uri, "tls": True, "ca_file": str(certificate.certificate)})
+        catalog.create_namespace(Id(("db",)), {})
+        with ThreadPoolExecutor(8) as threads:
+            pages = list(threads.map(lambda _: catalog.list_namespaces(Id()), range(16)))
+        assert all(page.names == ("db", "default") for page in pages)
+        catalog.close()
+        for wrong, message in (({"tls": True}, "certificate"), ({}, "does not answer")):
+            unaccepted = open_catalog("hive", {"uri": metastore.uri, "timeout": 2, **wrong})
+            with pytest.raises(ServiceUnavailableError, match=message):
+                unaccepted.list_namespaces(Id())
+
+
+def test_a_metastore_without_catalogs_says_that_it_has_none(hive: HiveMetastore) -> None:
+    catalog = open_catalog("hive", {"uri": hive.uri, "catalogs": True})
+    with pytest.raises(UnsupportedOperationError, match="too old"):
+        catalog.list_namespaces(Id())
+
+
+@pytest.fixture
+def catalogs(hive_3: HiveMetastore) -> Iterator[MountedCatalog]:
+    catalog = open_catalog("hive", {"uri": hive_3.uri, "timeout": 30, "catalogs": True})
+    yield catalog
+    catalog.close()
+
+
+def test_catalogs_of_hive_3_are_namespaces_without_properties(catalogs: MountedCatalog, hive_3: HiveMetastore) -> None:
+    name = new_name("catalog")
+    with pytest.raises(UnsupportedOperationError, match="properties"):
+        catalogs.create_namespace(Id((name,)), {"a": "b"})
+    catalogs.create_namespace(Id((name,)), {})
+    with pytest.raises(NamespaceAlreadyExistsError):
+        catalogs.create_namespace(Id((name,)), {})
+    assert {name, "hive"} <= set(catalogs.list_namespaces(Id()).names)
+    assert catalogs.list_namespaces(Id((name,))).names == ("default",)
+    for change in (
+        lambda: catalogs.update_namespace_properties(Id((name,)), {"a": "b"}),
+        lambda: catalogs.drop_namespace(Id((name,))),
+    ):
+        with pytest.raises(UnsupportedOperationError, match="catalog"):
+            change()
+    assert (hive_3.warehouse / name).is_dir()
+
+
+def test_tables_of_one_name_in_two_catalogs_are_two_and_none_moves_between_them(catalogs: MountedCatalog) -> None:
+    first, second = Id((new_name("catalog"),)), Id((new_name("catalog"),))
+    for catalog in (first, second):
+        catalogs.create_namespace(catalog, {})
+        catalogs.create_namespace(Id((*catalog, "db")), {})
+        catalogs.declare_table(Id((*catalog, "db", "t")), None, {"in": catalog.name})
+    tables = [catalogs.get_table(Id((*catalog, "db", "t"))) for catalog in (first, second)]
+    assert [table.properties for table in tables] == [{"in": first.name}, {"in": second.name}]
+    assert tables[0].location != tables[1].location
+    with pytest.raises(UnsupportedOperationError, match="another catalog"):
+        catalogs.rename_table(tables[0].id, Id((*second, "db", "moved")))
+    catalogs.deregister_table(tables[0].id)
+    assert catalogs.get_table(tables[1].id) == tables[1]
+
+
+def test_hives_own_catalog_has_what_a_mount_without_catalogs_sees(
+    catalogs: MountedCatalog, hive_3: HiveMetastore
+) -> None:
+    without = open_catalog("hive", {"uri": hive_3.uri, "timeout": 30})
+    name = new_name("db")
+    table = catalogs.declare_table(created(catalogs, Id(("hive", name))), None, {}).location
+    assert without.get_table(Id((name, "t"))).location == table
+    without.close()
+
+
+def created(catalog: MountedCatalog, namespace: Id) -> Id:
+    """Create a namespace, and return the id of a table in it."""
+    catalog.create_namespace(namespace, {})
+    return Id((*namespace, "t"))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
-from lance_namespace.errors import ServiceUnavailableError, UnsupportedOperationError
+from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, UnsupportedOperationError
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TApplicationException, TMessageType, TType
 from thrift.transport.TTransport import TMemoryBuffer
 
+from tests.services.certificates import CertificateFiles, loopback_certificate
 from tests.services.ports import reserve_port
-from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
+from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits, ThriftTls
 from tiltyard.mounts.thrift_structs import (
     Entries,
     Items,
@@ -218,3 +221,76 @@ def test_a_method_that_the_service_does_not_have_is_unsupported() -> None:
 
     with service(refuse) as address, pytest.raises(UnsupportedOperationError, match="cannot get"):
         client(address).call("get", Struct(), is_read=True)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return loopback_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+def test_calls_go_through_tls_to_a_service_whose_certificate_is_accepted(certificate: CertificateFiles) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+    context.load_verify_locations(certificate.certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    connections: list[str] = []
+
+    def answer_twice(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as encrypted:
+            connections.append(encrypted.version() or "")
+            for _ in range(2):
+                encrypted.recv(1 << 16)
+                encrypted.sendall(answer("get", Struct({0: text("x")})))
+
+    files = {"ca_file": str(certificate.certificate), "cert_file": str(certificate.certificate)}
+    with service(answer_twice) as address:
+        tls = ThriftTls(**files, key_file=str(certificate.key))
+        caller = ThriftClient("The service", [address], ThriftLimits(5, 2, 4), tls=tls)
+        for _ in range(4):  # the second one of two closes the connection: a write goes to a new one
+            assert caller.call("get", Struct(), is_read=False).text(0) == "x"
+            time.sleep(0.05)
+        caller.close()
+    assert connections == ["TLSv1.3", "TLSv1.3"]
+
+
+def test_a_certificate_that_is_not_accepted_and_files_that_are_not_there_are_errors(
+    certificate: CertificateFiles,
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+
+    def shake_hands(connection: socket.socket) -> None:
+        context.wrap_socket(connection, server_side=True).close()
+
+    with service(shake_hands) as address:
+        caller = ThriftClient("The service", [address], ThriftLimits(5, 2, 4), tls=ThriftTls())
+        with pytest.raises(ServiceUnavailableError, match="certificate"):
+            caller.call("get", Struct(), is_read=True)
+    with pytest.raises(InvalidInputError, match="certificates"):
+        ThriftClient("The service", [address], ThriftLimits(5, 2, 4), tls=ThriftTls("/no/such/file"))
+
+
+def test_a_tls_handshake_that_hangs_ends_in_its_time(certificate: CertificateFiles) -> None:
+    with service(lambda connection: time.sleep(3)) as address:
+        caller = ThriftClient("The service", [address], ThriftLimits(1, 0.5, 4), tls=ThriftTls())
+        started = time.monotonic()
+        with pytest.raises(ServiceUnavailableError):
+            caller.call("get", Struct(), is_read=True)
+        assert time.monotonic() - started < 2
+
+
+def test_a_look_up_of_a_host_that_hangs_ends_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+
+    def hang(host: str, *arguments: Any, **options: Any) -> Any:
+        if host == "metastore.test" and not options.get("flags"):
+            time.sleep(3)
+        return look_up(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    with service(lambda connection: connection.sendall(answer("get", Struct({0: text("x")})))) as address:
+        caller = client(("metastore.test", 9083), address, timeout=2)
+        started = time.monotonic()
+        assert caller.call("get", Struct(), is_read=True).text(0) == "x"
+        assert time.monotonic() - started < 1.5
+        caller.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +69,7 @@ class HiveMetastore:
 
     def start(self) -> None:
         """Start it, and wait until it listens. Raises RuntimeError if it does not start."""
-        class_path = ":".join(map(str, (self.folder, *self.jars, f"{JARS}/*")))
+        class_path = ":".join(map(str, (self.folder, *self.jars, *self._pyspark_jars())))
         command = ["java", "-Xmx512m", *OPTIONS.split(), "-cp", class_path]
         command += ["org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(self.port)]
         with (self.folder / "metastore.log").open("ab") as log:
@@ -84,6 +84,10 @@ class HiveMetastore:
                 return
         raise RuntimeError((self.folder / "metastore.log").read_text()[-2000:])
 
+    def _pyspark_jars(self) -> list[Path]:
+        """Return PySpark's jars; without its metastore where there is another one, whose schema it would replace."""
+        return [jar for jar in JARS.glob("*.jar") if not (self.jars and jar.name.startswith("hive-metastore-"))]
+
     def kill(self) -> None:
         """End it at once."""
         if self._process is not None:
@@ -92,8 +96,10 @@ class HiveMetastore:
 
 
 @contextmanager
-def hive_metastore(folder: Path, jars: list[Path] | None = None) -> Iterator[HiveMetastore]:
-    """Run a metastore with its database in a folder: version 2.3, or that of the jars."""
+def hive_metastore(
+    folder: Path, jars: list[Path] | None = None, more: Mapping[str, str] | None = None
+) -> Iterator[HiveMetastore]:
+    """Run a metastore with its database in a folder: version 2.3, or that of the jars; `more` are settings of Hive."""
     port, reserved = reserve_port()
     metastore = HiveMetastore(folder, port, jars or [])
     settings = {
@@ -101,6 +107,7 @@ def hive_metastore(folder: Path, jars: list[Path] | None = None) -> Iterator[Hiv
         "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/database;create=true",
         "hive.metastore.warehouse.dir": str(metastore.warehouse),
         "metastore.warehouse.dir": str(metastore.warehouse),
+        **(more or {}),
     }
     properties = "".join(
         f"<property><name>{key}</name><value>{value}</value></property>" for key, value in settings.items()

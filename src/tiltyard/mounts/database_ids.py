@@ -1,9 +1,11 @@
-"""Ids below a catalog whose only namespaces are databases: one level, and names that it folds to lower case."""
+"""Ids below a catalog whose tables are in databases: its levels are fixed, and it folds names to lower case."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from lance_namespace.errors import InvalidInputError
 
@@ -22,18 +24,21 @@ class DatabaseIds:
     """Turn ids into names of databases and tables; `backend` is what messages call the catalog.
 
     A name that is not `name_pattern`, which `name_rule` says in words, cannot be there under that name: the catalog
-    would find another one for it, such as `films` for `Films`.
+    would find another one for it, such as `films` for `Films`. Databases are the last of so many `levels`; `qualified`
+    writes their names, which others may stand before.
     """
 
     backend: str
     name_pattern: re.Pattern[str]
     name_rule: str
+    levels: int = 1
+    qualified: Callable[[Id], str] = attrgetter("name")
 
     def database(self, namespace: Id) -> str:
         """Return the name of a database that may exist. Raises NamespaceNotFoundError for what cannot be one."""
-        if len(namespace) != 1 or not self.name_pattern.fullmatch(namespace.name):
+        if len(namespace) != self.levels or not all(map(self.name_pattern.fullmatch, namespace)):
             raise missing_namespace(namespace)
-        return namespace.name
+        return self.qualified(namespace)
 
     def table(self, table: Id) -> tuple[str, str]:
         """Return the names of a database and a table that may exist.
@@ -49,12 +54,12 @@ class DatabaseIds:
         """Return the name of a new database. Raises InvalidInputError, NamespaceAlreadyExistsError for the root."""
         if not namespace:
             raise existing_namespace(namespace)
-        self._check_levels(namespace, 1)
+        self._check_levels(namespace, self.levels)
         return namespace.name
 
     def new_table(self, table: Id) -> tuple[str, str]:
-        """Return the names of a database and a new table. Raises InvalidInputError."""
-        self._check_levels(table, 2)
+        """Return the plain names of a database and a new table. Raises InvalidInputError."""
+        self._check_levels(table, self.levels + 1)
         return table.parent.name, table.name
 
     def dropped_database(self, namespace: Id) -> str:
@@ -65,7 +70,8 @@ class DatabaseIds:
 
     def _check_levels(self, path: Id, names: int) -> None:
         if len(path) != names:
-            raise InvalidInputError(f"{self.backend} has 1 level of namespaces: '{path}' is not at it.")
+            levels = "1 level" if self.levels == 1 else f"{self.levels} levels"
+            raise InvalidInputError(f"{self.backend} has {levels} of namespaces: '{path}' is not at the last of them.")
         for name in path:
             if not self.name_pattern.fullmatch(name):
                 raise impossible_name(self.backend, name, f"use {self.name_rule}")

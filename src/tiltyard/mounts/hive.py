@@ -1,6 +1,6 @@
 """A Hive Metastore, 2.3 or 3, by Thrift: its databases are namespaces, its tables with Lance's marker are tables.
 
-Of Hive 3's catalogs it is the one that calls without a catalog mean, Hive's own.
+Hive 3 has catalogs above its databases: they are a first level, if the mount says so; else it is Hive's own catalog.
 
 Entries are external, and nothing here deletes data: a managed entry would be deleted with its files by Hive or Spark,
 and moved with them where it is renamed. `lance-namespace-impls` writes managed ones: they are converted before anything
@@ -13,8 +13,10 @@ The metastore keeps no versions of entries: of two changes at the same time the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,9 +36,11 @@ from tiltyard.mounts.catalog_errors import (
     UNAVAILABLE,
     existing_namespace,
     existing_table,
+    impossible_name,
     missing_namespace,
     missing_table,
     non_empty_namespace,
+    unsupported,
 )
 from tiltyard.mounts.database_ids import DatabaseIds
 from tiltyard.mounts.lance_entries import (
@@ -52,7 +56,7 @@ from tiltyard.mounts.lance_entries import (
 )
 from tiltyard.mounts.mount_settings import check_network
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, page_by_name
-from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
+from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits, ThriftTls, Wrap
 from tiltyard.mounts.thrift_structs import Struct, boolean, struct, struct_list, text, text_list, text_map
 from tiltyard.storage.locations import canonical_location
 
@@ -69,8 +73,8 @@ _HIDDEN_PROPERTIES = frozenset(
 
 _LANCE_TABLES = f'hive_filter_field_params__{MARKER_KEY} LIKE "(?i){MARKER}"'
 _EXTERNAL_TABLE = "EXTERNAL_TABLE"
-_MANAGED = "It is a MANAGED table: DROP TABLE in Hive or Spark deletes its files."
 _ALL = -1
+_OWN_CATALOG = Id(("hive",))
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|FileSystem not found")
 """The metastore makes the folder of a new table itself, and has no way to."""
 _SKIP_STATISTICS = struct(Struct({1: text_map({"DO_NOT_UPDATE_STATS": "true"})}))
@@ -80,13 +84,19 @@ _SKIP_STATISTICS = struct(Struct({1: text_map({"DO_NOT_UPDATE_STATS": "true"})})
 class _Database:
     """Numbers of a Database's fields."""
 
-    NAME, LOCATION, PARAMETERS = 1, 3, 4
+    NAME, LOCATION, PARAMETERS, CATALOG = 1, 3, 4, 8
 
 
 class _Table:
     """Numbers of a Table's fields."""
 
-    NAME, DATABASE, OWNER, STORAGE, PARAMETERS, TYPE = 1, 2, 3, 7, 9, 12
+    NAME, DATABASE, OWNER, STORAGE, PARAMETERS, TYPE, CATALOG = 1, 2, 3, 7, 9, 12, 17
+
+
+class _Catalog:
+    """Numbers of a Catalog's fields."""
+
+    NAME, LOCATION = 1, 3
 
 
 class _Storage:
@@ -98,15 +108,18 @@ class _Storage:
 _EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "alter_database": ("MetaException", "NoSuchObjectException"),
     "alter_table_with_environment_context": ("InvalidOperationException", "MetaException"),
+    "create_catalog": ("AlreadyExistsException", "InvalidObjectException", "MetaException"),
     "create_database": ("AlreadyExistsException", "InvalidObjectException", "MetaException"),
     "create_table": ("AlreadyExistsException", "InvalidObjectException", "MetaException", "NoSuchObjectException"),
     "drop_database": ("NoSuchObjectException", "InvalidOperationException", "MetaException"),
     "drop_table": ("NoSuchObjectException", "MetaException"),
     "get_all_tables": ("MetaException",),
+    "get_catalog": ("NoSuchObjectException", "MetaException"),
+    "get_catalogs": ("MetaException",),
+    "get_databases": ("MetaException",),
     "get_database": ("NoSuchObjectException", "MetaException"),
     "get_all_databases": ("MetaException",),
     "get_table": ("MetaException", "NoSuchObjectException"),
-    "get_table_objects_by_name": ("MetaException", "InvalidOperationException", "UnknownDBException"),
     "get_table_names_by_filter": ("MetaException", "InvalidOperationException", "UnknownDBException"),
 }
 """The exceptions that each method declares, from field 1 of its result on."""
@@ -126,12 +139,25 @@ class HiveSettings:
 
     `uri` is one or more of thrift://host:port, with commas between: of those that share a database, the first that
     answers. `root` is the location below which new tables are put where they get none; without it, they are put in
-    their database's. `user` is who the metastore takes the server for.
+    their database's. `user` is who the metastore takes the server for. With `catalogs`, those of Hive 3 are the first
+    level of namespaces. With `tls`, `ca_file` has the authorities whose certificates are accepted, `cert_file` and
+    `key_file` are the mount's own. With `kerberos`, `principal` has its keys in `keytab`, or the host has a ticket;
+    the metastore's principal is `kerberos_service`/`kerberos_host`, the host of its address without one.
     """
 
     uri: str
     root: str = ""
     user: str = ""
+    catalogs: bool = False
+    tls: bool = False
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    kerberos: bool = False
+    principal: str = ""
+    keytab: str = ""
+    kerberos_service: str = "hive"
+    kerberos_host: str = ""
     timeout: float = 10.0
     connect_timeout: float = 3.0
     connections: int = 8
@@ -140,6 +166,10 @@ class HiveSettings:
         """Raise ValueError for what cannot be used."""
         check_network(self.timeout, self.connect_timeout, self.connections, self.root)
         self.addresses()
+        if not self.tls and (self.ca_file or self.cert_file):
+            raise ValueError("ca_file and cert_file need tls")
+        if bool(self.principal) != bool(self.keytab) or (self.keytab and not self.kerberos):
+            raise ValueError("principal and keytab come together, with kerberos")
 
     def addresses(self) -> list[tuple[str, int]]:
         """Return the hosts and ports of `uri`."""
@@ -157,14 +187,17 @@ class HiveCatalog:
 
     settings_type = HiveSettings
     kind = "hive"
-    levels = 1
 
     def __init__(self, settings: HiveSettings) -> None:
-        """Parse; nothing is sent yet."""
+        """Parse; nothing is sent yet. Raises InvalidInputError for certificates that cannot be used."""
         self._settings = settings
         self._name = f"The Hive Metastore {settings.uri}"
         self._ids = DatabaseIds(
-            self._name, re.compile(r"[a-z0-9_]{1,128}"), "up to 128 lower-case letters of ASCII, digits and '_'"
+            self._name,
+            re.compile(r"[a-z0-9_]{1,128}"),
+            "up to 128 lower-case letters of ASCII, digits and '_'",
+            self.levels,
+            _name_in_catalog if settings.catalogs else attrgetter("name"),
         )
         groups = text_list([settings.user])
         self._client = ThriftClient(
@@ -172,21 +205,47 @@ class HiveCatalog:
             settings.addresses(),
             ThriftLimits(settings.timeout, settings.connect_timeout, settings.connections),
             ("set_ugi", Struct({1: text(settings.user), 2: groups})) if settings.user else None,
+            ThriftTls(settings.ca_file, settings.cert_file, settings.key_file) if settings.tls else None,
+            _kerberos(settings) if settings.kerberos else None,
         )
 
+    @property
+    def levels(self) -> int:
+        return 2 if self._settings.catalogs else 1
+
     def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
-        if parent:
+        if len(parent) == self.levels:
             self.get_namespace(parent)
             return Page(())
-        result = self._read("get_all_databases", {})
-        return page_by_name(result.texts(0), limit, token)
+        if not self._settings.catalogs:
+            if parent:
+                raise missing_namespace(parent)
+            names = self._read("get_all_databases", {}).texts(0)
+        elif parent:
+            self._get_catalog(parent)
+            names = self._read("get_databases", {1: text(_name_in_catalog(Id((*parent, "*"))))}).texts(0)
+        else:
+            names = self._read("get_catalogs", {}).struct(0).texts(1)
+        return page_by_name(names, limit, token)
 
     def get_namespace(self, namespace: Id) -> Properties:
-        return self._get_database(namespace).text_map(_Database.PARAMETERS) if namespace else {}
+        if not namespace:
+            return {}
+        if self._is_catalog(namespace):
+            self._get_catalog(namespace)
+            return {}
+        return self._get_database(namespace).text_map(_Database.PARAMETERS)
 
     def create_namespace(self, namespace: Id, properties: Properties) -> None:
+        if self._is_catalog(namespace):
+            self._create_catalog(namespace, properties)
+            return
         name = self._ids.new_database(namespace)
+        if namespace.parent:
+            self._get_catalog(namespace.parent)
         database = Struct({_Database.NAME: text(name), _Database.PARAMETERS: text_map(properties)})
+        if namespace.parent:
+            database[_Database.CATALOG] = text(namespace.parent.name)
         try:
             self._write("create_database", {1: struct(database)})
         except MetastoreError as error:
@@ -195,11 +254,14 @@ class HiveCatalog:
             raise self._translated(error) from error
 
     def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
+        if self._is_catalog(namespace):
+            self._get_catalog(namespace)
+            raise unsupported(self._name, "change the properties of a catalog", "Hive keeps none")
         database = self._get_database(namespace)
         properties = with_changes(database.text_map(_Database.PARAMETERS), changes)
         changed = Struct({**database, _Database.PARAMETERS: text_map(properties)})
         try:
-            self._write("alter_database", {1: text(namespace.name), 2: struct(changed)})
+            self._write("alter_database", {1: text(self._ids.database(namespace)), 2: struct(changed)})
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
                 raise missing_namespace(namespace) from error
@@ -207,6 +269,9 @@ class HiveCatalog:
         return properties
 
     def drop_namespace(self, namespace: Id) -> None:
+        if self._is_catalog(namespace):
+            self._get_catalog(namespace)
+            raise unsupported(self._name, "drop a catalog", "Hive deletes the files of its default database with it")
         name = self._ids.dropped_database(namespace)
         self._get_database(namespace)
         not_empty = non_empty_namespace(namespace)
@@ -222,7 +287,8 @@ class HiveCatalog:
             raise self._translated(error) from error
 
     def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
-        if not namespace:
+        if len(namespace) < self.levels:
+            self.get_namespace(namespace)
             return Page(())
         name = self._ids.database(namespace)
         request = {1: text(name), 2: text(_LANCE_TABLES), 3: (TType.I16, _ALL)}
@@ -245,6 +311,8 @@ class HiveCatalog:
             _Table.PARAMETERS: text_map({**properties, **MARKER_PROPERTIES, **_EXTERNAL_PROPERTIES}),
             _Table.TYPE: text(_EXTERNAL_TABLE),
         }
+        if self._settings.catalogs:
+            entry[_Table.CATALOG] = text(table.parent.parent.name)
         if self._settings.user:
             entry[_Table.OWNER] = text(self._settings.user)
         try:
@@ -267,6 +335,8 @@ class HiveCatalog:
         database, name = self._ids.new_table(new_id)
         entry = self._get_external_entry(table)
         self._get_database(new_id.parent)
+        if new_id.parent.parent != table.parent.parent:
+            raise unsupported(self._name, "move a table to another catalog", "Hive does not let it")
         if self._has_entry(new_id):  # the metastore's message for it is like that of other failures
             raise existing_table(new_id)
         self._alter(table, Struct({**entry, _Table.DATABASE: text(database), _Table.NAME: text(name)}))
@@ -283,16 +353,6 @@ class HiveCatalog:
             raise self._translated(error) from error
         return described
 
-    def find_unsafe_tables(self, namespace: Id, names: Collection[str]) -> Mapping[str, str]:
-        if not names:
-            return {}
-        request = {1: text(self._ids.database(namespace)), 2: text_list(list(names))}
-        entries = self._read("get_table_objects_by_name", request).structs(0)
-        return {entry.text(_Table.NAME) or "": _MANAGED for entry in entries if not _is_external(entry)}
-
-    def convert_table(self, table: Id) -> None:
-        self._get_external_entry(table)
-
     def vend_credentials(self, table: Id, *, writable: bool) -> StorageCredentials | None:
         """Return None: a metastore has no credentials for storage."""
         self.get_table(table)
@@ -304,10 +364,42 @@ class HiveCatalog:
     def _default_location(self, table: Id) -> str:
         database = self._get_database(table.parent)
         if self._settings.root:
-            return f"{canonical_location(self._settings.root).rstrip('/')}/{table.parent.name}.db/{table.name}"
+            folders = (canonical_location(self._settings.root).rstrip("/"), *table.parent.parent)
+            return f"{'/'.join(folders)}/{table.parent.name}.db/{table.name}"
         if not (location := database.text(_Database.LOCATION)):
             raise InvalidInputError(f"The namespace '{table.parent}' has no location: name one for the table.")
         return f"{normalized_location(location, is_encoded=False).rstrip('/')}/{table.name}"
+
+    def _is_catalog(self, namespace: Id) -> bool:
+        return self._settings.catalogs and len(namespace) == 1
+
+    def _get_catalog(self, namespace: Id) -> Struct:
+        """Return a catalog of Hive 3. Raises NamespaceNotFoundError."""
+        if not self._ids.name_pattern.fullmatch(namespace.name):
+            raise missing_namespace(namespace)
+        request = Struct({_Catalog.NAME: text(namespace.name)})
+        try:
+            return self._read("get_catalog", {1: struct(request)}).struct(0).struct(1)
+        except MetastoreError as error:
+            if error.exception == "NoSuchObjectException":
+                raise missing_namespace(namespace) from error
+            raise self._translated(error) from error
+
+    def _create_catalog(self, namespace: Id, properties: Properties) -> None:
+        """Create a catalog of Hive 3 below the mount's root, or beside the databases of Hive's own."""
+        if not self._ids.name_pattern.fullmatch(namespace.name):
+            raise impossible_name(self._name, namespace.name, f"use {self._ids.name_rule}")
+        if properties:
+            raise unsupported(self._name, "keep properties of a catalog", "Hive has none")
+        root = self._settings.root or self._get_catalog(_OWN_CATALOG).text(_Catalog.LOCATION) or ""
+        location = f"{root.rstrip('/')}/{namespace.name}"
+        catalog = Struct({_Catalog.NAME: text(namespace.name), _Catalog.LOCATION: text(location)})
+        try:
+            self._write("create_catalog", {1: struct(Struct({1: struct(catalog)}))})
+        except MetastoreError as error:
+            if error.exception == "AlreadyExistsException":
+                raise existing_namespace(namespace) from error
+            raise self._translated(error) from error
 
     def _get_database(self, namespace: Id) -> Struct:
         """Return a database. Raises NamespaceNotFoundError."""
@@ -354,7 +446,7 @@ class HiveCatalog:
     def _get_external_entry(self, table: Id) -> Struct:
         """Return a Lance table's entry, after converting it if it is managed."""
         entry = self._get_entry(table)
-        if _is_external(entry):
+        if entry.text(_Table.TYPE) == _EXTERNAL_TABLE:
             return entry
         parameters = {**entry.text_map(_Table.PARAMETERS), **_EXTERNAL_PROPERTIES}
         external = {_Table.PARAMETERS: text_map(parameters), _Table.TYPE: text(_EXTERNAL_TABLE)}
@@ -410,8 +502,24 @@ class HiveCatalog:
         return InternalError(f"{self._name} has failed: its log says why.")
 
 
-def _is_external(entry: Struct) -> bool:
-    return entry.text(_Table.TYPE) == _EXTERNAL_TABLE
+def _kerberos(settings: HiveSettings) -> Wrap:
+    """Return what authenticates connections. Raises InvalidInputError where the package for it is not installed."""
+    try:
+        module: Any = import_module("tiltyard.mounts.thrift_kerberos")
+    except ImportError as error:
+        raise InvalidInputError(
+            f"A mount of the kind 'hive' needs more packages for Kerberos ({error.name} is missing): "
+            'pip install "tiltyard[kerberos]".'
+        ) from error
+    wrap: Wrap = module.Kerberos(
+        settings.kerberos_service, settings.kerberos_host, settings.principal, settings.keytab, settings.timeout
+    ).wrap
+    return wrap
+
+
+def _name_in_catalog(namespace: Id) -> str:
+    """Return the name of a database of another catalog than Hive's own, as calls of all versions take it."""
+    return f"@{namespace.parent.name}#{namespace.name}"
 
 
 def _storage_descriptor(location: str) -> Struct:

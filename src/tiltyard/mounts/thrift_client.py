@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
-from lance_namespace.errors import ServiceUnavailableError, UnsupportedOperationError
+from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, UnsupportedOperationError
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TApplicationException, TException, TMessageType
 from thrift.transport.TSocket import TSocket
-from thrift.transport.TTransport import TBufferedTransport
+from thrift.transport.TTransport import TBufferedTransport, TTransportBase
 
+from tiltyard.mounts.call_deadline import CallDeadline
 from tiltyard.mounts.thrift_structs import Struct, read_struct, write_struct
 
 LARGEST_TEXT, LARGEST_CONTAINER = 64 << 20, 4_000_000
 """Bytes of a text, and items of a container, that a service may answer with."""
 
+_RESOLVING_THREADS = 2
+"""For names of hosts; more than one, since a look-up that was given up goes on."""
+
 Address = tuple[str, int]
+Wrap = Callable[[TTransportBase, str], TTransportBase]
+"""Return a transport over that of a new connection to a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,25 @@ class ThriftLimits:
     timeout: float
     connect_timeout: float
     connections: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThriftTls:
+    """TLS: the authorities whose certificates are accepted, those of the host if empty; our own certificate."""
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+    def context(self) -> ssl.SSLContext:
+        """Return what connections are made with. Raises InvalidInputError for files that cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file or None)
+        except OSError as error:
+            raise InvalidInputError("The mount's certificates cannot be read.") from error
+        return context
 
 
 class _DeadlineSocket(TSocket):  # type: ignore[misc]  # the package has no types
@@ -60,19 +87,21 @@ class _DeadlineSocket(TSocket):  # type: ignore[misc]  # the package has no type
 class _Connection:
     """A connection, for one thread at a time."""
 
-    def __init__(self, address: Address, deadline: float, connect_timeout: float) -> None:
-        """Connect. Raises OSError, TException."""
+    def __init__(self, handle: socket.socket, address: Address, deadline: float, wrap: Wrap | None) -> None:
+        """Take over a socket that is connected to an address. Raises as `wrap` does."""
         self._socket = _DeadlineSocket(address, deadline)
-        self._socket.setHandle(socket.create_connection(address, min(connect_timeout, deadline - time.monotonic())))
-        self._socket.handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setHandle(handle)
+        transport = TBufferedTransport(self._socket, 1 << 16)
         self._protocol = TBinaryProtocol(
-            TBufferedTransport(self._socket, 1 << 16),
+            transport if wrap is None else wrap(transport, address[0]),
             string_length_limit=LARGEST_TEXT,
             container_length_limit=LARGEST_CONTAINER,
         )
 
     def is_open(self) -> bool:
         """Whether the other side has not closed it, as far as is known here."""
+        if isinstance(self._socket.handle, ssl.SSLSocket):
+            return _is_tls_open(self._socket.handle)
         return bool(self._socket.isOpen())
 
     def call(self, method: str, arguments: Struct, deadline: float) -> Struct:
@@ -105,12 +134,22 @@ class ThriftClient:
         addresses: Sequence[Address],
         limits: ThriftLimits,
         greeting: tuple[str, Struct] | None = None,
+        tls: ThriftTls | None = None,
+        wrap: Wrap | None = None,
     ) -> None:
-        """`name` is what messages call the service; `greeting` is a call that each connection begins with."""
+        """`name` is what messages call the service; `greeting` is a call that each connection begins with.
+
+        `wrap` authenticates each connection before, and returns what is sent and received through.
+
+        Raises InvalidInputError for certificates that cannot be used.
+        """
         self._name = name
         self._addresses = list(addresses)
         self._limits = limits
         self._greeting = greeting
+        self._wrap = wrap
+        self._tls = None if tls is None else tls.context()
+        self._resolver = CallDeadline(name, limits.connect_timeout, _RESOLVING_THREADS)
         self._places = threading.BoundedSemaphore(limits.connections)
         self._idle: list[_Connection] = []
         self._lock = threading.Lock()
@@ -130,6 +169,8 @@ class ThriftClient:
                 if error.type == TApplicationException.UNKNOWN_METHOD:
                     raise UnsupportedOperationError(f"{self._name} cannot {method}: its version is too old.") from error
                 raise ServiceUnavailableError(f"{self._name} fails on {method}: try again.") from error
+            except ssl.SSLCertVerificationError as error:
+                raise ServiceUnavailableError(f"{self._name} has no certificate that the mount accepts.") from error
             except (OSError, TException, ValueError, EOFError) as error:
                 rest = "try again" if is_read else "what was to change may have changed"
                 raise ServiceUnavailableError(f"{self._name} does not answer: {rest}.") from error
@@ -141,6 +182,7 @@ class ThriftClient:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+        self._resolver.close()
 
     @contextmanager
     def _place(self, deadline: float) -> Iterator[None]:
@@ -214,7 +256,12 @@ class ThriftClient:
         raise failure
 
     def _greeted(self, address: Address, deadline: float) -> _Connection:
-        connection = _Connection(address, deadline, self._limits.connect_timeout)
+        handle = self._socket(address, deadline)
+        try:
+            connection = _Connection(handle, address, deadline, self._wrap)
+        except BaseException:
+            handle.close()
+            raise
         if self._greeting is not None:
             try:
                 connection.call(*self._greeting, deadline)
@@ -222,6 +269,45 @@ class ThriftClient:
                 connection.close()
                 raise
         return connection
+
+    def _socket(self, address: Address, deadline: float) -> socket.socket:
+        """Return a socket that is connected, with TLS if that is used. Raises OSError."""
+        failure = OSError(f"{address[0]} has no address")
+        for family, _, _, _, place in self._resolve(address):
+            handle = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                handle.settimeout(max(0.001, min(self._limits.connect_timeout, deadline - time.monotonic())))
+                handle.connect(place)
+                handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return handle if self._tls is None else self._tls.wrap_socket(handle, server_hostname=address[0])
+            except OSError as error:
+                handle.close()
+                failure = error
+        raise failure
+
+    def _resolve(self, address: Address) -> list[Any]:
+        """Look up a host, which may hang, in a thread of its own. Raises OSError."""
+        with suppress(socket.gaierror):  # for a name
+            return socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        try:
+            return self._resolver.run(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
+        except ServiceUnavailableError as error:
+            raise TimeoutError(f"the address of {address[0]} has not been found in time") from error
+
+
+def _is_tls_open(handle: ssl.SSLSocket) -> bool:
+    """Whether nothing has arrived at an idle socket but what TLS itself sends."""
+    timeout = handle.gettimeout()
+    handle.settimeout(0)
+    try:
+        handle.recv(1)  # data, or the end: neither belongs here
+    except ssl.SSLWantReadError:
+        return True
+    except OSError:
+        return False
+    finally:
+        handle.settimeout(timeout)
+    return False
 
 
 def _is_not(address: Address) -> Callable[[Address], bool]:

@@ -13,7 +13,7 @@ The metastore keeps no versions of entries: of two changes at the same time the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -73,6 +73,7 @@ _HIDDEN_PROPERTIES = frozenset(
 
 _LANCE_TABLES = f'hive_filter_field_params__{MARKER_KEY} LIKE "(?i){MARKER}"'
 _EXTERNAL_TABLE = "EXTERNAL_TABLE"
+_MANAGED = "It is a MANAGED table: DROP TABLE in Hive or Spark deletes its files."
 _ALL = -1
 _OWN_CATALOG = Id(("hive",))
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|FileSystem not found")
@@ -120,6 +121,7 @@ _EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "get_database": ("NoSuchObjectException", "MetaException"),
     "get_all_databases": ("MetaException",),
     "get_table": ("MetaException", "NoSuchObjectException"),
+    "get_table_objects_by_name": ("MetaException", "InvalidOperationException", "UnknownDBException"),
     "get_table_names_by_filter": ("MetaException", "InvalidOperationException", "UnknownDBException"),
 }
 """The exceptions that each method declares, from field 1 of its result on."""
@@ -353,6 +355,16 @@ class HiveCatalog:
             raise self._translated(error) from error
         return described
 
+    def find_unsafe_tables(self, namespace: Id, names: Collection[str]) -> Mapping[str, str]:
+        if not names:
+            return {}
+        request = {1: text(self._ids.database(namespace)), 2: text_list(list(names))}
+        entries = self._read("get_table_objects_by_name", request).structs(0)
+        return {entry.text(_Table.NAME) or "": _MANAGED for entry in entries if not _is_external(entry)}
+
+    def convert_table(self, table: Id) -> None:
+        self._get_external_entry(table)
+
     def vend_credentials(self, table: Id, *, writable: bool) -> StorageCredentials | None:
         """Return None: a metastore has no credentials for storage."""
         self.get_table(table)
@@ -446,7 +458,7 @@ class HiveCatalog:
     def _get_external_entry(self, table: Id) -> Struct:
         """Return a Lance table's entry, after converting it if it is managed."""
         entry = self._get_entry(table)
-        if entry.text(_Table.TYPE) == _EXTERNAL_TABLE:
+        if _is_external(entry):
             return entry
         parameters = {**entry.text_map(_Table.PARAMETERS), **_EXTERNAL_PROPERTIES}
         external = {_Table.PARAMETERS: text_map(parameters), _Table.TYPE: text(_EXTERNAL_TABLE)}
@@ -520,6 +532,10 @@ def _kerberos(settings: HiveSettings) -> Wrap:
 def _name_in_catalog(namespace: Id) -> str:
     """Return the name of a database of another catalog than Hive's own, as calls of all versions take it."""
     return f"@{namespace.parent.name}#{namespace.name}"
+
+
+def _is_external(entry: Struct) -> bool:
+    return entry.text(_Table.TYPE) == _EXTERNAL_TABLE
 
 
 def _storage_descriptor(location: str) -> Struct:

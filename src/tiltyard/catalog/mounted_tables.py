@@ -28,6 +28,7 @@ from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
 from tiltyard.model.spec import models
 from tiltyard.storage.locations import TABLE_SUFFIX
 from tiltyard.store import DROPPED, TableRecord, UnitOfWork
+from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.credentials import storage_options
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 
@@ -192,6 +193,8 @@ def deregister_table(
     """Remove an entry from the other catalog; the table's files stay. It cannot be restored from here."""
     path = table_id(request.id)
     record = ctx.find_table(path)
+    if record.managed:  # what was committed here has to be found in the storage from now on
+        finalize_pending(ctx, record.id, recent=False)
     mount.deregister_table(below, record.id)
     ctx.storage.datasets.evict(record.location)
     response = models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)

@@ -25,6 +25,7 @@ from tiltyard.model.spec import models
 from tiltyard.mounts import check_settings, open_catalog
 from tiltyard.storage.locations import canonical_location
 from tiltyard.store import MountRecord
+from tiltyard.tables.commits.finalizing import finalize_pending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +54,7 @@ def mount_catalog(ctx: Context, request: models.MountCatalogRequest) -> models.M
         raise InvalidInputError(f"There are {MOST_MOUNTS} mounts already.")
     if (around := mounts.find(path)) is not None and around[1]:
         raise UnsupportedOperationError(f"A catalog is not mounted below another: {around[0].path} is a mount.")
-    settings = _checked_settings(ctx, request.kind, request.settings or {})
+    settings = checked_settings(ctx, request.kind, request.settings or {})
     allowed = _checked_locations(ctx, request.allowed_locations or ())
     age, managed = _checked_age(request.max_age_millis), bool(request.managed_versioning)
     vends = bool(request.vends_credentials)
@@ -72,7 +73,7 @@ def alter_mount(ctx: Context, request: models.AlterMountRequest) -> models.Alter
     mount = find_mount(ctx, _mount_id(request.id))
     record = mount.record
     if request.settings is not None:
-        record = structs.replace(record, settings=_checked_settings(ctx, record.kind, request.settings))
+        record = structs.replace(record, settings=checked_settings(ctx, record.kind, request.settings))
     if request.allowed_locations is not None:
         record = structs.replace(record, allowed_locations=_checked_locations(ctx, request.allowed_locations))
     if request.max_age_millis is not None:
@@ -81,7 +82,11 @@ def alter_mount(ctx: Context, request: models.AlterMountRequest) -> models.Alter
         record = structs.replace(record, managed=request.managed_versioning)
     if request.vends_credentials is not None:
         record = structs.replace(record, vends_credentials=request.vends_credentials)
+    if mount.record.managed and not record.managed:
+        _finalize_below(ctx, mount)
     ctx.store.alter_mount(record)
+    if record.managed is not mount.record.managed:
+        ctx.store.set_managed_below(record)
     ctx.services.mounts.refresh()
     return models.AlterMountResponse(mount=_entry(find_mount(ctx, mount.path)))
 
@@ -92,7 +97,9 @@ def unmount_catalog(ctx: Context, request: models.UnmountCatalogRequest) -> mode
 
     Raises NamespaceNotFoundError, InvalidInputError.
     """
-    ctx.store.remove_mount(find_mount(ctx, _mount_id(request.id)).record)
+    mount = find_mount(ctx, _mount_id(request.id))
+    _finalize_below(ctx, mount)
+    ctx.store.remove_mount(mount.record)
     ctx.services.mounts.refresh()
     ctx.rights_cache.refresh_next()
     return models.UnmountCatalogResponse()
@@ -167,7 +174,7 @@ def find_mount(ctx: Context, path: Id) -> Mount:
     return found[0]
 
 
-def _checked_settings(ctx: Context, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def checked_settings(ctx: Context, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings, with which the other catalog has answered. Raises as `mount_catalog` does."""
     if problem := secret_problem(settings, ctx.settings.mount_secrets):
         raise InvalidInputError(problem)
@@ -180,6 +187,12 @@ def _checked_settings(ctx: Context, kind: str, settings: Mapping[str, Any]) -> d
     finally:
         catalog.close()
     return dict(settings)
+
+
+def _finalize_below(ctx: Context, mount: Mount) -> None:
+    """Put all commits to tables below a mount into the storage, where others find them without this catalog."""
+    for table_id in ctx.store.pending_tables_below(mount.id):
+        finalize_pending(ctx, table_id, recent=False)
 
 
 def _checked_locations(ctx: Context, locations: Sequence[str]) -> tuple[str, ...]:

@@ -49,6 +49,11 @@ ALTER_MOUNT = """
         vends_credentials = ?, origin = ?, updated_at = ?
     WHERE namespace_id = ?
 """
+SET_MANAGED = "UPDATE tables SET managed = ? WHERE mount_id = ?"
+PENDING_BELOW = """
+    SELECT DISTINCT table_id FROM table_versions JOIN tables ON tables.id = table_versions.table_id
+    WHERE NOT finalized AND mount_id = ?
+"""
 DELETE_MOUNT = "DELETE FROM mounts WHERE namespace_id = ?"
 # Each mount with the names from it up to the root.
 LIST = """
@@ -164,6 +169,16 @@ class Mounts(Repository):
         if not changed:
             raise namespace_not_found(mount.path)
         count_up(self.connection, MOUNTS_GENERATION)
+
+    @writes
+    def set_managed_below(self, mount: MountRecord) -> None:
+        """Make all known tables below a mount managed, or not, as the mount is now."""
+        self.connection.change(SET_MANAGED, mount.managed, mount.id)
+
+    @reads
+    def pending_tables_below(self, mount_id: int) -> list[int]:
+        """Return the ids of the tables below a mount that have versions which are not finalized."""
+        return [row[0] for row in self.connection.rows(PENDING_BELOW, mount_id)]
 
     @writes
     def remove_mount(self, mount: MountRecord) -> None:

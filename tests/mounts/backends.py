@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from tests.services.hive import HiveMetastore
+from tests.services.nessie import WAREHOUSE
 from tests.services.polaris import CATALOG, CLIENT, CLIENT_SECRET, Polaris
 from tests.services.s3 import S3Server
 from tests.services.unity import TOKEN, Unity
@@ -47,6 +48,7 @@ class Backend:
     storage_options: Mapping[str, str] = field(default_factory=dict)
     keeps_name_of_deregistered: bool = False
     has_table_properties: bool = True
+    chooses_locations: bool = False
     outer: Id = Id()  # noqa: RUF009  # it cannot be changed
 
     def open(self) -> MountedCatalog:
@@ -213,6 +215,32 @@ def iceberg_backend(url: str, folder: Path) -> Backend:
         add_other_table=add_other_table,
         read_other_table=read_other_table,
         impossible_names=("a/b", "a\x1fb", "", "a.b", "a%b", "a\\b"),
+    )
+
+
+def nessie_backend(url: str, store: S3Server) -> Backend:
+    """Nessie's Iceberg REST catalog."""
+
+    def add_other_table(table: Id) -> None:
+        schema = {"type": "struct", "schema-id": 0, "fields": []}
+        body = json.dumps({"name": table.name, "schema": schema, "stage-create": False}).encode()
+        tables = f"{url}/v1/main%7C{WAREHOUSE}/namespaces/{table.parent.name}/tables"
+        request = urllib.request.Request(tables, body, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request, timeout=60).close()
+
+    def read_other_table(table: Id) -> object:
+        entry = f"{url}/v1/main%7C{WAREHOUSE}/namespaces/{table.parent.name}/tables/{table.name}"
+        with urllib.request.urlopen(entry, timeout=60) as response:
+            return json.load(response)["metadata-location"]
+
+    return Backend(
+        "iceberg",
+        {"uri": url, "warehouse": WAREHOUSE, "timeout": 60},
+        add_other_table=add_other_table,
+        read_other_table=read_other_table,
+        impossible_names=("a/b", "a\x1fb", "", "a.b", "a%b", "a\\b"),
+        storage_options=store.options,
+        chooses_locations=True,
     )
 
 

@@ -19,6 +19,8 @@ from tests.mounts.backends import (
     iceberg_backend,
     lance_backend,
     local_directory,
+    nessie_backend,
+    new_name,
     new_namespace,
     object_store_directory,
     polaris_backend,
@@ -27,6 +29,7 @@ from tests.mounts.backends import (
 from tests.services.glue import GLUE_AS_DOCUMENTED
 from tests.services.hive import HiveMetastore, hive_3_jars, hive_metastore
 from tests.services.iceberg import fixture_class_path, iceberg_fixture
+from tests.services.nessie import nessie_jar, nessie_server, newer_java
 from tests.services.polaris import Polaris, polaris_stub
 from tests.services.s3 import S3Server, s3_server
 from tests.services.server import ServerProcess
@@ -39,7 +42,7 @@ SERVED = ("tiltyard", "rest-adapter", "polaris", "unity")
 Fetched = TypeVar("Fetched")
 EXTENDED = tuple(
     pytest.param(name, marks=pytest.mark.extended)
-    for name in ("dir-s3", "hive", "hive-3", "hive-3-catalogs", "glue", "iceberg")
+    for name in ("dir-s3", "hive", "hive-3", "hive-3-catalogs", "glue", "iceberg", "nessie")
 )
 
 
@@ -96,6 +99,16 @@ def rest_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str
 
 
 @pytest.fixture(scope="module")
+def nessie(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, S3Server]]:
+    java = newer_java()
+    if java is None:
+        pytest.skip("there is no Java that is new enough for Nessie")
+    fetched(nessie_jar)
+    with nessie_server(tmp_path_factory.mktemp("nessie"), java, s3, f"{s3.new_bucket(new_name('nessie'))}/w") as url:
+        yield url, s3
+
+
+@pytest.fixture(scope="module")
 def polaris(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Polaris]:
     with polaris_stub(f"file://{tmp_path_factory.mktemp('polaris')}") as stub:
         yield stub
@@ -107,32 +120,32 @@ def unity() -> Iterator[Unity]:
         yield stub
 
 
+def make_backend(request: pytest.FixtureRequest, root: Callable[[], Path]) -> Backend:
+    """Return the catalog of this name; one with a server shares it with the other tests of the file."""
+    fixture, environment = request.getfixturevalue, request.getfixturevalue("monkeypatch")
+    makers: dict[str, Callable[[], Backend]] = {
+        "tiltyard": lambda: lance_backend(*fixture("tiltyard")),
+        "rest-adapter": lambda: adapter_backend(*fixture("rest_adapter")),
+        "polaris": lambda: polaris_backend(fixture("polaris"), environment),
+        "unity": lambda: unity_backend(fixture("unity"), root(), environment),
+        "dir-s3": lambda: object_store_directory(fixture("s3")),
+        "glue": lambda: glue_backend(fixture("s3"), environment),
+        "iceberg": lambda: iceberg_backend(*fixture("iceberg")),
+        "nessie": lambda: nessie_backend(*fixture("nessie")),
+        "hive": lambda: hive_backend(fixture("hive")),
+        "hive-3": lambda: hive_backend(fixture("hive_3")),
+        "hive-3-catalogs": lambda: hive_backend(fixture("hive_3"), has_catalogs=True),
+    }
+    name: str = request.param
+    if name in makers:
+        return makers[name]()
+    return local_directory(root(), name.removeprefix("dir-"))
+
+
 @pytest.fixture(params=(*LOCAL, *SERVED, *EXTENDED))
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backend:
-    """A catalog; those with a server share it with the other tests of the file."""
-    match request.param:
-        case "tiltyard":
-            return lance_backend(*request.getfixturevalue("tiltyard"))
-        case "rest-adapter":
-            return adapter_backend(*request.getfixturevalue("rest_adapter"))
-        case "polaris":
-            return polaris_backend(request.getfixturevalue("polaris"), request.getfixturevalue("monkeypatch"))
-        case "unity":
-            root = tmp_path_factory.mktemp("unity")
-            return unity_backend(request.getfixturevalue("unity"), root, request.getfixturevalue("monkeypatch"))
-        case "dir-s3":
-            return object_store_directory(request.getfixturevalue("s3"))
-        case "glue":
-            return glue_backend(request.getfixturevalue("s3"), request.getfixturevalue("monkeypatch"))
-        case "iceberg":
-            return iceberg_backend(*request.getfixturevalue("iceberg"))
-        case "hive":
-            return hive_backend(request.getfixturevalue("hive"))
-        case "hive-3" | "hive-3-catalogs":
-            has_catalogs = request.param == "hive-3-catalogs"
-            return hive_backend(request.getfixturevalue("hive_3"), has_catalogs=has_catalogs)
-        case local:
-            return local_directory(tmp_path_factory.mktemp("root"), local.removeprefix("dir-"))
+    """A catalog."""
+    return make_backend(request, lambda: tmp_path_factory.mktemp("root"))
 
 
 @pytest.fixture

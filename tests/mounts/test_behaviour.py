@@ -264,6 +264,11 @@ def test_declare_table_after_deregister_has_its_files_again(
         with pytest.raises(TableAlreadyExistsError):
             catalog.declare_table(table.id, table.location, {})
         return
+    if backend.chooses_locations:
+        with pytest.raises(InvalidInputError, match="location"):
+            catalog.declare_table(table.id, table.location, {})
+        assert table.id.name not in catalog.list_tables(namespace).names
+        return
     assert catalog.declare_table(table.id, table.location, {}).location == table.location
     assert backend.count(table.location) == 3
 

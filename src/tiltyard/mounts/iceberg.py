@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lance_namespace.errors import InvalidInputError
+
 from tiltyard.model.ids import Id
 from tiltyard.mounts.aws_keys import AwsKeys, load_aws
 from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table
@@ -37,8 +39,10 @@ from tiltyard.mounts.storage_credentials import iceberg_credentials
 from tiltyard.mounts.table_formats import TableFormats
 from tiltyard.storage.locations import canonical_location
 
-_HIDDEN_PROPERTIES = frozenset(("write.parquet.compression-codec",))
-"""What catalogs add for Iceberg's own writers."""
+_HIDDEN_PROPERTIES = frozenset(("write.parquet.compression-codec", "nessie."))
+"""What catalogs add for Iceberg's own writers, and about themselves."""
+_HIDDEN_IN_NESSIE = _HIDDEN_PROPERTIES | {"created-at", "gc.enabled"}
+_NESSIE_COMMIT = "nessie.commit.id"
 _SCHEMA = {
     "type": "struct",
     "schema-id": 0,
@@ -145,8 +149,12 @@ class IcebergCatalog:
         except HttpError as error:
             missing, exists = missing_namespace(table.parent), existing_table(table)
             raise self._namespaces.translated(error, missing, exists) from error
+        described = _described(table, entry)
+        if location is not None and described.location != place:
+            self.deregister_table(table)
+            raise InvalidInputError(f"{self._name} puts tables at locations of its own choice: leave the location out.")
         self._formats.remember(table, is_lance=True)
-        return _described(table, entry)
+        return described
 
     def update_table_properties(self, table: Id, changes: Mapping[str, str | None]) -> MountedTable:
         check_properties(changes, _HIDDEN_PROPERTIES)
@@ -246,10 +254,12 @@ def _table_path(table: Id) -> tuple[str, ...]:
 
 def _described(table: Id, entry: Mapping[str, Any]) -> MountedTable:
     metadata = entry["metadata"]
+    properties = metadata.get("properties") or {}
+    hidden = _HIDDEN_IN_NESSIE if _NESSIE_COMMIT in properties else _HIDDEN_PROPERTIES
     return MountedTable(
         table,
         normalized_location(metadata["location"], is_encoded=False),
-        user_properties(metadata.get("properties"), _HIDDEN_PROPERTIES),
+        user_properties(properties, hidden),
         stable_id=metadata["table-uuid"],
         version_token=entry.get("metadata-location"),
     )

@@ -36,7 +36,10 @@ def other_format_error(backend: str, table: Id) -> TableNotFoundError:
 
 
 def user_properties(parameters: Mapping[str, str] | None, hidden: Collection[str] = ()) -> dict[str, str]:
-    """Return what users gave, without the entry's own properties and those that the backend adds, `hidden`."""
+    """Return what users gave, without the entry's own properties and those that the backend adds.
+
+    `hidden` has their names, or beginnings of names that end in a dot.
+    """
     return {key: value for key, value in (parameters or {}).items() if not _is_own(key, hidden)}
 
 
@@ -52,7 +55,7 @@ def with_changes(properties: Mapping[str, str], changes: Mapping[str, str | None
 
 
 def _is_own(key: str, hidden: Collection[str]) -> bool:
-    return key in _OWN_PROPERTIES or key in hidden
+    return key in _OWN_PROPERTIES or key in hidden or any(key.startswith(name) for name in hidden if name[-1] == ".")
 
 
 def normalized_location(location: str, *, is_encoded: bool) -> str:

@@ -50,7 +50,7 @@ LARGEST_ORDER = 1 << 18
 
 _WORKER_SCRIPT = """#!{python} -IS
 import json, os, signal, socket, sys
-if sys.argv[1:3] != ["-m", "pyspark.daemon"]:
+if sys.argv[1:2] != ["-m"]:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 starter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 starter.connect({address!r})
@@ -131,7 +131,7 @@ class ForkedProcess:
 
 @contextmanager
 def forking_python() -> Iterator[Path]:
-    """Write a `python` for Spark's workers: a process that is asked for `pyspark.daemon` is forked, others are not."""
+    """Write a `python` for Spark's workers: where it is to run a module (`-m`), the process that does is forked."""
     with tempfile.TemporaryDirectory() as folder:
         python, starter = Path(folder) / "python", _starter(WORKER_MODULES, PYTHONHASHSEED="0")  # as Spark sets it
         python.write_text(_WORKER_SCRIPT.format(python=sys.executable, address=str(starter)))

@@ -18,14 +18,17 @@ STOP_SECONDS = 60
 
 
 @contextmanager
-def local_server() -> Iterator[str]:
+def local_server(*options: str) -> Iterator[str]:
     """Serve a new, empty folder on a free port; gives the URL. Server and folder are gone at the end.
+
+    `options` are further ones of `tiltyard serve`.
 
     Raises RuntimeError with the server's own words if it does not start, or does not stop cleanly.
     """
     with TemporaryDirectory(prefix="tiltyard-demo-") as folder:
-        log, port = Path(folder) / "server.log", _free_port()
+        log, port = Path(folder) / "server.log", free_port()
         command = [sys.executable, "-m", "tiltyard", "serve", "--root", f"{folder}/tables", "--port", str(port)]
+        command += options
         with log.open("wb") as output:
             server = subprocess.Popen(command, stdout=output, stderr=output)
         try:
@@ -39,7 +42,8 @@ def local_server() -> Iterator[str]:
             raise RuntimeError(f"The server stopped with status {status}:\n{log.read_text()}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this host that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

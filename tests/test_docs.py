@@ -74,6 +74,17 @@ def test_demo_finds_what_it_looks_for_and_stops_with_status_0() -> None:
     assert "Roman Holiday" in done.stdout
 
 
+@pytest.mark.extended
+@pytest.mark.timeout(900)  # it starts a metastore, a server and Spark
+def test_demo_of_a_hive_metastore_is_searched_and_refused_by_spark() -> None:
+    demo = [sys.executable, str(HOME / "examples/hive.py")]
+    done = subprocess.run(demo, capture_output=True, text=True, check=False, timeout=840)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "EXTERNAL_TABLE cinema.films at file:/" in done.stdout
+    assert done.stdout.count("refused: [DATA_SOURCE_NOT_FOUND]") == 5
+    assert done.stdout.endswith("\nDone.\n")
+
+
 @pytest.mark.parametrize("name", [spec.name for spec in dataclasses.fields(Settings)])
 def test_settings_page_has_a_row_for_each_setting(name: str) -> None:
     assert re.search(rf"^\| `{name}` \|", SETTINGS, re.MULTILINE), f"docs/settings.md says nothing of {name}"

@@ -113,8 +113,8 @@ def test_a_mount_is_added_listed_altered_and_removed(reach: Reach, secured: Secu
 
     altered = reach.run("alter", name, "--set", "timeout=5", "--max-age", "2", "--allow", str(folder))
     assert altered.stdout == f"{name}  dir  root={folder}  mode=listing  timeout=5  max-age=2  allow={folder}\n"
-    altered = reach.run("alter", name, "--unset", "timeout", "--allow-any", "--managed")
-    assert altered.stdout == f"{name}  dir  root={folder}  mode=listing  max-age=2  managed\n"
+    altered = reach.run("alter", name, "--unset", "timeout", "--allow-any", "--managed", "--vend")
+    assert altered.stdout == f"{name}  dir  root={folder}  mode=listing  max-age=2  managed  vends credentials\n"
 
     assert reach.run("remove", name).stdout == f"{name} is unmounted.\n"
     assert lines_of(reach.run("list"), name) == []

@@ -42,6 +42,9 @@ allow_option = click.option(
 managed_option = click.option(
     "--managed/--no-managed", default=None, help="Whether commits to its tables go through this catalog [default: no]."
 )
+vend_option = click.option(
+    "--vend/--no-vend", default=None, help="Whether its tables are opened by credentials that it vends [default: no]."
+)
 
 
 @click.group("mount", short_help="Serve catalogs of others as namespaces.")
@@ -62,6 +65,7 @@ def mount() -> None:
 @age_option
 @allow_option
 @managed_option
+@vend_option
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property of the namespace.")
 @catalog_options
 def add(
@@ -73,6 +77,7 @@ def add(
     max_age: float | None,
     locations: tuple[str, ...],
     managed: bool | None,
+    vend: bool | None,
     properties: tuple[str, ...],
     url: str,
     key: str,
@@ -105,6 +110,7 @@ def add(
             max_age_millis=_milliseconds(max_age),
             allowed_locations=list(locations) or None,
             managed_versioning=managed,
+            vends_credentials=vend,
             properties=parse_pairs(properties) or None,
         )
         click.echo(_format_mount(response["mount"]))
@@ -134,6 +140,7 @@ def list_mounts(settings: Settings, url: str, key: str) -> None:
 @allow_option
 @click.option("--allow-any", is_flag=True, help="Remove the bound of --allow.")
 @managed_option
+@vend_option
 @catalog_options
 def alter(
     settings: Settings,
@@ -144,6 +151,7 @@ def alter(
     locations: tuple[str, ...],
     allow_any: bool,
     managed: bool | None,
+    vend: bool | None,
     url: str,
     key: str,
 ) -> None:
@@ -166,6 +174,7 @@ def alter(
             max_age_millis=_milliseconds(max_age),
             allowed_locations=list(locations) if locations or allow_any else None,
             managed_versioning=managed,
+            vends_credentials=vend,
         )["mount"]
         click.echo(_format_mount(entry))
         if entry["origin"] == "settings":
@@ -292,6 +301,8 @@ def _format_mount(entry: Mapping[str, Any]) -> str:
     parts += [f"allow={location}" for location in entry["allowed_locations"]]
     if entry["managed_versioning"]:
         parts.append("managed")
+    if entry["vends_credentials"]:
+        parts.append("vends credentials")
     if entry["origin"] == "settings":
         parts.append("(in the server's settings)")
     if entry.get("outage"):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 from tiltyard.model.settings.storages import is_reference
+
+if TYPE_CHECKING:
+    from tiltyard.model.ids import Id
 
 DEFAULT_MAX_AGE = 1.0
 MOST_MAX_AGE = 86400.0
@@ -33,6 +35,8 @@ class MountSettings(msgspec.Struct, frozen=True):
 
     def id(self, name: str) -> Id:
         """Return the id of the namespace that the mount `name` is. Raises InvalidInputError."""
+        from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id  # noqa: PLC0415  # it imports lance_namespace, slowly
+
         return parse_id(self.namespace or name, DEFAULT_DELIMITER)
 
 

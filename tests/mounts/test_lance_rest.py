@@ -175,9 +175,3 @@ def test_settings_that_cannot_be_used_are_refused_without_their_secrets(wrong: d
     with pytest.raises(InvalidInputError) as caught:
         open_catalog("lance", {"uri": "http://localhost", **wrong})
     assert "hunter2" not in str(caught.value)
-
-
-def test_certificates_that_are_not_there_are_an_invalid_input() -> None:
-    catalog = mounted("https://127.0.0.1:1", ca_file="/no/such/file.pem")
-    with pytest.raises((InvalidInputError, ServiceUnavailableError)):
-        catalog.get_namespace(Id(("ns",)))

@@ -18,7 +18,7 @@ from thrift.transport.TTransport import TMemoryBuffer
 
 from tests.services.certificates import CertificateFiles, loopback_certificate
 from tests.services.ports import reserve_port
-from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits, ThriftTls
+from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
 from tiltyard.mounts.thrift_structs import (
     Entries,
     Items,
@@ -32,6 +32,7 @@ from tiltyard.mounts.thrift_structs import (
     text_map,
     write_struct,
 )
+from tiltyard.mounts.tls import tls_context
 
 EVERY_TYPE = Struct(
     {
@@ -242,9 +243,9 @@ def test_calls_go_through_tls_to_a_service_whose_certificate_is_accepted(certifi
                 encrypted.recv(1 << 16)
                 encrypted.sendall(answer("get", Struct({0: text("x")})))
 
-    files = {"ca_file": str(certificate.certificate), "cert_file": str(certificate.certificate)}
+    file = str(certificate.certificate)
     with service(answer_twice) as address:
-        tls = ThriftTls(**files, key_file=str(certificate.key))
+        tls = tls_context(file, file, str(certificate.key))
         caller = ThriftClient("The service", [address], ThriftLimits(5, 2, 4), tls=tls)
         for _ in range(4):  # the second one of two closes the connection: a write goes to a new one
             assert caller.call("get", Struct(), is_read=False).text(0) == "x"
@@ -263,16 +264,16 @@ def test_a_certificate_that_is_not_accepted_and_files_that_are_not_there_are_err
         context.wrap_socket(connection, server_side=True).close()
 
     with service(shake_hands) as address:
-        caller = ThriftClient("The service", [address], ThriftLimits(5, 2, 4), tls=ThriftTls())
+        caller = ThriftClient("The service", [address], ThriftLimits(5, 2, 4), tls=tls_context("", "", ""))
         with pytest.raises(ServiceUnavailableError, match="certificate"):
             caller.call("get", Struct(), is_read=True)
     with pytest.raises(InvalidInputError, match="certificates"):
-        ThriftClient("The service", [address], ThriftLimits(5, 2, 4), tls=ThriftTls("/no/such/file"))
+        tls_context("/no/such/file", "", "")
 
 
 def test_a_tls_handshake_that_hangs_ends_in_its_time(certificate: CertificateFiles) -> None:
     with service(lambda connection: time.sleep(3)) as address:
-        caller = ThriftClient("The service", [address], ThriftLimits(1, 0.5, 4), tls=ThriftTls())
+        caller = ThriftClient("The service", [address], ThriftLimits(1, 0.5, 4), tls=tls_context("", "", ""))
         started = time.monotonic()
         with pytest.raises(ServiceUnavailableError):
             caller.call("get", Struct(), is_read=True)

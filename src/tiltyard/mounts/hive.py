@@ -56,8 +56,9 @@ from tiltyard.mounts.lance_entries import (
 )
 from tiltyard.mounts.mount_settings import check_network
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, page_by_name
-from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits, ThriftTls, Wrap
+from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits, Wrap
 from tiltyard.mounts.thrift_structs import Struct, boolean, struct, struct_list, text, text_list, text_map
+from tiltyard.mounts.tls import tls_context
 from tiltyard.storage.locations import canonical_location
 
 DEFAULT_PORT = 9083
@@ -207,7 +208,7 @@ class HiveCatalog:
             settings.addresses(),
             ThriftLimits(settings.timeout, settings.connect_timeout, settings.connections),
             ("set_ugi", Struct({1: text(settings.user), 2: groups})) if settings.user else None,
-            ThriftTls(settings.ca_file, settings.cert_file, settings.key_file) if settings.tls else None,
+            tls_context(settings.ca_file, settings.cert_file, settings.key_file) if settings.tls else None,
             _kerberos(settings) if settings.kerberos else None,
         )
 

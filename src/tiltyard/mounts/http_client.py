@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 import urllib3
-from lance_namespace.errors import InternalError, InvalidInputError, ServiceUnavailableError
+from lance_namespace.errors import InternalError, ServiceUnavailableError
 
 from tiltyard.mounts.call_deadline import CallDeadline
 from tiltyard.mounts.mount_settings import SECRET, check_network
+from tiltyard.mounts.tls import tls_context
 
 LARGEST_RESPONSE = 64 << 20
 """Bytes of a response, decompressed."""
@@ -103,23 +105,22 @@ class HttpConnections:
         """`name` is what messages call the other side. Raises InvalidInputError for unusable certificates."""
         self._name = name
         self._deadline = CallDeadline(name, settings.timeout, settings.connections)
+        has_tls = any(uri.startswith("https://") for uri in (settings.uri, settings.oauth2_uri))
         self._pool = urllib3.PoolManager(
             maxsize=settings.connections,
             block=True,
             retries=urllib3.Retry(connect=1, read=0, redirect=0, other=0),
             timeout=urllib3.Timeout(total=settings.timeout, connect=settings.connect_timeout),
-            ca_certs=settings.ca_file or None,
-            cert_file=settings.cert_file or None,
-            key_file=settings.key_file or None,
+            ssl_context=tls_context(settings.ca_file, settings.cert_file, settings.key_file) if has_tls else None,
         )
 
     def send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """Return status and content of a response. Raises ServiceUnavailableError, InvalidInputError."""
+        """Return status and content of a response. Raises ServiceUnavailableError."""
         try:
             return self._deadline.run(self._exchange, method, url, body, headers)
-        except OSError as error:
-            raise InvalidInputError("The mount's certificates cannot be read.") from error
         except urllib3.exceptions.HTTPError as error:
+            if isinstance(getattr(error, "reason", error), urllib3.exceptions.SSLError):
+                raise ServiceUnavailableError(f"{self._name} has no certificate that the mount accepts.") from error
             rest = "try again" if method in _READS else "what was to change may have changed"
             raise ServiceUnavailableError(f"{self._name} does not answer: {rest}.") from error
 
@@ -152,11 +153,19 @@ class JsonClient:
         self._authorization = authorization
 
     def request(
-        self, method: str, url: str, *, body: object = None, headers: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
+        self,
+        method: str,
+        url: str,
+        *,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        expected: Any = dict[str, Any],
+    ) -> Any:
         """Send a request, and return its response; once more where the credentials were rejected and others exist.
 
-        Raises HttpError, ServiceUnavailableError, InternalError, and what asking for credentials raises.
+        `expected` is the type of the response: a TypedDict, of which other fields than its own are left out. Raises
+        HttpError, ServiceUnavailableError, InternalError for a response of another type, and what asking for
+        credentials raises.
         """
         content = None if body is None else msgspec.json.encode(body)
         content_type = {} if content is None else {"Content-Type": "application/json"}
@@ -166,19 +175,18 @@ class JsonClient:
         if status in _UNAUTHORIZED and self._authorization.reject(authorized):
             authorized = self._authorization.headers(method, url, content)
             status, data = self._connections.send(method, url, content, {**own, **authorized})
-        return self._decoded(status, data)
+        return self._decoded(status, data, expected)
 
     def close(self) -> None:
         """Close all connections."""
         self._connections.close()
 
-    def _decoded(self, status: int, data: bytes) -> dict[str, Any]:
-        try:
-            content: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any]) if data.strip() else {}
-        except msgspec.MsgspecError as error:
-            if status < 300:
-                raise InternalError(f"{self._name} answers what is no JSON.") from error
-            content = {}
+    def _decoded(self, status: int, data: bytes, expected: Any) -> Any:
         if status >= 300:
-            raise HttpError(status, content)
-        return content
+            with suppress(msgspec.MsgspecError):
+                raise HttpError(status, msgspec.json.decode(data, type=dict[str, Any]))
+            raise HttpError(status, {})
+        try:
+            return msgspec.json.decode(data if data.strip() else b"{}", type=expected)
+        except msgspec.MsgspecError as error:
+            raise InternalError(f"{self._name} answers what is no response to the request.") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Required, TypedDict
 
 from lance_namespace.errors import InvalidInputError
 
@@ -35,7 +35,7 @@ from tiltyard.mounts.lance_entries import (
 from tiltyard.mounts.mount_settings import check_age
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
 from tiltyard.mounts.oauth2 import json_client
-from tiltyard.mounts.storage_credentials import iceberg_credentials
+from tiltyard.mounts.storage_credentials import PrefixCredentials, iceberg_credentials
 from tiltyard.mounts.table_formats import TableFormats
 from tiltyard.storage.locations import canonical_location
 
@@ -52,6 +52,24 @@ _SCHEMA = {
 _FEW_SNAPSHOTS = {"snapshots": "refs"}
 """Of Iceberg's own tables, of which there may be thousands, only those that have names."""
 _VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
+
+
+_Metadata = TypedDict(
+    "_Metadata",
+    {"location": Required[str], "table-uuid": Required[str], "properties": dict[str, str] | None},
+    total=False,
+)
+_Entry = TypedDict(
+    "_Entry",
+    {
+        "metadata": Required[_Metadata],
+        "metadata-location": str | None,
+        "config": dict[str, str] | None,
+        "storage-credentials": list[PrefixCredentials] | None,
+    },
+    total=False,
+)
+"""A table as the catalog answers it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +163,7 @@ class IcebergCatalog:
             **({"location": location_uri(place)} if place else {}),
         }
         try:
-            entry = self._namespaces.request("POST", _tables_path(table.parent), body=body)
+            entry = self._namespaces.request("POST", _tables_path(table.parent), body=body, expected=_Entry)
         except HttpError as error:
             missing, exists = missing_namespace(table.parent), existing_table(table)
             raise self._namespaces.translated(error, missing, exists) from error
@@ -218,13 +236,13 @@ class IcebergCatalog:
 
     def _load(
         self, table: Id, *, query: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
+    ) -> _Entry:
         """Return a Lance table's entry. Raises TableNotFoundError, NamespaceNotFoundError."""
         if len(table) < 2 or not all(map(can_be_name, table)):
             self._namespaces.get(table.parent)
             raise missing_table(table)
         try:
-            entry = self._namespaces.request("GET", _table_path(table), query, headers=headers)
+            entry: _Entry = self._namespaces.request("GET", _table_path(table), query, headers=headers, expected=_Entry)
         except HttpError as error:
             if error.status == 404:
                 self._namespaces.get(table.parent)
@@ -252,7 +270,7 @@ def _table_path(table: Id) -> tuple[str, ...]:
     return *_tables_path(table.parent), table.name
 
 
-def _described(table: Id, entry: Mapping[str, Any]) -> MountedTable:
+def _described(table: Id, entry: _Entry) -> MountedTable:
     metadata = entry["metadata"]
     properties = metadata.get("properties") or {}
     hidden = _HIDDEN_IN_NESSIE if _NESSIE_COMMIT in properties else _HIDDEN_PROPERTIES

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypedDict
 from urllib.parse import quote, urlencode
 
+import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
     LanceNamespaceError,
@@ -33,6 +34,30 @@ CATALOG_SERVICE = "v1"
 
 _LEVEL_SEPARATOR = "\x1f"
 _COMMIT_FAILED = "CommitFailedException"
+
+
+class _Config(TypedDict, total=False):
+    defaults: dict[str, Any] | None
+    overrides: dict[str, Any] | None
+
+
+class _Namespace(TypedDict, total=False):
+    properties: dict[str, str] | None
+
+
+class _Identifier(TypedDict):
+    name: str
+
+
+_Page = TypedDict(
+    "_Page",
+    {
+        "namespaces": list[Annotated[list[str], msgspec.Meta(min_length=1)]] | None,
+        "identifiers": list[_Identifier] | None,
+        "next-page-token": str | None,
+    },
+    total=False,
+)
 
 
 class IcebergNamespaces:
@@ -63,7 +88,8 @@ class IcebergNamespaces:
             return {}
         self.check_existing(namespace)
         try:
-            return dict(self.request("GET", namespace_path(namespace)).get("properties") or {})
+            response: _Namespace = self.request("GET", namespace_path(namespace), expected=_Namespace)
+            return response.get("properties") or {}
         except HttpError as error:
             raise self.translated(error, missing_namespace(namespace)) from error
 
@@ -125,7 +151,7 @@ class IcebergNamespaces:
         def fetch(page: str, size: int | None) -> tuple[list[Any], str | None]:
             paging = {} if size is None else {"pageSize": str(size), "pageToken": page}
             try:
-                response = self.request("GET", path, {**(query or {}), **paging}, service=service)
+                response = self.request("GET", path, {**(query or {}), **paging}, service=service, expected=_Page)
             except HttpError as error:
                 raise self.translated(error, missing_namespace(namespace)) from error
             return response.get(key) or [], response.get("next-page-token")
@@ -141,11 +167,14 @@ class IcebergNamespaces:
         body: object = None,
         headers: Mapping[str, str] | None = None,
         service: str = CATALOG_SERVICE,
-    ) -> dict[str, Any]:
-        """Send a request, and return its response. Raises HttpError, ServiceUnavailableError."""
+        expected: Any = dict[str, Any],
+    ) -> Any:
+        """Send a request, and return its response, as `JsonClient.request` does."""
         segments = (service, *self._prefix_segments(), *(quote(segment, safe="") for segment in path))
         url = f"{self._root}/{'/'.join(segments)}"
-        return self._client.request(method, f"{url}?{_encoded(query)}" if query else url, body=body, headers=headers)
+        return self._client.request(
+            method, f"{url}?{_encoded(query)}" if query else url, body=body, headers=headers, expected=expected
+        )
 
     def translated(
         self, error: HttpError, missing: LanceNamespaceError, conflict: LanceNamespaceError | None = None
@@ -181,12 +210,13 @@ class IcebergNamespaces:
             if self._prefix is None:
                 warehouse = f"?{_encoded({'warehouse': self._warehouse})}" if self._warehouse else ""
                 try:
-                    config = self._client.request("GET", f"{self._root}/{CATALOG_SERVICE}/config{warehouse}")
+                    url = f"{self._root}/{CATALOG_SERVICE}/config{warehouse}"
+                    config: _Config = self._client.request("GET", url, expected=_Config)
                 except HttpError as error:
                     unusable = ServiceUnavailableError(f"{self._name} has no such warehouse: check the mount.")
                     raise self.translated(error, unusable) from error
                 values = {**(config.get("defaults") or {}), **(config.get("overrides") or {})}
-                self._prefix = values.get("prefix", "")
+                self._prefix = str(values.get("prefix") or "")
             return (self._prefix,) if self._prefix else ()
 
 

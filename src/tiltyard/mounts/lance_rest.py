@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote, urlencode
 
 from lance_namespace.errors import (
@@ -69,6 +69,22 @@ _FAILURES: dict[int, Failure] = {
     21: THROTTLED,
 }
 """What the specification's codes mean, without those of things that exist or do not."""
+
+
+class _Description(TypedDict, total=False):
+    """A namespace, or a table."""
+
+    location: str | None
+    properties: dict[str, str] | None
+    storage_options: dict[str, str] | None
+    is_only_declared: bool | None
+    managed_versioning: bool | None
+
+
+class _Names(TypedDict, total=False):
+    namespaces: list[str] | None
+    tables: list[str] | None
+    page_token: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +220,7 @@ class LanceRestCatalog:
         if not options:
             return None
         expiry = options.pop(_EXPIRY, None)
-        return StorageCredentials(options, int(expiry) if expiry else None)
+        return StorageCredentials(options, int(expiry) if expiry and expiry.isdecimal() else None)
 
     def close(self) -> None:
         self._client.close()
@@ -230,7 +246,7 @@ class LanceRestCatalog:
             raise unsupported(self._name, "keep properties of a table at a location of its own", "it drops them")
         return described
 
-    def _describe(self, table: Id, request: Mapping[str, object]) -> dict[str, Any]:
+    def _describe(self, table: Id, request: Mapping[str, object]) -> _Description:
         """Return a table's description. Raises TableNotFoundError, NamespaceNotFoundError."""
         if not table or not all(map(self._can_be_name, table)):
             self.get_namespace(table.parent)
@@ -244,7 +260,7 @@ class LanceRestCatalog:
             self.get_namespace(table.parent)
             raise
 
-    def _described(self, table: Id, response: Mapping[str, Any]) -> MountedTable:
+    def _described(self, table: Id, response: _Description) -> MountedTable:
         location = response.get("location")
         if not location:
             raise InternalError(f"{self._name} does not say where the table '{table}' is.")
@@ -287,11 +303,15 @@ class LanceRestCatalog:
     def _can_be_name(self, name: str) -> bool:
         return name not in ("", ".", "..") and self._settings.delimiter not in name and name.isprintable()
 
-    def _get(self, path: Id, operation: str, query: Mapping[str, str]) -> dict[str, Any]:
-        return self._client.request("GET", f"{self._url('namespace', path, operation)}&{urlencode(query)}")
+    def _get(self, path: Id, operation: str, query: Mapping[str, str]) -> Any:
+        url = f"{self._url('namespace', path, operation)}&{urlencode(query)}"
+        return self._client.request("GET", url, expected=_Names)
 
-    def _post(self, kind: str, path: Id, operation: str, request: Mapping[str, object]) -> dict[str, Any]:
-        return self._client.request("POST", self._url(kind, path, operation), body=request)
+    def _post(self, kind: str, path: Id, operation: str, request: Mapping[str, object]) -> _Description:
+        description: _Description = self._client.request(
+            "POST", self._url(kind, path, operation), body=request, expected=_Description
+        )
+        return description
 
     def _url(self, kind: str, path: Id, operation: str) -> str:
         delimiter = self._settings.delimiter

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Required, TypedDict
 
 from lance_namespace.errors import InternalError
 
@@ -33,7 +33,7 @@ from tiltyard.mounts.lance_entries import (
 from tiltyard.mounts.mount_settings import check_age
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
 from tiltyard.mounts.oauth2 import json_client
-from tiltyard.mounts.storage_credentials import iceberg_credentials
+from tiltyard.mounts.storage_credentials import PrefixCredentials, iceberg_credentials
 from tiltyard.mounts.table_formats import TableFormats
 from tiltyard.storage.locations import canonical_location
 
@@ -44,6 +44,23 @@ _VENDED = {"Polaris-Generic-Table-Access-Delegation": "vended-credentials"}
 _CANNOT_VEND = frozenset((400, 406, 501))
 """Statuses of a server that vends no credentials for generic tables, which it must not answer without them."""
 _NO_REQUEST = "Polaris has no request for it"
+
+
+_Table = TypedDict(
+    "_Table",
+    {"format": Required[str], "base-location": str | None, "properties": dict[str, str] | None},
+    total=False,
+)
+_Entry = TypedDict(
+    "_Entry",
+    {
+        "table": Required[_Table],
+        "storage-access-configs": list[PrefixCredentials] | None,
+        "storage-credentials": list[PrefixCredentials] | None,
+    },
+    total=False,
+)
+"""A table as Polaris answers it; its credentials have had two names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +160,7 @@ class PolarisCatalog:
     def deregister_table(self, table: Id) -> MountedTable:
         described = self.get_table(table)
         try:
-            self._request("DELETE", _table_path(table))
+            self._namespaces.request("DELETE", _table_path(table), service=_GENERIC_SERVICE)
         except HttpError as error:
             raise self._namespaces.translated(error, missing_table(table)) from error
         self._formats.forget(table)
@@ -176,7 +193,7 @@ class PolarisCatalog:
             )
         return f"{normalized_location(location, is_encoded=False).rstrip('/')}/{table.name}"
 
-    def _load(self, table: Id) -> dict[str, Any]:
+    def _load(self, table: Id) -> _Entry:
         """Return a Lance table's entry. Raises TableNotFoundError, NamespaceNotFoundError."""
         if len(table) < 2 or not all(map(can_be_name, table)):
             self._namespaces.get(table.parent)
@@ -193,16 +210,20 @@ class PolarisCatalog:
 
     def _request(
         self, method: str, path: tuple[str, ...], *, body: object = None, headers: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
-        return self._namespaces.request(method, path, body=body, headers=headers, service=_GENERIC_SERVICE)
+    ) -> _Entry:
+        entry: _Entry = self._namespaces.request(
+            method, path, body=body, headers=headers, service=_GENERIC_SERVICE, expected=_Entry
+        )
+        return entry
 
-    def _described(self, table: Id, entry: Mapping[str, Any]) -> MountedTable:
+    def _described(self, table: Id, entry: _Entry) -> MountedTable:
         details = entry["table"]
-        if not details.get("base-location"):
+        location = details.get("base-location")
+        if not location:
             raise InternalError(f"{self._name} does not say where the table '{table}' is.")
         return MountedTable(
             table,
-            normalized_location(details["base-location"], is_encoded=False),
+            normalized_location(location, is_encoded=False),
             user_properties(details.get("properties")),
         )
 

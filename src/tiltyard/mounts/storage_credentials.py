@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Required, TypedDict
 
 from tiltyard.mounts.lance_entries import normalized_location
 from tiltyard.mounts.mounted_catalog import StorageCredentials
+
+
+class PrefixCredentials(TypedDict):
+    """Credentials for what lies below a prefix, in Iceberg's words."""
+
+    prefix: str
+    config: dict[str, str]
+
+
+class _Aws(TypedDict, total=False):
+    access_key_id: Required[str]
+    secret_access_key: Required[str]
+    session_token: str | None
+
+
+class _Azure(TypedDict):
+    sas_token: str
+
+
+class _Google(TypedDict):
+    oauth_token: str
+
+
+class UnityCredentials(TypedDict, total=False):
+    """What Unity Catalog vends: credentials of one cloud."""
+
+    aws_temp_credentials: _Aws | None
+    azure_user_delegation_sas: _Azure | None
+    gcp_oauth_token: _Google | None
+    expiration_time: int | None
+
 
 _LANCE_OPTIONS = {
     "s3.access-key-id": "aws_access_key_id",
@@ -31,7 +62,7 @@ _SAS_TOKEN, _SAS_EXPIRY = "adls.sas-token.", "adls.sas-token-expires-at-ms."
 
 
 def iceberg_credentials(
-    location: str, config: Mapping[str, str], vended: Iterable[Mapping[str, Any]]
+    location: str, config: Mapping[str, str], vended: Iterable[PrefixCredentials]
 ) -> StorageCredentials | None:
     """Return what an Iceberg catalog vends for a location: a configuration, and credentials below prefixes.
 
@@ -54,10 +85,10 @@ def iceberg_credentials(
             expiries.append(value)
     if _SECRETS.isdisjoint(options):
         return None
-    return StorageCredentials(options, min(map(int, expiries), default=None))
+    return StorageCredentials(options, min((int(expiry) for expiry in expiries if expiry.isdecimal()), default=None))
 
 
-def unity_credentials(location: str, response: Mapping[str, Any]) -> StorageCredentials | None:
+def unity_credentials(location: str, response: UnityCredentials) -> StorageCredentials | None:
     """Return what Unity Catalog vends for a table at a location; None without a secret."""
     options: dict[str, str] = {}
     if aws := response.get("aws_temp_credentials"):
@@ -77,7 +108,7 @@ def unity_credentials(location: str, response: Mapping[str, Any]) -> StorageCred
     if _SECRETS.isdisjoint(options):
         return None
     expiry = response.get("expiration_time")
-    return StorageCredentials(options, int(expiry) if expiry else None)
+    return StorageCredentials(options, expiry or None)
 
 
 def azure_account(location: str) -> str:

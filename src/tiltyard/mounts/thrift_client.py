@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, UnsupportedOperationError
+from lance_namespace.errors import ServiceUnavailableError, UnsupportedOperationError
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TApplicationException, TException, TMessageType
 from thrift.transport.TSocket import TSocket
@@ -38,25 +38,6 @@ class ThriftLimits:
     timeout: float
     connect_timeout: float
     connections: int
-
-
-@dataclass(frozen=True, slots=True)
-class ThriftTls:
-    """TLS: the authorities whose certificates are accepted, those of the host if empty; our own certificate."""
-
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-
-    def context(self) -> ssl.SSLContext:
-        """Return what connections are made with. Raises InvalidInputError for files that cannot be used."""
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file or None)
-            if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file or None)
-        except OSError as error:
-            raise InvalidInputError("The mount's certificates cannot be read.") from error
-        return context
 
 
 class _DeadlineSocket(TSocket):  # type: ignore[misc]  # the package has no types
@@ -134,21 +115,19 @@ class ThriftClient:
         addresses: Sequence[Address],
         limits: ThriftLimits,
         greeting: tuple[str, Struct] | None = None,
-        tls: ThriftTls | None = None,
+        tls: ssl.SSLContext | None = None,
         wrap: Wrap | None = None,
     ) -> None:
         """`name` is what messages call the service; `greeting` is a call that each connection begins with.
 
         `wrap` authenticates each connection before, and returns what is sent and received through.
-
-        Raises InvalidInputError for certificates that cannot be used.
         """
         self._name = name
         self._addresses = list(addresses)
         self._limits = limits
         self._greeting = greeting
         self._wrap = wrap
-        self._tls = None if tls is None else tls.context()
+        self._tls = tls
         self._resolver = CallDeadline(name, limits.connect_timeout, _RESOLVING_THREADS)
         self._places = threading.BoundedSemaphore(limits.connections)
         self._idle: list[_Connection] = []

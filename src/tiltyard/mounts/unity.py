@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Required, TypedDict
 from urllib.parse import quote, urlencode
 
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts.catalog_errors import (
@@ -42,7 +42,7 @@ from tiltyard.mounts.lance_entries import (
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
 from tiltyard.mounts.oauth2 import json_client
 from tiltyard.mounts.paged_lists import collect_page
-from tiltyard.mounts.storage_credentials import unity_credentials
+from tiltyard.mounts.storage_credentials import UnityCredentials, unity_credentials
 from tiltyard.storage.locations import canonical_location
 
 _API = "/api/2.1/unity-catalog"
@@ -64,6 +64,24 @@ _COLUMN = {
     "nullable": True,
 }
 """What every table has: here it says that this is no table for engines without Lance."""
+
+
+class _Entry(TypedDict, total=False):
+    """A catalog, a schema or a table."""
+
+    name: Required[str]
+    properties: dict[str, str] | None
+    storage_location: str | None
+    table_id: str | None
+    table_type: str | None
+    updated_at: int | None
+
+
+class _Page(TypedDict, total=False):
+    catalogs: list[_Entry] | None
+    schemas: list[_Entry] | None
+    tables: list[_Entry] | None
+    next_page_token: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +162,7 @@ class UnityCatalog:
         return Page(tuple(entry["name"] for entry in entries), following)
 
     def get_table(self, table: Id) -> MountedTable:
-        return _described(table, self._get_table_entry(table))
+        return self._described(table, self._get_table_entry(table))
 
     def declare_table(self, table: Id, location: str | None, properties: Properties) -> MountedTable:
         self._check_new(table, self.levels + 1)
@@ -162,7 +180,7 @@ class UnityCatalog:
             "properties": {**properties, **MARKER_PROPERTIES},
         }
         with self._raising(missing_namespace(table.parent), existing_table(table)):
-            return _described(table, self._request("POST", "tables", body=body))
+            return self._described(table, self._request("POST", "tables", body=body, expected=_Entry))
 
     def update_table_properties(self, table: Id, changes: Mapping[str, str | None]) -> MountedTable:
         raise unsupported(self._name, "change the properties of a table", _NO_REQUEST)
@@ -176,19 +194,19 @@ class UnityCatalog:
             raise unsupported(self._name, f"deregister '{table}'", "it is not external, and would lose its files")
         with self._raising(missing_table(table)):
             self._request("DELETE", _table_path(table))
-        return _described(table, entry)
+        return self._described(table, entry)
 
     def vend_credentials(self, table: Id, *, writable: bool) -> StorageCredentials | None:
         """Return what Unity vends to the mount's principal; None for storages that it has no credentials of."""
         entry = self._get_table_entry(table)
-        body = {"table_id": entry["table_id"], "operation": "READ_WRITE" if writable else "READ"}
+        body = {"table_id": entry.get("table_id"), "operation": "READ_WRITE" if writable else "READ"}
         try:
-            response = self._request("POST", "temporary-table-credentials", body=body)
+            response = self._request("POST", "temporary-table-credentials", body=body, expected=UnityCredentials)
         except HttpError as error:
             if error.status in _CANNOT_VEND:
                 return None
             raise self._translated(error, missing_table(table)) from error
-        vended = unity_credentials(_described(table, entry).location, response)
+        vended = unity_credentials(self._described(table, entry).location, response)
         return None if vended is None else replace(vended, is_read_only=not writable)
 
     def close(self) -> None:
@@ -199,32 +217,44 @@ class UnityCatalog:
             raise InvalidInputError(f"{self._name} chooses no location for a table: name one, or a root of the mount.")
         return "/".join((canonical_location(self._settings.root).rstrip("/"), *table))
 
-    def _get_entry(self, namespace: Id) -> dict[str, Any]:
+    def _get_entry(self, namespace: Id) -> _Entry:
         """Return a catalog or schema. Raises NamespaceNotFoundError."""
         self._check_existing(namespace)
         with self._raising(missing_namespace(namespace)):
-            entry = self._request("GET", _namespace_path(namespace))
-        if entry.get("name") != namespace.name:  # found under another case of its letters
+            entry: _Entry = self._request("GET", _namespace_path(namespace), expected=_Entry)
+        if entry["name"] != namespace.name:  # found under another case of its letters
             raise missing_namespace(namespace)
         return entry
 
-    def _get_table_entry(self, table: Id) -> dict[str, Any]:
+    def _get_table_entry(self, table: Id) -> _Entry:
         """Return a Lance table's entry. Raises TableNotFoundError, NamespaceNotFoundError."""
         if len(table) != self.levels + 1 or not all(map(_NAME.fullmatch, table)):
             if table.parent:
                 self._get_entry(table.parent)
             raise missing_table(table)
         try:
-            entry = self._request("GET", _table_path(table))
+            entry: _Entry = self._request("GET", _table_path(table), expected=_Entry)
         except HttpError as error:
             if _is_missing(error):
                 self._get_entry(table.parent)
             raise self._translated(error, missing_table(table)) from error
-        if entry.get("name") != table.name:
+        if entry["name"] != table.name:
             raise missing_table(table)
         if not is_lance(entry.get("properties")):
             raise other_format_error(self._name, table)
         return entry
+
+    def _described(self, table: Id, entry: _Entry) -> MountedTable:
+        location, updated = entry.get("storage_location"), entry.get("updated_at")
+        if not location:
+            raise InternalError(f"{self._name} does not say where the table '{table}' is.")
+        return MountedTable(
+            table,
+            normalized_location(location, is_encoded=False),
+            user_properties(entry.get("properties")),
+            stable_id=entry.get("table_id"),
+            version_token=None if updated is None else str(updated),
+        )
 
     def _list(self, parent: Id, kind: str, query: Mapping[str, str], limit: int | None, token: str | None) -> Page:
         entries, following = self._entries(parent, kind, query, limit, token)
@@ -241,15 +271,15 @@ class UnityCatalog:
         token: str | None,
         *,
         only_lance: bool = False,
-    ) -> tuple[list[dict[str, Any]], str | None]:
+    ) -> tuple[list[_Entry], str | None]:
         """Return entries of a list and the token of the next page. Raises NamespaceNotFoundError."""
 
-        def fetch(page: str, size: int | None) -> tuple[list[dict[str, Any]], str | None]:
+        def fetch(page: str, size: int | None) -> tuple[list[_Entry], str | None]:
             paging: dict[str, str] = {"max_results": str(min(size or _LARGEST_PAGE, _LARGEST_PAGE))}
             if page:
                 paging["page_token"] = page
             with self._raising(missing_namespace(namespace)):
-                response = self._request("GET", kind, {**query, **paging})
+                response = self._request("GET", kind, {**query, **paging}, expected=_Page)
             return response.get(kind) or [], response.get("next_page_token")
 
         return collect_page(
@@ -275,10 +305,16 @@ class UnityCatalog:
             raise missing_namespace(namespace)
 
     def _request(
-        self, method: str, path: str, query: Mapping[str, str] | None = None, *, body: object = None
-    ) -> dict[str, Any]:
-        url = f"{self._root}/{path}"
-        return self._client.request(method, f"{url}?{urlencode(query)}" if query else url, body=body)
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        body: object = None,
+        expected: Any = dict[str, Any],
+    ) -> Any:
+        url = f"{self._root}/{path}{f'?{urlencode(query)}' if query else ''}"
+        return self._client.request(method, url, body=body, expected=expected)
 
     @contextmanager
     def _raising(
@@ -328,14 +364,3 @@ def _namespace_path(namespace: Id) -> str:
 
 def _table_path(table: Id) -> str:
     return f"tables/{quote('.'.join(table), safe='')}"
-
-
-def _described(table: Id, entry: Mapping[str, Any]) -> MountedTable:
-    updated = entry.get("updated_at")
-    return MountedTable(
-        table,
-        normalized_location(entry.get("storage_location") or "", is_encoded=False),
-        user_properties(entry.get("properties")),
-        stable_id=entry.get("table_id"),
-        version_token=None if updated is None else str(updated),
-    )

@@ -166,6 +166,24 @@ def _mounted(admin: Admin) -> Fields:
     return {"id": mount["id"]}
 
 
+def _unpublished(admin: Admin) -> Fields:
+    """A publication to the server's own folder, of nothing."""
+    return {"publication": f"publication{next(numbers)}", "kind": "dir", "settings": _unmounted(admin)["settings"]}
+
+
+def _published(admin: Admin) -> Fields:
+    publication = _unpublished(admin)
+    admin.call("CreatePublication", publication)
+    return {"publication": publication["publication"]}
+
+
+def _movable(scene: Scene, place: Place) -> Fields:
+    """A table of this catalog, and its name below a mount."""
+    namespace = [*_mounted(scene.wire)["id"], f"n{next(numbers)}"]
+    scene.wire.call("CreateNamespace", {"id": namespace})
+    return {"id": scene.table(place), "new_id": [*namespace, "t"]}
+
+
 def _role(admin: Admin) -> Fields:
     name = f"role{next(numbers)}"
     admin.call("CreateRole", {"role": name})
@@ -230,6 +248,7 @@ ROWS: dict[str, Row] = {
     "CreateMaterializedView": new(kind="query", source_query="SELECT id FROM orders", output_schema=VIEW),
     "CreateMultipartWrite": on_table(),
     "CreateNamespace": new(),
+    "CreatePublication": by_admin(_unpublished),
     "CreateRole": Row(lambda scene, place: {"role": f"role{next(numbers)}"}, placed=False),
     "CreateTable": new(ARROW),
     "CreateTableBranch": Row(lambda scene, place: {"id": scene.table(place), "name": f"b{next(numbers)}"}),
@@ -249,6 +268,7 @@ ROWS: dict[str, Row] = {
     "DescribeTableVersion": on_table(version=1),
     "DescribeTransaction": Row(_ordered),
     "DropNamespace": on_namespace(behavior="Cascade"),
+    "DropPublication": by_admin(_published),
     "DropRole": by_admin(_role),
     "DropTable": on_table(),
     "DropTablePolicy": after(_narrowed, name="none"),
@@ -272,6 +292,7 @@ ROWS: dict[str, Row] = {
     "ListNamespaces": on_namespace(),
     "ListPrincipals": alone(),
     "ListMounts": alone(),
+    "ListPublications": alone(),
     "ListRoles": alone(),
     "ListTableBranches": on_table(),
     "ListTableIndices": on_table(),
@@ -296,6 +317,7 @@ ROWS: dict[str, Row] = {
     "RotateApiKey": by_admin(_key),
     "SetTablePolicy": on_table(name="all", filter="true"),
     "SubmitJob": Row(lambda scene, place: {"name": JOB, "table": scene.table(place)}),
+    "SyncPublication": by_admin(_published),
     "TableExists": on_table(),
     "UndropNamespace": Row(_dropped_namespace),
     "UndropTable": after(_dropped),

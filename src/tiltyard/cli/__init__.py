@@ -16,6 +16,7 @@ from tiltyard.cli.keys import key, principal
 from tiltyard.cli.maintenance import gc, maintain, repair
 from tiltyard.cli.mounts import mount
 from tiltyard.cli.policies import policy
+from tiltyard.cli.publish_to import publish_to
 from tiltyard.cli.roles import role
 from tiltyard.cli.serve import serve, worker
 from tiltyard.cli.undrop import undrop
@@ -86,6 +87,6 @@ def pipeline() -> None:
 for command in (
     *(serve, worker, db),
     *(grant, revoke, grants, whoami, can, role, policy, key, principal, audit),
-    *(mount, undrop, gc, repair, maintain),
+    *(mount, publish_to, undrop, gc, repair, maintain),
 ):
     main.add_command(command)

@@ -95,12 +95,7 @@ def add(
     """
     from tiltyard.cli.client import connect
 
-    values = parse_settings(texts)
-    if uri is not None:
-        setting = URI_SETTINGS.get(kind, "uri")
-        if setting is None:
-            raise click.UsageError(f"A mount of the kind {kind} has no URI: use --set region=… and --set endpoint=….")
-        values = {setting: uri, **values}
+    values = settings_with_uri(kind, uri, parse_settings(texts))
     with connect(settings, url, key) as call:
         response = call(
             "MountCatalog",
@@ -265,6 +260,16 @@ def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
+def settings_with_uri(kind: str, uri: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the one that URI stands for. Raises click.UsageError for a kind that has none."""
+    if uri is None:
+        return dict(settings)
+    setting = URI_SETTINGS.get(kind, "uri")
+    if setting is None:
+        raise click.UsageError(f"A catalog of the kind {kind} has no URI: use --set region=… and --set endpoint=….")
+    return {setting: uri, **settings}
+
+
 def _changed_settings(entry: Mapping[str, Any], changes: Mapping[str, Any], unset: tuple[str, ...]) -> dict[str, Any]:
     """Return a mount's settings after changes; a table's entries are changed one by one."""
     settings = {name: value for name, value in entry["settings"].items() if name not in unset}
@@ -296,7 +301,7 @@ def _milliseconds(seconds: float | None) -> int | None:
 def _format_mount(entry: Mapping[str, Any]) -> str:
     """Format a mount as one line; its settings have references to secrets, no secrets."""
     parts = ["$".join(entry["id"]), entry["kind"]]
-    parts += [f"{name}={_format_value(value)}" for name, value in entry["settings"].items()]
+    parts += [f"{name}={format_value(value)}" for name, value in entry["settings"].items()]
     parts.append(f"max-age={entry['max_age_millis'] / 1000:g}")
     parts += [f"allow={location}" for location in entry["allowed_locations"]]
     if entry["managed_versioning"]:
@@ -315,5 +320,6 @@ def _format_finding(finding: Mapping[str, Any], *, convert: bool) -> str:
     return f"{'$'.join(finding['id'])}: {finding['problem']}{note[finding.get('converted')]}"
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Format a setting's value: JSON, where it is no text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

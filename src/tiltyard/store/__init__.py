@@ -5,6 +5,7 @@
 - `namespaces`; `mounts` and what is kept of what lies below them; `tables/`: tables and views, versions (commit
   records), deleted versions, multipart uploads, the trash, folders scheduled for deletion, overlap of locations, and
   queries for maintenance
+- `publications`: tables that are registered in other catalogs, with their entries there
 - `transactions` (long-running operations), `jobs` (those that drivers run), `idempotency` (requests with a key)
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
 - `audit`
@@ -21,6 +22,7 @@ from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
 from tiltyard.store.access.signing_keys import SigningKey
 from tiltyard.store.audit import AuditFilter, AuditRecord
 from tiltyard.store.mounts import LocationTakenError, MountRecord
+from tiltyard.store.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
 from tiltyard.store.records import (
     DroppedNamespace,
     ListedTable,
@@ -70,6 +72,8 @@ __all__ = [
     "PolicyRecord",
     "PrincipalRecord",
     "Properties",
+    "PublicationRecord",
+    "PublishedEntry",
     "RemovedNamespace",
     "RemovedTable",
     "RequestClaim",
@@ -78,6 +82,8 @@ __all__ = [
     "SigningKey",
     "Store",
     "StoreVersionError",
+    "SyncOutcome",
+    "TableProblem",
     "TableRecord",
     "TransactionRecord",
     "UnitOfWork",

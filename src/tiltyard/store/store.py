@@ -20,6 +20,7 @@ from tiltyard.store.idempotency import KeyedRequests
 from tiltyard.store.jobs import Jobs
 from tiltyard.store.mounts import Mounts
 from tiltyard.store.namespaces import Namespaces
+from tiltyard.store.publications import Publications
 from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.maintenance import Maintenance
@@ -43,6 +44,7 @@ class UnitOfWork(
     # The catalog's entries and their data
     Namespaces,
     Mounts,
+    Publications,
     Tables,
     Versions,
     DeletedVersions,

@@ -1,4 +1,4 @@
-"""The worker: threads that claim transactions under a lease and run them, and one that cleans up.
+"""The worker: threads that claim transactions under a lease and run them, one that cleans up, and the publisher.
 
 Any number of workers may run on one catalog: the one that holds a transaction's lease runs it, and a transaction whose
 worker died can be claimed again when the lease ends.
@@ -32,6 +32,7 @@ from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.tables.commits.finalizing import sweep_pending
 from tiltyard.tables.rows.multipart import abandon_stale_uploads
+from tiltyard.worker.publisher import Publisher
 
 Result = TypeVar("Result")
 
@@ -41,6 +42,8 @@ LEASE_MS = 30_000
 POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0
 SWEEP_EXPIRED_SECONDS = 60.0
+PUBLISH_SECONDS = 2.0
+"""How often it is looked whether publications are due."""
 PAUSE_SECONDS = 1.0
 """How long a loop pauses after a step that failed."""
 SWEEP_ROWS = 1_000
@@ -58,6 +61,8 @@ class Worker:
             threading.Thread(target=self._work, name=f"job-{number}", daemon=True) for number in range(threads)
         ]
         self._threads.append(threading.Thread(target=self._sweep, name="sweeper", daemon=True))
+        self._threads.append(threading.Thread(target=self._publish, name="publisher", daemon=True))
+        self._publisher = Publisher(services, self._stopping)
 
     def start(self) -> None:
         """Start the threads."""
@@ -69,6 +74,7 @@ class Worker:
         self._stopping.set()
         for thread in self._threads:
             thread.join(timeout / len(self._threads))
+        self._publisher.stop(timeout / len(self._threads))
         for run in list(self._running):
             run.requeue()
 
@@ -101,6 +107,10 @@ class Worker:
             if time.monotonic() >= expired_due:
                 self._repeat_while_true(sweep_expired, ctx)
                 expired_due = time.monotonic() + SWEEP_EXPIRED_SECONDS
+
+    def _publish(self) -> None:
+        while not self._stopping.wait(PUBLISH_SECONDS):
+            run_step(self._publisher.start_due, self._stopping, self._services.outage_log)
 
     def _repeat_while_true(self, step: Callable[[Context], bool], ctx: Context) -> None:
         outages = self._services.outage_log

@@ -591,6 +591,22 @@ class CreateNamespaceResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class CreatePublicationRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    publication: str
+    kind: str
+    settings: dict[str, Any] | None = None
+    namespace: list[str] | None = None
+    target: list[str] | None = None
+    columns: bool | None = None
+
+
+class CreatePublicationResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    publication: PublicationEntry
+
+
 class CreateRoleRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -907,6 +923,18 @@ class DropNamespaceResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     properties: dict[str, str] | None = None
     transaction_id: list[str] | None = None
+
+
+class DropPublicationRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    publication: str
+    remove_entries: bool | None = None
+
+
+class DropPublicationResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    publication: PublicationEntry | None = None
 
 
 class DropRoleRequest(Model, kw_only=True):
@@ -1347,6 +1375,19 @@ class ListPrincipalsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
+class ListPublicationsRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListPublicationsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    publications: list[PublicationEntry]
+    page_token: str | None = None
+
+
 class ListRolesRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1616,6 +1657,29 @@ class PrincipalEntry(Model, kw_only=True):
     created_at_millis: Int64
 
 
+class PublicationEntry(Model, kw_only=True):
+    publication: str
+    kind: str
+    settings: dict[str, Any]
+    namespace: list[str] | None = None
+    target: list[str] | None = None
+    columns: bool
+    removing: bool
+    tables: Count64
+    in_step: bool
+    lag_millis: Count64
+    synced_at_millis: Int64 | None = None
+    outage: str | None = None
+    number_of_problems: Count64
+    problems: list[PublicationProblem]
+    created_at_millis: Int64 | None = None
+
+
+class PublicationProblem(Model, kw_only=True):
+    id: list[str]
+    problem: str
+
+
 class QueryTableColumns(Model, kw_only=True):
     column_names: list[str] | None = None
     column_aliases: dict[str, str] | None = None
@@ -1846,6 +1910,17 @@ class SubmitJobRequest(Model, kw_only=True):
 class SubmitJobResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     job: JobEntry
+
+
+class SyncPublicationRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    publication: str
+
+
+class SyncPublicationResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    publication: PublicationEntry
 
 
 class TableBasicStats(Model, kw_only=True):

@@ -1,0 +1,155 @@
+"""Operations on publications: other catalogs in which tables of ours are registered, and kept in step by the workers.
+
+Only administrators do that. How entries are kept in step is in `publication_sync`. (Publishing several tables at once,
+`tiltyard.publishing`, is something else.)
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.access.needs import on_server
+from tiltyard.catalog.mounts import checked_settings
+from tiltyard.catalog.publication_sync import LEASE_MS, sync
+from tiltyard.model.ids import Id, check_name, namespace_id
+from tiltyard.model.operations import Pool, operation
+from tiltyard.model.privileges import Privilege
+from tiltyard.model.spec import models
+from tiltyard.mounts import open_catalog
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+    from tiltyard.store import PublicationRecord
+
+ADMINISTRATORS = on_server(Privilege.ADMINISTER)
+SYNC_SECONDS = 20.0
+"""After which SyncPublication and DropPublication respond; a worker goes on with what is left."""
+WAIT_SECONDS = 0.1
+MOST_PROBLEMS = 100
+"""Tables with a problem that an entry of ListPublications names; it has the number of all."""
+
+
+@operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
+def create_publication(ctx: Context, request: models.CreatePublicationRequest) -> models.CreatePublicationResponse:
+    """Publish tables to another catalog from now on, once it has answered; a worker writes the entries.
+
+    Raises InvalidInputError (there is one of this name, an unknown kind, settings that are not valid, a secret that is
+    not meant for mounts), NamespaceNotFoundError (ours), what the other catalog's first answer raises.
+    """
+    name = check_name(request.publication, "publication's name")
+    if "," in name:
+        raise InvalidInputError("A publication's name has no comma: it parts names in a table's property.")
+    scope = None if request.namespace is None else namespace_id(request.namespace)
+    if scope is not None:
+        _check_is_own(ctx, scope)
+    settings = checked_settings(ctx, request.kind, request.settings or {})
+    catalog = open_catalog(request.kind, settings)
+    catalog.close()
+    added = ctx.store.add_publication(
+        name,
+        request.kind,
+        settings,
+        catalog.levels,
+        namespace=scope,
+        target=namespace_id(request.target),
+        has_columns=bool(request.columns),
+    )
+    if not added:
+        raise InvalidInputError(f"There is a publication '{name}' already.")
+    return models.CreatePublicationResponse(publication=_entry(ctx, find_publication(ctx, name)))
+
+
+@operation(needs=ADMINISTRATORS, changes=False)
+def list_publications(ctx: Context, request: models.ListPublicationsRequest) -> models.ListPublicationsResponse:
+    """List the publications by name: whether each is in step, why not, and which tables have a problem.
+
+    Raises InvalidInputError.
+    """
+    page, token = ctx.paging.fetch_page(
+        "publications", request.page_token, request.limit, ctx.store.list_publications, lambda record: record.name
+    )
+    return models.ListPublicationsResponse(publications=[_entry(ctx, record) for record in page], page_token=token)
+
+
+@operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
+def sync_publication(ctx: Context, request: models.SyncPublicationRequest) -> models.SyncPublicationResponse:
+    """Sync a publication now, looking at each entry in the other catalog; a worker does what takes longer.
+
+    The response says whether it is in step by now, or why the other catalog cannot be reached. Raises
+    InvalidInputError (there is none of this name).
+    """
+    record = find_publication(ctx, request.publication)
+    _sync_now(ctx, record)
+    return models.SyncPublicationResponse(publication=_entry(ctx, find_publication(ctx, record.name)))
+
+
+@operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
+def drop_publication(ctx: Context, request: models.DropPublicationRequest) -> models.DropPublicationResponse:
+    """Drop a publication; its entries in the other catalog stay, or are removed before with `remove_entries`.
+
+    The response has the publication while it still removes them. Raises InvalidInputError (there is none of this name).
+    """
+    record = find_publication(ctx, request.publication)
+    if not request.remove_entries:
+        ctx.store.delete_publication(record.id)
+        return models.DropPublicationResponse()
+    ctx.store.start_removing_entries(record.id)
+    _sync_now(ctx, record)
+    left = ctx.store.find_publication(record.name)
+    is_left = left is not None and left.id == record.id
+    return models.DropPublicationResponse(publication=_entry(ctx, left) if left is not None and is_left else None)
+
+
+def find_publication(ctx: Context, name: str) -> PublicationRecord:
+    """Return the publication of a name. Raises InvalidInputError."""
+    record = ctx.store.find_publication(name)
+    if record is None:
+        raise InvalidInputError(f"There is no publication '{name}'.")
+    return record
+
+
+def _check_is_own(ctx: Context, scope: Id) -> None:
+    if (found := ctx.services.mounts.find(scope)) is not None:
+        raise InvalidInputError(f"{found[0].path} is a mount: what is in it belongs to another catalog.")
+    ctx.store.describe_namespace(scope)
+
+
+def _sync_now(ctx: Context, record: PublicationRecord) -> None:
+    """Sync once; wait for a worker that does so at the moment."""
+    owner, deadline = uuid4().hex, time.monotonic() + SYNC_SECONDS
+    while time.monotonic() < deadline:
+        claimed = ctx.store.claim_publication(record.id, owner, LEASE_MS)
+        if claimed is not None:
+            sync(ctx, claimed, owner, lambda: time.monotonic() >= deadline, verify=True)
+            return
+        current = ctx.store.find_publication(record.name)
+        if current is None or current.id != record.id:  # a worker has removed it
+            return
+        time.sleep(WAIT_SECONDS)
+
+
+def _entry(ctx: Context, record: PublicationRecord) -> models.PublicationEntry:
+    is_in_step = record.error is None and record.fingerprint == ctx.store.tables_fingerprint() and not record.removing
+    number_of_problems, problems = ctx.store.publication_problems(record.id, MOST_PROBLEMS)
+    since = record.synced_at or record.created_at
+    return models.PublicationEntry(
+        publication=record.name,
+        kind=record.kind,
+        settings=record.settings,
+        namespace=None if record.namespace is None else list(record.namespace),
+        target=list(record.target) or None,
+        columns=record.has_columns,
+        removing=record.removing,
+        tables=ctx.store.count_published_entries(record.id),
+        in_step=is_in_step,
+        lag_millis=0 if is_in_step else max(0, ctx.clock() - since),
+        synced_at_millis=record.synced_at,
+        outage=record.error,
+        number_of_problems=number_of_problems,
+        problems=[models.PublicationProblem(id=list(each.path), problem=each.problem) for each in problems],
+        created_at_millis=record.created_at,
+    )

@@ -1,0 +1,182 @@
+"""`tiltyard publish-to add | list | sync | remove`: on a server, or on the catalog's database."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiltyard.cli.mounts import parse_settings, settings_option, settings_with_uri
+from tiltyard.cli.options import catalog_options
+from tiltyard.config import Settings
+from tiltyard.runtime.fatal import refuse
+
+if TYPE_CHECKING:
+    from tiltyard.cli.client import Call
+
+NOT_IN_STEP = 3
+"""The exit status of `sync` and `remove` where something is left to do, or a table has a problem."""
+
+
+@click.group("publish-to", short_help="Register tables in other catalogs, and keep them in step.")
+def publish_to() -> None:
+    """Register tables in other catalogs, and keep the entries there in step with this one.
+
+    \b
+    Example:
+      tiltyard publish-to add lake hive thrift://metastore:9083 --namespace films --root ./data
+    """
+
+
+@publish_to.command("add", short_help="Publish tables to another catalog from now on.")
+@click.argument("name")
+@click.argument("kind")
+@click.argument("uri", required=False)
+@settings_option
+@click.option("--namespace", metavar="ID", help="Publish the tables in this namespace and below it; '$' for all.")
+@click.option("--target", metavar="ID", help="The namespace there [default: as the tables' own].")
+@click.option("--columns", is_flag=True, help="List the tables' columns in a property of their entries.")
+@catalog_options
+def add(
+    settings: Settings,
+    name: str,
+    kind: str,
+    uri: str | None,
+    texts: tuple[str, ...],
+    namespace: str | None,
+    target: str | None,
+    columns: bool,
+    url: str,
+    key: str,
+) -> None:
+    """Publish tables to the catalog at URI from now on, once it has answered; a server's worker writes the entries.
+
+    KIND, URI and --set are as for `tiltyard mount add`. Tables are published by --namespace, and by the property
+    tiltyard.publish_to=NAME of a table or of a namespace around it.
+
+    \b
+    Examples:
+      tiltyard publish-to add lake hive thrift://metastore:9083 --namespace films --target media --root ./data
+      tiltyard publish-to add partners glue --set region=eu-central-1 --url https://lake.example.org
+    """
+    from tiltyard.cli.client import connect
+
+    with connect(settings, url, key) as call:
+        response = call(
+            "CreatePublication",
+            publication=name,
+            kind=kind,
+            settings=settings_with_uri(kind, uri, parse_settings(texts)),
+            namespace=_parse_id(namespace),
+            target=_parse_id(target),
+            columns=columns or None,
+        )
+        click.echo(_format_publication(response["publication"]))
+
+
+@publish_to.command("list", short_help="List the catalogs that tables are published to.")
+@catalog_options
+def list_publications(settings: Settings, url: str, key: str) -> None:
+    """List the publications: what is published where, whether it is in step, and which tables have a problem.
+
+    \b
+    Example:
+      tiltyard publish-to list --root ./data
+    """
+    from tiltyard.cli.client import connect, list_pages
+
+    with connect(settings, url, key) as call:
+        for entry in list_pages(call, "ListPublications", "publications"):
+            click.echo(_format_publication(entry))
+
+
+@publish_to.command("sync", short_help="Bring the entries in another catalog in step now.")
+@click.argument("name")
+@catalog_options
+def sync(settings: Settings, name: str, url: str, key: str) -> None:
+    """Bring all entries of a publication in step, looking at each; exit with status 3 if tables have a problem.
+
+    \b
+    Example:
+      tiltyard publish-to sync lake --root ./data
+    """
+    from tiltyard.cli.client import connect
+
+    with connect(settings, url, key) as call:
+        entry = _repeat(call, "SyncPublication", publication=name)
+        assert entry is not None
+        click.echo(_format_publication(entry))
+        if entry["number_of_problems"]:
+            sys.exit(NOT_IN_STEP)
+
+
+@publish_to.command("remove", short_help="Publish to another catalog no more.")
+@click.argument("name")
+@click.option("--remove-entries", is_flag=True, help="Remove our entries there; without it they stay as they are.")
+@catalog_options
+def remove(settings: Settings, name: str, remove_entries: bool, url: str, key: str) -> None:
+    """Publish to another catalog no more; its entries stay there, unless they are to be removed.
+
+    \b
+    Example:
+      tiltyard publish-to remove lake --remove-entries --root ./data
+    """
+    from tiltyard.cli.client import connect
+
+    with connect(settings, url, key) as call:
+        entry = _repeat(call, "DropPublication", publication=name, remove_entries=remove_entries or None)
+        if entry is None:
+            click.echo(f"{name} is removed.")
+            return
+        click.echo(_format_publication(entry))
+        sys.exit(NOT_IN_STEP)
+
+
+def _repeat(call: Call, operation: str, **request: Any) -> dict[str, Any] | None:
+    """Run an operation until it has done all it can do; return the publication, if it is left."""
+    while True:
+        entry: dict[str, Any] | None = call(operation, **request).get("publication")
+        if entry is None or entry["in_step"]:
+            return entry
+        if entry.get("outage"):
+            refuse(f"{entry['publication']} ({entry['kind']}) cannot be synced: {entry['outage']}")
+        if entry["number_of_problems"] and entry["removing"]:
+            return entry
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{entry['tables']} tables", nl=False, err=True)
+
+
+def _parse_id(text: str | None) -> list[str] | None:
+    """Parse `a$b`; '$' is the root. Raises InvalidInputError."""
+    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+
+    return None if text is None else list(parse_id(text, DEFAULT_DELIMITER))
+
+
+def _format_publication(entry: Mapping[str, Any]) -> str:
+    """Format a publication as a line, and one for each problem; its settings have references to secrets, no secrets."""
+    from tiltyard.cli.mounts import format_value
+
+    parts = [entry["publication"], entry["kind"]]
+    parts += [f"{name}={format_value(value)}" for name, value in entry["settings"].items()]
+    if entry.get("namespace") is not None:
+        parts.append(f"namespace={'$'.join(entry['namespace']) or '$'}")
+    if entry.get("target"):
+        parts.append(f"target={'$'.join(entry['target'])}")
+    if entry["columns"]:
+        parts.append("columns")
+    parts.append(f"tables={entry['tables']}")
+    if entry["removing"]:
+        parts.append("removing its entries")
+    elif entry["in_step"]:
+        parts.append("in step")
+    else:
+        parts.append(f"behind by {entry['lag_millis'] / 1000:.0f} s")
+    if entry.get("outage"):
+        parts.append(f"does not answer: {entry['outage']}")
+    lines = [f"  {'$'.join(each['id'])}: {each['problem']}" for each in entry["problems"]]
+    if (more := entry["number_of_problems"] - len(lines)) > 0:
+        lines.append(f"  and {more} more")
+    return "\n".join(["  ".join(parts), *lines])

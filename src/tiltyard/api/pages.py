@@ -126,4 +126,6 @@ class Pages:
         cached = {"bytes of rows in memory": self._services.storage.datasets.column_cache.size}
         running = {"queries running": self._limits.running_queries}
         connected = self._connections.gauges() if self._connections is not None else {}
-        return {**self._pools.gauges(), **self._log.gauges(), **running, **cached, **connected}
+        outages = [mount.outage for mount in self._services.mounts.all() if mount.outage is not None]
+        mounts = {"mounts without an answer": float(len(outages))}
+        return {**self._pools.gauges(), **self._log.gauges(), **running, **cached, **connected, **mounts}

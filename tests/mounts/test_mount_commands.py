@@ -25,7 +25,7 @@ from tiltyard.catalog import mount_checks
 from tiltyard.cli import main
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
-from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
+from tiltyard.mounts.thrift.client import ThriftClient, ThriftLimits
 
 ROWS = pa.table({"x": [1, 2, 3]})
 
@@ -125,6 +125,8 @@ def test_a_mount_is_added_listed_altered_and_removed(reach: Reach, secured: Secu
 def test_settings_that_are_tables_are_set_entry_by_entry(reach: Reach) -> None:
     name, _ = reach.mounted("--set", "options.region=eu-central-1", "--set", "options.timeout=5s")
     assert 'options={"region": "eu-central-1", "timeout": "5s"}' in reach.run("list").stdout
+    unknown = reach.run("alter", name, "--unset", "mode")
+    assert unknown.exit_code == 2 and "no setting 'mode' to remove: there are root, options" in unknown.stderr
     altered = reach.run("alter", name, "--set", "options.timeout=6s")
     assert 'options={"region": "eu-central-1", "timeout": "6s"}' in altered.stdout
 
@@ -161,6 +163,7 @@ def test_secrets_are_references_that_are_meant_for_mounts(reach: Reach) -> None:
         (("add", "x", "glue", "https://glue.example.org"), "has no URI"),
         (("add", "x", "dir", "/x", "--set", "mode"), "not NAME=VALUE"),
         (("add", "x", "dir", "/x", "--set", "a=1", "--set", "a.b=1"), "a text and a table"),
+        (("add", "x", "dir", "/x", "--set", "a.b=1", "--set", "a=1"), "a text and a table"),
         (("add", "x", "dir", "/x", "--max-age", "-1"), "-1"),
         (("alter", "x", "--allow", "/x", "--allow-any"), "contradict"),
     ],
@@ -179,7 +182,7 @@ def test_only_administrators_mount(secured: Secured, lakes: Path) -> None:
 def test_doctor_finds_nothing_wrong_in_a_sound_catalog(reach: Reach) -> None:
     name, _ = reach.mounted()
     result = reach.run("doctor", name)
-    assert result.stdout == f"{name} (dir) answers: 0 namespaces, 2 Lance tables, no problems.\n"
+    assert result.stdout == f"{name} (dir) answers: no namespaces, 2 Lance tables, no problems.\n"
     assert result.exit_code == 0
 
 
@@ -198,7 +201,7 @@ def test_doctor_says_what_is_wrong_entry_by_entry(reach: Reach) -> None:
         ("$shop$empty:", "There is no Lance table in its folder"),
         ("$shop$second:", f"It has the same location as {name}$shop$first"),
         ("$ü:", "It is listed, but not found by its name"),
-        (" (dir) answers:", "1 namespaces, 6 Lance tables, 3 problems."),
+        (" (dir) answers:", "1 namespace, 6 Lance tables, 3 problems."),
     )
     assert len(result.stdout.splitlines()) == len(expected), result.stdout
     for path, sentence in expected:
@@ -218,7 +221,7 @@ def test_doctor_finds_locations_that_may_not_be_opened(reach: Reach) -> None:
 def test_doctor_of_a_catalog_that_does_not_answer_says_so(reach: Reach) -> None:
     name, folder = reach.mounted()
     shutil.rmtree(folder)
-    assert_refused(reach.run("doctor", name), f"{name} (dir) does not answer", "is not there")
+    assert_refused(reach.run("doctor", name), f"{name} (dir) cannot be reached", "is not there")
 
 
 def test_doctor_in_many_responses_finds_what_it_finds_in_one(database: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,4 +267,7 @@ def test_doctor_of_hive_names_managed_entries_and_converts_them(
     entry = entry_of(raw, Id((*shop, "managed")))
     assert entry.text(12) == "EXTERNAL_TABLE" and entry.text_map(9)["a"] == "b"
     assert "3 Lance tables, no problems." in database.run("doctor", name).stdout
+    monkeypatch.delenv("TILTYARD_ALLOWED_ROOTS")
+    outside = lines_of(database.run("doctor", name), f"{name}${shop}$")
+    assert len(outside) == 3 and all("not below the server's root" in line for line in outside)
     catalog.close()

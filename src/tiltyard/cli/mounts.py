@@ -210,21 +210,21 @@ def doctor(settings: Settings, name: str, convert: bool, url: str, key: str) -> 
     from tiltyard.cli.client import connect
 
     namespaces = tables = problems = 0
+    contents = ""
     with connect(settings, url, key) as call:
         kind = _find_mount(call, name)["kind"]
         for page in _check_pages(call, name, convert=convert):
             if not page["reachable"]:
-                refuse(f"{name} ({kind}) does not answer: {page['outage']}")
-            namespaces, tables = namespaces + page["namespaces"], tables + page["tables"]
-            _show_progress(f"{namespaces} namespaces, {tables} tables checked")
+                refuse(f"{name} ({kind}) cannot be reached: {page['outage']}")
+            _show_progress("")
             for finding in page["findings"]:
                 problems += not finding.get("converted")
                 click.echo(_format_finding(finding, convert=convert))
+            namespaces, tables = namespaces + page["namespaces"], tables + page["tables"]
+            contents = f"{_format_count(namespaces, 'namespace')}, {_format_count(tables, 'Lance table')}"
+            _show_progress(f"{name}: {contents} so far")
     _show_progress("")
-    click.echo(
-        f"{name} ({kind}) answers: {namespaces} namespaces, {tables} Lance tables, {problems or 'no'} "
-        f"problem{'' if problems == 1 else 's'}."
-    )
+    click.echo(f"{name} ({kind}) answers: {contents}, {_format_count(problems, 'problem')}.")
     if problems:
         sys.exit(NOT_WELL)
 
@@ -251,10 +251,10 @@ def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, text in parse_pairs(texts).items():
         table, dot, entry = name.partition(".")
-        if not dot:
-            settings[name] = text
-        elif isinstance(entries := settings.setdefault(table, {}), dict):
+        if dot and isinstance(entries := settings.setdefault(table, {}), dict):
             entries[entry] = text
+        elif not dot and name not in settings:
+            settings[name] = text
         else:
             raise click.UsageError(f"'{table}' is a text and a table: write one of them.")
     return settings
@@ -271,7 +271,14 @@ def settings_with_uri(kind: str, uri: str | None, settings: Mapping[str, Any]) -
 
 
 def _changed_settings(entry: Mapping[str, Any], changes: Mapping[str, Any], unset: tuple[str, ...]) -> dict[str, Any]:
-    """Return a mount's settings after changes; a table's entries are changed one by one."""
+    """Return a mount's settings after changes; a table's entries are changed one by one.
+
+    Raises click.UsageError for one to remove that is not there.
+    """
+    if missing := [name for name in unset if name not in entry["settings"]]:
+        raise click.UsageError(
+            f"There is no setting '{missing[0]}' to remove: there are {', '.join(entry['settings'])}."
+        )
     settings = {name: value for name, value in entry["settings"].items() if name not in unset}
     for name, value in changes.items():
         table = settings.get(name)
@@ -313,6 +320,10 @@ def _format_mount(entry: Mapping[str, Any]) -> str:
     if entry.get("outage"):
         parts.append(f"does not answer: {entry['outage']}")
     return "  ".join(parts)
+
+
+def _format_count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def _format_finding(finding: Mapping[str, Any], *, convert: bool) -> str:

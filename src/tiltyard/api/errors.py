@@ -10,6 +10,7 @@ import logging
 from lance_namespace.errors import ErrorCode, LanceNamespaceError
 
 from tiltyard.model.spec.models import ErrorResponse
+from tiltyard.mounts.registry.circuit_breaker import MountPausedError
 
 log = logging.getLogger("tiltyard.api")
 
@@ -65,11 +66,18 @@ def error_response(error: BaseException, request_id: str) -> tuple[int, ErrorRes
     if isinstance(error, LanceNamespaceError):
         if error.code is ErrorCode.INTERNAL:
             log.error("request %s failed", request_id, exc_info=error)
-        headers = BEARER_CHALLENGE if error.code is ErrorCode.UNAUTHENTICATED else ()
-        return STATUS[error.code], _body(error, error.code, request_id), headers
+        return STATUS[error.code], _body(error, error.code, request_id), _headers(error)
     log.error("request %s failed", request_id, exc_info=error)
     generic = Exception("The server failed on this request; its log has the details under the id in `instance`.")
     return 500, _body(generic, ErrorCode.INTERNAL, request_id), ()
+
+
+def _headers(error: LanceNamespaceError) -> tuple[tuple[bytes, bytes], ...]:
+    if error.code is ErrorCode.UNAUTHENTICATED:
+        return BEARER_CHALLENGE
+    if isinstance(error, MountPausedError):
+        return ((b"retry-after", b"%d" % error.seconds),)
+    return ((b"retry-after", b"1"),) if error.code is ErrorCode.THROTTLING else ()
 
 
 def clear_tracebacks(error: BaseException) -> None:

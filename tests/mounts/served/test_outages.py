@@ -65,6 +65,7 @@ def test_silent_catalog_is_17_in_bounded_time_and_then_at_once(server: ServerPro
         listed = wire.http.get("/v1/namespace/away/table/list")
         assert listed.status_code == 503
         assert "tried again in" in listed.json()["error"]
+        assert int(listed.headers["retry-after"]) >= 1
 
 
 def test_silent_catalog_costs_other_namespaces_nothing(server: ServerProcess) -> None:
@@ -140,10 +141,27 @@ def test_lookups_of_one_name_at_once_are_one_call(tmp_path: Path) -> None:
     assert len([call for call in calls if b"/t/describe" in call]) == 1
 
 
-def answer_slowly(listener: socket.socket, calls: list[bytes]) -> None:
-    """Answer each request after a while: there is no such table."""
-    body = json.dumps({"error": "no such table", "code": 4}).encode()
-    head = b"HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+def test_throttled_catalog_is_21_with_a_time_to_wait_and_is_not_away(tmp_path: Path) -> None:
+    calls: list[bytes] = []
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=64)) as listener:
+        threading.Thread(target=answer_slowly, args=(listener, calls, 429, 21), daemon=True).start()
+        server = ServerProcess(tmp_path, environ=mounting(listener.getsockname()[1], max_age=0))
+        try:
+            with Wire(server.url) as wire:
+                for _ in range(5):
+                    throttled = wire.call("table", ["away", "t"], "describe")
+                    assert (throttled.status_code, throttled.json()["code"]) == (429, 21)
+                    assert int(throttled.headers["retry-after"]) >= 1
+                assert wire.http.get("/health/ready").json()["status"] == "ok"
+        finally:
+            server.stop()
+    assert len(calls) >= 5
+
+
+def answer_slowly(listener: socket.socket, calls: list[bytes], status: int = 404, code: int = 4) -> None:
+    """Answer each request after a while with an error: there is no such table."""
+    body = json.dumps({"error": "no such table", "code": code}).encode()
+    head = b"HTTP/1.1 %d No\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
 
     def serve(connection: socket.socket) -> None:
         with connection:

@@ -5,13 +5,24 @@ pybreaker holds a lock during each call, so that calls of several threads would 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+
+from lance_namespace.errors import ServiceUnavailableError
 
 FAILURES = 3
 """In a row, after which the circuit opens."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds for which it stays open: twice as long after each further failure."""
+
+
+class MountPausedError(ServiceUnavailableError):
+    """A backend is not called at the moment; it will be in so many `seconds`."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = math.ceil(seconds)
 
 
 class CircuitBreaker:

@@ -24,7 +24,7 @@ from msgspec import structs
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
 from tiltyard.mounts.mounted_catalog import ConvertsUnsafeTables
-from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker
+from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker, MountPausedError
 from tiltyard.mounts.registry.lookup_cache import LookupCache
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.locations import canonical_location, is_local, is_within
@@ -185,6 +185,23 @@ class Mount:
         self._store.forget_mounted_table(table_id)
         return gone
 
+    def read_entry(self, table: Id) -> tuple[MountedTable, str]:
+        """Return a table as the other catalog describes it now, and its location. Raises as `find_table` does."""
+        found = self._change(lambda backend: backend.get_table(table))
+        return found, self._location_of(found)
+
+    def add_entry(self, table: Id, location: str, properties: Properties) -> tuple[MountedTable, str]:
+        """Add the entry of a table of this catalog at its location; return it, and where the other catalog has put it.
+
+        Its record follows by `Store.give_to_mount`. Raises as `declare_table` does.
+        """
+        added = self._change(lambda backend: backend.declare_table(table, location, properties))
+        return added, self._location_of(added)
+
+    def remove_entry(self, table: Id) -> None:
+        """Remove the entry of a table that is one of this catalog; its record and its files stay."""
+        self._change(lambda backend: backend.deregister_table(table))
+
     def find_unsafe_tables(self, namespace: Id, names: Collection[str]) -> Mapping[str, str]:
         """Return those of these tables whose files another program may delete with their entries, and why."""
 
@@ -300,9 +317,10 @@ class Mount:
     def call(self, call: Callable[[MountedCatalog], T]) -> T:
         """Call the backend. Raises ServiceUnavailableError at once if it did not answer lately."""
         if seconds := self._breaker.try_enter():
-            raise ServiceUnavailableError(
+            raise MountPausedError(
                 f"The catalog behind {self.path} does not answer ({self._last_error}): it is tried again in "
-                f"{seconds:.0f} s."
+                f"{seconds:.0f} s.",
+                seconds,
             )
         try:
             result = call(self._open())

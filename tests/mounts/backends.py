@@ -22,8 +22,8 @@ from tests.services.s3 import S3Server
 from tests.services.unity import TOKEN, Unity
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
-from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
-from tiltyard.mounts.thrift_structs import Struct, struct, struct_list, text, text_map
+from tiltyard.mounts.thrift.client import ThriftClient, ThriftLimits
+from tiltyard.mounts.thrift.structs import Struct, struct, struct_list, text, text_map
 
 NUMBERS = count(1)
 

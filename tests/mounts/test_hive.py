@@ -25,8 +25,8 @@ from tests.services.certificates import PASSWORD, loopback_certificate
 from tests.services.hive import HiveMetastore, hive_metastore
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
-from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
-from tiltyard.mounts.thrift_structs import Struct, struct, text
+from tiltyard.mounts.thrift.client import ThriftClient, ThriftLimits
+from tiltyard.mounts.thrift.structs import Struct, struct, text
 
 pytestmark = pytest.mark.extended
 

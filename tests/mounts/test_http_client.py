@@ -16,7 +16,8 @@ from lance_namespace.errors import InternalError, InvalidInputError, LanceNamesp
 from tests.services.certificates import CertificateFiles, loopback_certificate
 from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
-from tiltyard.mounts import MountedCatalog, http_client, open_catalog
+from tiltyard.mounts import MountedCatalog, open_catalog
+from tiltyard.mounts.http import client as http_client
 
 TABLE = Id(("a", "b", "t"))
 WRONG: tuple[object, ...] = (

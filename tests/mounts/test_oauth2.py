@@ -13,8 +13,8 @@ from lance_namespace.errors import InternalError, ServiceUnavailableError, Unaut
 
 from tests.services.ports import reserve_port
 from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
-from tiltyard.mounts.http_client import HttpConnections, HttpError, HttpSettings
-from tiltyard.mounts.oauth2 import ClientCredentials, json_client
+from tiltyard.mounts.http.client import HttpConnections, HttpError, HttpSettings
+from tiltyard.mounts.http.oauth2 import ClientCredentials, json_client
 
 
 class TokenService:

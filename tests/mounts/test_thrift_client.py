@@ -18,8 +18,8 @@ from thrift.transport.TTransport import TMemoryBuffer
 
 from tests.services.certificates import CertificateFiles, loopback_certificate
 from tests.services.ports import reserve_port
-from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits
-from tiltyard.mounts.thrift_structs import (
+from tiltyard.mounts.thrift.client import ThriftClient, ThriftLimits
+from tiltyard.mounts.thrift.structs import (
     Entries,
     Items,
     Struct,

@@ -17,8 +17,6 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.model.ids import Id
-from tiltyard.mounts.aws_keys import AwsKeys
-from tiltyard.mounts.aws_session import aws_session
 from tiltyard.mounts.catalog_errors import (
     CONFLICT,
     FORBIDDEN,
@@ -35,6 +33,8 @@ from tiltyard.mounts.catalog_errors import (
     unsupported,
 )
 from tiltyard.mounts.database_ids import DatabaseIds
+from tiltyard.mounts.http.aws_keys import AwsKeys
+from tiltyard.mounts.http.aws_session import aws_session
 from tiltyard.mounts.lance_entries import (
     MARKER,
     MARKER_PROPERTIES,

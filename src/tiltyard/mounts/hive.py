@@ -56,8 +56,8 @@ from tiltyard.mounts.lance_entries import (
 )
 from tiltyard.mounts.mount_settings import check_network
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, page_by_name
-from tiltyard.mounts.thrift_client import ThriftClient, ThriftLimits, Wrap
-from tiltyard.mounts.thrift_structs import Struct, boolean, struct, struct_list, text, text_list, text_map
+from tiltyard.mounts.thrift.client import ThriftClient, ThriftLimits, Wrap
+from tiltyard.mounts.thrift.structs import Struct, boolean, struct, struct_list, text, text_list, text_map
 from tiltyard.mounts.tls import tls_context
 from tiltyard.storage.locations import canonical_location
 
@@ -518,7 +518,7 @@ class HiveCatalog:
 def _kerberos(settings: HiveSettings) -> Wrap:
     """Return what authenticates connections. Raises InvalidInputError where the package for it is not installed."""
     try:
-        module: Any = import_module("tiltyard.mounts.thrift_kerberos")
+        module: Any = import_module("tiltyard.mounts.thrift.kerberos")
     except ImportError as error:
         raise InvalidInputError(
             f"A mount of the kind 'hive' needs more packages for Kerberos ({error.name} is missing): "

@@ -13,9 +13,10 @@ from typing import Required, TypedDict
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import Id
-from tiltyard.mounts.aws_keys import AwsKeys, load_aws
 from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table
-from tiltyard.mounts.http_client import Authorization, HttpError, HttpSettings
+from tiltyard.mounts.http.aws_keys import AwsKeys, load_aws
+from tiltyard.mounts.http.client import Authorization, HttpError, HttpSettings
+from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.iceberg_namespaces import (
     CATALOG_SERVICE,
     IcebergNamespaces,
@@ -34,7 +35,6 @@ from tiltyard.mounts.lance_entries import (
 )
 from tiltyard.mounts.mount_settings import check_age
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
-from tiltyard.mounts.oauth2 import json_client
 from tiltyard.mounts.storage_credentials import PrefixCredentials, iceberg_credentials
 from tiltyard.mounts.table_formats import TableFormats
 from tiltyard.storage.locations import canonical_location

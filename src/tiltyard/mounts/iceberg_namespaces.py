@@ -25,7 +25,7 @@ from tiltyard.mounts.catalog_errors import (
     non_empty_namespace,
     root_dropped,
 )
-from tiltyard.mounts.http_client import HttpError, JsonClient
+from tiltyard.mounts.http.client import HttpError, JsonClient
 from tiltyard.mounts.mounted_catalog import Page, Properties
 from tiltyard.mounts.paged_lists import collect_page
 

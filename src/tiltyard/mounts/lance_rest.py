@@ -44,10 +44,10 @@ from tiltyard.mounts.catalog_errors import (
     root_dropped,
     unsupported,
 )
-from tiltyard.mounts.http_client import HttpError, HttpSettings
+from tiltyard.mounts.http.client import HttpError, HttpSettings
+from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.lance_entries import normalized_location
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
-from tiltyard.mounts.oauth2 import json_client
 from tiltyard.mounts.paged_lists import collect_page
 from tiltyard.storage.locations import TABLE_SUFFIX, canonical_location, is_below
 

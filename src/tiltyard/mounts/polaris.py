@@ -14,7 +14,8 @@ from lance_namespace.errors import InternalError
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table, unsupported
-from tiltyard.mounts.http_client import HttpError, HttpSettings
+from tiltyard.mounts.http.client import HttpError, HttpSettings
+from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.iceberg_namespaces import (
     CATALOG_SERVICE,
     IcebergNamespaces,
@@ -32,7 +33,6 @@ from tiltyard.mounts.lance_entries import (
 )
 from tiltyard.mounts.mount_settings import check_age
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
-from tiltyard.mounts.oauth2 import json_client
 from tiltyard.mounts.storage_credentials import PrefixCredentials, iceberg_credentials
 from tiltyard.mounts.table_formats import TableFormats
 from tiltyard.storage.locations import canonical_location

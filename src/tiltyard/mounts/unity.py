@@ -28,7 +28,8 @@ from tiltyard.mounts.catalog_errors import (
     root_dropped,
     unsupported,
 )
-from tiltyard.mounts.http_client import HttpError, HttpSettings
+from tiltyard.mounts.http.client import HttpError, HttpSettings
+from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.iceberg_namespaces import location_uri
 from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
@@ -40,7 +41,6 @@ from tiltyard.mounts.lance_entries import (
     with_changes,
 )
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
-from tiltyard.mounts.oauth2 import json_client
 from tiltyard.mounts.paged_lists import collect_page
 from tiltyard.mounts.storage_credentials import UnityCredentials, unity_credentials
 from tiltyard.storage.locations import canonical_location

@@ -12,8 +12,8 @@ from botocore.credentials import CredentialProvider, CredentialResolver, Deferre
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
-from tiltyard.mounts.aws_keys import AwsKeys
 from tiltyard.mounts.catalog_errors import UNAUTHENTICATED, UNAVAILABLE
+from tiltyard.mounts.http.aws_keys import AwsKeys
 
 _SIGNED = ("Authorization", "X-Amz-Date", "X-Amz-Security-Token")
 """What a signature adds to a request."""

@@ -41,7 +41,7 @@ class AwsKeys:
 def load_aws(kind: str) -> Any:
     """Return the module that needs botocore. Raises InvalidInputError where that is not installed."""
     try:
-        return import_module("tiltyard.mounts.aws_session")
+        return import_module("tiltyard.mounts.http.aws_session")
     except ImportError as error:
         raise InvalidInputError(
             f"A mount of the kind '{kind}' needs more packages to sign requests ({error.name} is missing): "

@@ -14,7 +14,7 @@ from lance_namespace.errors import InternalError
 
 from tiltyard.mounts.call_deadline import held_in_time
 from tiltyard.mounts.catalog_errors import UNAUTHENTICATED, http_error
-from tiltyard.mounts.http_client import Authorization, BearerToken, HttpConnections, HttpSettings, JsonClient
+from tiltyard.mounts.http.client import Authorization, BearerToken, HttpConnections, HttpSettings, JsonClient
 
 LONGEST_MARGIN = 60.0
 """Seconds before its end that a token is renewed; a fifth of its life, where that is less."""

@@ -18,7 +18,7 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportBase
 
 from tiltyard.mounts.call_deadline import CallDeadline
-from tiltyard.mounts.thrift_structs import Struct, read_struct, write_struct
+from tiltyard.mounts.thrift.structs import Struct, read_struct, write_struct
 
 LARGEST_TEXT, LARGEST_CONTAINER = 64 << 20, 4_000_000
 """Bytes of a text, and items of a container, that a service may answer with."""

@@ -1,0 +1,1 @@
+"""Calls of Thrift services: pooled and bounded in time, with TLS or Kerberos."""

@@ -184,6 +184,13 @@ def _movable(scene: Scene, place: Place) -> Fields:
     return {"id": scene.table(place), "new_id": [*namespace, "t"]}
 
 
+def _movable(scene: Scene, place: Place) -> Fields:
+    """A table of this catalog, and its name below a mount."""
+    namespace = [*_mounted(scene.wire)["id"], f"n{next(numbers)}"]
+    scene.wire.call("CreateNamespace", {"id": namespace})
+    return {"id": scene.table(place), "new_id": [*namespace, "t"]}
+
+
 def _role(admin: Admin) -> Fields:
     name = f"role{next(numbers)}"
     admin.call("CreateRole", {"role": name})
@@ -303,6 +310,7 @@ ROWS: dict[str, Row] = {
     "MergeInsertIntoTable": arrow(on="id", when_matched_update_all=True),
     "NamespaceExists": on_namespace(),
     "MountCatalog": by_admin(_unmounted),
+    "MoveTable": Row(_movable),
     "PrewarmTableIndex": on_table(**BY_ID),
     "PrewarmTablePageCache": on_table(),
     "QueryTable": on_table(**NEAREST),

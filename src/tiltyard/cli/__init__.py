@@ -11,6 +11,7 @@ from tiltyard import __version__
 from tiltyard.cli.audit import audit
 from tiltyard.cli.database import db
 from tiltyard.cli.grants import can, grant, grants, revoke, whoami
+from tiltyard.cli.import_catalog import import_catalog
 from tiltyard.cli.interruption import InterruptibleGroup
 from tiltyard.cli.keys import key, principal
 from tiltyard.cli.maintenance import gc, maintain, repair
@@ -87,6 +88,6 @@ def pipeline() -> None:
 for command in (
     *(serve, worker, db),
     *(grant, revoke, grants, whoami, can, role, policy, key, principal, audit),
-    *(mount, publish_to, undrop, gc, repair, maintain),
+    *(mount, publish_to, import_catalog, undrop, gc, repair, maintain),
 ):
     main.add_command(command)

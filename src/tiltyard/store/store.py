@@ -22,6 +22,7 @@ from tiltyard.store.mounts import Mounts
 from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.publications import Publications
 from tiltyard.store.sqlite.database import SqliteDatabase
+from tiltyard.store.table_moves import TableMoves
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.maintenance import Maintenance
 from tiltyard.store.tables.tables import Tables
@@ -46,6 +47,7 @@ class UnitOfWork(
     Mounts,
     Publications,
     Tables,
+    TableMoves,
     Versions,
     DeletedVersions,
     Uploads,

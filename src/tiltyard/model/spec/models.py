@@ -1579,6 +1579,24 @@ class MountFinding(Model, kw_only=True):
     converted: bool | None = None
 
 
+class MoveTableRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    new_id: list[str]
+    copy: bool | None = None
+    keep_entry: bool | None = None
+    allow_wider_access: bool | None = None
+
+
+class MoveTableResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    id: list[str]
+    location: str
+    properties: dict[str, str] | None = None
+    was_moved_before: bool
+
+
 class MultiMatchQuery(Model, kw_only=True):
     match_queries: list[MatchQuery]
 

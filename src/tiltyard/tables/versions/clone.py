@@ -21,6 +21,8 @@ from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import new_is_managed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import lance
 
     from tiltyard.mounts.registry.mount import Mount
@@ -57,29 +59,70 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri
     )
     if (mounted := ctx.services.mounts.find(path)) is not None:
         return _clone_to_mount(ctx, request, path, source, source_uri, *mounted)
+    is_deep = request.is_shallow is False
+
+    def complete(catalog: UnitOfWork, record: TableRecord) -> None:
+        if not is_deep:
+            catalog.add_clone(record.id, source_uri)
+
+    record, version = _write(ctx, path, source, {}, is_deep=is_deep, complete=complete)
+    return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)
+
+
+def copy_table(
+    ctx: Context,
+    source_uri: str,
+    path: Id,
+    properties: Mapping[str, str],
+    complete: Callable[[UnitOfWork, TableRecord], None],
+) -> TableRecord:
+    """Create a table as a deep copy of the latest version at a location; return it.
+
+    `complete` runs in the transaction that adds the table to the catalog. Raises as `clone_table` does.
+    """
+    with ctx.storage.locks.hold(old_versions_lock(source_uri), ctx.settings.conflict_timeout):
+        source = ctx.storage.datasets.open_for_reading(source_uri, ctx.storage.options(source_uri))
+        return _write(ctx, path, source, properties, is_deep=True, complete=complete)[0]
+
+
+def _write(
+    ctx: Context,
+    path: Id,
+    source: lance.LanceDataset,
+    properties: Mapping[str, str],
+    *,
+    is_deep: bool,
+    complete: Callable[[UnitOfWork, TableRecord], None],
+) -> tuple[TableRecord, int]:
+    """Write a clone's files, and add its table; return that and its version."""
+    storage = ctx.storage
     location = storage.new_location(path)
     ctx.store.describe_namespace(path.parent)
     ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
     try:
         with lance_errors(source):
-            clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
+            clone = source.deep_clone if is_deep else source.shallow_clone
             version = clone(location, source.version, storage.options(location)).version
-        managed, creator = new_is_managed(ctx, path, None), creator_for(ctx, path.parent)
+        managed, creator = new_is_managed(ctx, path, properties), creator_for(ctx, path.parent)
         parent_id = ctx.resolved_namespace_id(path.parent)
 
         def insert(catalog: UnitOfWork) -> TableRecord:
             record = catalog.insert_table(
-                path, location, {}, managed=managed, in_creation=True, creator=creator, expected_parent_id=parent_id
+                path,
+                location,
+                properties,
+                managed=managed,
+                in_creation=True,
+                creator=creator,
+                expected_parent_id=parent_id,
             )
-            if request.is_shallow is not False:
-                catalog.add_clone(record.id, source_uri)
+            complete(catalog, record)
             return record
 
-        record = ctx.store.transact(insert)
+        return ctx.store.transact(insert), version
     except BaseException:
         ctx.store.schedule_deletion(location, ctx.clock(), CREATING)
         raise
-    return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)
 
 
 def _clone_to_mount(

@@ -184,13 +184,6 @@ def _movable(scene: Scene, place: Place) -> Fields:
     return {"id": scene.table(place), "new_id": [*namespace, "t"]}
 
 
-def _movable(scene: Scene, place: Place) -> Fields:
-    """A table of this catalog, and its name below a mount."""
-    namespace = [*_mounted(scene.wire)["id"], f"n{next(numbers)}"]
-    scene.wire.call("CreateNamespace", {"id": namespace})
-    return {"id": scene.table(place), "new_id": [*namespace, "t"]}
-
-
 def _role(admin: Admin) -> Fields:
     name = f"role{next(numbers)}"
     admin.call("CreateRole", {"role": name})

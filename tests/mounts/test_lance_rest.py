@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ from lance_namespace.errors import (
 )
 
 from tests.services.ports import reserve_port
+from tests.services.secured import secured_server
 from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
-from tiltyard.mounts import open_catalog
+from tiltyard.mounts import MountedCatalog, open_catalog
 from tiltyard.mounts.lance_rest import LanceRestCatalog, LanceRestSettings
 
 
@@ -175,3 +177,25 @@ def test_settings_that_cannot_be_used_are_refused_without_their_secrets(wrong: d
     with pytest.raises(InvalidInputError) as caught:
         open_catalog("lance", {"uri": "http://localhost", **wrong})
     assert "hunter2" not in str(caught.value)
+
+
+def test_another_tiltyard_is_mounted_with_a_key_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with secured_server(tmp_path) as secured:
+
+        def opened(name: str) -> MountedCatalog:
+            monkeypatch.setenv("MOUNTS_TEST_KEY", secured.keys.get(name, "tilt_unknown"))
+            return open_catalog("lance", {"uri": secured.url, "secret_headers": {"x-api-key": "env:MOUNTS_TEST_KEY"}})
+
+        administrator, ann, stranger = opened("administrator"), opened("ann"), opened("nobody")
+        administrator.create_namespace(Id(("ns",)), {"a": "b"})
+        table = administrator.declare_table(Id(("ns", "t")), None, {})
+        with pytest.raises(PermissionDeniedError):
+            ann.create_namespace(Id(("other",)), {})
+        for call in (ann.get_table, ann.deregister_table):
+            with pytest.raises((NamespaceNotFoundError, PermissionDeniedError)):
+                call(table.id)
+        with pytest.raises(UnauthenticatedError):
+            stranger.list_namespaces(Id())
+        assert administrator.get_table(table.id) == table
+        for catalog in (administrator, ann, stranger):
+            catalog.close()

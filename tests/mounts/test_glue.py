@@ -20,7 +20,7 @@ from lance_namespace.errors import (
 from tests.mounts.backends import Backend, glue_backend, new_name
 from tests.services.ports import reserve_port
 from tests.services.s3 import S3Server
-from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
+from tests.services.stub_catalog import Answer, StubCatalog, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
 from tiltyard.mounts.glue import GlueCatalog, GlueSettings
@@ -96,12 +96,9 @@ def test_keys_are_references_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> N
         assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("writable", [False, True])
-def test_lake_formation_vends_what_a_table_needs(writable: bool) -> None:  # a parameter
-    keys = {"AccessKeyId": "ASIA", "SecretAccessKey": "hunter2", "SessionToken": "hunter3", "Expiration": 17.5}
-    table = {"Name": "t", "CatalogId": "1234", "Parameters": {"table_type": "LANCE"}}
-    with stub_catalog(lambda _: (200, keys)) as vending, stub_catalog(lambda _: (200, {"Table": table})) as glue:
-        settings = GlueSettings(
+def with_lake_formation(glue: StubCatalog, vending: StubCatalog) -> MountedCatalog:
+    return GlueCatalog(
+        GlueSettings(
             region="eu-north-1",
             endpoint=glue.url,
             lake_formation=True,
@@ -109,7 +106,15 @@ def test_lake_formation_vends_what_a_table_needs(writable: bool) -> None:  # a p
             access_key_id="x",
             secret_access_key="y",
         )
-        credentials = GlueCatalog(settings).vend_credentials(Id(("db", "t")), writable=writable)
+    )
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_lake_formation_vends_what_a_table_needs(writable: bool) -> None:  # a parameter
+    keys = {"AccessKeyId": "ASIA", "SecretAccessKey": "hunter2", "SessionToken": "hunter3", "Expiration": 17.5}
+    table = {"Name": "t", "CatalogId": "1234", "Parameters": {"table_type": "LANCE"}}
+    with stub_catalog(lambda _: (200, keys)) as vending, stub_catalog(lambda _: (200, {"Table": table})) as glue:
+        credentials = with_lake_formation(glue, vending).vend_credentials(Id(("db", "t")), writable=writable)
     assert credentials is not None
     assert credentials.options == {
         "aws_access_key_id": "ASIA", "aws_secret_access_key": "hunter2", "aws_session_token": "hunter3",
@@ -129,16 +134,8 @@ def test_a_table_that_lake_formation_refuses_is_forbidden() -> None:
     refusal = {"__type": "AccessDeniedException", "Message": "internals"}
     table = {"Name": "t", "CatalogId": "1234", "Parameters": {"table_type": "lance"}}
     with stub_catalog(lambda _: (400, refusal)) as vending, stub_catalog(lambda _: (200, {"Table": table})) as glue:
-        settings = GlueSettings(
-            region="eu-north-1",
-            endpoint=glue.url,
-            lake_formation=True,
-            lake_formation_endpoint=vending.url,
-            access_key_id="x",
-            secret_access_key="y",
-        )
         with pytest.raises(PermissionDeniedError) as caught:
-            GlueCatalog(settings).vend_credentials(Id(("db", "t")), writable=False)
+            with_lake_formation(glue, vending).vend_credentials(Id(("db", "t")), writable=False)
     assert "internals" not in str(caught.value)
 
 

@@ -134,8 +134,9 @@ def test_a_table_that_lake_formation_refuses_is_forbidden() -> None:
     refusal = {"__type": "AccessDeniedException", "Message": "internals"}
     table = {"Name": "t", "CatalogId": "1234", "Parameters": {"table_type": "lance"}}
     with stub_catalog(lambda _: (400, refusal)) as vending, stub_catalog(lambda _: (200, {"Table": table})) as glue:
+        catalog = with_lake_formation(glue, vending)
         with pytest.raises(PermissionDeniedError) as caught:
-            with_lake_formation(glue, vending).vend_credentials(Id(("db", "t")), writable=False)
+            catalog.vend_credentials(Id(("db", "t")), writable=False)
     assert "internals" not in str(caught.value)
 
 

@@ -56,8 +56,8 @@ CATALOG_ID, TABLE_ID, ENTRY_COLUMNS = "tiltyard.catalog_id", "tiltyard.table_id"
 LONGEST_PROPERTY = 4000
 """Of a property's value: metastores keep no more."""
 
-LEASE_MS = 60_000
-RENEW_SECONDS = 10.0
+LEASE_MS = 20_000
+RENEW_SECONDS = 5.0
 CHECK_MS = 60_000
 """How long after a sync the next one is due for what no change of our catalog tells: problems, columns of tables."""
 VERIFY_MS = 3_600_000
@@ -361,13 +361,16 @@ class _Sync:
 
     def _declare(self, entries: dict[Id, PublishedEntry], target: _Target) -> bool:
         """Declare a table in the other catalog; return whether that keeps properties."""
+        backend = self._open()
         try:
-            self._open().declare_table(target.entry, target.location, target.properties)
+            declared, marked = backend.declare_table(target.entry, target.location, target.properties), True
         except UnsupportedOperationError:
             self._record(entries, target, digest="", marked=False)
-            self._open().declare_table(target.entry, target.location, {})
-            return False
-        return True
+            declared, marked = backend.declare_table(target.entry, target.location, {}), False
+        if _location_of(declared) != target.location:
+            backend.deregister_table(target.entry)
+            raise InvalidInputError(f"The other catalog puts a table at a location of its own: {declared.location}.")
+        return marked
 
     def _update(self, target: _Target, found: MountedTable) -> bool:
         """Update an entry of ours to what it should be; return False if it has to be written anew."""

@@ -6,94 +6,21 @@ Here over a folder, as stock clients of Lance's directory namespace use it, and 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lance
 import lance_namespace
-import pyarrow as pa
 import pytest
 from lance_namespace import DescribeTableRequest, ListTablesRequest
 
 from tests.mounts.backends import new_name
+from tests.mounts.served.publishing import ROWS, Publisher
 from tests.services.server import ServerProcess
-from tests.services.wire import Wire, check_error, stream
+from tests.services.wire import Wire, check_error
 from tiltyard.model.ids import Id
-from tiltyard.mounts import MountedCatalog, MountedTable, open_catalog
-
-ROWS = pa.table({"x": [1, 2, 3]})
-STEP_SECONDS = 60
-
-
-@dataclass
-class Publisher:
-    """A server that publishes, and the catalog that it publishes to."""
-
-    wire: Wire
-    kind: str
-    settings: Mapping[str, object]
-    catalog: MountedCatalog
-    name: str = ""
-
-    def publish(self, **request: Any) -> dict[str, Any]:
-        """Create a publication; return its entry."""
-        self.name = new_name("publication")
-        fields = {"publication": self.name, "kind": self.kind, "settings": self.settings, **request}
-        entry: dict[str, Any] = self.call("create", **fields)["publication"]
-        return entry
-
-    def call(self, action: str, **fields: Any) -> dict[str, Any]:
-        """Run an operation on publications."""
-        response = self.wire.http.post(f"/tiltyard/v1/publication/{action}", json=fields)
-        result: dict[str, Any] = self.wire.good(response)
-        return result
-
-    def entry(self) -> dict[str, Any]:
-        """Return the publication as it is listed."""
-        entries = self.call("list")["publications"]
-        return next(entry for entry in entries if entry["publication"] == self.name)
-
-    def sync(self) -> dict[str, Any]:
-        """Sync; return the publication."""
-        entry: dict[str, Any] = self.call("sync", publication=self.name)["publication"]
-        return entry
-
-    def wait(self, is_reached: Callable[[dict[str, Any]], bool] = lambda entry: True) -> dict[str, Any]:
-        """Wait for the worker to bring the publication in step, and to a state."""
-        until = time.monotonic() + STEP_SECONDS
-        while not ((entry := self.entry())["in_step"] and is_reached(entry)):
-            assert time.monotonic() < until, entry
-            time.sleep(0.1)
-        return entry
-
-    def create(self, *table: str, rows: pa.Table = ROWS, properties: Mapping[str, str] | None = None) -> str:
-        """Create a table; return its location."""
-        headers = {"x-lance-table-properties": json.dumps(dict(properties))} if properties else {}
-        response = self.wire.http.post(
-            f"/v1/table/{'$'.join(table)}/create",
-            content=stream(rows),
-            headers={"content-type": "application/vnd.apache.arrow.stream", **headers},
-        )
-        self.wire.good(response)
-        return self.location(*table)
-
-    def location(self, *table: str) -> str:
-        location: str = self.wire.good(self.wire.table(table, "describe"))["location"]
-        return location
-
-    def namespace(self, *path: str) -> None:
-        self.wire.good(self.wire.namespace(path, "create"))
-
-    def names(self, *namespace: str) -> list[str]:
-        """Return the names of tables in a namespace of the other catalog."""
-        return sorted(self.catalog.list_tables(Id(namespace)).names)
-
-    def there(self, *table: str) -> MountedTable:
-        """Return an entry in the other catalog."""
-        return self.catalog.get_table(Id(table))
+from tiltyard.mounts import open_catalog
 
 
 @pytest.fixture(scope="module")
@@ -153,16 +80,16 @@ def test_tables_of_a_namespace_and_below_are_published_and_follow(publisher: Pub
     assert publisher.there(ours, "a").location == location
     assert lance.dataset(publisher.there(ours, "a").location).count_rows() == 3
 
-    publisher.wire.good(publisher.wire.table([ours, "a"], "rename", {"new_table_name": "c"}))
+    publisher.rename((ours, "a"), "c")
     publisher.create(ours, "d")
-    publisher.wire.good(publisher.wire.table([ours, "old", "b"], "drop"))
+    publisher.drop(ours, "old", "b")
     publisher.wait(lambda entry: publisher.names(ours) == ["c", "d"])
     assert publisher.there(ours, "c").location == location
     assert publisher.names(ours, "old") == []
 
     # Two tables swap their names: each entry has the other's place then.
     for name, new in (("c", "e"), ("d", "c"), ("e", "d")):
-        publisher.wire.good(publisher.wire.table([ours, name], "rename", {"new_table_name": new}))
+        publisher.rename((ours, name), new)
     publisher.wait(lambda entry: publisher.there(ours, "d").location == location)
     assert publisher.there(ours, "c").location == publisher.location(ours, "c")
 
@@ -223,7 +150,7 @@ def test_entries_of_others_are_reported_and_never_touched(publisher: Publisher, 
     assert entry["problems"][0]["id"] == [ours, "a"]
     assert "somebody else" in entry["problems"][0]["problem"]
     assert publisher.there(ours, "a").location == theirs
-    publisher.wire.good(publisher.wire.table([ours, "a"], "drop"))  # ours: theirs stays
+    publisher.drop(ours, "a")  # ours: theirs stays
     publisher.wait(lambda entry: entry["number_of_problems"] == 0)
     assert publisher.there(ours, "a").location == theirs
 

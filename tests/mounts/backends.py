@@ -35,7 +35,7 @@ class Backend:
     `unsupported` are methods that are error 0. `location_of` makes a location for a table of this name that is not the
     backend's choice; `add_other_table` adds a table of another format, by the backend's own means, and
     `read_other_table` returns its entry, to compare. `impossible_names` are names that it folds, or cannot hold;
-    `outer` is a namespace whose namespaces have properties.
+    `outer` is a namespace whose namespaces have properties. `bucket` has the tables of one that chooses locations.
     """
 
     kind: str
@@ -49,6 +49,7 @@ class Backend:
     keeps_name_of_deregistered: bool = False
     has_table_properties: bool = True
     chooses_locations: bool = False
+    bucket: str = ""
     outer: Id = Id()  # noqa: RUF009  # it cannot be changed
 
     def open(self) -> MountedCatalog:
@@ -218,7 +219,7 @@ def iceberg_backend(url: str, folder: Path) -> Backend:
     )
 
 
-def nessie_backend(url: str, store: S3Server) -> Backend:
+def nessie_backend(url: str, store: S3Server, bucket: str) -> Backend:
     """Nessie's Iceberg REST catalog."""
 
     def add_other_table(table: Id) -> None:
@@ -241,6 +242,7 @@ def nessie_backend(url: str, store: S3Server) -> Backend:
         impossible_names=("a/b", "a\x1fb", "", "a.b", "a%b", "a\\b"),
         storage_options=store.options,
         chooses_locations=True,
+        bucket=bucket,
     )
 
 

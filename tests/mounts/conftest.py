@@ -99,13 +99,14 @@ def rest_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str
 
 
 @pytest.fixture(scope="module")
-def nessie(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, S3Server]]:
+def nessie(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, S3Server, str]]:
     java = newer_java()
     if java is None:
         pytest.skip("there is no Java that is new enough for Nessie")
     fetched(nessie_jar)
-    with nessie_server(tmp_path_factory.mktemp("nessie"), java, s3, f"{s3.new_bucket(new_name('nessie'))}/w") as url:
-        yield url, s3
+    bucket = s3.new_bucket(new_name("nessie"))
+    with nessie_server(tmp_path_factory.mktemp("nessie"), java, s3, f"{bucket}/w") as url:
+        yield url, s3, bucket
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,22 @@ from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog
 
 MOUNT = "theirs"
+FAST = frozenset(("dir-manifest", "tiltyard"))
+"""Backends over which `make test` runs what all of them do through a server; each needs a server of its own there."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests over further backends as extended."""
+    for item in items:
+        backend = getattr(item, "callspec", None) and item.callspec.params.get("backend")
+        if "mounts/served" in item.nodeid and isinstance(backend, str) and backend not in FAST:
+            item.add_marker(pytest.mark.extended)
 
 
 def mount_settings(backend: Backend, allowed: Path, max_age: float = 1.0) -> dict[str, object]:
     """Return a table of the server's settings for a backend."""
     root = str(backend.settings.get("root", ""))
-    locations = [] if root.startswith("s3:") else [str(allowed)]
+    locations = [] if root.startswith("s3:") else [backend.bucket or str(allowed)]
     return {"kind": backend.kind, "max_age": max_age, "allowed_locations": locations, **backend.settings}
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lance
+import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
     ConcurrentModificationError,
@@ -23,7 +26,9 @@ from lance_namespace.errors import (
 
 from tests.services.ports import reserve_port
 from tests.services.secured import secured_server
+from tests.services.server import ServerProcess
 from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
+from tests.services.wire import Wire, stream
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
 from tiltyard.mounts.lance_rest import LanceRestCatalog, LanceRestSettings
@@ -199,3 +204,26 @@ def test_another_tiltyard_is_mounted_with_a_key_of_its_own(tmp_path: Path, monke
         assert administrator.get_table(table.id) == table
         for catalog in (administrator, ann, stranger):
             catalog.close()
+
+
+@pytest.mark.extended
+def test_commits_of_another_tiltyard_and_into_the_folder_lose_nothing(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path)
+    catalog = open_catalog("lance", {"uri": server.url})
+    table = catalog.declare_table(Id(("t",)), None, {})
+    lance.write_dataset(pa.table({"x": [0]}), table.location, mode="overwrite")
+
+    def append(number: int) -> None:
+        rows = pa.table({"x": [number]})
+        if number % 2:
+            lance.write_dataset(rows, table.location, mode="append")
+        else:
+            with Wire(server.url) as wire:
+                body, headers = stream(rows), {"content-type": "application/vnd.apache.arrow.stream"}
+                assert wire.http.post("/v1/table/t/insert", content=body, headers=headers).status_code == 200
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(append, range(1, 61)))
+    assert sorted(lance.dataset(table.location).to_table()["x"].to_pylist()) == list(range(61))
+    catalog.close()
+    server.stop()

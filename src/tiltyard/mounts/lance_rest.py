@@ -78,7 +78,6 @@ class _Description(TypedDict, total=False):
     properties: dict[str, str] | None
     storage_options: dict[str, str] | None
     is_only_declared: bool | None
-    managed_versioning: bool | None
 
 
 class _Names(TypedDict, total=False):
@@ -269,7 +268,6 @@ class LanceRestCatalog:
             normalized_location(location, is_encoded=True),
             dict(response.get("properties") or {}),
             is_declared=response.get("is_only_declared"),
-            has_managed_versions=bool(response.get("managed_versioning")),
         )
 
     def _list(

@@ -36,7 +36,6 @@ class MountedTable:
     `location` is a path for a local disk, else a URI (`lance_entries.normalized_location`). `properties` are what users
     gave, without the backend's own. `stable_id` outlives a rename, `version_token` changes with each change of the
     entry, and `is_declared` is whether the table has no data yet: each is None where the backend has no such thing.
-    With `has_managed_versions`, the catalog decides which version is the next: it expects to be asked for each commit.
     """
 
     id: Id
@@ -45,7 +44,6 @@ class MountedTable:
     stable_id: str | None = None
     version_token: str | None = None
     is_declared: bool | None = None
-    has_managed_versions: bool = False
 
 
 @dataclass(frozen=True, slots=True)

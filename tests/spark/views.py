@@ -37,7 +37,7 @@ def create_view(catalog: CatalogConnection, name: str, query: str, schema: pa.Sc
     definition = {"kind": "query", "source_query": query, **fields}
     output = base64.b64encode(schema.serialize().to_pybytes()).decode()
     catalog.client().create_materialized_view(
-        CreateMaterializedViewRequest(id=[name], output_schema=output, **definition)
+        CreateMaterializedViewRequest(id=name.split("$"), output_schema=output, **definition)
     )
 
 

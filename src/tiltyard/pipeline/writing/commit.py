@@ -18,7 +18,7 @@ import lance
 import lance_namespace as upstream
 import pyarrow as pa
 from lance.dataset import Transaction
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, UnsupportedOperationError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
 from tiltyard.model.table_history import read_transactions
 
@@ -51,12 +51,13 @@ class NextVersionNamespace(upstream.LanceNamespace):
         return f"{self._inner.namespace_id()} strict {id(self)}"
 
     def describe_table(self, request: Any) -> upstream.DescribeTableResponse:
-        """Describe the table. Raises UnsupportedOperationError if the catalog does not manage its versions."""
+        """Describe the table as one whose commits go through the catalog.
+
+        A job's do, even to one that others may commit to without it, as below a mount: the catalog gives the manifest
+        its name only if nobody has taken that.
+        """
         response = self._inner.describe_table(request)
-        if not response.managed_versioning:
-            raise UnsupportedOperationError(
-                "This job needs a managed table: create it with the property tiltyard.managed_versioning=true."
-            )
+        response.managed_versioning = True
         return response
 
     def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:

@@ -27,6 +27,7 @@ from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.commits.commit import ranges_to_delete
 from tiltyard.tables.commits.commit_requests import (
+    check_commits_here,
     check_same_manifest,
     manifests_to_sync,
     record_with_retry,
@@ -261,6 +262,7 @@ def _plan(
     batch: Batch, path: Id, table: TableRecord | None, request: models.CreateTableVersionRequest
 ) -> _PlannedVersion:
     expected = _expected_table(batch, path) if table is None or path in batch.declared else table
+    check_commits_here(path, expected)
     branch = Branch.parse(request.branch)
     new = validate_version(batch.ctx, expected, request, batch.latest_version(path, branch), alone=False)
     batch.latest[path, branch] = new

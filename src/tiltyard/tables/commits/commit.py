@@ -12,6 +12,7 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.access.needs import BATCH_CREATE_VERSIONS, on_table
 from tiltyard.model.branches import Branch
+from tiltyard.model.ids import table_id
 from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -20,6 +21,7 @@ from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.commits.batched_commits import create_table_versions
 from tiltyard.tables.commits.commit_requests import (
     Entry,
+    check_commits_here,
     check_same_manifest,
     create_version_response,
     manifests_to_sync,
@@ -88,6 +90,9 @@ def batch_create_table_versions(
     if not request.entries:
         raise InvalidInputError("There is no entry: give at least one.")
     tables = [find_table(ctx, entry.id) for entry in request.entries]
+    if len({table.id for table in tables}) > 1:
+        for table, entry in zip(tables, request.entries, strict=True):
+            check_commits_here(table_id(entry.id), table)
     news, latest = list[NewVersion](), dict[tuple[int, Branch], NewVersion]()
     for table, entry in zip(tables, request.entries, strict=True):
         key = table.id, Branch.parse(entry.branch)

@@ -17,6 +17,7 @@ from lance_namespace.errors import (
     TableBranchNotFoundError,
     TableNotFoundError,
     TableVersionNotFoundError,
+    UnsupportedOperationError,
 )
 
 from tiltyard.model.branches import Branch
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tiltyard.context import Context
+    from tiltyard.model.ids import Id
     from tiltyard.storage.files import FileContent
 
 log = logging.getLogger("tiltyard.versions")
@@ -92,6 +94,18 @@ def _validate_version(
     if latest is not None or not _is_next(ctx, table, new, alone):
         _check_next(ctx, new, branch, latest)
     return new
+
+
+def check_commits_here(path: Id, table: TableRecord) -> None:
+    """Raise UnsupportedOperationError for a table below a mount that others commit to without this catalog.
+
+    One of them could take the version's number after the batch is recorded, which then would be committed in part.
+    """
+    if table.mount_id is not None and not table.managed:
+        raise UnsupportedOperationError(
+            f"{path} is below a mount, and its commits do not go through this catalog: commit to it alone, or alter "
+            "the mount to managed versioning."
+        )
 
 
 def version_number(version: NewVersion | int) -> int:

@@ -96,6 +96,7 @@ def create_materialized_view(
             _check_installed()
             sources = resolve_sources(ctx, path, definition.query, ctx.principal)
     created = create_table(ctx, models.CreateTableRequest(id=list(path)), EmptyBody(schema))
+    ctx = msgspec.structs.replace(ctx, mounted=None)  # what was looked up below a mount was that there is no such table
     record_view(ctx, path, definition)
     arguments = {"sources": sources, "definition": definition.digest}
     job_id = _queue_refresh(msgspec.structs.replace(ctx, resolved=None), path, arguments) if has_refresh else None

@@ -105,7 +105,7 @@ def sync(
     """Sync a publication that `owner` has claimed, and release it; errors of the other catalog are recorded.
 
     With `verify` each entry is looked at, whatever is known of it. Where `is_stopping` becomes true, the publication
-    stays due. Raises ServiceUnavailableError where this catalog's own database does not answer.
+    stays due, to be verified likewise. Raises ServiceUnavailableError where our own database does not answer.
     """
     fingerprint, now = ctx.store.tables_fingerprint(), ctx.clock()
     verify = verify or now - claimed.verified_at >= VERIFY_MS
@@ -117,7 +117,7 @@ def sync(
     except LeaseLostError:
         return
     except _StoppedError:
-        pass
+        outcome = structs.replace(outcome, verified_at=0 if verify else claimed.verified_at)
     except LanceNamespaceError as error:
         outcome = _failed(outcome, claimed, str(error), now)
     except Exception:

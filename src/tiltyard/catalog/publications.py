@@ -60,7 +60,7 @@ def create_publication(ctx: Context, request: models.CreatePublicationRequest) -
     )
     if not added:
         raise InvalidInputError(f"There is a publication '{name}' already.")
-    return models.CreatePublicationResponse(publication=_entry(ctx, find_publication(ctx, name)))
+    return models.CreatePublicationResponse(publication=_current_entry(ctx, find_publication(ctx, name)))
 
 
 @operation(needs=ADMINISTRATORS, changes=False)
@@ -72,7 +72,9 @@ def list_publications(ctx: Context, request: models.ListPublicationsRequest) -> 
     page, token = ctx.paging.fetch_page(
         "publications", request.page_token, request.limit, ctx.store.list_publications, lambda record: record.name
     )
-    return models.ListPublicationsResponse(publications=[_entry(ctx, record) for record in page], page_token=token)
+    fingerprint = ctx.store.tables_fingerprint() if page else ""
+    entries = [_entry(ctx, record, fingerprint) for record in page]
+    return models.ListPublicationsResponse(publications=entries, page_token=token)
 
 
 @operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
@@ -84,7 +86,7 @@ def sync_publication(ctx: Context, request: models.SyncPublicationRequest) -> mo
     """
     record = find_publication(ctx, request.publication)
     _sync_now(ctx, record)
-    return models.SyncPublicationResponse(publication=_entry(ctx, find_publication(ctx, record.name)))
+    return models.SyncPublicationResponse(publication=_current_entry(ctx, find_publication(ctx, record.name)))
 
 
 @operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
@@ -100,8 +102,9 @@ def drop_publication(ctx: Context, request: models.DropPublicationRequest) -> mo
     ctx.store.start_removing_entries(record.id)
     _sync_now(ctx, record)
     left = ctx.store.find_publication(record.name)
-    is_left = left is not None and left.id == record.id
-    return models.DropPublicationResponse(publication=_entry(ctx, left) if left is not None and is_left else None)
+    if left is None or left.id != record.id:
+        return models.DropPublicationResponse()
+    return models.DropPublicationResponse(publication=_current_entry(ctx, left))
 
 
 def find_publication(ctx: Context, name: str) -> PublicationRecord:
@@ -132,8 +135,12 @@ def _sync_now(ctx: Context, record: PublicationRecord) -> None:
         time.sleep(WAIT_SECONDS)
 
 
-def _entry(ctx: Context, record: PublicationRecord) -> models.PublicationEntry:
-    is_in_step = record.error is None and record.fingerprint == ctx.store.tables_fingerprint() and not record.removing
+def _current_entry(ctx: Context, record: PublicationRecord) -> models.PublicationEntry:
+    return _entry(ctx, record, ctx.store.tables_fingerprint())
+
+
+def _entry(ctx: Context, record: PublicationRecord, fingerprint: str) -> models.PublicationEntry:
+    is_in_step = record.error is None and record.fingerprint == fingerprint and not record.removing
     number_of_problems, problems = ctx.store.publication_problems(record.id, MOST_PROBLEMS)
     since = record.synced_at or record.created_at
     return models.PublicationEntry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 NOT_IN_STEP = 3
 """The exit status of `sync` and `remove` where something is left to do, or a table has a problem."""
+POLL_SECONDS = 1.0
+"""How often a command looks how far a worker has come with what took longer than a request may."""
 
 
 @click.group("publish-to", short_help="Register tables in other catalogs, and keep them in step.")
@@ -105,8 +108,9 @@ def sync(settings: Settings, name: str, url: str, key: str) -> None:
     from tiltyard.cli.client import connect
 
     with connect(settings, url, key) as call:
-        entry = _repeat(call, "SyncPublication", publication=name)
-        assert entry is not None
+        entry = _wait(call, call("SyncPublication", publication=name)["publication"])
+        if entry is None:
+            refuse(f"{name} was removed meanwhile.")
         click.echo(_format_publication(entry))
         if entry["number_of_problems"]:
             sys.exit(NOT_IN_STEP)
@@ -126,7 +130,8 @@ def remove(settings: Settings, name: str, remove_entries: bool, url: str, key: s
     from tiltyard.cli.client import connect
 
     with connect(settings, url, key) as call:
-        entry = _repeat(call, "DropPublication", publication=name, remove_entries=remove_entries or None)
+        response = call("DropPublication", publication=name, remove_entries=remove_entries or None)
+        entry = _wait(call, response.get("publication"))
         if entry is None:
             click.echo(f"{name} is removed.")
             return
@@ -134,18 +139,22 @@ def remove(settings: Settings, name: str, remove_entries: bool, url: str, key: s
         sys.exit(NOT_IN_STEP)
 
 
-def _repeat(call: Call, operation: str, **request: Any) -> dict[str, Any] | None:
-    """Run an operation until it has done all it can do; return the publication, if it is left."""
-    while True:
-        entry: dict[str, Any] | None = call(operation, **request).get("publication")
-        if entry is None or entry["in_step"]:
-            return entry
+def _wait(call: Call, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Wait until a worker has done for a publication what it can do; return that, None if it is gone."""
+    from tiltyard.cli.client import list_pages
+
+    while entry is not None and not entry["in_step"]:
+        name = entry["publication"]
         if entry.get("outage"):
-            refuse(f"{entry['publication']} ({entry['kind']}) cannot be synced: {entry['outage']}")
-        if entry["number_of_problems"] and entry["removing"]:
+            refuse(f"{name} ({entry['kind']}) cannot be synced: {entry['outage']}")
+        if entry["removing"] and entry["number_of_problems"]:
             return entry
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{entry['tables']} tables", nl=False, err=True)
+        time.sleep(POLL_SECONDS)
+        publications = list_pages(call, "ListPublications", "publications")
+        entry = next((each for each in publications if each["publication"] == name), None)
+    return entry
 
 
 def _parse_id(text: str | None) -> list[str] | None:

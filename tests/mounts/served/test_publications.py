@@ -18,7 +18,7 @@ from lance_namespace import DescribeTableRequest, ListTablesRequest
 from tests.mounts.backends import new_name
 from tests.mounts.served.publishing import ROWS, Publisher
 from tests.services.server import ServerProcess
-from tests.services.wire import Wire, check_error
+from tests.services.wire import Wire, check_error, stream
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
 
@@ -107,6 +107,22 @@ def test_entries_are_what_stock_clients_open(server: ServerProcess, wire: Wire) 
     assert list(client.list_tables(ListTablesRequest(id=[ours])).tables) == ["t"]
     location = client.describe_table(DescribeTableRequest(id=[ours, "t"])).location
     assert lance.dataset(location).count_rows() == 3
+
+
+def test_another_tiltyard_serves_what_is_published_to_it(wire: Wire, other: ServerProcess) -> None:
+    settings = {"uri": other.url}
+    publisher = Publisher(wire, "lance", settings, open_catalog("lance", settings))
+    ours = new_name("shared")
+    publisher.namespace(ours)
+    publisher.create(ours, "t")
+    publisher.publish(namespace=[ours])
+    publisher.wait()
+    with Wire(other.url) as theirs:
+        assert theirs.good(theirs.table([ours, "t"], "count_rows")) == 3
+        wire.good(wire.table([ours, "t"], "insert", stream(ROWS)))
+        assert theirs.good(theirs.table([ours, "t"], "count_rows")) == 6
+        theirs.good(theirs.table([ours, "t"], "insert", stream(ROWS)))
+    assert wire.good(wire.table([ours, "t"], "count_rows")) == 9
 
 
 def test_tables_and_namespaces_are_published_by_their_property(publisher: Publisher) -> None:

@@ -250,6 +250,26 @@ def test_a_sync_without_differences_calls_nobody(new_world: Callable[[bool, bool
     assert is_due(world.publication(), world.store.tables_fingerprint(), world.now)
 
 
+def test_a_sync_that_has_no_more_time_is_gone_on_with_and_verifies_all(
+    new_world: Callable[[bool, bool], World],
+) -> None:
+    world = new_world(True, True)
+    first_tables(world)
+    world.sync()
+    del world.theirs.tables[Id(("films", "d"))]
+    looks = itertools.count()
+    world.now += LEASE_MS
+    claimed = world.store.claim_publication(world.publication().id, "request", LEASE_MS)
+    assert claimed is not None
+    services = SimpleNamespace(store=world.store, clock=lambda: world.now)
+    sync(Context(cast(Any, services)), claimed, "request", lambda: next(looks) >= 2, verify=True)
+    stopped = world.publication()
+    assert stopped.error is None and is_due(stopped, world.store.tables_fingerprint(), world.now)
+    assert Id(("films", "d")) not in world.theirs.tables
+    world.sync()
+    assert world.found() == world.expected()
+
+
 def test_a_catalog_that_is_away_is_tried_less_and_less_often(new_world: Callable[[bool, bool], World]) -> None:
     world = new_world(True, True)
     first_tables(world)

@@ -293,7 +293,13 @@ class _Sync:
         """Look at each entry; forget those that are gone, or are somebody else's by now."""
         for path, entry in list(entries.items()):
             self._keep_lease()
-            found = self._find(path)
+            try:
+                found = self._find(path)
+            except _OUTAGES:
+                raise
+            except LanceNamespaceError as error:
+                self._add_problem(entry.table_id, path, f"Its entry {path} cannot be read: {error}")
+                continue
             if found is None or not self._is_ours(found, entry.table_id, entry):
                 self._forget(entries, path)
             elif _location_of(found) != entry.location:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 from lance_namespace.errors import (
+    InternalError,
     NamespaceNotFoundError,
     ServiceUnavailableError,
     TableAlreadyExistsError,
@@ -51,6 +52,7 @@ class MemoryCatalog:
     changes: list[str] = field(default_factory=list)
     crash_at: float | None = None
     failure: Exception | None = None
+    broken: set[Id] = field(default_factory=set)
     kind: str = "memory"
     levels: int | None = None
 
@@ -65,6 +67,8 @@ class MemoryCatalog:
     def get_table(self, table: Id) -> MountedTable:
         if self.failure is not None:
             raise self.failure
+        if table in self.broken:
+            raise InternalError(f"{table} has failed")
         if table not in self.tables:
             raise TableNotFoundError(str(table))
         return self.tables[table]
@@ -285,6 +289,26 @@ def test_a_catalog_that_is_away_is_tried_less_and_less_often(new_world: Callable
     world.theirs.failure = None
     world.sync()
     assert world.publication().error is None and world.found() == world.expected()
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_an_entry_that_cannot_be_read_keeps_no_other_from_being_synced(
+    new_world: Callable[[bool, bool], World], is_dropped: bool
+) -> None:
+    world = new_world(True, True)
+    first_tables(world)
+    world.sync()
+    world.theirs.broken = {Id(("films", "a"))}
+    if is_dropped:
+        world.drop("films", "a")
+    world.create("films", "g")
+    world.sync(verify=True)
+    assert Id(("films", "g")) in world.theirs.tables
+    count, problems = world.store.publication_problems(world.publication().id, 10)
+    assert count == 1 and problems[0].path == ("films", "a") and "films$a has failed" in problems[0].problem
+    world.theirs.broken = set()
+    world.sync()
+    assert world.found() == world.expected()
 
 
 def test_an_owner_that_has_lost_its_lease_changes_nothing_more(new_world: Callable[[bool, bool], World]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import lance
 import lancedb
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -34,6 +35,8 @@ from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.optimize.maintenance import Thresholds, queue_needed_jobs
+from tiltyard.pipeline.plans.job import pipeline
+from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.upsert.job import upsert
 from tiltyard.pipeline.views.job import refresh
@@ -282,6 +285,52 @@ def test_commit_of_a_job_gives_way_to_one_that_bypassed_the_catalog(mounted: Cat
     assert plain(target).count_rows() == 1010
     assert job_table.commit(job_table.latest(), append, LocalRun()) == plain(target).version == 3
     assert plain(target).count_rows() == 1015
+
+
+def run_plan(
+    mounted: CatalogConnection, spark: SparkSession, file: Path, tables: dict[str, Any], reads: Mapping[str, str] = {}
+) -> None:
+    """Run a pipeline here."""
+    escaped = {name: source.replace("$", "$$") for name, source in reads.items()}
+    file.write_text(json.dumps({"tables": tables, **({"reads": escaped} if reads else {})}))
+    plan = msgspec.json.encode(read_plan(file, {})).decode()
+    pipeline(LocalRun(), mounted, spark, plan)
+
+
+def test_pipeline_reads_mounted_tables_and_writes_those_that_are_there_and_managed(
+    mounted: CatalogConnection, spark: SparkSession, fresh: Fresh, tmp_path: Path
+) -> None:
+    source = write(mounted, f"{UNMANAGED}${fresh('source')}", numbers(0, 100))
+    own, kept = fresh("own"), write(mounted, f"{MANAGED}${fresh('target')}", numbers(0, 10))
+    query = {"sql": "SELECT id, text FROM films WHERE id < 20"}
+    tables = {own: query, str(kept): {**query, "mode": "overwrite"}}
+    run_plan(mounted, spark, tmp_path / "a.yaml", tables, {"films": str(source)})
+    assert [plain(target).count_rows() for target in (table(mounted, own), kept)] == [20, 20]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_pipeline_that_cannot_publish_a_mounted_table_says_so_and_leaves_nothing(
+    mounted: CatalogConnection, spark: SparkSession, fresh: Fresh, tmp_path: Path, is_there: bool
+) -> None:
+    own, theirs = fresh("own"), f"{UNMANAGED}${fresh('target')}"
+    write(mounted, own, numbers(0, 10))
+    if is_there:
+        write(mounted, theirs, numbers(0, 10))
+    files = parquet(tmp_path, numbers(10, 30))
+    mode = "append" if is_there else "create"
+    tables = {own: {"files": files, "mode": "append"}, theirs: {"files": files, "mode": mode}}
+    with pytest.raises(LanceNamespaceError, match=r"below a mount|only managed tables can be published"):
+        run_plan(mounted, spark, tmp_path / "a.yaml", tables)
+    assert plain(table(mounted, own)).count_rows() == 10
+    assert table(mounted, own).latest_version() == 1
+    if is_there:
+        assert plain(table(mounted, theirs)).count_rows() == 10
+    else:
+        assert (
+            not OperationClient(mounted)
+            .call("ListTables", id=UNMANAGED.split("$"), limit=1000)["tables"]
+            .count(theirs.rpartition("$")[2])
+        )
 
 
 @pytest.mark.extended

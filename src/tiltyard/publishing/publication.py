@@ -354,5 +354,5 @@ def _published_table(path: Path, response: Any, declared: bool = False) -> Publi
 def _unmanaged_error(path: Path) -> InvalidInputError:
     return InvalidInputError(
         f"{display_id(path)} commits straight to storage: only managed tables can be published together "
-        "(the property tiltyard.managed_versioning of the table, or of its namespace)."
+        "(the property tiltyard.managed_versioning of the table, or of its namespace; below a mount, the mount's)."
     )

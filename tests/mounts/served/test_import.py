@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import lance
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError
 
 from tests.mounts.backends import local_directory
 from tests.mounts.served.conftest import MOUNT, environ
@@ -239,6 +241,26 @@ def test_ends_that_are_both_here_or_both_there_are_refused(secured: Secured, own
     assert run(secured, "own", "--to", MOUNT, "--copy").exit_code == 2
     moved = owner.http.post("/tiltyard/v1/table/own$t/move", json={"new_id": ["other", "t"]})
     assert check_error(moved) == 13
+
+
+def test_copy_that_outlasts_its_request_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_catalog = importlib.import_module("tiltyard.cli.import_catalog")  # the package's name is the command
+    monkeypatch.setattr(import_catalog, "COPY_PAUSE", 0.0)
+    late: list[Exception] = [ServiceUnavailableError("no answer"), *[ConcurrentModificationError("copying")] * 3]
+
+    def call(name: str, **fields: Any) -> dict[str, Any]:
+        if late:
+            raise late.pop(0)
+        return {"was_moved_before": True}
+
+    move = import_catalog.TableMove(Id(("lake", "t")), Id(("t",)))
+    assert import_catalog._move(call, move, {"copy": True})["was_moved_before"]
+    late += [ServiceUnavailableError("the catalog is away")] * 2
+    with pytest.raises(ServiceUnavailableError, match="away"):
+        import_catalog._move(call, move, {"copy": True})
+    late += [ConcurrentModificationError("written")]
+    with pytest.raises(ConcurrentModificationError):
+        import_catalog._move(call, move, {"copy": None})
 
 
 @dataclass

@@ -113,6 +113,7 @@ def test_ingest_creates_and_appends(mounted: CatalogConnection, spark: SparkSess
     assert plain(table(mounted, name)).count_rows() == table(mounted, name).dataset().count_rows() == 200
 
 
+@pytest.mark.extended
 def test_upsert_delete_backfill_and_export(
     mounted: CatalogConnection, spark: SparkSession, target: Table, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_upsert_delete_backfill_and_export(
     assert pq.read_table(tmp_path / "out").num_rows == 1000
 
 
+@pytest.mark.extended
 def test_index_and_optimize_and_maintain(mounted: CatalogConnection, spark: SparkSession, target: Table) -> None:
     index(LocalRun(), mounted, spark, str(target), "id", "BTREE")
     index(LocalRun(), mounted, spark, str(target), "text", "FTS")
@@ -145,6 +147,7 @@ def test_index_and_optimize_and_maintain(mounted: CatalogConnection, spark: Spar
     assert plain(target).to_table(filter="id = 1050").num_rows == 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("source_in", "view_in"), [(UNMANAGED, ""), ("", UNMANAGED), (UNMANAGED, MANAGED)])
 def test_refresh_whose_source_or_view_is_below_a_mount(
     mounted: CatalogConnection, spark: SparkSession, fresh: Fresh, source_in: str, view_in: str
@@ -160,6 +163,7 @@ def test_refresh_whose_source_or_view_is_below_a_mount(
     assert refresh(LocalRun(), mounted, spark, view)["mode"] == "unchanged"
 
 
+@pytest.mark.extended
 def test_tracked_job_has_its_table_and_succeeds(mounted: CatalogConnection, spark: SparkSession, target: Table) -> None:
     calls, owner = OperationClient(mounted), new_owner()
     arguments = {"table": str(target), "where": "id >= 500"}
@@ -275,6 +279,7 @@ def test_stock_clients_over_a_managed_mount(server: ServerProcess, mounted: Cata
         assert OperationClient(mounted).call("RepairTable", id=target.id)["findings"] == []
 
 
+@pytest.mark.extended
 def test_commit_of_a_job_gives_way_to_one_that_bypassed_the_catalog(mounted: CatalogConnection, target: Table) -> None:
     job_table = JobTable(target)
     before, place = job_table.latest(), target.location().uri
@@ -297,6 +302,7 @@ def run_plan(
     pipeline(LocalRun(), mounted, spark, plan)
 
 
+@pytest.mark.extended
 def test_pipeline_reads_mounted_tables_and_writes_those_that_are_there_and_managed(
     mounted: CatalogConnection, spark: SparkSession, fresh: Fresh, tmp_path: Path
 ) -> None:

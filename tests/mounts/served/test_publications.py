@@ -101,7 +101,7 @@ def test_entries_are_what_stock_clients_open(server: ServerProcess, wire: Wire) 
     publisher.namespace(ours)
     publisher.create(ours, "t")
     publisher.publish(namespace=[ours])
-    publisher.wait()
+    publisher.sync()
     options = {"root": str(server.root), "dir_listing_enabled": "false"}
     client = lance_namespace.connect("dir", options)
     assert list(client.list_tables(ListTablesRequest(id=[ours])).tables) == ["t"]
@@ -116,7 +116,7 @@ def test_another_tiltyard_serves_what_is_published_to_it(wire: Wire, other: Serv
     publisher.namespace(ours)
     publisher.create(ours, "t")
     publisher.publish(namespace=[ours])
-    publisher.wait()
+    publisher.sync()
     with Wire(other.url) as theirs:
         assert theirs.good(theirs.table([ours, "t"], "count_rows")) == 3
         wire.good(wire.table([ours, "t"], "insert", stream(ROWS)))
@@ -186,7 +186,7 @@ def test_an_entry_that_was_removed_there_comes_back_with_a_sync(publisher: Publi
     publisher.namespace(ours)
     location = publisher.create(ours, "t")
     publisher.publish(namespace=[ours])
-    publisher.wait()
+    publisher.sync()
     publisher.catalog.deregister_table(Id((ours, "t")))
     assert publisher.sync()["in_step"]
     assert publisher.there(ours, "t").location == location
@@ -198,7 +198,7 @@ def test_dropping_a_publication_leaves_or_removes_its_entries(publisher: Publish
     publisher.namespace(ours)
     location = publisher.create(ours, "t")
     publisher.publish(namespace=[ours])
-    publisher.wait()
+    publisher.sync()
     response = publisher.call("drop", publication=publisher.name, remove_entries=remove)
     assert response == {}
     assert publisher.names(ours) == ([] if remove else ["t"])
@@ -214,7 +214,7 @@ def test_target_is_the_namespace_there(publisher: Publisher) -> None:
     publisher.create(ours, "a")
     publisher.create(ours, "deep", "b")
     publisher.publish(namespace=[ours], target=[target])
-    publisher.wait()
+    publisher.sync()
     assert publisher.names(target) == ["a"] and publisher.names(target, "deep") == ["b"]
 
 
@@ -230,7 +230,7 @@ def test_tables_that_the_other_catalog_cannot_hold_are_reported(
     lance.write_dataset(ROWS, f"{elsewhere}/{ours}")
     wire.good(wire.table([ours, "far"], "register", {"location": f"{elsewhere}/{ours}"}))
     publisher.publish(namespace=[ours])
-    entry = publisher.wait()
+    entry = publisher.sync()
     problems = {each["id"][-1]: each["problem"] for each in entry["problems"]}
     assert entry["tables"] == 1 and set(problems) == {"ä", "far"}
     assert "cannot hold the name 'ä'" in problems["ä"]
@@ -279,7 +279,7 @@ def test_columns_are_a_property_of_the_entry_and_follow(
     publisher.namespace(ours)
     publisher.create(ours, "t")
     publisher.publish(namespace=[ours], columns=True)
-    publisher.wait()
+    publisher.sync()
 
     def columns() -> Sequence[str]:
         return [each["name"] for each in json.loads(publisher.there(ours, "t").properties["tiltyard.columns"])]

@@ -63,7 +63,8 @@ def import_table(ctx: Context, request: models.MoveTableRequest, mount: Mount, b
     if not request.keep_entry:
         reach(Point.BETWEEN_CATALOGS)
         with suppress(TableNotFoundError):
-            mount.remove_entry(below)
+            if mount.read_entry(below)[1] == moved.location:  # nobody has made it another table's meanwhile
+                mount.remove_entry(below)
     return _respond(ctx, new_path, moved, was_moved_before=was_moved_before)
 
 

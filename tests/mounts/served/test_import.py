@@ -276,13 +276,14 @@ def test_nobody_sees_more_while_a_table_is_between_the_catalogs(
         make_tables(owner, [MOUNT, "a"], "t")
         grant(owner, [MOUNT, "a", "t"], "read")
         set_policy(owner, [MOUNT, "a", "t"], POLICY)
-        arguments = [f"{MOUNT}$a", "own"]
+        owner.call("namespace", ["own"], "create")
+        ends = [MOUNT, "a", "t"], ["own", "t"]
         if is_return:
-            assert run(secured, *arguments).exit_code == 0
-            arguments = ["own", "--to", f"{MOUNT}$a"]
+            assert move(owner, *ends).status_code == 200
+            ends = ends[::-1]
         gate.touch()
         with ThreadPoolExecutor(1) as pool:
-            moving = pool.submit(run, secured, *arguments)
+            moving = pool.submit(move, secured.wire("administrator"), *ends)
             wait_for_file(gate.with_name("gate.reached"))
             assert catalog.list_tables(Id(("a",))).names == ("t",)
             assert names(owner, "own") == ["t"]
@@ -291,10 +292,13 @@ def test_nobody_sees_more_while_a_table_is_between_the_catalogs(
             for caller, path in ((ann, [MOUNT, "a", "t"]), (bob, [MOUNT, "a", "t"]), (bob, ["own", "t"])):
                 assert check_error(caller.call("table", path, "count_rows")) in (1, 4, 19)
             gate.unlink()
-            assert moving.result().exit_code == 0
-        path = [MOUNT, "a", "t"] if is_return else ["own", "t"]
-        assert query(ann, path).column("secret").to_pylist() == [None, None]
-        assert check_error(bob.call("table", path, "count_rows")) in (1, 4)
+            assert moving.result().status_code == 200
+        assert query(ann, ends[1]).column("secret").to_pylist() == [None, None]
+        assert check_error(bob.call("table", ends[1], "count_rows")) in (1, 4)
+
+
+def move(wire: Wire, path: list[str], new_path: list[str]) -> Any:
+    return wire.http.post(f"/tiltyard/v1/table/{'$'.join(path)}/move", json={"new_id": new_path})
 
 
 def wait_for_file(file: Path) -> None:

@@ -32,9 +32,11 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending
-from tiltyard.tables.versions.clone import copy_table
+from tiltyard.tables.versions.clone import add_clone, copy_table, stage_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from tiltyard.context import Context
     from tiltyard.mounts import MountedTable
     from tiltyard.mounts.registry.mount import Mount
@@ -167,12 +169,26 @@ def _take(ctx: Context, request: models.MoveTableRequest, record: TableRecord, n
 def _copy(
     ctx: Context, request: models.MoveTableRequest, record: TableRecord, new_path: Id
 ) -> models.MoveTableResponse:
-    """Copy the latest version of a table below a mount into this catalog, with its grants and policies."""
+    """Copy the latest version of a table below a mount into this catalog, with its grants and policies.
+
+    With `stage` only a folder is chosen, into which the client copies the version that the response names; it calls
+    again with that folder as `staged_location`, and then the table is there.
+    """
     if (copy := _find_copy(ctx, record, new_path)) is not None:
         return _respond(ctx, new_path, copy, was_moved_before=True)
     allow_wider = bool(request.allow_wider_access)
     namespace = ctx.store.describe_namespace(new_path.parent).id
     _check_access(ctx.store, record.id, record.namespace_id, namespace, allow_wider=allow_wider)
+
+    if request.stage:
+        source = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location))
+        return models.MoveTableResponse(
+            id=list(new_path),
+            location=record.location,
+            was_moved_before=False,
+            version=source.version,
+            staged_location=stage_folder(ctx, new_path),
+        )
 
     def complete(catalog: UnitOfWork, copy: TableRecord) -> None:
         catalog.copy_access(copy.id, record.id)
@@ -180,13 +196,32 @@ def _copy(
 
     properties = {**record.properties, COPIED_FROM: record.location}
     try:
-        copy = copy_table(ctx, record.location, new_path, properties, complete)
+        if request.staged_location:
+            copy = _add_staged(ctx, new_path, request.staged_location, properties, complete)
+        else:
+            copy = copy_table(ctx, record.location, new_path, properties, complete)
     except TableAlreadyExistsError:
         copy = _find_copy(ctx, record, new_path)  # another request has made it meanwhile
         if copy is None:
             raise
     ctx.rights_cache.refresh_next()
     return _respond(ctx, new_path, copy, was_moved_before=False)
+
+
+def _add_staged(
+    ctx: Context,
+    path: Id,
+    staged_location: str,
+    properties: Mapping[str, str],
+    complete: Callable[[UnitOfWork, TableRecord], None],
+) -> TableRecord:
+    """Add a table that a client has copied into a folder which was chosen for it. Raises InvalidInputError."""
+    location = ctx.storage.check_location(staged_location)
+    if not ctx.storage.has_table(location):
+        raise InvalidInputError(f"There is no copy in {location} yet: copy the table there first.")
+    ctx.storage.list_foreign_bases(location)
+    ctx.storage.sync_written([location])
+    return add_clone(ctx, path, location, properties, complete)
 
 
 def _find_copy(ctx: Context, record: TableRecord, path: Id) -> TableRecord | None:

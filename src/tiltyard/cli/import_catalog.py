@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
     from tiltyard.cli.client import Call
+    from tiltyard.cli.interruption import Interruption
     from tiltyard.model.ids import Id
+    from tiltyard.pipeline.copies.tasks import CopyPart
 
 COPY_SECONDS = 60 * 60.0
 """How long a copy may take: a server gives up after that, too."""
@@ -54,6 +57,14 @@ class NamespaceMove:
     source: Id
     target: Id
     tables: tuple[TableMove, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SparkCopy:
+    """Where Spark copies tables, and the options by which its tasks open the storage."""
+
+    master: str
+    storage: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(slots=True)
@@ -94,6 +105,16 @@ class Report:
 @click.argument("source", metavar="MOUNT[$NAMESPACE]")
 @click.argument("target", metavar="[TARGET_NAMESPACE]", required=False)
 @click.option("--copy", is_flag=True, help="Copy the latest version of each table; the other catalog stays as it is.")
+@click.option(
+    "--spark", "master", metavar="MASTER", help="With --copy: copy many tables at once on Spark (local[4], spark://…)."
+)
+@click.option(
+    "--storage-option",
+    "task_storage",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="With --spark: an option by which its tasks open the storage; a secret is env:NAME or file:PATH.",
+)
 @click.option("--keep-entries", is_flag=True, help="Leave the entries in the other catalog.")
 @click.option(
     "--to", "mounted", metavar="MOUNT[$NAMESPACE]", help="The way back: move a namespace of this catalog there."
@@ -108,6 +129,8 @@ def import_catalog(
     source: str,
     target: str | None,
     copy: bool,
+    master: str | None,
+    task_storage: tuple[str, ...],
     keep_entries: bool,
     mounted: str | None,
     allow_wider_access: bool,
@@ -123,15 +146,13 @@ def import_catalog(
     Examples:
       tiltyard import-catalog 'lake$sales' sales --root ./data
       tiltyard import-catalog lake films --copy --report moved.json --url https://lake.example.org
+      tiltyard import-catalog lake films --copy --spark 'local[4]' --root ./data
       tiltyard import-catalog sales --to 'lake$sales' --root ./data
     """
     from tiltyard.cli.client import connect
     from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 
-    if (target is None) == (mounted is None):
-        raise click.UsageError("Name a TARGET_NAMESPACE of this catalog, or --to MOUNT[$NAMESPACE] for the way back.")
-    if mounted is not None and (copy or keep_entries):
-        raise click.UsageError("--copy and --keep-entries are for the way into this catalog, not for --to.")
+    _check_options(target, mounted, copy=copy, keeps_entries=keep_entries, master=master, storage=task_storage)
     if file is not None and not file.parent.is_dir():
         refuse(f"There is no folder {file.parent} for the report.")
     is_return = mounted is not None
@@ -146,15 +167,40 @@ def import_catalog(
         done = Outcome.RETURNED if is_return else Outcome.COPIED if copy else Outcome.IMPORTED
         try:
             with progress_bar("import", report.figures):
-                for _ in _move_all(call, plan, report, done, options):
-                    if interruption.happened:
-                        break
+                if master:
+                    _copy_on_spark(
+                        call, plan, report, options, SparkCopy(master, _parse_options(task_storage)), interruption
+                    )
+                else:
+                    for _ in _move_all(call, plan, report, done, options):
+                        if interruption.happened:
+                            break
         finally:
             report.write(file)
         if interruption.happened:
             exit_interrupted("tiltyard: interrupted; run it again, and it goes on.")
     if report.totals[Outcome.FAILED] or report.totals["not tried"]:
         sys.exit(1)
+
+
+def _check_options(
+    target: str | None,
+    mounted: str | None,
+    *,
+    copy: bool,
+    keeps_entries: bool,
+    master: str | None,
+    storage: tuple[str, ...],
+) -> None:
+    """Raise click.UsageError for options that contradict each other."""
+    if (target is None) == (mounted is None):
+        raise click.UsageError("Name a TARGET_NAMESPACE of this catalog, or --to MOUNT[$NAMESPACE] for the way back.")
+    if mounted is not None and (copy or keeps_entries):
+        raise click.UsageError("--copy and --keep-entries are for the way into this catalog, not for --to.")
+    if (master or storage) and not copy:
+        raise click.UsageError("--spark and --storage-option are for --copy: moves leave files in place.")
+    if storage and not master:
+        raise click.UsageError("--storage-option is for --spark: without it the server copies.")
 
 
 def _check_ends(call: Call, source: Id, target: Id, *, is_return: bool) -> None:
@@ -212,6 +258,96 @@ def _move_all(
                 is_repeated = response["was_moved_before"]
                 report.add(move, *((Outcome.SKIPPED, "it was moved before") if is_repeated else (done,)))
             yield
+
+
+def _copy_on_spark(
+    call: Call,
+    plan: list[NamespaceMove],
+    report: Report,
+    options: Mapping[str, Any],
+    spark_copy: SparkCopy,
+    interruption: Interruption,
+) -> None:
+    """Copy all tables in tasks of Spark; the server adds each as soon as it is copied."""
+    from tiltyard.pipeline.copies.tasks import CopyOutcome, copy_part
+    from tiltyard.pipeline.runs import LocalRun, RunCanceledError
+    from tiltyard.pipeline.session import spark_session
+    from tiltyard.pipeline.spark_tasks import run_tasks
+
+    staged = list(_stage_all(call, plan, report, options))
+    if not staged or interruption.happened:
+        return
+    run = LocalRun()
+    interruption.on_signal(run.canceled.set)
+
+    def finish(position: int, outcome: CopyOutcome) -> None:
+        move, part = staged[position]
+        if outcome.error is not None:
+            report.add(move, Outcome.FAILED, outcome.error)
+        else:
+            _try_move(call, move, report, {**options, "staged_location": part.target})
+
+    session = spark_session(spark_copy.master, name="tiltyard import-catalog")
+    try:
+        work = partial(copy_part, spark_copy.storage)
+        run_tasks(session, run, work, [part for _, part in staged], on_result=finish, name="copy tables")
+    except RunCanceledError:
+        return  # the report says which tables were not tried
+    finally:
+        session.stop()
+
+
+def _stage_all(
+    call: Call, plan: list[NamespaceMove], report: Report, options: Mapping[str, Any]
+) -> Iterator[tuple[TableMove, CopyPart]]:
+    """Have the server choose a folder for the copy of each table; yield what is to be copied into it."""
+    from lance_namespace.errors import LanceNamespaceError
+
+    from tiltyard.pipeline.copies.tasks import CopyPart
+
+    for namespace in plan:
+        try:
+            _make_namespace(call, namespace, plan[0])
+        except LanceNamespaceError as error:
+            for move in namespace.tables:
+                report.add(move, Outcome.FAILED, f"{namespace.target} cannot be made: {error}")
+            continue
+        for move in namespace.tables:
+            response = _try_move(call, move, report, {**options, "stage": True})
+            if response is not None and response.get("staged_location"):
+                yield move, CopyPart(response["location"], response["version"], response["staged_location"])
+
+
+def _try_move(call: Call, move: TableMove, report: Report, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Call MoveTable, and report what became of the table, unless it has still to be copied; None if it failed."""
+    from lance_namespace.errors import LanceNamespaceError
+
+    try:
+        response = call("MoveTable", id=list(move.source), new_id=list(move.target), **options)
+    except LanceNamespaceError as error:
+        report.add(move, Outcome.FAILED, str(error))
+        return None
+    if response["was_moved_before"]:
+        report.add(move, Outcome.SKIPPED, "it was moved before")
+    elif "staged_location" in options:
+        report.add(move, Outcome.COPIED)
+    return response
+
+
+def _parse_options(texts: tuple[str, ...]) -> dict[str, str]:
+    """Return storage options, with the secrets that they refer to. Ends the command for one that is none."""
+    from tiltyard.model.settings.storages import SecretError, is_reference, read_secret
+
+    options: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--storage-option is KEY=VALUE, not {text!r}.")
+        try:
+            options[name] = read_secret(f"The storage option {name}", value) if is_reference(value) else value
+        except SecretError as error:
+            refuse(str(error))
+    return options
 
 
 def _move(call: Call, move: TableMove, options: Mapping[str, Any]) -> dict[str, Any]:

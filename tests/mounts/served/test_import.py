@@ -197,6 +197,34 @@ def test_copy_leaves_the_other_catalog_as_it_is(
     assert count(owner, "own", "t") == 6
 
 
+@pytest.mark.extended
+def test_copy_on_spark_copies_many_tables_with_their_indexes_and_goes_on(
+    secured: Secured, owner: Wire, ann: Wire, catalog: MountedCatalog
+) -> None:
+    tables = [f"t{number}" for number in range(6)]
+    make_tables(owner, [MOUNT, "a"], *tables)
+    index = {"column": "id", "index_type": "BTREE", "name": "by_id"}
+    owner.call("table", [MOUNT, "a", "t0"], "create_scalar_index", index)
+    set_policy(owner, [MOUNT, "a", "t1"], POLICY)
+    grant(owner, [MOUNT, "a", "t1"], "read")
+    broken = Path(catalog.get_table(Id(("a", "t5"))).location)
+    for file in (broken / "data").iterdir():
+        file.unlink()
+    command = [sys.executable, "-m", "tiltyard", "import-catalog", f"{MOUNT}$a", "own", "--copy", "--spark", "local[2]"]
+    command += ["--url", secured.url, "--key", secured.keys["administrator"]]
+    first = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert first.returncode == 1, first.stdout + first.stderr
+    assert "5 copied, 1 failed" in first.stdout, first.stdout
+    for name in tables[:5]:
+        assert count(owner, "own", name) == 3
+        assert owner.call("table", ["own", name], "insert", stream(ROWS)).status_code == 200
+        assert count(owner, "own", name) == 6
+    assert query(ann, ["own", "t1"]).column("secret").to_pylist() == [None] * 4
+    assert check_error(owner.call("table", ["own", "t5"], "exists")) == 4
+    again = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert "5 skipped, 1 failed" in again.stdout, again.stdout
+
+
 def test_table_that_fails_does_not_stop_the_others(secured: Secured, owner: Wire, catalog: MountedCatalog) -> None:
     make_tables(owner, [MOUNT, "a"], "t", "u")
     owner.call("namespace", ["own"], "create")

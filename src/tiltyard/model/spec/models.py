@@ -1587,6 +1587,8 @@ class MoveTableRequest(Model, kw_only=True):
     copy: bool | None = None
     keep_entry: bool | None = None
     allow_wider_access: bool | None = None
+    stage: bool | None = None
+    staged_location: str | None = None
 
 
 class MoveTableResponse(Model, kw_only=True):
@@ -1595,6 +1597,8 @@ class MoveTableResponse(Model, kw_only=True):
     location: str
     properties: dict[str, str] | None = None
     was_moved_before: bool
+    version: Int64 | None = None
+    staged_location: str | None = None
 
 
 class MultiMatchQuery(Model, kw_only=True):

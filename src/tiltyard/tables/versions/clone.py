@@ -95,34 +95,53 @@ def _write(
     complete: Callable[[UnitOfWork, TableRecord], None],
 ) -> tuple[TableRecord, int]:
     """Write a clone's files, and add its table; return that and its version."""
-    storage = ctx.storage
-    location = storage.new_location(path)
-    ctx.store.describe_namespace(path.parent)
-    ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
+    location = stage_folder(ctx, path)
     try:
         with lance_errors(source):
             clone = source.deep_clone if is_deep else source.shallow_clone
-            version = clone(location, source.version, storage.options(location)).version
-        managed, creator = new_is_managed(ctx, path, properties), creator_for(ctx, path.parent)
-        parent_id = ctx.resolved_namespace_id(path.parent)
-
-        def insert(catalog: UnitOfWork) -> TableRecord:
-            record = catalog.insert_table(
-                path,
-                location,
-                properties,
-                managed=managed,
-                in_creation=True,
-                creator=creator,
-                expected_parent_id=parent_id,
-            )
-            complete(catalog, record)
-            return record
-
-        return ctx.store.transact(insert), version
+            version = clone(location, source.version, ctx.storage.options(location)).version
+        return add_clone(ctx, path, location, properties, complete), version
     except BaseException:
         ctx.store.schedule_deletion(location, ctx.clock(), CREATING)
         raise
+
+
+def stage_folder(ctx: Context, path: Id) -> str:
+    """Choose a folder for a new table's files, which are deleted after LEASE_MS unless `add_clone` has added the table.
+
+    Raises NamespaceNotFoundError.
+    """
+    ctx.store.describe_namespace(path.parent)
+    location = ctx.storage.new_location(path)
+    ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
+    return location
+
+
+def add_clone(
+    ctx: Context,
+    path: Id,
+    location: str,
+    properties: Mapping[str, str],
+    complete: Callable[[UnitOfWork, TableRecord], None],
+) -> TableRecord:
+    """Add a table whose files are in a folder of `stage_folder`. Raises what `insert_table` raises."""
+    managed, creator = new_is_managed(ctx, path, properties), creator_for(ctx, path.parent)
+    parent_id = ctx.resolved_namespace_id(path.parent)
+
+    def insert(catalog: UnitOfWork) -> TableRecord:
+        record = catalog.insert_table(
+            path,
+            location,
+            properties,
+            managed=managed,
+            in_creation=True,
+            creator=creator,
+            expected_parent_id=parent_id,
+        )
+        complete(catalog, record)
+        return record
+
+    return ctx.store.transact(insert)
 
 
 def _clone_to_mount(

@@ -1,0 +1,1 @@
+"""Copy many tables at once, as `tiltyard import-catalog --copy --spark` does."""

@@ -25,25 +25,34 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 TESTS = Path(__file__).parent
 SPARK_SESSIONS = 3
-FIRST = ("tests/spark/", "tests/faults/", "tests/attacks/")
+FIRST = ("tests/spark/", "tests/faults/", "tests/attacks/", "tests/mounts/")
 """Folders whose files take the longest: what begins last of them would run on alone."""
 
 
 class FilesTogether(LoadScopeScheduling):
-    """Schedule tests for xdist: a file stays on one process, and files with the Spark session share three of them.
+    """Schedule tests for xdist: a file stays on one process, files with the Spark session share three of them, and
+    those that run over all mounted catalogs one.
 
     xdist's own `loadgroup` does nothing with pytest 9.2 (pytest-xdist issue 1386): tests of a file then run anywhere.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return f"spark {crc32(file.encode()) % SPARK_SESSIONS}" if takes_spark(file) else file
+        if takes_spark(file):
+            return f"spark {crc32(file.encode()) % SPARK_SESSIONS}"
+        return "catalogs" if takes_catalogs(file) else file
 
 
 @cache
 def takes_spark(file: str) -> bool:
     """Return whether the tests of a file take the fixture `spark`. The process that schedules imports no tests."""
     return "spark: SparkSession" in (TESTS.parent / file).read_text()
+
+
+@cache
+def takes_catalogs(file: str) -> bool:
+    """Return whether the tests of a file run over all kinds of mounted catalogs, which take long to start."""
+    return file.startswith("tests/mounts/") and "backend: Backend" in (TESTS.parent / file).read_text()
 
 
 @pytest.hookimpl

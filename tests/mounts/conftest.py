@@ -56,26 +56,26 @@ def fetched(fetch: Callable[..., Fetched], *arguments: Path) -> Fetched:
         pytest.skip(f"Maven brings no jars of this server: {error}")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     with s3_server(GLUE_AS_DOCUMENTED) as server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def hive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HiveMetastore]:
     with hive_metastore(tmp_path_factory.mktemp("hive")) as metastore:
         yield metastore
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def hive_3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HiveMetastore]:
     jars = fetched(hive_3_jars)
     with hive_metastore(tmp_path_factory.mktemp("hive"), jars) as metastore:
         yield metastore
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def iceberg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     folder = tmp_path_factory.mktemp("iceberg")
     fetched(fixture_class_path, folder)
@@ -98,7 +98,7 @@ def rest_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str
         yield f"http://127.0.0.1:{adapter.port}", root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nessie(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, S3Server, str]]:
     java = newer_java()
     if java is None:

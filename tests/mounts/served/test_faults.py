@@ -26,6 +26,7 @@ ROWS = pa.table({"id": [1, 2, 3]})
 WRITERS = 8
 TABLES = 6
 """Of each writer."""
+KILLS = 3
 
 
 @pytest.fixture
@@ -56,7 +57,9 @@ def test_metastore_killed_and_started_under_eight_writers_has_every_table_once(
     stop = threading.Event()
 
     def kill_now_and_then() -> None:
-        while not stop.wait(6):
+        for _ in range(KILLS):
+            if stop.wait(6):
+                return
             metastore.kill()
             time.sleep(1)
             metastore.start()

@@ -13,7 +13,7 @@ from lance_namespace.errors import ServiceUnavailableError
 
 FAILURES = 3
 """In a row, after which the circuit opens."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
 """Seconds for which it stays open: twice as long after each further failure."""
 
 

@@ -233,6 +233,13 @@ class Context(msgspec.Struct, frozen=True, eq=False):
 
         return self.store.transact(work_and_store_response)
 
+    def store_response(self, response: Response) -> Response:
+        """Store the response of a request that another catalog has fulfilled, for its repeats; return it.
+
+        Nothing is written for a request without a key. Raises as `transact` does.
+        """
+        return self.transact(lambda catalog: response) if self.claims else response
+
     def commit_route(self, record: TableRecord, *, durable: bool) -> CommitRoute | None:
         """Choose how commits reach a table: see CommitRouting."""
         return self.services.commit_routing(self, record, durable=durable)

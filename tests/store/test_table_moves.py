@@ -45,14 +45,14 @@ def test_taken_table_keeps_its_id_and_all_that_refers_to_it(store: Store, mount:
     assert (taken.id, taken.location, taken.properties, taken.managed) == (mounted.id, PLACE, {"x": "1"}, True)
     assert store.describe_table(("own", "t")) == taken
     assert [table.name for table in store.list_all_tables(None, 10)] == ["t"]
-    assert store.find_mounted_table(mount, "t", PLACE, "foreign") is None
+    assert store.find_mounted_table(mount, ("a", "t"), PLACE, "foreign") is None
     check_kept(store, taken.id)
     with pytest.raises(TableNotFoundError):
         store.take_from_mount(mounted, ("own", "u"), {}, declared=False)
 
 
 def test_taken_table_under_a_name_or_namespace_that_cannot_be_changes_nothing(
-    store: Store, mounted: TableRecord
+    store: Store, mount: int, mounted: TableRecord
 ) -> None:
     store.insert_table(("own", "t"), "/data/other", {})
     with pytest.raises(TableAlreadyExistsError):
@@ -62,7 +62,7 @@ def test_taken_table_under_a_name_or_namespace_that_cannot_be_changes_nothing(
     store.insert_table(("own", "inner"), f"{PLACE}/inner", {})
     with pytest.raises(InvalidInputError, match="inside or around"):
         store.take_from_mount(mounted, ("own", "u"), {}, declared=False)
-    found = store.find_mounted_table(mounted.namespace_id, "t", PLACE, "foreign")
+    found = store.find_mounted_table(mount, ("a", "t"), PLACE, "foreign")
     assert found is not None
     assert found.id == mounted.id
 

@@ -59,7 +59,7 @@ def create_namespace(
             raise
         properties = _properties(ctx, path, mount, below)
     response = models.CreateNamespaceResponse(properties=dict(properties))
-    return ctx.transact(lambda catalog: response)
+    return ctx.store_response(response)
 
 
 def describe_namespace(
@@ -97,7 +97,7 @@ def drop_namespace(
         if mode is not DropMode.SKIP:
             raise
         response = models.DropNamespaceResponse()
-    return ctx.transact(lambda catalog: response)
+    return ctx.store_response(response)
 
 
 def list_namespaces(

@@ -59,7 +59,7 @@ def declare_table(
         properties=record.properties,
         managed_versioning=record.managed,
     )
-    return ctx.transact(lambda catalog: response)
+    return ctx.store_response(response)
 
 
 def create_empty_table(
@@ -132,7 +132,7 @@ def register_table(
     record = declare(ctx, mount, below, path, location, request.properties or {})
     ctx.store.mark_written(record.id)
     response = models.RegisterTableResponse(location=record.location, properties=record.properties)
-    return ctx.transact(lambda catalog: response)
+    return ctx.store_response(response)
 
 
 def list_tables(ctx: Context, request: models.ListTablesRequest, mount: Mount, below: Id) -> models.ListTablesResponse:
@@ -172,19 +172,21 @@ def rename_table(
     new_path = table_id([*target_namespace(path, request.new_namespace_id), request.new_table_name])
     target = ctx.services.mounts.find(new_path)
     if target is None or target[0].id != mount.id:
-        raise UnsupportedOperationError(
-            "A table is not moved from one catalog to another: register it there, and deregister it here."
-        )
+        raise _between_catalogs()
     mount.rename_table(below, target[1], ctx.find_table(path))
-    return ctx.transact(lambda catalog: models.RenameTableResponse())
+    return ctx.store_response(models.RenameTableResponse())
+
+
+def _between_catalogs() -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        "A table is not moved from one catalog to another: register it there, and deregister it here."
+    )
 
 
 def check_rename(ctx: Context, new_path: Id) -> None:
     """Raise UnsupportedOperationError if a table of this catalog would be moved below a mount."""
     if ctx.services.mounts.find(new_path) is not None:
-        raise UnsupportedOperationError(
-            "A table is not moved from one catalog to another: register it there, and deregister it here."
-        )
+        raise _between_catalogs()
 
 
 def deregister_table(
@@ -198,7 +200,7 @@ def deregister_table(
     mount.deregister_table(below, record.id)
     ctx.storage.datasets.evict(record.location)
     response = models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
-    return ctx.transact(lambda catalog: response)
+    return ctx.store_response(response)
 
 
 def drop_table(ctx: Context, request: models.DropTableRequest, mount: Mount, below: Id) -> models.DropTableResponse:

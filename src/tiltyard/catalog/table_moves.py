@@ -239,7 +239,7 @@ def _respond(ctx: Context, path: Id, record: TableRecord, *, was_moved_before: b
     response = models.MoveTableResponse(
         id=list(path), location=record.location, properties=record.properties, was_moved_before=was_moved_before
     )
-    return ctx.transact(lambda catalog: response)
+    return ctx.store_response(response)
 
 
 def _check_access(catalog: UnitOfWork, table: int, namespace: int, new_namespace: int, *, allow_wider: bool) -> None:

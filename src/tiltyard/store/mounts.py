@@ -23,8 +23,16 @@ from lance_namespace.errors import (
 from tiltyard.store.access.generations import GRANTS_GENERATION, MOUNTS_GENERATION, count_up
 from tiltyard.store.access.grants import NAMESPACE, PATH, TABLE, delete_dependents, grant_to_creator
 from tiltyard.store.backend import ForeignKeyError
+from tiltyard.store.namespaces import CANCEL_TRANSACTIONS as CANCEL_BELOW
 from tiltyard.store.namespaces import DELETE_NAMESPACES, DELETE_TABLES, TABLES_BELOW, TREE
-from tiltyard.store.paths import display_path, namespace_id, namespace_not_found, split_path
+from tiltyard.store.paths import (
+    at_depth,
+    display_path,
+    namespace_id,
+    namespace_not_found,
+    resolve_prefix,
+    split_path,
+)
 from tiltyard.store.records import NamespaceRecord, Path, Properties, TableRecord, encode
 from tiltyard.store.repository import Repository, reads, writes
 from tiltyard.store.tables.tables import BY_ID, CANCEL_TRANSACTIONS
@@ -54,7 +62,6 @@ PENDING_BELOW = """
     SELECT DISTINCT table_id FROM table_versions JOIN tables ON tables.id = table_versions.table_id
     WHERE NOT finalized AND mount_id = ?
 """
-DELETE_MOUNT = "DELETE FROM mounts WHERE namespace_id = ?"
 # Each mount with the names from it up to the root.
 LIST = """
     WITH RECURSIVE up (mount, parent_id, name, height) AS (
@@ -70,13 +77,9 @@ LIST = """
     ORDER BY mounts.namespace_id, height DESC
 """
 CHILD = "SELECT id FROM namespaces WHERE parent_id = ? AND name = ?"
-CANCEL_BELOW = f"""{TREE}
-    UPDATE transactions SET status = 'Canceled', lease_owner = NULL, updated_at = ?
-    WHERE status IN ('Queued', 'Running')
-        AND table_id IN (SELECT id FROM tables WHERE namespace_id IN (SELECT id FROM tree))
-"""
 
-FIND = f"SELECT {TableRecord.COLUMNS}, foreign_id FROM tables WHERE namespace_id = ? AND name = ?"
+FIND = f"SELECT {TableRecord.COLUMNS}, foreign_id FROM tables WHERE namespace_id = {{namespace}} AND name = ?"
+FIND_IN = at_depth(FIND, 0)
 FIND_FOREIGN = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE mount_id = ? AND foreign_id = ?"
 AT = f"SELECT {TableRecord.COLUMNS}, mount_id FROM tables WHERE location = ?"
 INSERT_TABLE = f"""
@@ -188,27 +191,22 @@ class Mounts(Repository):
         """
         if self.connection.row(LOCK_MOUNT, mount.id) is None:
             raise namespace_not_found(mount.path)
-        self.connection.change(CANCEL_BELOW, mount.id, self._clock())
-        delete_dependents(self.connection, TABLE, TABLES_BELOW, mount.id)
-        delete_dependents(self.connection, NAMESPACE, f"{TREE} SELECT id FROM tree", mount.id)
-        self.connection.change(DELETE_TABLES, mount.id)
-        self.connection.change(DELETE_MOUNT, mount.id)
-        self.connection.change(DELETE_NAMESPACES, mount.id)
+        self.forget_mounted_namespace(mount.id)  # and with its namespace the mount
         count_up(self.connection, MOUNTS_GENERATION)
-        count_up(self.connection, GRANTS_GENERATION)
 
     # Namespaces below a mount
 
     @reads
     def find_mounted_namespace(self, mount_id: int, below: Path) -> int | None:
         """Return the id of a namespace, by the names from the mount to it; None if it has none yet."""
-        found: int | None = mount_id
-        for name in below:
-            row = self.connection.row(CHILD, found, name)
-            if row is None:
-                return None
-            found = row[0]
-        return found
+        try:
+            base, names = resolve_prefix(self.connection, below, mount_id)
+        except NamespaceNotFoundError:
+            return None
+        if not names:
+            return base
+        row = self.connection.row(at_depth("SELECT {namespace}", len(names)), base, *names)
+        return None if row is None else row[0]
 
     @writes
     def keep_mounted_namespace(self, mount_id: int, below: Path, creator: Creator | None = None) -> int:
@@ -236,7 +234,7 @@ class Mounts(Repository):
     @writes
     def forget_mounted_namespace(self, namespace: int) -> None:
         """Remove what is kept for a namespace that was dropped in the other catalog, and for all below it."""
-        self.connection.change(CANCEL_BELOW, namespace, self._clock())
+        self.connection.change(CANCEL_BELOW, namespace, self._clock(), None)
         delete_dependents(self.connection, TABLE, TABLES_BELOW, namespace)
         delete_dependents(self.connection, NAMESPACE, f"{TREE} SELECT id FROM tree", namespace)
         self.connection.change(DELETE_TABLES, namespace)
@@ -247,10 +245,14 @@ class Mounts(Repository):
 
     @reads
     def find_mounted_table(
-        self, namespace: int, name: str, location: str, foreign_id: str | None
+        self, mount_id: int, below: Path, location: str, foreign_id: str | None
     ) -> TableRecord | None:
         """Return the record of a table as the other catalog has it; None if its record says anything else."""
-        row = self.connection.row(FIND, namespace, name)
+        try:
+            base, names = resolve_prefix(self.connection, below[:-1], mount_id)
+        except NamespaceNotFoundError:
+            return None
+        row = self.connection.row(at_depth(FIND, len(names)), base, *names, below[-1])
         if row is None or row[-1] != foreign_id:
             return None
         record = TableRecord.of(row[:-1])
@@ -275,7 +277,7 @@ class Mounts(Repository):
         Raises LocationTakenError, ConcurrentModificationError (the folder is being deleted).
         """
         namespace, now = self.keep_mounted_namespace(mount_id, below[:-1]), self._clock()
-        occupant = self.connection.row(FIND, namespace, below[-1])
+        occupant = self.connection.row(FIND_IN, namespace, below[-1])
         known = self._find_known(mount_id, occupant, location, foreign_id)
         known_id = None if known is None else known.id
         candidates = gone, None if occupant is None else int(occupant[0])
@@ -307,7 +309,7 @@ class Mounts(Repository):
     def move_mounted_table(self, mount_id: int, below: Path, location: str, table_id: int) -> None:
         """Give a table's record another name, as it has in the other catalog now: what refers to its id stays."""
         namespace = self.keep_mounted_namespace(mount_id, below[:-1])
-        occupant = self.connection.row(FIND, namespace, below[-1])
+        occupant = self.connection.row(FIND_IN, namespace, below[-1])
         if occupant is not None and occupant[0] != table_id:
             self.forget_mounted_table(occupant[0])
         self.connection.row(MOVE_TABLE, namespace, below[-1], location, self._clock(), table_id)
@@ -329,17 +331,9 @@ class Mounts(Repository):
         row = self.connection.row(AT, location)
         if row is not None and row[0] not in own_ids:
             record = TableRecord.of(row[:-1])
-            raise LocationTakenError(record, self._path_of(record), is_same_mount=row[-1] == mount_id)
-
-    @reads
-    def path_of_table(self, table_id: int) -> Path | None:
-        """Return the names of a table, from the outermost namespace on; None if it is gone."""
-        row = self.connection.row(BY_ID, table_id)
-        return None if row is None else self._path_of(TableRecord.of(row))
-
-    def _path_of(self, record: TableRecord) -> Path:
-        names = self.connection.rows(PATH, record.namespace_id)
-        return (*(name for (name,) in names), record.name)
+            names = self.connection.rows(PATH, record.namespace_id)
+            path = (*(name for (name,) in names), record.name)
+            raise LocationTakenError(record, path, is_same_mount=row[-1] == mount_id)
 
     def _location_of(self, table_id: int) -> str | None:
         row = self.connection.row(BY_ID, table_id)

@@ -36,12 +36,13 @@ def at_depth(sql: str, depth: int) -> str:
     return sql.replace("{namespace}", inner)
 
 
-def resolve_prefix(connection: Connection, path: Path) -> tuple[int, Path]:
+def resolve_prefix(connection: Connection, path: Path, base: int = ROOT) -> tuple[int, Path]:
     """Resolve the first names of a path until few enough for `at_depth` remain; return the id there and the remainder.
 
-    That is the root and the whole path, unless it is deep. Raises NamespaceNotFoundError where a prefix is missing.
+    That is `base`, which the path begins at, and the whole path, unless it is deep. Raises NamespaceNotFoundError where
+    a prefix is missing.
     """
-    base, remainder = ROOT, path
+    remainder = path
     while len(remainder) > NESTED:
         row = connection.row(at_depth("SELECT {namespace}", NESTED), base, *remainder[:NESTED])
         if row is None or row[0] is None:

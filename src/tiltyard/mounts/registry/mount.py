@@ -31,6 +31,7 @@ from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending.credential_cache import CredentialCache
 from tiltyard.storage.vending.vendor import Credentials, Folder
 from tiltyard.store import LocationTakenError, NamespaceRecord
+from tiltyard.store.access.grants import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -221,18 +222,21 @@ class Mount:
 
     def check_allowed(self, location: str | None) -> None:
         """Raise PermissionDeniedError for a location outside the mount's `allowed_locations`."""
-        allowed = self.record.allowed_locations
-        if location is not None and allowed and not any(is_within(location, each) for each in allowed):
+        if location is not None and not self._allows(location):
             raise PermissionDeniedError(
                 f"The location is outside of what {self.path} may open: add it to the mount's allowed_locations."
             )
+
+    def _allows(self, location: str) -> bool:
+        allowed = self.record.allowed_locations
+        return not allowed or any(is_within(location, each) for each in allowed)
 
     def vend_credentials(self, location: str, *, writable: bool) -> Credentials | None:
         """Return credentials for a table's folder as the other catalog vends them; None where it vends none.
 
         Raises PermissionDeniedError where it cannot narrow them to reading.
         """
-        if not self.record.vends_credentials or is_local(location):
+        if not self.record.vends_credentials or is_local(location) or not self._allows(location):
             return None
         try:
             return self._credentials.vend(self._vendor.folder(location), writable=writable)
@@ -255,10 +259,7 @@ class Mount:
 
     def _known_record(self, found: MountedTable, location: str) -> TableRecord | None:
         """Return the record of a table, if it has one that says what the backend says."""
-        namespace = self._store.find_mounted_namespace(self.id, found.id.parent)
-        if namespace is None:
-            return None
-        record = self._store.find_mounted_table(namespace, found.id.name, location, found.stable_id)
+        record = self._store.find_mounted_table(self.id, found.id, location, found.stable_id)
         return None if record is None else self._complete(record, found)
 
     def _complete(self, record: TableRecord, found: MountedTable) -> TableRecord:
@@ -376,7 +377,7 @@ class _BackendVendor:
     def _table_at(self, folder: Folder) -> Id:
         """Return the table whose folder it is, by its id in the other catalog. Raises _NothingVendedError."""
         record = self._store.table_at(self._locations[folder])
-        path = None if record is None else self._store.path_of_table(record.id)
+        path = None if record is None else self._store.object_path(TABLE, record.id)
         if path is None or path[: len(self._mount.path)] != self._mount.path:
             raise _NothingVendedError
         return Id(path[len(self._mount.path) :])

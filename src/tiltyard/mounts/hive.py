@@ -57,7 +57,16 @@ from tiltyard.mounts.lance_entries import (
 from tiltyard.mounts.mount_settings import check_network
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, page_by_name
 from tiltyard.mounts.thrift.client import ThriftClient, ThriftLimits, Wrap
-from tiltyard.mounts.thrift.structs import Struct, boolean, struct, struct_list, text, text_list, text_map
+from tiltyard.mounts.thrift.metastore import (
+    CatalogFields,
+    DatabaseFields,
+    Metastore,
+    MetastoreError,
+    StorageFields,
+    TableFields,
+    placeholder_storage,
+)
+from tiltyard.mounts.thrift.structs import Struct, boolean, struct, text, text_list, text_map
 from tiltyard.mounts.tls import tls_context
 from tiltyard.storage.locations import canonical_location
 
@@ -81,59 +90,6 @@ _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|FileSystem not found")
 """The metastore makes the folder of a new table itself, and has no way to."""
 _SKIP_STATISTICS = struct(Struct({1: text_map({"DO_NOT_UPDATE_STATS": "true"})}))
 """An EnvironmentContext: the metastore would list all files of a table whenever its entry changes."""
-
-
-class _Database:
-    """Numbers of a Database's fields."""
-
-    NAME, LOCATION, PARAMETERS, CATALOG = 1, 3, 4, 8
-
-
-class _Table:
-    """Numbers of a Table's fields."""
-
-    NAME, DATABASE, OWNER, STORAGE, PARAMETERS, TYPE, CATALOG = 1, 2, 3, 7, 9, 12, 17
-
-
-class _Catalog:
-    """Numbers of a Catalog's fields."""
-
-    NAME, LOCATION = 1, 3
-
-
-class _Storage:
-    """Numbers of a StorageDescriptor's fields."""
-
-    COLUMNS, LOCATION, INPUT_FORMAT, OUTPUT_FORMAT, SERDE = 1, 2, 3, 4, 7
-
-
-_EXCEPTIONS: dict[str, tuple[str, ...]] = {
-    "alter_database": ("MetaException", "NoSuchObjectException"),
-    "alter_table_with_environment_context": ("InvalidOperationException", "MetaException"),
-    "create_catalog": ("AlreadyExistsException", "InvalidObjectException", "MetaException"),
-    "create_database": ("AlreadyExistsException", "InvalidObjectException", "MetaException"),
-    "create_table": ("AlreadyExistsException", "InvalidObjectException", "MetaException", "NoSuchObjectException"),
-    "drop_database": ("NoSuchObjectException", "InvalidOperationException", "MetaException"),
-    "drop_table": ("NoSuchObjectException", "MetaException"),
-    "get_all_tables": ("MetaException",),
-    "get_catalog": ("NoSuchObjectException", "MetaException"),
-    "get_catalogs": ("MetaException",),
-    "get_databases": ("MetaException",),
-    "get_database": ("NoSuchObjectException", "MetaException"),
-    "get_all_databases": ("MetaException",),
-    "get_table": ("MetaException", "NoSuchObjectException"),
-    "get_table_objects_by_name": ("MetaException", "InvalidOperationException", "UnknownDBException"),
-    "get_table_names_by_filter": ("MetaException", "InvalidOperationException", "UnknownDBException"),
-}
-"""The exceptions that each method declares, from field 1 of its result on."""
-
-
-class MetastoreError(Exception):
-    """An exception that the metastore has declared, and answered."""
-
-    def __init__(self, exception: str, message: str) -> None:
-        super().__init__(message)
-        self.exception = exception
 
 
 @dataclass(frozen=True)
@@ -203,7 +159,7 @@ class HiveCatalog:
             _name_in_catalog if settings.catalogs else attrgetter("name"),
         )
         groups = text_list([settings.user])
-        self._client = ThriftClient(
+        client = ThriftClient(
             self._name,
             settings.addresses(),
             ThriftLimits(settings.timeout, settings.connect_timeout, settings.connections),
@@ -211,6 +167,7 @@ class HiveCatalog:
             tls_context(settings.ca_file, settings.cert_file, settings.key_file) if settings.tls else None,
             _kerberos(settings) if settings.kerberos else None,
         )
+        self._metastore = Metastore(client)
 
     @property
     def levels(self) -> int:
@@ -223,12 +180,12 @@ class HiveCatalog:
         if not self._settings.catalogs:
             if parent:
                 raise missing_namespace(parent)
-            names = self._read("get_all_databases", {}).texts(0)
+            names = self._metastore.read("get_all_databases", {}).texts(0)
         elif parent:
             self._get_catalog(parent)
-            names = self._read("get_databases", {1: text(_name_in_catalog(Id((*parent, "*"))))}).texts(0)
+            names = self._metastore.read("get_databases", {1: text(_name_in_catalog(Id((*parent, "*"))))}).texts(0)
         else:
-            names = self._read("get_catalogs", {}).struct(0).texts(1)
+            names = self._metastore.read("get_catalogs", {}).struct(0).texts(1)
         return page_by_name(names, limit, token)
 
     def get_namespace(self, namespace: Id) -> Properties:
@@ -237,7 +194,7 @@ class HiveCatalog:
         if self._is_catalog(namespace):
             self._get_catalog(namespace)
             return {}
-        return self._get_database(namespace).text_map(_Database.PARAMETERS)
+        return self._get_database(namespace).text_map(DatabaseFields.PARAMETERS)
 
     def create_namespace(self, namespace: Id, properties: Properties) -> None:
         if self._is_catalog(namespace):
@@ -246,11 +203,11 @@ class HiveCatalog:
         name = self._ids.new_database(namespace)
         if namespace.parent:
             self._get_catalog(namespace.parent)
-        database = Struct({_Database.NAME: text(name), _Database.PARAMETERS: text_map(properties)})
+        database = Struct({DatabaseFields.NAME: text(name), DatabaseFields.PARAMETERS: text_map(properties)})
         if namespace.parent:
-            database[_Database.CATALOG] = text(namespace.parent.name)
+            database[DatabaseFields.CATALOG] = text(namespace.parent.name)
         try:
-            self._write("create_database", {1: struct(database)})
+            self._metastore.write("create_database", {1: struct(database)})
         except MetastoreError as error:
             if error.exception == "AlreadyExistsException" or self._has_database(namespace):
                 raise existing_namespace(namespace) from error
@@ -261,10 +218,10 @@ class HiveCatalog:
             self._get_catalog(namespace)
             raise unsupported(self._name, "change the properties of a catalog", "Hive keeps none")
         database = self._get_database(namespace)
-        properties = with_changes(database.text_map(_Database.PARAMETERS), changes)
-        changed = Struct({**database, _Database.PARAMETERS: text_map(properties)})
+        properties = with_changes(database.text_map(DatabaseFields.PARAMETERS), changes)
+        changed = Struct({**database, DatabaseFields.PARAMETERS: text_map(properties)})
         try:
-            self._write("alter_database", {1: text(self._ids.database(namespace)), 2: struct(changed)})
+            self._metastore.write("alter_database", {1: text(self._ids.database(namespace)), 2: struct(changed)})
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
                 raise missing_namespace(namespace) from error
@@ -278,10 +235,10 @@ class HiveCatalog:
         name = self._ids.dropped_database(namespace)
         self._get_database(namespace)
         not_empty = non_empty_namespace(namespace)
-        if self._read("get_all_tables", {1: text(name)}).texts(0):
+        if self._metastore.read("get_all_tables", {1: text(name)}).texts(0):
             raise not_empty
         try:
-            self._write("drop_database", {1: text(name), 2: boolean(False), 3: boolean(False)})
+            self._metastore.write("drop_database", {1: text(name), 2: boolean(False), 3: boolean(False)})
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
                 raise missing_namespace(namespace) from error
@@ -295,7 +252,7 @@ class HiveCatalog:
             return Page(())
         name = self._ids.database(namespace)
         request = {1: text(name), 2: text(_LANCE_TABLES), 3: (TType.I16, _ALL)}
-        names = self._read("get_table_names_by_filter", request).texts(0)
+        names = self._metastore.read("get_table_names_by_filter", request).texts(0)
         if not names:
             self._get_database(namespace)
         return page_by_name(names, limit, token)
@@ -308,18 +265,18 @@ class HiveCatalog:
         check_properties(properties, _HIDDEN_PROPERTIES)
         place = canonical_location(location) if location is not None else self._default_location(table)
         entry = {
-            _Table.NAME: text(name),
-            _Table.DATABASE: text(database),
-            _Table.STORAGE: struct(_storage_descriptor(place)),
-            _Table.PARAMETERS: text_map({**properties, **MARKER_PROPERTIES, **_EXTERNAL_PROPERTIES}),
-            _Table.TYPE: text(_EXTERNAL_TABLE),
+            TableFields.NAME: text(name),
+            TableFields.DATABASE: text(database),
+            TableFields.STORAGE: struct(placeholder_storage(place)),
+            TableFields.PARAMETERS: text_map({**properties, **MARKER_PROPERTIES, **_EXTERNAL_PROPERTIES}),
+            TableFields.TYPE: text(_EXTERNAL_TABLE),
         }
         if self._settings.catalogs:
-            entry[_Table.CATALOG] = text(table.parent.parent.name)
+            entry[TableFields.CATALOG] = text(table.parent.parent.name)
         if self._settings.user:
-            entry[_Table.OWNER] = text(self._settings.user)
+            entry[TableFields.OWNER] = text(self._settings.user)
         try:
-            self._write("create_table", {1: struct(Struct(entry))})
+            self._metastore.write("create_table", {1: struct(Struct(entry))})
         except MetastoreError as error:
             self._get_database(table.parent)
             if error.exception == "AlreadyExistsException" or self._has_entry(table):
@@ -330,8 +287,8 @@ class HiveCatalog:
     def update_table_properties(self, table: Id, changes: Mapping[str, str | None]) -> MountedTable:
         check_properties(changes, _HIDDEN_PROPERTIES)
         entry = self._get_external_entry(table)
-        parameters = with_changes(entry.text_map(_Table.PARAMETERS), changes)
-        self._alter(table, Struct({**entry, _Table.PARAMETERS: text_map(parameters)}))
+        parameters = with_changes(entry.text_map(TableFields.PARAMETERS), changes)
+        self._alter(table, Struct({**entry, TableFields.PARAMETERS: text_map(parameters)}))
         return self.get_table(table)
 
     def rename_table(self, table: Id, new_id: Id) -> MountedTable:
@@ -342,14 +299,14 @@ class HiveCatalog:
             raise unsupported(self._name, "move a table to another catalog", "Hive does not let it")
         if self._has_entry(new_id):  # the metastore's message for it is like that of other failures
             raise existing_table(new_id)
-        self._alter(table, Struct({**entry, _Table.DATABASE: text(database), _Table.NAME: text(name)}))
+        self._alter(table, Struct({**entry, TableFields.DATABASE: text(database), TableFields.NAME: text(name)}))
         return self.get_table(new_id)
 
     def deregister_table(self, table: Id) -> MountedTable:
         described = self._described(table, self._get_external_entry(table))
         database, name = self._ids.table(table)
         try:
-            self._write("drop_table", {1: text(database), 2: text(name), 3: boolean(False)})
+            self._metastore.write("drop_table", {1: text(database), 2: text(name), 3: boolean(False)})
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
                 raise missing_table(table) from error
@@ -360,8 +317,8 @@ class HiveCatalog:
         if not names:
             return {}
         request = {1: text(self._ids.database(namespace)), 2: text_list(list(names))}
-        entries = self._read("get_table_objects_by_name", request).structs(0)
-        return {entry.text(_Table.NAME) or "": _MANAGED for entry in entries if not _is_external(entry)}
+        entries = self._metastore.read("get_table_objects_by_name", request).structs(0)
+        return {entry.text(TableFields.NAME) or "": _MANAGED for entry in entries if not _is_external(entry)}
 
     def convert_table(self, table: Id) -> None:
         self._get_external_entry(table)
@@ -372,14 +329,14 @@ class HiveCatalog:
         return None
 
     def close(self) -> None:
-        self._client.close()
+        self._metastore.close()
 
     def _default_location(self, table: Id) -> str:
         database = self._get_database(table.parent)
         if self._settings.root:
             folders = (canonical_location(self._settings.root).rstrip("/"), *table.parent.parent)
             return f"{'/'.join(folders)}/{table.parent.name}.db/{table.name}"
-        if not (location := database.text(_Database.LOCATION)):
+        if not (location := database.text(DatabaseFields.LOCATION)):
             raise InvalidInputError(f"The namespace '{table.parent}' has no location: name one for the table.")
         return f"{normalized_location(location, is_encoded=False).rstrip('/')}/{table.name}"
 
@@ -390,9 +347,9 @@ class HiveCatalog:
         """Return a catalog of Hive 3. Raises NamespaceNotFoundError."""
         if not self._ids.name_pattern.fullmatch(namespace.name):
             raise missing_namespace(namespace)
-        request = Struct({_Catalog.NAME: text(namespace.name)})
+        request = Struct({CatalogFields.NAME: text(namespace.name)})
         try:
-            return self._read("get_catalog", {1: struct(request)}).struct(0).struct(1)
+            return self._metastore.read("get_catalog", {1: struct(request)}).struct(0).struct(1)
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
                 raise missing_namespace(namespace) from error
@@ -404,11 +361,11 @@ class HiveCatalog:
             raise impossible_name(self._name, namespace.name, f"use {self._ids.name_rule}")
         if properties:
             raise unsupported(self._name, "keep properties of a catalog", "Hive has none")
-        root = self._settings.root or self._get_catalog(_OWN_CATALOG).text(_Catalog.LOCATION) or ""
+        root = self._settings.root or self._get_catalog(_OWN_CATALOG).text(CatalogFields.LOCATION) or ""
         location = f"{root.rstrip('/')}/{namespace.name}"
-        catalog = Struct({_Catalog.NAME: text(namespace.name), _Catalog.LOCATION: text(location)})
+        catalog = Struct({CatalogFields.NAME: text(namespace.name), CatalogFields.LOCATION: text(location)})
         try:
-            self._write("create_catalog", {1: struct(Struct({1: struct(catalog)}))})
+            self._metastore.write("create_catalog", {1: struct(Struct({1: struct(catalog)}))})
         except MetastoreError as error:
             if error.exception == "AlreadyExistsException":
                 raise existing_namespace(namespace) from error
@@ -418,7 +375,7 @@ class HiveCatalog:
         """Return a database. Raises NamespaceNotFoundError."""
         name = self._ids.database(namespace)
         try:
-            return self._read("get_database", {1: text(name)}).struct(0)
+            return self._metastore.read("get_database", {1: text(name)}).struct(0)
         except MetastoreError as error:
             if error.exception == "NoSuchObjectException":
                 raise missing_namespace(namespace) from error
@@ -435,7 +392,7 @@ class HiveCatalog:
         """Return a table's entry, of whatever format. Raises TableNotFoundError, NamespaceNotFoundError."""
         database, name = self._ids.table(table)
         try:
-            return self._read("get_table", {1: text(database), 2: text(name)}).struct(0)
+            return self._metastore.read("get_table", {1: text(database), 2: text(name)}).struct(0)
         except MetastoreError as error:
             if error.exception != "NoSuchObjectException":
                 raise self._translated(error) from error
@@ -445,7 +402,7 @@ class HiveCatalog:
     def _get_entry(self, table: Id) -> Struct:
         """Return a Lance table's entry. Raises TableNotFoundError, NamespaceNotFoundError."""
         entry = self._get_any_entry(table)
-        if not is_lance(entry.text_map(_Table.PARAMETERS)):
+        if not is_lance(entry.text_map(TableFields.PARAMETERS)):
             raise other_format_error(self._name, table)
         return entry
 
@@ -461,8 +418,8 @@ class HiveCatalog:
         entry = self._get_entry(table)
         if _is_external(entry):
             return entry
-        parameters = {**entry.text_map(_Table.PARAMETERS), **_EXTERNAL_PROPERTIES}
-        external = {_Table.PARAMETERS: text_map(parameters), _Table.TYPE: text(_EXTERNAL_TABLE)}
+        parameters = {**entry.text_map(TableFields.PARAMETERS), **_EXTERNAL_PROPERTIES}
+        external = {TableFields.PARAMETERS: text_map(parameters), TableFields.TYPE: text(_EXTERNAL_TABLE)}
         self._alter(table, Struct({**entry, **external}))
         return self._get_entry(table)
 
@@ -471,7 +428,7 @@ class HiveCatalog:
         database, name = self._ids.table(table)
         request = {1: text(database), 2: text(name), 3: struct(entry), 4: _SKIP_STATISTICS}
         try:
-            self._write("alter_table_with_environment_context", request)
+            self._metastore.write("alter_table_with_environment_context", request)
         except MetastoreError as error:
             if not self._has_entry(table):
                 raise missing_table(table) from error
@@ -480,26 +437,12 @@ class HiveCatalog:
             raise self._translated(error) from error
 
     def _described(self, table: Id, entry: Struct) -> MountedTable:
-        location = entry.struct(_Table.STORAGE).text(_Storage.LOCATION) or ""
+        location = entry.struct(TableFields.STORAGE).text(StorageFields.LOCATION) or ""
         return MountedTable(
             table,
             normalized_location(location, is_encoded=False),
-            user_properties(entry.text_map(_Table.PARAMETERS), _HIDDEN_PROPERTIES),
+            user_properties(entry.text_map(TableFields.PARAMETERS), _HIDDEN_PROPERTIES),
         )
-
-    def _read(self, method: str, arguments: Mapping[int, tuple[int, Any]]) -> Struct:
-        return self._call(method, arguments, is_read=True)
-
-    def _write(self, method: str, arguments: Mapping[int, tuple[int, Any]]) -> None:
-        self._call(method, arguments, is_read=False)
-
-    def _call(self, method: str, arguments: Mapping[int, tuple[int, Any]], *, is_read: bool) -> Struct:
-        """Return a method's result. Raises MetastoreError for an exception that it declares."""
-        result = self._client.call(method, Struct(arguments), is_read=is_read)
-        for field, exception in enumerate(_EXCEPTIONS[method], 1):
-            if field in result:
-                raise MetastoreError(exception, result.struct(field).text(1) or "")
-        return result
 
     def _translated(self, error: MetastoreError) -> LanceNamespaceError:
         """Translate an exception that no method expects; its text may be a trace of the metastore's."""
@@ -536,19 +479,4 @@ def _name_in_catalog(namespace: Id) -> str:
 
 
 def _is_external(entry: Struct) -> bool:
-    return entry.text(_Table.TYPE) == _EXTERNAL_TABLE
-
-
-def _storage_descriptor(location: str) -> Struct:
-    """Return what every table of Hive needs: here a column that says that this is no table for Hive."""
-    column = Struct({1: text("__placeholder_id"), 2: text("bigint")})
-    serde = Struct({2: text("org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"), 3: text_map({})})
-    return Struct(
-        {
-            _Storage.COLUMNS: struct_list([column]),
-            _Storage.LOCATION: text(location),
-            _Storage.INPUT_FORMAT: text("org.apache.hadoop.mapred.TextInputFormat"),
-            _Storage.OUTPUT_FORMAT: text("org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat"),
-            _Storage.SERDE: struct(serde),
-        }
-    )
+    return entry.text(TableFields.TYPE) == _EXTERNAL_TABLE

@@ -100,6 +100,13 @@ class MountedObjects(msgspec.Struct, frozen=True, eq=False):
     namespaces: Mapping[Id, NamespaceRecord | LanceNamespaceError]
 
 
+def _raise_or_return(outcome: Response | LanceNamespaceError) -> Response:
+    """Return what a look-up found, or raise the error that it ended with."""
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
 class Context(msgspec.Struct, frozen=True, eq=False):
     """One request: the services, and what came with it.
 
@@ -182,9 +189,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
         the event loop. Raises NamespaceNotFoundError, TableNotFoundError; below a mount what `Mount.find_table` raises.
         """
         if self.mounted is not None and (known := self.mounted.tables.get(path)) is not None:
-            if isinstance(known, Exception):
-                raise known
-            return known
+            return _raise_or_return(known)
         found = self.services.mounts.find(path)
         if found is None:
             return self.store.describe_table(path)
@@ -197,9 +202,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
         Raises NamespaceNotFoundError; below a mount what `Mount.find_namespace` raises.
         """
         if self.mounted is not None and (known := self.mounted.namespaces.get(path)) is not None:
-            if isinstance(known, Exception):
-                raise known
-            return known
+            return _raise_or_return(known)
         found = self.services.mounts.find(path)
         if found is None or not found[1]:
             return self.store.describe_namespace(path)

@@ -197,7 +197,7 @@ def _create_new(ctx: Context, new: NewTable) -> models.CreateTableResponse:
     A folder that becomes no table is scheduled for deletion before it is written.
     """
     path = new.path
-    ctx.find_namespace(path.parent)
+    ctx.store.describe_namespace(path.parent)
     location = ctx.storage.new_location(path)
     ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
     try:
@@ -329,7 +329,7 @@ def _create_mounted(
 def _withdraw_declaration(ctx: Context, path: Id, record: TableRecord) -> None:
     """Remove the declaration of a table, unless a concurrent request has written data to it."""
     try:
-        current = ctx.look_up_table(path)
+        current = ctx.store.describe_table(path)
         if current.id == record.id and current.declared and not ctx.storage.has_table(record.location):
             ctx.store.remove_table(path, delete_folder=True, expected_id=record.id)
             delete_marked_folder(ctx, record.location)

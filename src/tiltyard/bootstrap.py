@@ -15,6 +15,8 @@ from tiltyard.catalog.mounts import make_mounts
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.model.paging import Paging
+from tiltyard.model.settings.secret_keys import read_secret_keys
+from tiltyard.model.settings.storages import SecretError
 from tiltyard.mounts.registry.mounts import Mounts
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.outage_log import OutageLog
@@ -37,6 +39,10 @@ def open_services(settings: Settings) -> Services:
     Raises StorageError, StoreVersionError, ServiceUnavailableError, ConfigError: each one sentence for the operator.
     """
     database = settings.database_url
+    try:
+        secret_keys = read_secret_keys(settings.secret_keys)
+    except SecretError as error:
+        raise ConfigError(str(error)) from error
     storage = Storage(settings, wall_clock)
     storage.prepare()
     try:
@@ -63,5 +69,6 @@ def open_services(settings: Settings) -> Services:
         known_tables=KnownTables(),
         outage_log=OutageLog(storage.roots.locations, database),
         finalizing_backoff=FinalizingBackoff(),
+        secret_keys=secret_keys,
         commit_routing=commit_route,
     )

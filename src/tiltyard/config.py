@@ -232,6 +232,10 @@ class Settings:
     udfs: bool = field(
         default=False, metadata={"help": "Whether clients may declare columns that are computed by their own code."}
     )
+    secret_keys: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "Keys that encrypt secrets of functions, as env:NAME or file:PATH; the first encrypts."},
+    )
     udf_images: tuple[str, ...] = field(default=(), metadata={"help": "Container images that such columns may name."})
     audit: str = field(
         default="auto",

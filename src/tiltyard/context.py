@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tiltyard.config import Settings
     from tiltyard.model.ids import Id
     from tiltyard.model.paging import Paging
+    from tiltyard.model.settings.secret_keys import SecretKeys
     from tiltyard.mounts.registry.mounts import Mounts
     from tiltyard.runtime.outage_log import OutageLog
     from tiltyard.storage import Storage
@@ -67,6 +68,7 @@ class Services:
     known_tables: KnownTables
     outage_log: OutageLog
     finalizing_backoff: FinalizingBackoff
+    secret_keys: SecretKeys
     commit_routing: CommitRouting = route_to_storage
 
 

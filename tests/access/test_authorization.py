@@ -315,6 +315,11 @@ def test_creator_has_all_privileges_but_to_run_code_and_to_administer(catalog: C
     ann.create_table({"id": ["t"]}, ROWS_AS_STREAM)
     for target in ({"object_kind": "namespace", "id": ["mine"]}, {"object_kind": "table", "id": ["t"]}):
         request = {**target, "privileges": ["all"]}
-        assert ann.call("CheckPrivileges", request)["missing"] == ["run_udfs", "administer"]
+        assert ann.call("CheckPrivileges", request)["missing"] == [
+            "run_udfs",
+            "administer",
+            "create_function",
+            "manage_secrets",
+        ]
     job = {"name": "export", "table": ["t"], "arguments": {}}
     assert "run_udfs" in str(error_of(ann.call, "SubmitJob", job))

@@ -22,8 +22,20 @@ Path = tuple[str, ...]
 Grants = dict[tuple[str, str, Path], set[str]]
 """From grantee (kind:name), kind of object and path to the privileges."""
 
-PRIVILEGES = ("use", "read", "write", "alter", "create", "drop", "manage_grants", "run_udfs", "administer")
-OWNED = frozenset(PRIVILEGES) - {"run_udfs", "administer"}
+PRIVILEGES = (
+    "use",
+    "read",
+    "write",
+    "alter",
+    "create",
+    "drop",
+    "manage_grants",
+    "run_udfs",
+    "administer",
+    "create_function",
+    "manage_secrets",
+)
+OWNED = frozenset(PRIVILEGES) - {"run_udfs", "administer", "create_function", "manage_secrets"}
 """The privileges granted to creators."""
 NAMESPACES: tuple[Path, ...] = ((), ("a",), ("a", "b"), ("a_2",))
 NAMES = ("t", "t_2")

@@ -105,7 +105,12 @@ def test_facts_of_operations_are_those_that_clients_depend_on() -> None:
     queries = {name for name, handler in handlers.items() if handler.query}
     assert queries == {"QueryTable", "CountTableRows", "ExplainTableQueryPlan", "AnalyzeTableQueryPlan"}
     assert {name for name, handler in handlers.items() if not handler.audited} == {"BeatJob", "KeepJobPart"}
-    assert {name for name, handler in handlers.items() if not handler.keyed} == {"CreateApiKey", "RotateApiKey"}
+    assert {name for name, handler in handlers.items() if not handler.keyed} == {
+        "AlterSecret",
+        "CreateApiKey",
+        "CreateSecret",
+        "RotateApiKey",
+    }
     retried = {name for name, handler in handlers.items() if handler.retried_with_new_ids}
     assert retried == {"InsertIntoTable", "MergeInsertIntoTable"}
     assert {name for name, handler in handlers.items() if handler.recovered_by is not None} == {

@@ -82,6 +82,17 @@ def on_namespace(privileges: Privilege) -> Needs:
     return Needs(f"{_format_privileges(required)} on the namespace", authorize)
 
 
+def on_parent(privileges: Privilege, kind: str) -> Needs:
+    """Need these privileges on the namespace of the object that the request names; `kind` is what it is called."""
+    required = int(privileges)
+
+    def authorize(ctx: Context, request: Any) -> Context:
+        parent = table_id(request.id).parent
+        return ctx.with_resolved({}, {parent: authorize_namespace(ctx, parent, required)})
+
+    return Needs(f"{_format_privileges(required)} on the {kind}'s namespace", authorize)
+
+
 def on_server(privileges: Privilege) -> Needs:
     """Need these privileges on the whole server."""
     required = int(privileges)
@@ -120,8 +131,9 @@ OWNER_OR_ADMINISTRATOR = Needs("nothing for the caller's own; `administer` on th
 ANY_CALLER = Needs("nothing: any authenticated caller; the response has what the caller can see", _allow)
 
 
-CREATOR_PRIVILEGES = ALL & ~(Privilege.RUN_UDFS | Privilege.ADMINISTER)
-"""The privileges of a creator. Not to run code over it: jobs run as the worker does, and read what it can."""
+_GRANTED_ALONE = Privilege.RUN_UDFS | Privilege.ADMINISTER | Privilege.CREATE_FUNCTION | Privilege.MANAGE_SECRETS
+CREATOR_PRIVILEGES = ALL & ~_GRANTED_ALONE
+"""The privileges of a creator. Not to run or register code: jobs run as the worker does, and read what it can."""
 _ANY_LOCATION = "the server to name a location"
 _MOVE = Privilege.DROP | Privilege.MANAGE_GRANTS
 

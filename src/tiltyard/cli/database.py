@@ -1,4 +1,4 @@
-"""`tiltyard db upgrade`, and the catalog's database for commands that use nothing else."""
+"""`tiltyard db …`, and the catalog's database for commands that use nothing else."""
 
 from __future__ import annotations
 
@@ -56,3 +56,32 @@ def upgrade(settings: Settings) -> None:
     except (store.StoreVersionError, LanceNamespaceError) as error:
         refuse(str(error))
     click.echo("\n".join(str(name) for name in applied) or "The database is current.")
+
+
+@db.command("reencrypt-secrets", short_help="Encrypt all secrets with the first of the keys.")
+@settings_options(*DATABASE)
+def reencrypt_secrets(settings: Settings) -> None:
+    """Encrypt the values of all secrets with the first key of the setting `secret_keys`.
+
+    To replace a key: put the new one in front of it, restart the servers, run this, then remove the old key.
+
+    \b
+    Example:
+      tiltyard db reencrypt-secrets --config tiltyard.toml
+    """
+    from tiltyard.catalog.functions.secrets import reencrypt
+    from tiltyard.model.settings.secret_keys import DecryptionError, read_secret_keys
+    from tiltyard.model.settings.storages import SecretError
+
+    try:
+        keys = read_secret_keys(settings.secret_keys)
+    except SecretError as error:
+        refuse(str(error))
+    if keys.first_id is None:
+        refuse("The setting secret_keys is empty: it names the key that encrypts.")
+    with open_database(settings) as store:
+        try:
+            count = reencrypt(store, keys)
+        except DecryptionError as error:
+            refuse(f"A secret cannot be decrypted: {error}.")
+    click.echo(f"Encrypted again: {count} secrets.")

@@ -33,7 +33,8 @@ grantee_option = click.option(
 def grant(settings: Settings, **arguments: Any) -> None:
     """Grant PRIVILEGES, separated by commas, on the server, a namespace (and all below it) or a table.
 
-    use, read, write, alter, create, drop, manage_grants, run_udfs, administer; all.
+    use, read, write, alter, create, drop, manage_grants, run_udfs, create_function,
+    manage_secrets, administer; all.
 
     \b
     Examples:

@@ -20,9 +20,11 @@ class Privilege(IntFlag):
     MANAGE_GRANTS = 64
     RUN_UDFS = 128
     ADMINISTER = 256
+    CREATE_FUNCTION = 512
+    MANAGE_SECRETS = 1024
 
 
-ALL = 511
+ALL = 2047
 ALL_NAME = "all"
 """The name of all privileges in requests."""
 

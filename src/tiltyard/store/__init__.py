@@ -8,6 +8,7 @@
 - `publications`: tables that are registered in other catalogs, with their entries there
 - `transactions` (long-running operations), `jobs` (those that drivers run), `idempotency` (requests with a key)
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
+- `secrets` of functions
 - `audit`
 
 They derive from `Repository` (repository.py), run on a `Database` (backend.py) that `sqlite/` and `postgres` implement,
@@ -43,6 +44,7 @@ from tiltyard.store.records import (
     VersionRecord,
 )
 from tiltyard.store.schema import StoreVersionError
+from tiltyard.store.secrets import SecretRecord
 from tiltyard.store.store import Store, UnitOfWork, database_exists, open_store, upgrade
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
 from tiltyard.store.tables.tables import ViewRecord
@@ -79,6 +81,7 @@ __all__ = [
     "RequestClaim",
     "RequestRecord",
     "ScheduledDeletion",
+    "SecretRecord",
     "SigningKey",
     "Store",
     "StoreVersionError",

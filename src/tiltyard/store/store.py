@@ -21,6 +21,7 @@ from tiltyard.store.jobs import Jobs
 from tiltyard.store.mounts import Mounts
 from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.publications import Publications
+from tiltyard.store.secrets import Secrets
 from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.table_moves import TableMoves
 from tiltyard.store.tables.folder_deletions import FolderDeletions
@@ -54,6 +55,8 @@ class UnitOfWork(
     Trash,
     FolderDeletions,
     Maintenance,
+    # Functions of clients
+    Secrets,
     # Work in progress
     Transactions,
     Jobs,

@@ -108,6 +108,17 @@ class AlterPrincipalResponse(Model, kw_only=True):
     principal: PrincipalEntry
 
 
+class AlterSecretRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    value: str
+
+
+class AlterSecretResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class AlterTableAddColumnsRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -617,6 +628,17 @@ class CreateRoleResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
+class CreateSecretRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    value: str
+
+
+class CreateSecretResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class CreateTableBranchRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -837,6 +859,19 @@ class DescribeNamespaceResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class DescribeSecretRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+
+
+class DescribeSecretResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    name: str
+    created_at_millis: Int64
+    updated_at_millis: Int64
+
+
 class DescribeTableIndexStatsRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -944,6 +979,16 @@ class DropRoleRequest(Model, kw_only=True):
 
 
 class DropRoleResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
+class DropSecretRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+
+
+class DropSecretResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
@@ -1398,6 +1443,20 @@ class ListRolesRequest(Model, kw_only=True):
 class ListRolesResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     roles: list[RoleEntry]
+    page_token: str | None = None
+
+
+class ListSecretsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    page_token: str | None = None
+    limit: Int64 | None = None
+
+
+class ListSecretsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    secrets: list[SecretEntry]
     page_token: str | None = None
 
 
@@ -1891,6 +1950,10 @@ class RotateApiKeyResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     api_key: str
     key: ApiKey
+
+
+class SecretEntry(Model, kw_only=True):
+    name: str
 
 
 class SetTablePolicyRequest(Model, kw_only=True):

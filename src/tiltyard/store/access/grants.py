@@ -81,6 +81,7 @@ LIST_TO = f"""
 """
 DELETE = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
 _TABLE_DEPENDENTS = "policies", "views", "deleted_versions"
+DELETE_OF_NAMESPACES = ("DELETE FROM named_secrets WHERE namespace_id IN ({ids})",)
 DELETE_OF_TABLES = tuple(f"DELETE FROM {name} WHERE table_id IN ({{ids}})" for name in _TABLE_DEPENDENTS)
 
 
@@ -102,14 +103,14 @@ def grant_to_creator(connection: Connection, kind: str, object_id: int, creator:
 
 
 def delete_dependents(connection: Connection, kind: str, ids: str, *values: object) -> None:
-    """Delete what depends on objects that are gone for good: their grants, and policies and more of tables.
+    """Delete what depends on objects that are gone for good: their grants, policies and more of tables, secrets
+    of namespaces.
 
     `ids` is SQL that yields the objects' ids.
     """
     connection.change(DELETE.format(kind=kind, ids=ids), *values)
-    if kind == TABLE:
-        for statement in DELETE_OF_TABLES:
-            connection.change(statement.format(ids=ids), *values)
+    for statement in {TABLE: DELETE_OF_TABLES, NAMESPACE: DELETE_OF_NAMESPACES}[kind]:
+        connection.change(statement.format(ids=ids), *values)
 
 
 class Grants(Repository):

@@ -10,6 +10,8 @@ RUN := .venv/.run
 DEV := .venv/.dev
 SPEC_FOLDER := ../shared/spec
 SECONDS ?= 600
+# Tests start Python by the hundred: where it may not keep what it has compiled, each start compiles all again.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests wait for processes that start, for leases and pauses, more than they compute: two for each processor.
 PROCESSES ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 1

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import access, appending, catalog, commits, searches, writes
+from bench import access, appending, catalog, commits, jobs, searches, writes
 from bench.environment import Environment
 from bench.results import FILE, Result, begin, record
 
@@ -20,6 +20,7 @@ ROWS: dict[str, Callable[[Environment], list[Result]]] = {
     "root": catalog.in_root,
     "namespace": catalog.namespace,
     "list": catalog.listing,
+    "job": jobs.describe_job,
     "scale": catalog.scale,
     "memory": catalog.memory,
     "guard": access.guard,

@@ -124,6 +124,10 @@ def _job(**more: Any) -> Row:
     return Row(fields)
 
 
+def _any_job(scene: Scene, place: Place) -> Fields:
+    return {"job_id": _ordered(scene, place)["id"][0]}
+
+
 def _registered(scene: Scene, place: Place) -> Fields:
     """A table's folder that no table has."""
     table = {"id": [scene.namespace, f"gone{next(numbers)}"]}
@@ -236,6 +240,7 @@ ROWS: dict[str, Row] = {
     "BatchCreateTableVersions": Row(lambda scene, place: {"entries": [{"id": scene.table(place), **VERSION}]}),
     "BatchDeleteTableVersions": on_table(ranges=[{"start_version": 1, "end_version": 1}]),
     "BeatJob": _job(owner="driver"),
+    "CancelJob": Row(_any_job),
     "CheckMount": by_admin(_mounted),
     "CheckPrivileges": _named(privileges=["read"]),
     "ClaimJob": alone(owner="driver"),
@@ -264,6 +269,7 @@ ROWS: dict[str, Row] = {
     "DeleteTableTag": after(_tagged, tag="none"),
     "DeregisterTable": on_table(),
     "DescribeJob": _job(),
+    "DescribeJobState": Row(_any_job),
     "DescribeNamespace": on_namespace(),
     "DescribeSecret": on_table(),
     "DescribeTable": on_table(),
@@ -285,6 +291,7 @@ ROWS: dict[str, Row] = {
     "GrantPrivileges": _named(**CARL),
     "InsertIntoTable": arrow(),
     "KeepJobPart": _job(owner="driver", name="part", value="done"),
+    "ListAllJobs": alone(),
     "ListAllTables": alone(),
     "ListApiKeys": alone(),
     "ListAuditRecords": alone(),
@@ -309,14 +316,17 @@ ROWS: dict[str, Row] = {
     "NamespaceExists": on_namespace(),
     "MountCatalog": by_admin(_unmounted),
     "MoveTable": Row(_movable),
+    "PauseJob": Row(_any_job),
     "PrewarmTableIndex": on_table(**BY_ID),
     "PrewarmTablePageCache": on_table(),
+    "QueryJobEvents": Row(_any_job),
     "QueryTable": on_table(**NEAREST),
     "RefreshMaterializedView": on_table(),
     "RegisterTable": Row(_registered),
     "RemoveRoleMember": by_admin(_role_with_carl),
     "RenameTable": Row(lambda scene, place: {"id": scene.table(place), "new_table_name": f"new{next(numbers)}"}),
     "RepairTable": on_table(dry_run=True),
+    "ResumeJob": Row(_any_job),
     "RestoreTable": on_table(version=1),
     "RevokeApiKey": by_admin(_key),
     "RevokePrivileges": _named(**CARL),

@@ -8,6 +8,7 @@ import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
 from tiltyard.model.modes import TransactionStatus as Status
+from tiltyard.store import JobFilter
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock
@@ -63,8 +64,8 @@ def test_list_jobs_looks_at_kinds_and_status_newest_first(store: Store, clock: C
         clock.advance(1)
     jobs = [key for key, kind in created.items() if kind != "create_index"][::-1]
     kinds = ("ingest", "export")
-    assert [record.id for record in store.list_jobs(kinds, None, None, 10)] == jobs
-    last = store.list_jobs(kinds, None, None, 1)[0]
-    assert [record.id for record in store.list_jobs(kinds, None, (last.created_at, last.id), 10)] == jobs[1:]
+    assert [record.id for record in store.list_jobs(JobFilter(kinds), None, 10)] == jobs
+    last = store.list_jobs(JobFilter(kinds), None, 1)[0]
+    assert [record.id for record in store.list_jobs(JobFilter(kinds), (last.created_at, last.id), 10)] == jobs[1:]
     store.claim_job(jobs[1], "one", 1000)
-    assert [record.id for record in store.list_jobs(kinds, Status.RUNNING, None, 10)] == [jobs[1]]
+    assert [record.id for record in store.list_jobs(JobFilter(kinds, Status.RUNNING), None, 10)] == [jobs[1]]

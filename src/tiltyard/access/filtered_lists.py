@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.access.authorization import caller_rights
-from tiltyard.model.privileges import Privilege
+from tiltyard.model.privileges import ALL, Privilege
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tiltyard.access.rights import Rights
     from tiltyard.context import Context
     from tiltyard.model.ids import Id
-    from tiltyard.model.modes import TransactionStatus
-    from tiltyard.store import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
+    from tiltyard.store import JobFilter, ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
 
 ROOT = 1
 
@@ -72,23 +69,33 @@ def list_removed_namespaces(ctx: Context, before: tuple[int, int] | None, count:
     return ctx.store.visible_removed_namespaces(rights.grantees, _MAY_UNDROP, before, count)
 
 
-_MAY_DESCRIBE = int(Privilege.RUN_UDFS | Privilege.ADMINISTER)
-
-
-def list_jobs(
-    ctx: Context, kinds: Sequence[str], status: TransactionStatus | None, before: tuple[int, str] | None, count: int
-) -> list[TransactionRecord]:
+def list_jobs(ctx: Context, matching: JobFilter, before: tuple[int, str] | None, count: int) -> list[TransactionRecord]:
     """Return the jobs that the caller submitted, or whose table it can submit jobs on: those that DescribeJob shows."""
+    return _visible_jobs(ctx, Privilege.RUN_UDFS, matching, before, count)
+
+
+def list_all_jobs(
+    ctx: Context, matching: JobFilter, before: tuple[int, str] | None, count: int
+) -> list[TransactionRecord]:
+    """Return the jobs that the caller submitted, or whose table it can use: those that DescribeJobState shows."""
+    return _visible_jobs(ctx, Privilege.USE, matching, before, count)
+
+
+def _visible_jobs(
+    ctx: Context, required: Privilege, matching: JobFilter, before: tuple[int, str] | None, count: int
+) -> list[TransactionRecord]:
+    """Return the jobs of the caller, and those on whose table it has a privilege, without policies."""
     store, name = ctx.store, ctx.principal.name
     if ctx.principal.administrator:
-        return store.list_jobs(kinds, status, before, count)
+        return store.list_jobs(matching, before, count)
     rights = caller_rights(ctx)
+    granted = int(ALL if required is Privilege.USE else required | Privilege.ADMINISTER)  # each of them implies `use`
     records: list[TransactionRecord] = []
     while True:
-        if rights.server & Privilege.RUN_UDFS:
-            page = store.list_jobs(kinds, status, before, count)
+        if rights.server & required:
+            page = store.list_jobs(matching, before, count)
         else:
-            page = store.visible_jobs(rights.grantees, _MAY_DESCRIBE, name, kinds, status, before, count)
+            page = store.visible_jobs(rights.grantees, granted, name, matching, before, count)
         records += [record for record in page if record.requested_by == name or not _is_policy_bound(rights, record)]
         if len(records) >= count or len(page) < count:
             return records[:count]

@@ -36,7 +36,7 @@ from tiltyard.access.authorization import (
     missing_privileges,
 )
 from tiltyard.access.policies import policy_denial
-from tiltyard.model.ids import Id, namespace_id, table_id
+from tiltyard.model.ids import DEFAULT_DELIMITER, Id, namespace_id, parse_id, table_id
 from tiltyard.model.modes import CreateMode, DropMode, parse_mode
 from tiltyard.model.operations import Needs
 from tiltyard.model.privileges import ALL, Privilege, privilege_names
@@ -335,7 +335,16 @@ def _submitter_or(required: int) -> Callable[[Context, Any], Context]:
     def authorize(ctx: Context, request: Any) -> Context:
         if not request.id or len(request.id) != 1:
             return ctx  # the operation refuses such an id
-        name = request.id[0]
+        return authorize_job(ctx, request.id[0])
+
+    authorize_job = _submitter_of_job_or(required)
+    return authorize
+
+
+def _submitter_of_job_or(required: int) -> Callable[[Context, str], Context]:
+    """Return the same check for the id of a transaction."""
+
+    def authorize(ctx: Context, name: str) -> Context:
         record = ctx.store.describe_transaction(name)
         if record.requested_by != ctx.principal.name:
             bits = _transaction_privileges(ctx, record)
@@ -348,6 +357,13 @@ def _submitter_or(required: int) -> Callable[[Context, Any], Context]:
     return authorize
 
 
+def may_see_arguments(ctx: Context, record: TransactionRecord) -> bool:
+    """Return whether the caller may see the arguments of a job that it may describe."""
+    if ctx.principal.administrator or record.requested_by == ctx.principal.name:
+        return True
+    return bool(_transaction_privileges(ctx, record) & Privilege.RUN_UDFS)
+
+
 def _transaction_privileges(ctx: Context, record: TransactionRecord) -> int:
     """Return the caller's privileges on the table of a transaction; without a table, those on the whole server."""
     rights = caller_rights(ctx)
@@ -358,6 +374,14 @@ def _transaction_privileges(ctx: Context, record: TransactionRecord) -> int:
                 raise policy_denial("the transaction's table")
             return rights.on_table(table.id, table.namespace_id)
     return rights.server
+
+
+def _list_all_jobs(ctx: Context, request: Any) -> Context:
+    """Check that the caller sees the table whose jobs are listed. Raises TableNotFoundError, PermissionDeniedError."""
+    if request.table is not None:
+        path = table_id(parse_id(request.table, DEFAULT_DELIMITER))
+        return ctx.with_resolved({path: authorize_table(ctx, path, 0)})
+    return ctx
 
 
 def _submit_job(ctx: Context, request: Any) -> Context:
@@ -379,6 +403,15 @@ SUBMIT_JOB = Needs(
     "`run_udfs` on its table, on the namespace of one to be made, without one on the server", _submit_job
 )
 OWN_JOB = Needs("to be its submitter, or `run_udfs` on its table", _submitter_or(Privilege.RUN_UDFS.value))
+DESCRIBE_JOB_STATE = Needs(
+    "to be its submitter, or `use` on its table; its arguments need `run_udfs` there",
+    lambda ctx, request: _submitter_of_job_or(Privilege.USE.value)(ctx, request.job_id),
+)
+ALTER_JOB = Needs(
+    "to be its submitter, or `alter` on its table",
+    lambda ctx, request: _submitter_of_job_or(Privilege.ALTER.value)(ctx, request.job_id),
+)
+LIST_ALL_JOBS = Needs("nothing: the caller's own jobs, and those on whose table it has `use`", _list_all_jobs)
 LIST_JOBS = Needs(
     "nothing: the caller's own jobs, and those on whose table it has `run_udfs`", lambda ctx, request: ctx
 )

@@ -37,6 +37,7 @@ from tiltyard.model.operations import always, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.settings.spark_properties import check_spark_properties
 from tiltyard.model.spec import models
+from tiltyard.store import JobFilter
 from tiltyard.tables.opening import find_table
 
 if TYPE_CHECKING:
@@ -202,12 +203,13 @@ def _denial(ctx: Context, job_id: str) -> str:
 def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.KeepJobPartResponse:
     """Save a checkpoint until the job has succeeded: a part of it that is done. One of the same name is replaced.
 
+    `paused` in the response asks the driver to release the job now, for another one to resume it later.
     Raises TransactionNotFoundError, ConcurrentModificationError (canceled, or another driver has the job).
     """
     job_id = transaction_id(request.id)
-    _job(ctx, job_id)
+    is_paused = _job(ctx, job_id).is_paused
     ctx.store.save_job_part(job_id, request.owner, request.name, request.value)
-    return models.KeepJobPartResponse()
+    return models.KeepJobPartResponse(paused=is_paused or None)
 
 
 @operation(needs=OWN_JOB, changes=False)
@@ -256,13 +258,12 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
     """
     kinds = (request.name,) if request.name else tuple(pipeline_jobs())
     status = request.status and parse_mode(TransactionStatus, request.status, TransactionStatus.QUEUED, "status")
+    matching = JobFilter(kinds, status or None)
     records, token = ctx.paging.fetch_page(
         f"jobs {request.name} {status}",
         request.page_token,
         request.limit,
-        lambda before, count: filtered_lists.list_jobs(
-            ctx, kinds, status or None, tuple(before) if before else None, count
-        ),
+        lambda before, count: filtered_lists.list_jobs(ctx, matching, tuple(before) if before else None, count),
         lambda record: (record.created_at, record.id),
     )
     return models.ListJobsResponse(jobs=[to_entry(ctx, record) for record in records], page_token=token)
@@ -289,6 +290,7 @@ def to_entry(ctx: Context, record: TransactionRecord) -> models.JobEntry:
         error=record.error,
         attempts=record.attempts,
         asked_by=record.requested_by,
+        paused=record.is_paused or None,
         created_at_millis=record.created_at,
         updated_at_millis=record.updated_at,
     )

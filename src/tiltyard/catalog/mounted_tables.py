@@ -224,12 +224,14 @@ def drop_table(ctx: Context, request: models.DropTableRequest, mount: Mount, bel
             DROP_MOUNTED_TABLE,
             None,
             {"id": list(path)},
-            {},
+            {"table": str(path)},
             TransactionStatus.SUCCEEDED,
             requested_by=ctx.principal.name,
         )
         catalog.schedule_deletion(location, ctx.clock() + keep_ms, DROPPED, dropped.id)
-        return models.DropTableResponse(id=list(path), location=location, properties=record.properties)
+        return models.DropTableResponse(
+            transaction_id=dropped.id, id=list(path), location=location, properties=record.properties
+        )
 
     response = ctx.transact(work)
     if not keep_ms:

@@ -30,7 +30,7 @@ from tiltyard.catalog.garbage import delete_dropped_table
 from tiltyard.context import Context
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import DEFAULT_DELIMITER, namespace_id, table_id
-from tiltyard.model.modes import RegisterMode, parse_mode
+from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.paging import tables_scope
 from tiltyard.model.privileges import Privilege
@@ -44,6 +44,9 @@ from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.stats import basic_stats
 from tiltyard.tables.schema.view_sources import source_version_properties
 from tiltyard.tables.versions.records import new_is_managed, registered_is_managed
+
+DROP_TABLE = "drop_table"
+"""The kind of the transactions that record drops."""
 
 
 @operation(needs=DECLARE_TABLE, below_mount=mounted_tables.declare_table)
@@ -319,7 +322,13 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
 
     def work(catalog: UnitOfWork) -> models.DropTableResponse:
         record = catalog.remove_table(path, delete_folder=True, keep_ms=keep_ms, expected_id=expected_id)
-        return models.DropTableResponse(id=list(path), location=record.location, properties=record.properties)
+        properties = {"table": str(path)}
+        dropped = catalog.create_transaction(
+            DROP_TABLE, None, {}, properties, TransactionStatus.SUCCEEDED, requested_by=ctx.principal.name
+        )
+        return models.DropTableResponse(
+            transaction_id=dropped.id, id=list(path), location=record.location, properties=record.properties
+        )
 
     response = ctx.transact(work)
     location = str(response.location)

@@ -38,6 +38,7 @@ def describe_transaction(
     """Describe a transaction by its status and properties. Raises TransactionNotFoundError, InvalidInputError."""
     record = ctx.store.describe_transaction(transaction_id(request.id))
     properties = dict(record.properties) | ({"error": record.error} if record.error else {})
+    properties |= {"paused": "true"} if record.is_paused else {}
     return models.DescribeTransactionResponse(status=record.status, properties={"kind": record.kind} | properties)
 
 
@@ -65,7 +66,7 @@ def alter_transaction(ctx: Context, request: models.AlterTransactionRequest) -> 
                 _unset_property(changed, action.unsetPropertyAction)
         return status, changed
 
-    record = ctx.store.alter_transaction(identifier, change)
+    record = ctx.store.alter_transaction(identifier, change, altered_by=ctx.principal.name)
     return models.AlterTransactionResponse(status=record.status, properties=dict(record.properties))
 
 

@@ -251,6 +251,8 @@ def _exit_stopped(calls: OperationClient, job_id: str, figures: Mapping[str, str
     job = calls.call("DescribeJob", id=[job_id])["job"]
     if job["status"] == "Failed" and job.get("error"):
         raise PermissionDeniedError(job["error"])
+    if job.get("paused"):
+        exit_interrupted(f"tiltyard: {job_id} was paused: `tiltyard job resume {job_id}` goes on.")
     _exit_canceled(job_id, figures)
 
 
@@ -296,7 +298,8 @@ def _list(target: Target, name: str | None, status: str | None, limit: int) -> N
         share = job["properties"].get("progress")
         percent = f"{float(share):.0%}" if share else ""
         table = "$".join(job.get("table") or ())
-        click.echo(f"{job['id']}  {created}  {job['name']:<10} {job['status']:<10} {percent:>4}  {table}")
+        status = "Paused" if job.get("paused") else job["status"]
+        click.echo(f"{job['id']}  {created}  {job['name']:<10} {status:<10} {percent:>4}  {table}")
 
 
 def _show(target: Target, job_id: str) -> None:
@@ -319,6 +322,28 @@ def _cancel(target: Target, job_id: str) -> None:
     action = {"setStatusAction": {"status": "Canceled"}}
     target.calls().call("AlterTransaction", id=[job_id], actions=[action])
     click.echo(f"{job_id}: Canceled")
+
+
+def _pause(target: Target, job_id: str) -> None:
+    """Pause a job: none starts it, and one that runs stops at its next checkpoint.
+
+    \b
+    Example:
+      tiltyard job pause --uri http://127.0.0.1:2333 6f1c2d3e-…
+    """
+    target.calls().call("PauseJob", job_id=job_id)
+    click.echo(f"{job_id}: Paused")
+
+
+def _unpause(target: Target, job_id: str) -> None:
+    """Let a paused job go on: a worker resumes it from its last checkpoint.
+
+    \b
+    Example:
+      tiltyard job unpause --uri http://127.0.0.1:2333 6f1c2d3e-…
+    """
+    resumed = target.calls().call("ResumeJob", job_id=job_id)["resumed"]
+    click.echo(f"{job_id}: Queued" if resumed else f"{job_id}: it was not paused")
 
 
 def _wait(target: Target, job_id: str) -> None:
@@ -352,6 +377,8 @@ def _resume(target: Target, job_id: str) -> None:
         raise InvalidTableStateError(f"The job {job_id} is {description['status']}: there is nothing to resume.")
     job = find_job(description["name"])
     spark = target.session(job, description.get("spark"))
+    if description.get("paused"):
+        calls.call("ResumeJob", job_id=job_id)
     with interruptible() as interruption:
         queued = claim_job(calls, job_id, owner, check=interruption.check)
         _drive_here(job, queued, owner, target, spark, interruption)
@@ -379,6 +406,8 @@ _STEERING_COMMANDS: Mapping[str, tuple[Callable[..., None], list[click.Parameter
     ),
     "show": (_show, _JOB, False),
     "cancel": (_cancel, _JOB, False),
+    "pause": (_pause, _JOB, False),
+    "unpause": (_unpause, _JOB, False),
     "wait": (_wait, _JOB, False),
     "resume": (_resume, _JOB, True),
 }

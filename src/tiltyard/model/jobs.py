@@ -54,6 +54,9 @@ MOST_ATTEMPTS = 5
 RETRY_MS = 1_000
 """How long a job waits at least before it is started again."""
 
+RETRYABLE = "retryable"
+"""The property of a failed job that says whether it may succeed if it is submitted again: `true` or `false`."""
+
 CATALOG_FILE_VARIABLE = "TILTYARD_JOB_CATALOG_FILE"
 """The variable that names, for a driver in cluster mode, the file that says how to reach the catalog (JSON)."""
 OLD_CATALOG_VARIABLE = "TILTYARD_JOB_CATALOG"
@@ -65,6 +68,10 @@ DRIVER_VARIABLE = "TILTYARD_JOB_DRIVER"
 
 ENTRY_POINTS = "tiltyard.jobs"
 """The group of entry points by which other packages add jobs: `name = "their.module"`."""
+
+ResultFunction = Callable[[Mapping[str, str]], Mapping[str, Any]]
+"""Makes the result of a job that succeeded, as clients read it, from the properties of its transaction."""
+JOB_RESULTS: dict[str, ResultFunction] = {}
 
 JobFunction = Callable[["Context", Job], Mapping[str, str] | None]
 
@@ -82,6 +89,16 @@ def job(kind: str) -> Callable[[JobFunction], JobFunction]:
 
     def register(function: JobFunction) -> JobFunction:
         JOBS[kind] = function
+        return function
+
+    return register
+
+
+def job_result(kind: str) -> Callable[[ResultFunction], ResultFunction]:
+    """Register the function that makes the result of jobs of this kind; without one, it is all of their properties."""
+
+    def register(function: ResultFunction) -> ResultFunction:
+        JOB_RESULTS[kind] = function
         return function
 
     return register

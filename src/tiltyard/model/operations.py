@@ -96,10 +96,14 @@ class ArrowBody(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrowAnswer:
-    """Record batches of a response: a list if all are in memory, else an iterator that is closed once they are sent."""
+    """Record batches of a response: a list if all are in memory, else an iterator that is closed once they are sent.
+
+    `media` is the format, where it is not the client's choice.
+    """
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]
+    media: str | None = None
 
 
 def map_successes(

@@ -6,7 +6,8 @@
   records), deleted versions, multipart uploads, the trash, folders scheduled for deletion, overlap of locations, and
   queries for maintenance
 - `publications`: tables that are registered in other catalogs, with their entries there
-- `transactions` (long-running operations), `jobs` (those that drivers run), `idempotency` (requests with a key)
+- `transactions` (long-running operations), `jobs` (those that drivers run), `job_events` (what happened to them),
+  `idempotency` (requests with a key)
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
 - `secrets` of functions
 - `audit`
@@ -22,6 +23,7 @@ from tiltyard.store.access.policies import PolicyRecord
 from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
 from tiltyard.store.access.signing_keys import SigningKey
 from tiltyard.store.audit import AuditFilter, AuditRecord
+from tiltyard.store.jobs import JobFilter
 from tiltyard.store.mounts import LocationTakenError, MountRecord
 from tiltyard.store.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
 from tiltyard.store.records import (
@@ -63,6 +65,7 @@ __all__ = [
     "DroppedNamespace",
     "FinalManifest",
     "GrantRecord",
+    "JobFilter",
     "KeyRecord",
     "ListedTable",
     "LocationTakenError",

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from lance_namespace.errors import ConcurrentModificationError, TransactionNotFoundError
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store.backend import ForeignKeyError
+from tiltyard.store.job_events import CLAIM_EVENT, add_event
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import TransactionRecord
 from tiltyard.store.repository import Repository, reads, writes
@@ -17,7 +19,8 @@ from tiltyard.store.repository import Repository, reads, writes
 CLAIM = f"""
     UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,
         updated_at = ?
-    WHERE id = ? AND status IN ('Queued', 'Running') AND available_at <= ? RETURNING {TransactionRecord.COLUMNS}
+    WHERE id = ? AND status IN ('Queued', 'Running') AND available_at <= ? AND paused_at IS NULL
+    RETURNING {TransactionRecord.COLUMNS}
 """
 # Locked, so that a lease which expires meanwhile is not claimed by another before the part is saved.
 LOCK_OWNED = "SELECT id FROM transactions WHERE id = ? AND lease_owner = ? AND status = 'Running' /*+ FOR UPDATE */"
@@ -29,10 +32,33 @@ PARTS = "SELECT name, value FROM job_parts WHERE transaction_id = ? AND name > ?
 DELETE_PARTS = "DELETE FROM job_parts WHERE transaction_id = ?"
 LIST = f"""
     SELECT {TransactionRecord.COLUMNS} FROM transactions
-    WHERE kind IN ({{kinds}}) AND status = COALESCE(?, status) AND (created_at, id) < (?, ?)
+    WHERE {{matching}} AND (created_at, id) < (?, ?)
     ORDER BY created_at DESC, id DESC LIMIT ?
 """
 NEWEST = (1 << 62, "")
+
+
+class JobFilter(msgspec.Struct, frozen=True):
+    """Which jobs are listed: of these kinds, and of one status, paused or not, of one table, if those are given."""
+
+    kinds: Sequence[str]
+    status: TransactionStatus | None = None
+    is_paused: bool | None = None
+    table_id: int | None = None
+
+    def conditions(self) -> tuple[str, tuple[object, ...]]:
+        """Return SQL on the columns of `transactions`, and its values."""
+        conditions = [f"kind IN ({placeholders(self.kinds)})"]
+        values: list[object] = [*self.kinds]
+        if self.status is not None:
+            conditions.append("status = ?")
+            values.append(self.status.value)
+        if self.is_paused is not None:
+            conditions.append("paused_at IS NOT NULL" if self.is_paused else "paused_at IS NULL")
+        if self.table_id is not None:
+            conditions.append("table_id = ?")
+            values.append(self.table_id)
+        return " AND ".join(conditions), tuple(values)
 
 
 class Jobs(Repository):
@@ -45,7 +71,11 @@ class Jobs(Repository):
         """Claim this transaction if it is queued and due, or its lease has expired; return None otherwise."""
         now = self._clock()
         row = self.connection.row(CLAIM, owner, now + lease_ms, now, transaction_id, now)
-        return TransactionRecord.of(row) if row else None
+        if row is None:
+            return None
+        record = TransactionRecord.of(row)
+        add_event(self.connection, record, CLAIM_EVENT, now)
+        return record
 
     @writes
     def save_job_part(self, transaction_id: str, owner: str, name: str, value: str) -> None:
@@ -72,10 +102,8 @@ class Jobs(Repository):
         self.connection.change(DELETE_PARTS, transaction_id)
 
     @reads
-    def list_jobs(
-        self, kinds: Sequence[str], status: TransactionStatus | None, before: tuple[int, str] | None, limit: int
-    ) -> list[TransactionRecord]:
-        """Return up to `limit` transactions of these kinds older than `before`, a (created_at, id); newest first."""
-        sql = LIST.format(kinds=placeholders(kinds))
-        rows = self.connection.rows(sql, *kinds, status and status.value, *(before or NEWEST), limit)
+    def list_jobs(self, matching: JobFilter, before: tuple[int, str] | None, limit: int) -> list[TransactionRecord]:
+        """Return up to `limit` matching transactions older than `before`, a (created_at, id); newest first."""
+        conditions, values = matching.conditions()
+        rows = self.connection.rows(LIST.format(matching=conditions), *values, *(before or NEWEST), limit)
         return [TransactionRecord.of(row) for row in rows]

@@ -146,7 +146,8 @@ class RemovedNamespace(msgspec.Struct, frozen=True):
 class TransactionRecord(msgspec.Struct, frozen=True):
     """A long-running operation. While it is Running, `available_at` is when the lease of `lease_owner` ends.
 
-    `requested_by` is the name of the principal who requested it, None for the servers themselves.
+    `requested_by` is the name of the principal who requested it, None for the servers themselves. A paused one is not
+    claimed; it may run until its driver releases it.
     """
 
     id: str
@@ -162,11 +163,17 @@ class TransactionRecord(msgspec.Struct, frozen=True):
     created_at: int
     updated_at: int
     requested_by: str | None
+    paused_at: int | None = None
 
     COLUMNS = (
         "id, kind, status, table_id, payload, properties, error, attempts,"
-        " lease_owner, available_at, created_at, updated_at, asked_by"
+        " lease_owner, available_at, created_at, updated_at, asked_by, paused_at"
     )
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether it waits for a caller to resume it, or will as soon as its driver releases it."""
+        return self.paused_at is not None and not self.status.is_final
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> TransactionRecord:

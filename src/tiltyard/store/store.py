@@ -17,6 +17,7 @@ from tiltyard.store.access.signing_keys import SigningKeys
 from tiltyard.store.access.visibility import Visibility
 from tiltyard.store.audit import AuditLog
 from tiltyard.store.idempotency import KeyedRequests
+from tiltyard.store.job_events import JobEvents
 from tiltyard.store.jobs import Jobs
 from tiltyard.store.mounts import Mounts
 from tiltyard.store.namespaces import Namespaces
@@ -60,6 +61,7 @@ class UnitOfWork(
     # Work in progress
     Transactions,
     Jobs,
+    JobEvents,
     KeyedRequests,
     # Access control
     Principals,

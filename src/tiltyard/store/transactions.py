@@ -11,6 +11,7 @@ from uuid import uuid4
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.store.job_events import CLAIM_EVENT, COMPLETE_EVENT, add_event
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import Properties, TransactionRecord, encode
 from tiltyard.store.repository import Repository, reads, writes
@@ -29,12 +30,16 @@ CLAIM = f"""
     UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,
         updated_at = ?
     WHERE id = (
-        SELECT id FROM transactions WHERE status IN ('Queued', 'Running') AND available_at <= ? {{kinds}}
+        SELECT id FROM transactions
+        WHERE status IN ('Queued', 'Running') AND available_at <= ? AND paused_at IS NULL {{kinds}}
         ORDER BY available_at, created_at LIMIT 1 /*+ FOR UPDATE SKIP LOCKED */
     )
     RETURNING {TransactionRecord.COLUMNS}
 """
-IS_CLAIMABLE = "SELECT 1 FROM transactions WHERE status IN ('Queued', 'Running') AND available_at <= ? {kinds} LIMIT 1"
+IS_CLAIMABLE = """
+    SELECT 1 FROM transactions
+    WHERE status IN ('Queued', 'Running') AND available_at <= ? AND paused_at IS NULL {kinds} LIMIT 1
+"""
 HEARTBEAT = """
     UPDATE transactions SET available_at = ?, updated_at = ?
     WHERE id = ? AND lease_owner = ? AND status = 'Running' RETURNING status
@@ -46,6 +51,16 @@ FINISH = f"""
 ALTER = f"""
     UPDATE transactions SET status = ?, properties = ?, updated_at = ?,
         lease_owner = CASE WHEN ? THEN NULL ELSE lease_owner END
+    WHERE id = ? RETURNING {TransactionRecord.COLUMNS}
+"""
+PAUSE = f"""
+    UPDATE transactions SET paused_at = ?, updated_at = ? WHERE id = ? RETURNING {TransactionRecord.COLUMNS}
+"""
+# Its attempts are counted anew, since each pause has used up one of them.
+RESUME = f"""
+    UPDATE transactions SET paused_at = NULL, updated_at = ?,
+        available_at = CASE WHEN status = 'Queued' THEN ? ELSE available_at END,
+        attempts = CASE WHEN status = 'Queued' THEN 0 ELSE attempts END
     WHERE id = ? RETURNING {TransactionRecord.COLUMNS}
 """
 UNFINISHED = f"""
@@ -109,7 +124,11 @@ class Transactions(Repository):
         row = self.connection.row(
             CLAIM.format(kinds=_kind_condition(kinds)), owner, now + lease_ms, now, now, *(kinds or ())
         )
-        return TransactionRecord.of(row) if row else None
+        if row is None:
+            return None
+        record = TransactionRecord.of(row)
+        add_event(self.connection, record, CLAIM_EVENT, now)
+        return record
 
     @writes
     def heartbeat(self, transaction_id: str, owner: str, lease_ms: int) -> TransactionStatus:
@@ -145,19 +164,55 @@ class Transactions(Repository):
         if row is None:
             self._require_row(DESCRIBE, transaction_id)
             raise _lease_lost(transaction_id)
-        return TransactionRecord.of(row)
+        record = TransactionRecord.of(row)
+        add_event(self.connection, record, COMPLETE_EVENT, now)
+        return record
 
     @writes
-    def alter_transaction(self, transaction_id: str, change: Change) -> TransactionRecord:
+    def alter_transaction(
+        self, transaction_id: str, change: Change, *, altered_by: str | None = None
+    ) -> TransactionRecord:
         """Replace status and properties by what `change` returns for them, under a lock.
 
-        `change` may run more than once; its exceptions pass through. Raises TransactionNotFoundError.
+        `change` may run more than once; its exceptions pass through. `altered_by` is the principal who requested it.
+        Raises TransactionNotFoundError.
         """
         record = self._require_row(DESCRIBE + " /*+ FOR UPDATE */", transaction_id)
         status, properties = change(record.status, dict(record.properties))
         released = status is not TransactionStatus.RUNNING
-        values = status.value, encode(dict(properties)), self._clock(), released, transaction_id
-        return self._require_row(ALTER, *values)
+        now = self._clock()
+        altered = self._require_row(ALTER, status.value, encode(dict(properties)), now, released, transaction_id)
+        if status is not record.status:
+            add_event(self.connection, altered, f"set_{status.value.lower()}", now, altered_by)
+        return altered
+
+    @writes
+    def pause_transaction(
+        self, transaction_id: str, check: Callable[[TransactionRecord], None], paused_by: str | None
+    ) -> bool:
+        """Let a transaction be claimed no more until it is resumed; return False if it was paused already.
+
+        `check(record)` raises where it cannot be paused. Raises TransactionNotFoundError.
+        """
+        record = self._require_row(DESCRIBE + " /*+ FOR UPDATE */", transaction_id)
+        check(record)
+        if record.is_paused:
+            return False
+        now = self._clock()
+        add_event(self.connection, self._require_row(PAUSE, now, now, transaction_id), "pause", now, paused_by)
+        return True
+
+    @writes
+    def resume_transaction(self, transaction_id: str, resumed_by: str | None) -> bool:
+        """Let a paused transaction be claimed again, at once; return False if it is not paused.
+
+        Raises TransactionNotFoundError.
+        """
+        if not self._require_row(DESCRIBE + " /*+ FOR UPDATE */", transaction_id).is_paused:
+            return False
+        now = self._clock()
+        add_event(self.connection, self._require_row(RESUME, now, now, transaction_id), "resume", now, resumed_by)
+        return True
 
     @writes
     def merge_properties(self, transaction_id: str, properties: Properties) -> None:

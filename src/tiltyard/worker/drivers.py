@@ -30,10 +30,10 @@ from lance_namespace.errors import (
 from tiltyard.catalog.jobs import claim_next
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
-from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS, pipeline_jobs
+from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS, RETRYABLE, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
-from tiltyard.store import TransactionRecord
+from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.worker.driver_config import (
     driver_environment,
     driver_orders,
@@ -156,15 +156,20 @@ class DriverPool:
         is_last_attempt = record.attempts >= MOST_ATTEMPTS
         status = TransactionStatus.FAILED if is_last_attempt else TransactionStatus.QUEUED
         error = f"Its driver ended before the job did, {record.attempts} times: the worker's log has the details."
-        store = self._services.store
-        try:
-            store.finish_transaction(
+
+        def work(catalog: UnitOfWork) -> None:
+            catalog.finish_transaction(
                 record.id,
                 record.lease_owner or "",
                 status,
                 error=error if is_last_attempt else None,
                 available_at=self._services.clock() + RETRY_MS,
             )
+            if is_last_attempt:
+                catalog.merge_properties(record.id, {RETRYABLE: "true"})
+
+        try:
+            self._services.store.transact(work)
             log.warning("the driver of job %s ended before the job did: it is %s", record.id, status)
         except (ConcurrentModificationError, TransactionNotFoundError):
             log.info("job %s has ended, or another driver has it", record.id)

@@ -25,7 +25,7 @@ from lance_namespace.errors import (
 from tiltyard.catalog.garbage import sweep
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
-from tiltyard.model.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, Job, JobCanceledError
+from tiltyard.model.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, RETRYABLE, Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.runtime.outage_log import OutageLog
@@ -194,7 +194,7 @@ class _Run:
         log.error("transaction %s (%s) failed", self._record.id, self._record.kind, exc_info=error)
         is_public = isinstance(error, LanceNamespaceError)
         text = str(error) if is_public else "The server failed on this work; its log has the details under this id."
-        self._finish(TransactionStatus.FAILED, error=text)
+        self._finish(TransactionStatus.FAILED, {RETRYABLE: str(is_transient).lower()}, error=text)
 
     def _finish(
         self,

@@ -29,7 +29,7 @@ from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime import failpoints
-from tiltyard.store import NewRequest
+from tiltyard.store import JobFilter, NewRequest
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.schema.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns
@@ -238,7 +238,7 @@ def test_backfill_columns_of_a_branch_is_refused_before_anything_is_done(server:
 
 def test_add_columns_with_auto_backfill_queues_it_at_once(server: Server, trap: Path) -> None:
     add(server, virtual_column=virtual(trap, auto_backfill=True))
-    (queued,) = server.services.store.list_jobs(["backfill"], None, None, 10)
+    (queued,) = server.services.store.list_jobs(JobFilter(["backfill"]), None, 10)
     assert (queued.kind, queued.payload["arguments"]["column"]) == ("backfill", "v")
 
 
@@ -260,15 +260,15 @@ def test_add_columns_with_auto_backfill_struck_behind_its_commit_queues_it_when_
             patch.setattr(failpoints, "_faults", failpoints.parse("after_record=unavailable"))
             with pytest.raises(ServiceUnavailableError):
                 call(structs.replace(server.ctx, claims=(claimed.claim,)), request)
-        assert len(server.services.store.list_jobs(["backfill"], None, None, 10)) == version - 2
+        assert len(server.services.store.list_jobs(JobFilter(["backfill"]), None, 10)) == version - 2
         record = server.ctx.store.describe_request(name)
         assert record is not None
         assert recovered(server.ctx, f"AlterTable{name}Columns", request, record).version == version
-        queued = server.services.store.list_jobs(["backfill"], None, None, 10)
+        queued = server.services.store.list_jobs(JobFilter(["backfill"]), None, 10)
         assert [record.payload["arguments"] for record in queued] == [{"table": "kept", "column": "v"}] * (version - 1)
     alter_table_drop_columns(server.ctx, ask(models.AlterTableDropColumnsRequest, id="kept", columns=["v"]))
     assert recovered(server.ctx, "AlterTableAlterColumns", altered, record).version == 3
-    assert len(server.services.store.list_jobs(["backfill"], None, None, 10)) == 2
+    assert len(server.services.store.list_jobs(JobFilter(["backfill"]), None, 10)) == 2
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ READS = {
     "NamespaceExists",
     "PrewarmTableIndex",
     "PrewarmTablePageCache",
+    "QueryJobEvents",
     "QueryTable",
     "TableExists",
     "WhoAmI",

@@ -76,7 +76,7 @@ class Download:
 
 def encode_response(response: Any, media: str, limit: int) -> Any:
     """Return an operation's response; Arrow as a Download. Raises ResponseTooLargeError."""
-    return Download(response, media, limit) if isinstance(response, ArrowAnswer) else response
+    return Download(response, response.media or media, limit) if isinstance(response, ArrowAnswer) else response
 
 
 class _Buffer:

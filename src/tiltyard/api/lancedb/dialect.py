@@ -245,11 +245,20 @@ def _index_stats(response: models.DescribeTableIndexStatsResponse) -> Any:
     return response
 
 
+def _job_of_transaction(response: Any) -> Fields:
+    """Return a response with the id of the job that the client can wait for."""
+    fields: Fields = msgspec.to_builtins(response)
+    return fields | {"job_id": response.transaction_id}
+
+
 def _no_lsm(response: models.GetTableLsmWriteSpecResponse) -> Fields:
     return {"lsm_write_spec": None}
 
 
 _RESPONSES: Mapping[str, Callable[[Any], Any]] = {
+    "CreateTableIndex": _job_of_transaction,
+    "CreateTableScalarIndex": _job_of_transaction,
+    "DropTable": _job_of_transaction,
     "DescribeTableIndexStats": _index_stats,
     "GetTableLsmWriteSpec": _no_lsm,
     "DescribeTable": _table_description,

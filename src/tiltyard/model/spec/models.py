@@ -383,6 +383,17 @@ class BranchContents(Model, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
+class CancelJobRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    job_id: str
+
+
+class CancelJobResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    job_state: str
+
+
 class CheckMountRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -848,6 +859,23 @@ class DescribeJobResponse(Model, kw_only=True):
     job: JobEntry
 
 
+class DescribeJobStateRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    job_id: str
+
+
+class DescribeJobStateResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    job_id: str
+    job_type: str
+    job_state: str
+    creation_ms: Int64
+    spec: dict[str, Any] | None = None
+    result: dict[str, Any] | None = None
+    failure: JobFailure | None = None
+
+
 class DescribeNamespaceRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1233,6 +1261,21 @@ class JobEntry(Model, kw_only=True):
     status: str
     table: list[str] | None = None
     updated_at_millis: Int64
+    paused: bool | None = None
+
+
+class JobFailure(Model, kw_only=True):
+    phase: str
+    message: str
+    retryable: bool
+
+
+class JobSummary(Model, kw_only=True):
+    job_id: str
+    table: str | None = None
+    job_type: str
+    state: str
+    created_at_millis: Int64
 
 
 class JsonArrowDataType(Model, kw_only=True):
@@ -1264,6 +1307,23 @@ class KeepJobPartRequest(Model, kw_only=True):
 
 class KeepJobPartResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
+    paused: bool | None = None
+
+
+class ListAllJobsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    page_token: str | None = None
+    limit: Int32 | None = None
+    table: str | None = None
+    job_type: str | None = None
+    state: str | None = None
+
+
+class ListAllJobsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    jobs: list[JobSummary]
+    page_token: str | None = None
 
 
 class ListAllTablesRequest(Model, kw_only=True):
@@ -1699,6 +1759,18 @@ class PartitionTransform(Model, kw_only=True):
     width: Int64 | None = None
 
 
+class PauseJobRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    job_id: str
+
+
+class PauseJobResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    paused: bool
+    committing: bool
+
+
 class PhraseQuery(Model, kw_only=True):
     column: str | None = None
     slop: Count32 | None = None
@@ -1759,6 +1831,14 @@ class PublicationEntry(Model, kw_only=True):
 class PublicationProblem(Model, kw_only=True):
     id: list[str]
     problem: str
+
+
+class QueryJobEventsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    job_id: str
+    limit: Int32 | None = None
+    filter: str | None = None
 
 
 class QueryTableColumns(Model, kw_only=True):
@@ -1899,6 +1979,18 @@ class RestoreTableRequest(Model, kw_only=True):
 class RestoreTableResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     transaction_id: str | None = None
+
+
+class ResumeJobRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    job_id: str
+
+
+class ResumeJobResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    resumed: bool
+    still_pausing: bool
 
 
 class RevokeApiKeyRequest(Model, kw_only=True):

@@ -20,7 +20,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import Id
-from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS
+from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS, RETRYABLE
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
@@ -121,10 +121,15 @@ class CatalogRun:
         return dict(self._checkpoints)
 
     def save_checkpoint(self, key: str, value: str) -> None:
-        """Save a checkpoint in the catalog. Raises RunCanceledError, ServiceUnavailableError."""
+        """Save a checkpoint in the catalog; release a job that is paused. Raises RunCanceledError,
+        ServiceUnavailableError.
+        """
         self.check()
-        self._call_as_owner("KeepJobPart", name=key, value=value)
+        response = self._call_as_owner("KeepJobPart", name=key, value=value)
         self._checkpoints[key] = value
+        if response.get("paused"):
+            self.release()
+            raise RunCanceledError(self.id)
 
     def cancel(self) -> None:
         """Cancel the job, as any client may. Safe to call in a signal handler: the thread sends the request."""
@@ -268,6 +273,8 @@ def _fail(run: CatalogRun, error: Exception, *, can_retry: bool) -> None:
     """Write that a job failed, or queue it again after a transient error."""
     is_transient = isinstance(error, ServiceUnavailableError | ConcurrentModificationError)
     status, wait = ("Queued", RETRY_MS) if is_transient and can_retry else ("Failed", 0)
+    if status == "Failed":
+        run.figures.set({RETRYABLE: str(is_transient).lower()})
     try:
         run.finish(status, error=public_message(error, run.id), wait_ms=wait)
     except RunCanceledError:

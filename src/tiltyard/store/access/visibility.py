@@ -20,7 +20,7 @@ from tiltyard.store.tables.trash import NEWEST as NEWEST_REMOVAL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.model.modes import TransactionStatus
+    from tiltyard.store.jobs import JobFilter
 
 # Granted objects, and with `up` their ancestors. MATERIALIZED and CROSS JOIN make SQLite begin with
 # the grants, which are few.
@@ -106,7 +106,7 @@ JOBS = f"""
         WHERE grantee IN ({{grantees}}) AND kind <> 'server' AND (privileges & ?) <> 0
     ){WITH_DESCENDANTS}
     SELECT {TransactionRecord.COLUMNS} FROM transactions
-    WHERE kind IN ({{kinds}}) AND status = COALESCE(?, status) AND (created_at, id) < (?, ?) AND (
+    WHERE {{matching}} AND (created_at, id) < (?, ?) AND (
         asked_by = ? OR EXISTS (
             SELECT 1 FROM tables WHERE tables.id = transactions.table_id AND (
                 tables.id IN (SELECT id FROM mine WHERE kind = 'table') OR namespace_id IN (SELECT id FROM down)
@@ -173,14 +173,14 @@ class Visibility(Repository):
         grantees: Sequence[str],
         privileges: int,
         requested_by: str,
-        kinds: Sequence[str],
-        status: TransactionStatus | None,
+        matching: JobFilter,
         before: tuple[int, str] | None,
         limit: int,
     ) -> list[TransactionRecord]:
         """Return jobs as `list_jobs` does: those of `requested_by`, or with one of the privileges on the table."""
-        sql = JOBS.format(grantees=placeholders(grantees), kinds=placeholders(kinds))
-        values = privileges, *kinds, status and status.value, *(before or NEWEST_JOB), requested_by, limit
+        conditions, matched = matching.conditions()
+        sql = JOBS.format(grantees=placeholders(grantees), matching=conditions)
+        values = privileges, *matched, *(before or NEWEST_JOB), requested_by, limit
         return [TransactionRecord.of(row) for row in self.connection.rows(sql, *grantees, *values)]
 
     @reads

@@ -83,6 +83,7 @@ def cancel(ctx: Context, record: TransactionRecord) -> None:
     ctx.store.alter_transaction(
         record.id,
         lambda status, properties: (status if status.is_final else TransactionStatus.CANCELED, properties),
+        altered_by=ctx.principal.name,
     )
 
 

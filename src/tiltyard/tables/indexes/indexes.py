@@ -134,6 +134,7 @@ def _queue(ctx: Context, table: OpenTable, path: Id, spec: IndexSpec, waiting: I
         if is_same and record.status is TransactionStatus.QUEUED:
             return record.id
     properties = {
+        "table": str(path),
         "index_name": spec.name,
         "column": spec.column,
         "index_type": spec.index_type,

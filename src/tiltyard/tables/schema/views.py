@@ -21,7 +21,7 @@ from tiltyard.access.needs import authorize_table_creation, on_table
 from tiltyard.catalog.job_authorization import job_validator
 from tiltyard.catalog.jobs import queue_job
 from tiltyard.model.ids import table_id
-from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.model.jobs import job_result, pipeline_jobs
 from tiltyard.model.modes import CreateMode
 from tiltyard.model.operations import Needs, operation
 from tiltyard.model.privileges import Privilege
@@ -143,6 +143,21 @@ def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[
     definer = find_definer(ctx, table.record, definition)
     sources = resolve_sources(ctx, path, definition.query, definer)
     return {**arguments, "sources": sources, "definition": definition.digest}
+
+
+_REFRESH_MODES = {"full": "rebuild", "incremental": "incremental", "unchanged": "no_op"}
+
+
+@job_result(REFRESH)
+def refresh_result(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a refresh did: lancedb's word for the mode, rows, and the versions of its source and of the view."""
+    sources = json.loads(properties.get("sources", "{}"))
+    return {
+        "mode": _REFRESH_MODES.get(properties.get("mode", ""), "rebuild"),
+        "rows_written": int(properties.get("rows", 0)),
+        "source_version": next(iter(sources.values()), 0),
+        "version": int(properties.get("version", 0)),
+    }
 
 
 def _queue_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> str:

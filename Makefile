@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PROCESSES ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 1
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	--group build --extra demo --extra spark --custom-compile-command "make lock" --quiet
+	--group build --extra demo --extra spark --extra sql --custom-compile-command "make lock" --quiet
 
 .PHONY: advisories help compatibility demo test test-all soak lint format spec lock bench services clean
 

@@ -20,6 +20,7 @@ from tiltyard.model.settings.storages import SecretError
 from tiltyard.mounts.registry.mounts import Mounts
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.outage_log import OutageLog
+from tiltyard.sql.sessions import SqlSessions
 from tiltyard.storage import Storage
 from tiltyard.store import open_store
 from tiltyard.tables.commits.commit_handler import commit_route
@@ -70,5 +71,6 @@ def open_services(settings: Settings) -> Services:
         outage_log=OutageLog(storage.roots.locations, database),
         finalizing_backoff=FinalizingBackoff(),
         secret_keys=secret_keys,
+        sql_sessions=SqlSessions(settings),
         commit_routing=commit_route,
     )

@@ -99,6 +99,11 @@ BOUNDS = {
     "max_queries_total": (0, 1 << 20),
     "query_timeout": (0, 86400),
     "max_result_bytes": (0, 1 << 50),
+    "sql_queries": (1, 1 << 16),
+    "sql_memory_bytes": (1 << 20, 1 << 50),
+    "sql_spill_bytes": (0, 1 << 50),
+    "sql_max_rows": (0, 1 << 50),
+    "sql_max_length": (100, 1 << 20),
     "max_connections": (0, 1 << 20),
     "head_timeout": (0.1, 3600),
     "keep_alive": (1, 86400),
@@ -268,6 +273,18 @@ class Settings:
     max_result_bytes: int = field(
         default=0, metadata={"help": "Largest response to a query, in bytes of Arrow; 0 is no limit."}
     )
+    sql_queries: int = field(default=8, metadata={"help": "SQL queries that one server process runs at once."})
+    sql_memory_bytes: int = field(
+        default=256 << 20, metadata={"help": "Memory of one SQL query for its joins, aggregates and sorts, in bytes."}
+    )
+    sql_spill_bytes: int = field(
+        default=4 << 30, metadata={"help": "Disk that one SQL query may spill to, in bytes; 0: it does not spill."}
+    )
+    sql_spill_folder: str = field(
+        default="", metadata={"help": "Folder that SQL queries spill to [default: the system's for temporary files]."}
+    )
+    sql_max_rows: int = field(default=0, metadata={"help": "Maximal rows of an SQL query's result; 0 is no limit."})
+    sql_max_length: int = field(default=100_000, metadata={"help": "Maximal characters of an SQL query."})
     max_connections: int = field(
         default=0,
         metadata={"help": "Connections of one server process; 0 is half of its file descriptors (ulimit -n)."},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tiltyard.model.settings.secret_keys import SecretKeys
     from tiltyard.mounts.registry.mounts import Mounts
     from tiltyard.runtime.outage_log import OutageLog
+    from tiltyard.sql.sessions import SqlSessions
     from tiltyard.storage import Storage
     from tiltyard.storage.datasets import CommitRoute
     from tiltyard.storage.version_cache import Snapshot
@@ -69,6 +70,7 @@ class Services:
     outage_log: OutageLog
     finalizing_backoff: FinalizingBackoff
     secret_keys: SecretKeys
+    sql_sessions: SqlSessions
     commit_routing: CommitRouting = route_to_storage
 
 

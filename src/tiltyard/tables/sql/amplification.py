@@ -134,36 +134,60 @@ def estimate_growth(text: str, label: str) -> float:
 
     Raises InvalidInputError if that cannot be estimated.
     """
+    if not _has_growing_calls(text, label):
+        return 1.0
+    calls = [_Call("")]
+    _close_calls(calls, text, label)
+    return max(argument.growth for argument in calls[0].arguments)
+
+
+def multiply_growth(text: str, label: str) -> float:
+    """Return how many times larger a statement may make a value that passes through all of its calls, at least 1.
+
+    What one SELECT makes another may read, so calls multiply wherever they are. Raises as `estimate_growth` does.
+    """
+    return _close_calls([_Call("")], text, label) if _has_growing_calls(text, label) else 1.0
+
+
+def _has_growing_calls(text: str, label: str) -> bool:
+    """Return whether a text may call a function that enlarges a row. Raises InvalidInputError if it cannot be split."""
     lowered = text.lower()
     for part in lowered.split("'") if "fixedsize" in lowered else ():
         if (entries := prod(map(int, _ENTRIES.findall(part)))) > MAX_TYPE_ENTRIES:
             raise InvalidInputError(f"The {label} has a type of {entries} entries: {MAX_TYPE_ENTRIES} at most.")
     if "(" not in text or not any(hint in lowered for hint in _HINTS) or not _GROWING.search(text):
-        return 1.0
+        return False
     if _AMBIGUOUS.search(text):
         raise InvalidInputError(f"The {label} has a comment or \\' beside a function that repeats: leave it out.")
     if len(text) > _MAX_LENGTH:
         raise InvalidInputError(f"The {label} has {len(text)} characters, beside a function that repeats: shorten it.")
-    calls = [_Call("")]
-    name = ""
+    return True
+
+
+def _close_calls(calls: list[_Call], text: str, label: str) -> float:
+    """Read all calls of a text into the first of `calls`; return the product of their factors."""
+    name, product = "", 1.0
     for token in TOKEN.finditer(text):
         kind = token.lastgroup
         if kind != "space":
-            _add_token(calls, str(kind), token[0], name, label)
+            product *= _add_token(calls, str(kind), token[0], name, label)
             name = token[0].strip('"`').lower() if kind in ("word", "quoted") else ""
     while len(calls) > 1:
-        _close_call(calls, label)
-    return max(argument.growth for argument in calls[0].arguments)
+        product *= _close_call(calls, label)
+    return product
 
 
-def _add_token(calls: list[_Call], kind: str, text: str, name: str, label: str) -> None:
-    """Add a token to the innermost call; `name` is the name right before it, "" if there is none."""
+def _add_token(calls: list[_Call], kind: str, text: str, name: str, label: str) -> float:
+    """Add a token to the innermost call; `name` is the name right before it, "" if there is none.
+
+    Return the factor of the call that it closes, else 1.
+    """
     argument = calls[-1].arguments[-1]
     match kind:
         case "open":
             calls.append(_Call(name))
         case "close" if len(calls) > 1:
-            _close_call(calls, label)
+            return _close_call(calls, label)
         case "comma":
             calls[-1].arguments.append(_Argument())
         case "number":
@@ -178,23 +202,29 @@ def _add_token(calls: list[_Call], kind: str, text: str, name: str, label: str) 
             pass
         case _:
             argument.is_plain, argument.text = False, None
+    return 1.0
 
 
-def _close_call(calls: list[_Call], label: str) -> None:
-    """Close the innermost call: its growth counts for the argument around it. Raises InvalidInputError."""
+def _close_call(calls: list[_Call], label: str) -> float:
+    """Close the innermost call: its growth counts for the argument around it. Return what it multiplies by.
+
+    Raises InvalidInputError.
+    """
     call = calls.pop()
     outer = calls[-1].arguments[-1]
     factor = call.factor(label)
     growth = max(argument.growth for argument in call.arguments)
     size = max(len(call.arguments) / _SHORT, *(argument.size for argument in call.arguments))
+    multiplier = factor * size if factor > 1 else 1.0
     if factor > 1:
-        growth, size = growth * factor * size, 1.0
+        growth, size = growth * multiplier, 1.0
     outer.growth, outer.size = max(outer.growth, growth), max(outer.size, size)
     outer.text = None
     if call.name in _LENGTHS:
         outer.lengths += 1
     else:
         outer.is_plain = False
+    return multiplier
 
 
 def _number(text: str) -> float:

@@ -71,14 +71,22 @@ def check_expression(text: str, label: str = "filter", replaced: Collection[str]
         raise InvalidInputError(f"The {label} has more than {MAX_VALUES} commas: send its values in several requests.")
     check_functions(text, label, replaced)
     check_growth({label: text})
+    check_depth(text, label)
+    return text
+
+
+def check_depth(text: str, label: str) -> None:
+    """Raise InvalidInputError for SQL whose chains of operators are too long to plan, or that has several statements.
+
+    `label` names the text in error messages.
+    """
     if len(text) <= MAX_CHAIN and ";" not in text:
-        return text
+        return
     if _depth(_NUMBER_LIST.sub("()", text), label) > _MAX_DEPTH:
         raise InvalidInputError(
             f"The {label} chains too many operators: {MAX_CHAIN} at most, and of AND or OR {_MAX_DEPTH}."
             " To pick from a list of values, write `column IN (1, 2, …)`."
         )
-    return text
 
 
 def _depth(text: str, label: str) -> int:

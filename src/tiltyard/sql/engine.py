@@ -1,0 +1,149 @@
+"""Plan and run queries over the tables of the catalog, for one reader.
+
+    schema = infer_schema(ctx, "SELECT title FROM films", Id())
+    answer = run(ctx, "SELECT title FROM films", Id())
+
+The reader is the context's principal: each table of the query needs `read`, and is read within its policies.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+
+from tiltyard.model.ids import Id
+from tiltyard.model.operations import ArrowAnswer
+from tiltyard.sql.errors import missing_table, sql_errors
+from tiltyard.sql.statements import parse_statement
+from tiltyard.sql.tables import QueryTables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tiltyard.context import Context
+    from tiltyard.sql.sessions import Session
+
+_ROOT = Id()
+
+
+def infer_schema(ctx: Context, query: str, default_namespace: Id = _ROOT) -> pa.Schema:
+    """Return the schema of a query's rows, without running it. Raises what `plan_query` raises."""
+    planned = plan_query(ctx, query, default_namespace)
+    planned.close()
+    return planned.schema
+
+
+def run(ctx: Context, query: str, default_namespace: Id = _ROOT, parameters: Sequence[pa.Scalar] = ()) -> ArrowAnswer:
+    """Run a query; its batches are read as they are taken. Raises what `plan_query` raises.
+
+    The batches raise InvalidInputError, and ServiceUnavailableError by the context's deadline; closed, they stop it.
+    """
+    planned = plan_query(ctx, query, default_namespace, parameters)
+    return ArrowAnswer(planned.schema, planned.batches())
+
+
+def plan_query(
+    ctx: Context, query: str, default_namespace: Id = _ROOT, parameters: Sequence[pa.Scalar] | None = ()
+) -> PlannedQuery:
+    """Plan a query for the context's principal. It has a session until it is closed, or its last batch was read.
+
+    `parameters` are the values of `$1`, `$2`, … (or of each `?`); None plans for the schema a query that is not run.
+
+    Raises InvalidInputError, UnsupportedOperationError (it does more than read), TableNotFoundError,
+    NamespaceNotFoundError, PermissionDeniedError, ThrottlingError, and what opening its tables raises.
+    """
+    statement = parse_statement(query, ctx.settings.sql_max_length)
+    if parameters is not None and statement.placeholders != len(parameters):
+        raise InvalidInputError(f"The query has {statement.placeholders} parameters, and {len(parameters)} values.")
+    session = ctx.services.sql_sessions.acquire()
+    tables = session.catalog.tables = QueryTables(ctx, session.context, default_namespace)
+    try:
+        with query_errors(tables):
+            frame = _plan(session, statement.text, parameters)
+            return PlannedQuery(ctx, session, tables, frame)
+    except BaseException:
+        ctx.services.sql_sessions.release(None)
+        raise
+
+
+@contextmanager
+def query_errors(tables: QueryTables) -> Iterator[None]:
+    """Translate what DataFusion raises, or raise what has made it fail: what one of the query's tables has raised."""
+    try:
+        with sql_errors():
+            yield
+    except LanceNamespaceError as error:
+        if tables.failure is not None:
+            raise tables.failure from None
+        name = None if error.__cause__ is None else missing_table(error.__cause__)
+        if name is not None and (missing := tables.missing_error(name)) is not None:
+            raise missing from None
+        raise
+
+
+def _plan(session: Session, text: str, parameters: Sequence[pa.Scalar] | None) -> Any:
+    from datafusion import SQLOptions
+
+    from tiltyard.sql.plans import check_plan
+
+    options = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
+    values = {str(number): value for number, value in enumerate(parameters or (), 1)}
+    frame = session.context.sql_with_options(text, options, param_values=values)
+    tables = session.catalog.tables
+    check_plan(frame.logical_plan(), is_restricted=tables is not None and tables.is_restricted)
+    return frame
+
+
+class PlannedQuery:
+    """A query that was planned: its schema, the ids of its tables, and its rows, which can be read once."""
+
+    def __init__(self, ctx: Context, session: Session, tables: QueryTables, frame: Any) -> None:
+        self._ctx = ctx
+        self._sessions = ctx.services.sql_sessions
+        self._session: Session | None = session
+        self._lock = threading.Lock()
+        self._tables = tables
+        self._frame = frame
+        self.schema: pa.Schema = frame.schema()
+        self.paths = tuple(tables.paths)
+
+    def open(self) -> Any:
+        """Start the query; return DataFusion's stream of batches, an iterator and an asynchronous one.
+
+        Raises InvalidInputError and the like.
+        """
+        with query_errors(self._tables):
+            return self._frame.execute_stream()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Run the query and yield its rows; it is closed at the end. Raises as `run` says."""
+        has_ended = False
+        rows = 0
+        try:
+            with query_errors(self._tables):
+                for batch in self.open():
+                    self._ctx.check_deadline()
+                    rows += len(output := batch.to_pyarrow())
+                    check_rows(self._ctx, rows)
+                    yield output
+            has_ended = True
+        finally:
+            self.close(is_reusable=has_ended)
+
+    def close(self, *, is_reusable: bool = True) -> None:
+        """Give the session back. `is_reusable` says that nothing of the query runs any more. Idempotent."""
+        with self._lock:
+            session, self._session, self._frame = self._session, None, None
+        if session is not None:
+            self._sessions.release(session if is_reusable else None)
+
+
+def check_rows(ctx: Context, rows: int) -> None:
+    """Raise InvalidInputError if a result has more rows than it may."""
+    most = ctx.settings.sql_max_rows
+    if most and rows > most:
+        raise InvalidInputError(f"The result has more than {most} rows (sql_max_rows): narrow the query.")

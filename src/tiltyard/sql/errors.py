@@ -1,0 +1,90 @@
+"""Translate errors of DataFusion to those of the namespace specification.
+
+DataFusion raises `ValueError` or plain `Exception`; only the text tells a mistake in the query from a limit that it
+has reached. What the tables of the query raise while it is planned comes through unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import (
+    InternalError,
+    InvalidInputError,
+    LanceNamespaceError,
+    PermissionDeniedError,
+    UnsupportedOperationError,
+)
+
+from tiltyard.storage.errors import translate_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+READ_ONLY = "Queries only read: send one SELECT, WITH, VALUES, EXPLAIN or DESCRIBE, and no other statement."
+
+_PREFIXES = re.compile(
+    r"^(?:DataFusion error|FFI error|External error|Error during planning|SQL error|Schema error|Execution error"
+    r"|Arrow error|Optimizer rule '\w+' failed|caused by|ParserError|Invalid argument error|Cast error|Context"
+    r"|This feature is not implemented|Invalid user input|type_coercion|simplify_expressions): ?\n?"
+)
+_READ_ONLY = re.compile(r"(?:DDL|DML|Statement) not supported|Unsupported SQL statement")
+_RESOURCES = re.compile(r"Resources exhausted|[Mm]emory [Ll]imit|max_temp_directory_size")
+_MISSING = re.compile(r"table '([^']*)' not found")
+_INTERNAL = re.compile(r"Internal error|panicked|bug in DataFusion|PyErr \{")
+_OWN_CATALOG = re.compile(r"\btiltyard\.(?:current\.)?(?=[\w$\"])")
+_MAX_LENGTH = 500
+
+
+@contextmanager
+def sql_errors() -> Iterator[None]:
+    """Translate what DataFusion raises inside a `with` block; errors of the specification pass."""
+    try:
+        yield
+    except (GeneratorExit, StopIteration, KeyboardInterrupt, SystemExit):
+        raise
+    except LanceNamespaceError:
+        raise
+    except BaseException as error:  # a panic of Rust is no Exception
+        if type(error).__module__ == "asyncio.exceptions":
+            raise
+        raise translate_sql_error(error) from error
+
+
+def missing_table(error: BaseException) -> str | None:
+    """Return the name that a query has for what is no table, as DataFusion says it; None for another error."""
+    match = _MISSING.search(str(error))
+    return match[1] if match else None
+
+
+def translate_sql_error(error: BaseException) -> LanceNamespaceError:
+    """Return the specification's error for one of DataFusion."""
+    text = str(error)
+    if type(error).__name__ == "PanicException" or _INTERNAL.search(text):
+        return InternalError("DataFusion failed on this query.")
+    if _READ_ONLY.search(text):
+        return UnsupportedOperationError(READ_ONLY)
+    if _RESOURCES.search(text):
+        return InvalidInputError(
+            "The query needs more memory, or more space to spill to, than one query may have (sql_memory_bytes, "
+            "sql_spill_bytes): narrow it, or aggregate before it joins or sorts."
+        )
+    if name := missing_table(error):
+        return InvalidInputError(f"There is no table '{_OWN_CATALOG.sub('', name)}': name tables as schema.table.")
+    if type(error) in (ValueError, Exception):
+        kind = UnsupportedOperationError if "This feature is not implemented" in text else InvalidInputError
+        return kind(_clean(text))
+    translated = translate_error(error)
+    if translated is None or isinstance(translated, PermissionDeniedError):
+        return InternalError("The query failed.")
+    return translated
+
+
+def _clean(text: str) -> str:
+    """Return a message of one line without the names of DataFusion's layers."""
+    while (shorter := _PREFIXES.sub("", text)) != text:
+        text = shorter
+    text = " ".join(_OWN_CATALOG.sub("", text).split())[:_MAX_LENGTH].rstrip(" .:,")
+    return f"{text[:1].upper()}{text[1:]}."

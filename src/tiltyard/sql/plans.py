@@ -1,0 +1,72 @@
+"""Judge a query by its plan: it consists of nodes that only read, and of functions that were reviewed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import UnsupportedOperationError
+
+from tiltyard.sql.errors import READ_ONLY
+from tiltyard.tables.sql.functions import FUNCTIONS
+
+if TYPE_CHECKING:
+    from datafusion import SessionContext
+
+_READING_NODES = frozenset(
+    """
+    Aggregate Analyze DescribeTable Distinct EmptyRelation Explain Filter Join Limit Projection Repartition Sort
+    Subquery SubqueryAlias TableScan Union Unnest Values Window WindowExpr
+    """.split()  # noqa: SIM905  # a list of names is read as one
+)
+_DESCRIBING_NODES = frozenset({"Explain", "Analyze"})
+_AGGREGATES = frozenset(
+    """
+    approx_distinct approx_median approx_percentile_cont approx_percentile_cont_with_weight array_agg avg bit_and bit_or
+    bit_xor bool_and bool_or corr count covar covar_pop covar_samp first_value grouping last_value max mean median min
+    nth_value percentile_cont quantile_cont regr_avgx regr_avgy regr_count regr_intercept regr_r2 regr_slope regr_sxx
+    regr_sxy regr_syy stddev stddev_pop stddev_samp string_agg sum var var_pop var_population var_samp var_sample
+    """.split()  # noqa: SIM905
+)
+_WINDOWS = frozenset(
+    "cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number".split()  # noqa: SIM905
+)
+_TABLE_FUNCTIONS = frozenset({"generate_series", "range"})
+"""DataFusion's own, which are endless where their caller says so."""
+
+
+def remove_other_functions(context: SessionContext) -> None:
+    """Leave a session the functions that were reviewed, so that a query with any other cannot be planned.
+
+    None of them reads a file, the network or the settings; what they may make of a row is estimated from the statement.
+    """
+    for name in set(context.udfs()) - FUNCTIONS:
+        context.deregister_udf(name)
+    for name in set(context.udafs()) - _AGGREGATES:
+        context.deregister_udaf(name)
+    for name in set(context.udwfs()) - _WINDOWS:
+        context.deregister_udwf(name)
+    for name in _TABLE_FUNCTIONS:
+        context.deregister_udtf(name)
+
+
+def check_plan(plan: Any, *, is_restricted: bool) -> None:
+    """Check that each node of a logical plan only reads. Raises UnsupportedOperationError.
+
+    `is_restricted` says that policies restrict the reader on one of its tables: then the plan itself is not shown.
+    """
+    for node in _nodes(plan):
+        kind = type(node).__name__
+        if kind not in _READING_NODES:
+            raise UnsupportedOperationError(f"{READ_ONLY} This one has a step of the kind {kind}.")
+        if is_restricted and kind in _DESCRIBING_NODES:
+            raise UnsupportedOperationError("Policies restrict you on a table of this query: its plan is not shown.")
+
+
+def _nodes(plan: Any) -> list[Any]:
+    """Return the nodes of a plan; those of subqueries in expressions are queries by the grammar itself."""
+    nodes, waiting = [], [plan]
+    while waiting:
+        current = waiting.pop()
+        nodes.append(current.to_variant())
+        waiting += current.inputs()
+    return nodes

@@ -1,0 +1,229 @@
+"""The tables that one query can name: each is authorized when it is looked up, and read as its reader may see it.
+
+A table's namespace is its schema, nested namespaces joined by "$": `films`, `sales.films`, `"sales$eu".films`. A name
+without a schema is in the query's default namespace; the schema `public` is the root. Each table is one snapshot for
+the whole query, however often it is named.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+from lance_namespace.errors import (
+    InvalidInputError,
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+)
+
+from tiltyard.access.authorization import authorize_table, effective_policy_of
+from tiltyard.model.branches import MAIN, Branch
+from tiltyard.model.ids import Id, parse_id
+from tiltyard.model.privileges import Privilege
+from tiltyard.model.spec import models
+from tiltyard.sql.information_schema import INFORMATION_SCHEMA, InformationSchema
+from tiltyard.sql.row_sources import RowSource, to_table
+from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.query.plan import NO_LIMIT
+from tiltyard.tables.query.policy_enforcement import policy_scope_of_latest
+from tiltyard.tables.query.query import query_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from datafusion import SessionContext
+
+    from tiltyard.context import Context
+
+CATALOG = "tiltyard"
+PUBLIC = "public"
+DEFAULT_SCHEMA = "\x01default"
+"""The schema of names without one. No namespace has such a name."""
+_DELIMITER = "$"
+MAX_TABLES = 100
+"""Tables, and versions of tables, that one query may open."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """A table as a query names it: its id, and its branch and version or its tag where it does not read the latest."""
+
+    path: Id
+    branch: Branch = MAIN
+    version: int | None = None
+    tag: str | None = None
+
+
+class QueryTables:
+    """The tables of one query: looks them up for its reader, and remembers which they are."""
+
+    def __init__(self, ctx: Context, context: SessionContext, default_namespace: Id) -> None:
+        self.ctx = ctx
+        self._context = context
+        self._default_namespace = default_namespace
+        self._tables: dict[TableRef, Any] = {}
+        self.paths: dict[Id, None] = {}
+        """The ids of all tables that the query has named, also of those that were refused."""
+        self.missing: dict[Id, LanceNamespaceError] = {}
+        """Names that are no table to the reader; one of a table function may be among them."""
+        self.failure: Exception | None = None
+        """What reading a table has raised where DataFusion called it, and leaves no more of it than a text."""
+        self.is_restricted = False
+        """Whether policies restrict the reader on a table of the query."""
+
+    def namespace(self, schema: str) -> Id:
+        """Return the namespace that is a schema. Raises InvalidInputError for a name that no namespace has."""
+        if schema == DEFAULT_SCHEMA:
+            return self._default_namespace
+        return Id() if schema == PUBLIC else parse_id(schema, _DELIMITER)
+
+    def parse_name(self, text: str) -> Id:
+        """Return the id of a table that is named in a text: `films` or `sales.films`. Raises InvalidInputError."""
+        schema, dot, name = text.rpartition(".")
+        namespace = self.namespace(schema) if dot else self._default_namespace
+        if not name:
+            raise InvalidInputError("Name a table as 'table' or 'schema.table'.")
+        return Id((*namespace, name))
+
+    def missing_error(self, name: str) -> LanceNamespaceError | None:
+        """Return why a name, as DataFusion says it with its catalog and schema, is no table; None where it has none."""
+        errors = [error for path, error in self.missing.items() if name.endswith(f".{path.name}")]
+        return errors[-1] if errors else None
+
+    def table(self, ref: TableRef) -> Any:
+        """Return a table for DataFusion, as the reader may see it.
+
+        Raises TableNotFoundError, NamespaceNotFoundError, PermissionDeniedError, and what opening it raises.
+        """
+        table = self._tables.get(ref)
+        if table is None:
+            if len(self._tables) >= MAX_TABLES:
+                raise InvalidInputError(f"The query reads more than {MAX_TABLES} tables.")
+            table = self._tables[ref] = self._open(ref)
+        return table
+
+    def authorized(self, path: Id) -> Context:
+        """Return a context in which the reader may read a table. Raises as `table` does."""
+        try:
+            ctx = self._authorize(path)
+        except PermissionDeniedError:
+            self.paths[path] = None
+            raise
+        self.paths[path] = None
+        return ctx
+
+    def _authorize(self, path: Id) -> Context:
+        if self.ctx.principal.administrator:
+            return self.ctx.with_resolved({path: self.ctx.find_table(path)})
+        record = authorize_table(self.ctx, path, Privilege.READ.value, enforces_policies=True)
+        return self.ctx.with_resolved({path: record})
+
+    def source(self, source: RowSource) -> Any:
+        """Return a table for DataFusion of rows that a function returns."""
+
+        def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+            with self.recorded_failure():
+                yield from source.read(columns)
+
+        return to_table(self._context, RowSource(source.schema, read))
+
+    @contextmanager
+    def recorded_failure(self) -> Iterator[None]:
+        """Remember what is raised, for the query to raise it in the place of DataFusion's text about it."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def visible_schema(self, path: Id) -> pa.Schema:
+        """Return the columns of a table that the reader may read; none of one that it may not, or that has no data."""
+        with suppress(LanceNamespaceError):
+            return _readable_schema(self._authorize(path), path)
+        return pa.schema([])
+
+    def search_schema(self, ctx: Context, request: models.QueryTableRequest) -> pa.Schema:
+        """Return the columns of what a search finds: those of its table, and a distance or a score."""
+        score = "_distance" if request.vector is not None else "_score"
+        return _readable_schema(ctx, Id(request.id or ())).append(pa.field(score, pa.float32()))
+
+    def check_policies(self, ctx: Context, path: Id) -> None:
+        """Note whether policies restrict the reader on a table. Raises PermissionDeniedError, as a policy may."""
+        self.is_restricted |= effective_policy_of(ctx, ctx.find_table(path)) is not None
+
+    def _open(self, ref: TableRef) -> Any:
+        ctx = self.authorized(ref.path)
+        opened = open_for_reading(ctx, ref.path, branch=ref.branch, version=ref.version, tag=ref.tag)
+        version = opened.dataset.version if ref.tag is not None else ref.version
+        scope = policy_scope_of_latest(ctx, opened.record, ref.branch, version, opened.dataset)
+        if scope is None:
+            return lance.FFILanceTableProvider(opened.dataset, with_row_id=False, with_row_addr=False)
+        self.is_restricted = True
+        return self.source(restricted_source(ctx, ref.path))
+
+
+def _readable_schema(ctx: Context, path: Id) -> pa.Schema:
+    """Return the columns of a table that its reader, who is authorized, may read."""
+    opened = open_for_reading(ctx, path)
+    policy = effective_policy_of(ctx, opened.record)
+    return opened.dataset.schema if policy is None else restricted_source(ctx, path).schema
+
+
+def restricted_source(ctx: Context, path: Id) -> RowSource:
+    """Return the rows and columns of a table that policies leave its reader, read as QueryTable reads them."""
+    schema = query_table(ctx, models.QueryTableRequest(id=list(path), vector=None, k=0)).schema
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        requested = models.QueryTableColumns(column_names=list(columns))
+        request = models.QueryTableRequest(id=list(path), vector=None, k=NO_LIMIT, columns=requested)
+        yield from query_table(ctx, request).batches
+
+    return RowSource(schema, read)
+
+
+class NamespaceSchema:
+    """A namespace as a schema of DataFusion, for one query."""
+
+    def __init__(self, tables: QueryTables, namespace: Id) -> None:
+        self._tables = tables
+        self._namespace = namespace
+
+    @property
+    def table_names(self) -> set[str]:
+        """Return no names: no statement that is allowed lists them."""
+        return set()
+
+    def table(self, name: str) -> Any:
+        """Return a table, or None: it may be the name of a table function, which DataFusion looks up afterwards."""
+        path = Id((*self._namespace, name))
+        try:
+            return self._tables.table(TableRef(path))
+        except (TableNotFoundError, NamespaceNotFoundError) as error:
+            self._tables.missing[path] = error
+            return None
+
+    def table_exist(self, name: str) -> bool:
+        return True  # `table` tells
+
+
+class SessionCatalog:
+    """The catalog of a session: the schemas of the query that the session runs."""
+
+    def __init__(self) -> None:
+        self.tables: QueryTables | None = None
+
+    def schema_names(self) -> set[str]:
+        """Return no names: no statement that is allowed lists them."""
+        return set()
+
+    def schema(self, name: str) -> Any:
+        if self.tables is None:
+            return None
+        if name == INFORMATION_SCHEMA:
+            return InformationSchema(self.tables)
+        return NamespaceSchema(self.tables, self.tables.namespace(name))

@@ -1,0 +1,117 @@
+"""Queries read what their reader may: grants of each table, row filters and masks beneath the query."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from lance_namespace.errors import (
+    InvalidInputError,
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+    UnsupportedOperationError,
+)
+
+if TYPE_CHECKING:
+    from tests.sql.conftest import Queries
+
+
+@pytest.fixture
+def ann(queries: Queries) -> str:
+    """A reader of `films` alone, whose policy shows the rows of ann, a masked budget and no vector."""
+    queries.grant("ann", "read", table=("films",))
+    queries.restrict(("films",), "owner = principal()", budget="round(budget / 100)", vector="hide", owner="null")
+    return "ann"
+
+
+def test_table_without_a_grant_does_not_exist(queries: Queries, ann: str) -> None:
+    for query in ("SELECT * FROM sales.ratings", "SELECT * FROM films JOIN sales.ratings ON film = id"):
+        with pytest.raises(NamespaceNotFoundError):
+            queries.rows(query, ann)
+    queries.grant("ann", "use", table=("sales", "ratings"))
+    with pytest.raises(PermissionDeniedError):
+        queries.rows("SELECT 1 WHERE EXISTS (SELECT * FROM sales.ratings)", ann)
+    with pytest.raises(TableNotFoundError):
+        queries.rows("SELECT * FROM films", "nobody")
+
+
+def test_row_filter_and_masks_apply_beneath_the_query(queries: Queries, ann: str) -> None:
+    assert queries.rows("SELECT * FROM films ORDER BY id", ann) == [
+        {"id": 1, "title": "Alien", "owner": None, "budget": 0.0},
+        {"id": 3, "title": "Casablanca", "owner": None, "budget": 0.0},
+        {"id": 5, "title": "Eraserhead", "owner": None, "budget": 0.0},
+    ]
+    assert queries.rows("SELECT count(*) AS n, sum(budget) AS b FROM films", ann) == [{"n": 3, "b": 0.0}]
+    assert queries.rows("SELECT count(*) AS n FROM films a JOIN films b USING (id)", ann) == [{"n": 3}]
+    assert queries.rows("SELECT count(*) AS n FROM films WHERE owner = 'bob' OR budget > 11.5", ann) == [{"n": 0}]
+    assert queries.run("SELECT owner FROM films", ann).schema.field("owner").type == "string"
+
+
+def test_filter_of_the_query_sees_no_hidden_row(queries: Queries, ann: str) -> None:
+    """An error on a hidden row would disclose it: `Brazil` has the id 2."""
+    assert queries.rows("SELECT id FROM films WHERE 10 / (id - 2) > 100", ann) == []
+    assert queries.rows("SELECT sum(10 / (id - 2)) AS s FROM films", ann) == [{"s": -10 + 10 + 3}]
+    with pytest.raises(InvalidInputError, match=r"'(Alien|Casablanca|Eraserhead)'"):
+        queries.rows("SELECT id FROM films WHERE CAST(title AS int) = 1 AND title = 'Brazil'", ann)
+
+
+def test_hidden_columns_do_not_exist(queries: Queries, ann: str) -> None:
+    with pytest.raises(InvalidInputError, match="vector"):
+        queries.rows("SELECT vector FROM films", ann)
+    with pytest.raises(LanceNamespaceError):
+        queries.rows("SELECT * FROM vector_search('films', [0, 0], 2)", ann)
+
+
+def test_search_within_policies(queries: Queries) -> None:
+    queries.grant("bea", "read", table=("films",))
+    queries.restrict(("films",), "budget < 20", owner="null")
+    found = queries.rows("SELECT title, owner FROM vector_search('films', [3, 0], 2) ORDER BY _distance, title", "bea")
+    assert found == [{"title": "Casablanca", "owner": None}, {"title": "Eraserhead", "owner": None}]
+    with pytest.raises(PermissionDeniedError):
+        queries.rows("SELECT * FROM fts('films', 'dune')", "bea")
+
+
+def test_plan_of_a_restricted_query_is_not_shown(queries: Queries, ann: str) -> None:
+    for query in (
+        "EXPLAIN SELECT * FROM films",
+        "EXPLAIN ANALYZE SELECT * FROM films",
+        "EXPLAIN VERBOSE SELECT 1 FROM films",
+    ):
+        with pytest.raises(UnsupportedOperationError):
+            queries.rows(query, ann)
+    assert [row["column_name"] for row in queries.rows("DESCRIBE films", ann)] == ["id", "title", "owner", "budget"]
+
+
+def test_versions_and_branches_are_refused_within_policies(queries: Queries, ann: str) -> None:
+    films = queries.server.open("films")
+    films.tags.create("first", 1)
+    films.create_branch("draft")
+    for source in ("table_version('films', 1)", "table_tag('films', 'first')", "table_branch('films', 'draft')"):
+        with pytest.raises(PermissionDeniedError):
+            queries.rows(f"SELECT * FROM {source}", ann)
+
+
+def test_mask_that_fails_discloses_no_value(queries: Queries) -> None:
+    queries.grant("cy", "read", table=("films",))
+    queries.restrict(("films",), None, title="CAST(CAST(title AS int) AS string)")
+    with pytest.raises(LanceNamespaceError) as raised:
+        queries.rows("SELECT title FROM films", "cy")
+    assert "Alien" not in str(raised.value)
+
+
+def test_information_schema_lists_what_the_reader_sees(queries: Queries, ann: str) -> None:
+    tables = "SELECT table_schema, table_name FROM information_schema.tables ORDER BY 1, 2"
+    assert queries.rows(tables) == [
+        {"table_schema": "public", "table_name": "films"},
+        {"table_schema": "sales", "table_name": "ratings"},
+    ]
+    assert queries.rows(tables, ann) == [{"table_schema": "public", "table_name": "films"}]
+    assert queries.rows(tables, "nobody") == []
+    columns = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'films'"
+    assert [row["column_name"] for row in queries.rows(columns, ann)] == ["id", "title", "owner", "budget"]
+    assert len(queries.rows(columns)) == 5
+    queries.grant("dan", "use", table=("films",))
+    assert queries.rows(columns, "dan") == []
+    assert queries.rows("SELECT schema_name FROM information_schema.schemata", ann) == [{"schema_name": "public"}]

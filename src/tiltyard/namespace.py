@@ -33,7 +33,7 @@ from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import load_settings
 from tiltyard.context import Context
 from tiltyard.identity import in_process_principal
-from tiltyard.model.operations import ArrowAnswer, Handler, bound_operations
+from tiltyard.model.operations import ArrowAnswer, BytesAnswer, Handler, bound_operations
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.spec import ARROW_FILE, Operation, Shape, models, operations
 from tiltyard.worker import Worker
@@ -194,6 +194,8 @@ def _without_nulls(value: Any) -> Any:
 
 def _to_upstream(operation: Operation, result: Any) -> Any:
     """Convert our response to upstream's model; plans are text, as in its other namespaces."""
+    if isinstance(result, BytesAnswer):
+        return None if result.size is None else result.read(0, result.size)
     if isinstance(result, ArrowAnswer):
         return ArrowFile(b"".join(encode(result, ARROW_FILE)))
     if operation.response_shape is Shape.STRING:

@@ -77,11 +77,11 @@ class Admin:
 def send(http: httpx.Client, operation: Operation, fields: dict[str, Any], body: bytes | None = None) -> httpx.Response:
     """Call an operation as the specification describes its route; fields that are not in the path go into the body."""
     path, remaining = operation.path, dict(fields)
-    for name in ("id", "index_name"):
+    for name in ("id", "index_name", "column", "row_id"):
         if f"{{{name}}}" in path:
             value = remaining.pop(name)
             text = "$".join(value) if isinstance(value, list) else value
-            path = path.replace(f"{{{name}}}", quote(text or "$", safe=""))
+            path = path.replace(f"{{{name}}}", quote(str(text or "$") if name == "id" else str(text), safe=""))
     body_options: dict[str, Any] = {"json": remaining}
     if body is not None:
         body_options = {"params": remaining, "content": body}

@@ -9,6 +9,7 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import lance
 import pyarrow as pa
 
 from tests.conformance.cases import ROWS, World
@@ -231,6 +232,21 @@ def multipart(w: World, db: Any) -> None:
     assert w.count([table.name]) == 900_003
 
 
+_BLOBS = pa.schema([pa.field("id", pa.int64()), lance.blob_field("image")])
+
+
+def fetch_blobs(w: World, db: Any) -> None:
+    table = db.create_table(w.name("t"), pa.table([pa.array([1]), lance.blob_array([b"bytes"])], schema=_BLOBS))
+    assert table.blob_columns() == ["image"]
+    assert table.fetch_blobs("image", [0]).to_pylist() == [b"bytes"]
+
+
+def blob_files(w: World, db: Any) -> None:
+    table = db.create_table(w.name("t"), pa.table([pa.array([1]), lance.blob_array([b"bytes"])], schema=_BLOBS))
+    (file,) = table.fetch_blob_files("image", [0])
+    assert (file.read(2), file.read_range(3, 2)) == (b"by", b"es")
+
+
 BOTH: Mapping[str, Call] = {
     "CreateNamespace": create_namespace,
     "ListNamespaces": list_namespaces,
@@ -273,6 +289,8 @@ BOTH: Mapping[str, Call] = {
 
 REMOTE: Mapping[str, Call] = {
     **BOTH,
+    "FetchTableBlobs": fetch_blobs,
+    "ReadTableBlob": blob_files,
     "UpdateFieldMetadata": update_field_metadata,
     "CloneTable": clone,
     "PrewarmTableIndex": prewarm,

@@ -91,11 +91,9 @@ def test_no_table_has_an_lsm_write_spec(raw: Any, remote: Any, table: Any) -> No
     assert (missing.status_code, missing.json()["code"]) == (404, 4)
 
 
-def test_blobs_are_not_announced(raw: Any, table: Any) -> None:
+def test_blobs_are_announced(raw: Any, table: Any) -> None:
     response = raw.post(f"/v1/table/{table.name}/describe/")
-    assert response.headers["phalanx-version"] == VERSION_HEADER[1].decode() == "0.4.0"
-    with pytest.raises(NotImplementedError):
-        table.fetch_blobs("id", [0])
+    assert response.headers["phalanx-version"] == VERSION_HEADER[1].decode() == "0.5.0"
 
 
 def merge(table: Any, milliseconds: int) -> Any:

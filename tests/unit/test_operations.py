@@ -104,7 +104,7 @@ def test_facts_of_operations_are_those_that_clients_depend_on() -> None:
     handlers = {name: handler for name, (_, handler) in bound_operations().items() if handler is not None}
     queries = {name for name, handler in handlers.items() if handler.query}
     plans = {"ExplainTableQueryPlan", "AnalyzeTableQueryPlan"}
-    assert queries == {"QueryTable", "CountTableRows", "QueryJobEvents", *plans}
+    assert queries == {"QueryTable", "CountTableRows", "FetchTableBlobs", "ReadTableBlob", "QueryJobEvents", *plans}
     assert {name for name, handler in handlers.items() if not handler.audited} == {"BeatJob", "KeepJobPart"}
     assert {name for name, handler in handlers.items() if not handler.keyed} == {
         "AlterSecret",

@@ -14,7 +14,7 @@ from lance_namespace.errors import UnsupportedOperationError
 
 from tiltyard.api.authentication import RequestAuthentication
 from tiltyard.api.binding import Headers, QueryString, Segments, context_entries, parse_query
-from tiltyard.api.bodies.arrow_responses import Download
+from tiltyard.api.bodies.byte_ranges import requested_range
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY
 from tiltyard.api.bodies.uploads import read_body
 from tiltyard.api.browser_security import check_single
@@ -23,7 +23,7 @@ from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.exchange import Exchange, Receive, Send
 from tiltyard.api.execution import mounted
 from tiltyard.api.execution.choice import Executions
-from tiltyard.api.execution.query import Stream
+from tiltyard.api.execution.query import DOWNLOADS, Stream
 from tiltyard.api.execution.threaded import ThreadPools
 from tiltyard.api.idempotency.requests import REPLAYED, IdempotentRequests, Replay
 from tiltyard.api.lancedb import dialect
@@ -142,6 +142,7 @@ class Api:
             route.operation, handler, scope, headers, principal, exchange.is_lancedb
         )
         exchange.accept = headers.get(b"accept", b"")
+        exchange.byte_range = requested_range(headers)
         return ctx
 
     def _bind(
@@ -175,11 +176,11 @@ class Api:
     async def _render(self, route: Route, response: Any, exchange: Exchange) -> None:
         """Send a response in the shape of its operation. Raises ServiceUnavailableError if the audit fails."""
         status, idempotent = route.operation.status, exchange.idempotent
-        if isinstance(response, Download):
-            await exchange.send(status, response.first, response.media)
+        if isinstance(response, DOWNLOADS):
+            await exchange.send(response.status, response.first, response.media, response.headers)
             return
         if isinstance(response, Stream):
-            await response.send(exchange, status)
+            await response.send(exchange)
             return
         if idempotent is not None and isinstance(response, Replay):
             exchange.log.is_replay = True

@@ -39,6 +39,7 @@ class Binder:
         self._decoder = msgspec.json.Decoder(self.model)
         hints = get_type_hints(self.model, include_extras=True)
         self._readers = {name: _reader(name, kind) for name, kind in hints.items()}
+        self._numbers = {name for name, kind in hints.items() if _is_number(kind)}
         self._required = {info.name for info in msgspec.structs.fields(self.model) if info.required}
 
     def bind(
@@ -57,7 +58,8 @@ class Binder:
         delimiter = _delimiter(query)
         for name, raw in segments.items():
             if name != "id":
-                setattr(request, name, decode_segment(raw))
+                text = decode_segment(raw)
+                setattr(request, name, self._readers[name](text) if name in self._numbers else text)
                 continue
             path = parse_id(decode_segment(raw), delimiter)
             if request.id and tuple(request.id) != path:
@@ -134,6 +136,11 @@ def decode_json(body: bytes, kind: Any, source: str = "The body") -> Any:
 
 def _delimiter(query: QueryString) -> str:
     return next((value for name, value in query if name == "delimiter"), DEFAULT_DELIMITER)
+
+
+def _is_number(kind: Any) -> bool:
+    """Return whether a field is an integer, within bounds or optional."""
+    return kind is int or any(_is_number(member) for member in get_args(kind))
 
 
 def _reader(name: str, kind: Any) -> Callable[[str], Any]:

@@ -32,6 +32,8 @@ WATCH_CLIENT = "tiltyard.watch_client"
 SEND_WHOLE_BYTES = 64 << 10
 """Bytes of a body up to which it is worth a copy to send it together with its head."""
 
+NO_CONTENT = 204
+
 Header = tuple[bytes, bytes]
 
 _VERSION_LINE = b"%s: %s\r\n" % VERSION_HEADER
@@ -42,6 +44,7 @@ class Exchange:
 
     - `is_lancedb`: its client speaks lancedb's remote protocol.
     - `body`: bytes of JSON, or an upload of Arrow, once they are there.
+    - `byte_range`: the header `Range`, unless it is to be ignored.
     - `feed`: the task that feeds a streamed upload while it comes in.
     - `deadline`: set where the client gave its request a time.
     - `idempotent`: runs the request once, where it has a key.
@@ -53,6 +56,7 @@ class Exchange:
         "_send_whole",
         "accept",
         "body",
+        "byte_range",
         "deadline",
         "extensions",
         "feed",
@@ -78,6 +82,7 @@ class Exchange:
         self.request_id = log.request_id
         self.is_lancedb = is_lancedb
         self.accept = b""
+        self.byte_range: bytes | None = None
         self.body: bytes | MemoryBody | StreamedBody | None = None
         self.feed: asyncio.Task[None] | None = None
         self.deadline: Deadline | None = None
@@ -112,13 +117,15 @@ class Exchange:
             if self._send_whole(status, lines, body):
                 self.log.complete = True
                 return
-        await self._send_head(status, media, (*headers, (b"content-length", b"%d" % len(body))))
+        if status != NO_CONTENT and all(name != b"content-length" for name, _ in headers):
+            headers = (*headers, (b"content-length", b"%d" % len(body)))
+        await self._send_head(status, media, headers)
         await self.send_chunk(body, last=True)
 
-    async def start(self, status: int, media: str) -> None:
+    async def start(self, status: int, media: str, headers: tuple[Header, ...] = ()) -> None:
         """Send the head of a response that comes in chunks. Raises as `send` does."""
         await self.begin(status)
-        await self._send_head(status, media, ())
+        await self._send_head(status, media, headers)
 
     async def send_chunk(self, body: bytes, last: bool = False) -> None:
         """Send a chunk of the body."""

@@ -106,6 +106,20 @@ class ArrowAnswer:
     media: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BytesAnswer:
+    """The bytes of one value, of which the server sends the range that the client asks for.
+
+    - `size` is their number, None for a null.
+    - `read(offset, length)` returns some of them; it raises what the operation raises.
+    - `version` is the version of the table that has them.
+    """
+
+    size: int | None
+    read: Callable[[int, int], bytes]
+    version: int
+
+
 def map_successes(
     outcomes: Sequence[T | Exception], work: Callable[[list[T]], Sequence[U | Exception]]
 ) -> list[U | Exception]:

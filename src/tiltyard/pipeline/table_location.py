@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 
+from tiltyard.model.blob_columns import has_blobs
 from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 EXPIRES_OPTION = "expires_at_millis"
 """The storage option that holds the expiry of the credentials."""
-
-_BLOB_ENCODING = b"lance-encoding:blob"
-"""The key of a field's metadata that marks blobs, whose values are stored apart."""
 
 _HEADER_PREFIX = "header."
 """The prefix of client properties that are HTTP headers."""
@@ -108,16 +106,8 @@ def check_no_blobs(schema: pa.Schema, columns: Collection[str] | None = None) ->
     A scan returns the positions of blobs, not their bytes.
     """
     for field in schema:
-        if (columns is None or field.name in columns) and _holds_blobs(field):
+        if (columns is None or field.name in columns) and has_blobs([field]):
             raise RefusedError(f"Column '{field.name}' holds blobs, which jobs do not read: name the others alone.")
-
-
-def _holds_blobs(field: pa.Field) -> bool:
-    if (field.metadata or {}).get(_BLOB_ENCODING) == b"true" or getattr(field.type, "extension_name", "").startswith(
-        "lance.blob"
-    ):
-        return True
-    return any(_holds_blobs(field.type.field(at)) for at in range(field.type.num_fields))
 
 
 def scan_fragments(dataset: lance.LanceDataset, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors, may_have_committed
+from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import column_ids
 
 if TYPE_CHECKING:
@@ -84,9 +86,24 @@ def _sync(storage: Storage, base: str, fragments: Iterable[FragmentMetadata], ne
         return
     try:
         storage.sync([*files, f"{base}/data", *new_folders])
+        if blobs := [folder for folder in _blob_folders(files) if is_local(folder) and Path(folder).is_dir()]:
+            storage.sync_written(blobs)
     except BaseException:
-        storage.delete_files(files)
+        _delete(storage, files)
         raise
+
+
+def _blob_folders(files: Iterable[str]) -> list[str]:
+    """Return where Lance puts the blobs of data files that are too large for these: a folder beside each."""
+    return [file.removesuffix(".lance") for file in files]
+
+
+def _delete(storage: Storage, files: Sequence[str]) -> None:
+    """Delete data files, with their blobs."""
+    storage.delete_files(files)
+    for folder in _blob_folders(files):
+        with lance_errors(folder):
+            storage.files(folder).delete_folder(folder)
 
 
 def commit_first_version(
@@ -152,8 +169,7 @@ def count_rows(fragments: Iterable[FragmentMetadata]) -> int:
 
 def discard(storage: Storage, base: str, fragments: Iterable[FragmentMetadata]) -> None:
     """Delete the files of fragments that are in no version; `base` is the table's location, or its branch's folder."""
-    paths = [f"{base}/data/{file.path}" for fragment in fragments for file in fragment.files]
-    storage.delete_files(paths)
+    _delete(storage, [f"{base}/data/{file.path}" for fragment in fragments for file in fragment.files])
 
 
 def discard_after_error(

@@ -206,6 +206,11 @@ def test_blob_that_is_a_file_elsewhere_is_not_followed(namespace: tiltyard.Names
     options = {"data_storage_version": "2.2", "allow_external_blob_outside_bases": True}
     lance.write_dataset(rows, location, mode="overwrite", **options)
     assert lance.dataset(location).take_blobs("b", indices=[0])[0].read() == secret.read_bytes()
+    first = 1 << 32  # the overwritten fragment was 0
+    for operation, fields in (("FetchTableBlobs", {"row_ids": [first]}), ("ReadTableBlob", {"row_id": first})):
+        with pytest.raises(PermissionDeniedError, match="a file outside the table"):
+            namespace.call(operation, {"id": ["t"], "column": "b", **fields})
+    assert namespace.call("ReadTableBlob", {"id": ["t"], "column": "b", "row_id": first + 1}) == b"own"
     response = namespace.query_table({"id": ["t"], "vector": {"single_vector": []}, "k": 9})
     namespace.update_table({"id": ["t"], "predicate": "n = 1", "updates": [["n", "7"]]})
     namespace.merge_insert_into_table(

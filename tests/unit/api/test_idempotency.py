@@ -38,6 +38,7 @@ READS = {
     "DescribeTableVersion",
     "DescribeTransaction",
     "ExplainTableQueryPlan",
+    "FetchTableBlobs",
     "GetTableLsmWriteSpec",
     "GetTableStats",
     "GetTableTagVersion",
@@ -53,6 +54,7 @@ READS = {
     "PrewarmTablePageCache",
     "QueryJobEvents",
     "QueryTable",
+    "ReadTableBlob",
     "TableExists",
     "WhoAmI",
 }

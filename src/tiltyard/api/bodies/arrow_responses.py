@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.operations import ArrowAnswer
+from tiltyard.api.bodies.byte_ranges import ByteDownload
+from tiltyard.model.operations import ArrowAnswer, BytesAnswer
 from tiltyard.model.spec import ARROW_FILE, ARROW_STREAM
 
 CHUNK = 512 << 10
@@ -34,6 +35,9 @@ class Download:
 
     `first` are the first bytes; `complete` says whether they are all.
     """
+
+    status = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, response: ArrowAnswer, media: str, limit: int = 0) -> None:
         """`limit` is how many bytes it may have, 0 for any number. Raises ResponseTooLargeError, as `next_chunk`."""
@@ -74,8 +78,13 @@ class Download:
         return chunk
 
 
-def encode_response(response: Any, media: str, limit: int) -> Any:
-    """Return an operation's response; Arrow as a Download. Raises ResponseTooLargeError."""
+def encode_response(response: Any, media: str, limit: int, byte_range: bytes | None = None) -> Any:
+    """Return an operation's response; Arrow as a Download, bytes as the ByteDownload of the header `Range`.
+
+    Raises ResponseTooLargeError, HttpError 416.
+    """
+    if isinstance(response, BytesAnswer):
+        return ByteDownload(response, byte_range)
     return Download(response, response.media or media, limit) if isinstance(response, ArrowAnswer) else response
 
 

@@ -15,6 +15,7 @@ from lance_namespace.errors import ServiceUnavailableError
 from msgspec import structs
 
 from tiltyard.api.bodies.arrow_responses import Download, ResponseTooLargeError, encode_response, media_type
+from tiltyard.api.bodies.byte_ranges import ByteDownload
 from tiltyard.api.deadlines import Deadline, DeadlineExceededError, earliest
 from tiltyard.api.exchange import wait_for_disconnect
 from tiltyard.runtime.failpoints import Point, reach
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from tiltyard.model.operations import Handler
 
 log = logging.getLogger("tiltyard.api")
+
+DOWNLOADS = (Download, ByteDownload)
+"""Responses that are sent in chunks."""
 
 
 class Query:
@@ -64,10 +68,10 @@ class Query:
             query.check()  # it may have waited long for its thread
             response = function(ctx, request)
             reach(Point.BEFORE_ANSWER)
-            return encode_response(response, media, limit)
+            return encode_response(response, media, limit, exchange.byte_range)
 
         response = await query.run(work)
-        return Stream(response, query) if isinstance(response, Download) and not response.complete else response
+        return Stream(response, query) if isinstance(response, DOWNLOADS) and not response.complete else response
 
 
 class RunningQuery:
@@ -141,7 +145,7 @@ class RunningQuery:
             self._slot.hold_until(self._running)
         return deadline.exceeded()
 
-    def close(self, download: Download) -> None:
+    def close(self, download: Download | ByteDownload) -> None:
         """Close a response, as soon as no thread works on it."""
         if self._running is not None and not self._running.done():
             self._running.add_done_callback(lambda running: _close_after(running, download))
@@ -150,18 +154,18 @@ class RunningQuery:
 
 
 class Stream:
-    """An Arrow response of several chunks: the next one is encoded while the last one is sent."""
+    """A response of several chunks: the next one is encoded while the last one is sent."""
 
-    def __init__(self, download: Download, query: RunningQuery) -> None:
+    def __init__(self, download: Download | ByteDownload, query: RunningQuery) -> None:
         self._download = download
         self._query = query
 
-    async def send(self, exchange: Exchange, status: int) -> None:
+    async def send(self, exchange: Exchange) -> None:
         """Send the response. One that fails behind its head is cut: all that is left is to close the connection."""
         disconnected = asyncio.get_running_loop().create_task(wait_for_disconnect(exchange.receive, None))
         download, query = self._download, self._query
         try:
-            await exchange.start(status, download.media)
+            await exchange.start(download.status, download.media, download.headers)
             chunk: bytes | None = download.first
             while chunk is not None and not disconnected.done():
                 encoding = query.start(download.next_chunk)
@@ -178,16 +182,16 @@ class Stream:
 
 def _discard(running: asyncio.Future[Any]) -> None:
     """Drop the result of work whose client was answered already, and retrieve its error, so that asyncio logs none."""
-    if not running.cancelled() and running.exception() is None and isinstance(running.result(), Download):
+    if not running.cancelled() and running.exception() is None and isinstance(running.result(), DOWNLOADS):
         _close(running.result())
 
 
-def _close_after(running: asyncio.Future[Any], download: Download) -> None:
+def _close_after(running: asyncio.Future[Any], download: Download | ByteDownload) -> None:
     if not running.cancelled():
         running.exception()  # retrieved, so that asyncio does not log it as lost
     _close(download)
 
 
-def _close(download: Download) -> None:
+def _close(download: Download | ByteDownload) -> None:
     """Close in a thread of another pool: those for queries may all be at work."""
     asyncio.get_running_loop().run_in_executor(None, download.close)

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.model.blob_columns import cast_to_blobs, is_castable_to_blobs
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -56,6 +58,8 @@ def cast_array(array: pa.Array, target: pa.DataType) -> pa.Array:
         return array
     if missing := next(unknown_fields(array.type, target), None):
         raise pa.ArrowNotImplementedError(f"The type {target} has no field '{missing}'.")
+    if any(is_castable_to_blobs(source, kind) for source in descendants(array.type) for kind in descendants(target)):
+        return _cast_with_blobs(array, target)
     if any(map(_is_list_view, descendants(array.type))):
         raise pa.ArrowNotImplementedError(f"List views are not cast to {target}: make lists of them.")
     try:
@@ -64,6 +68,21 @@ def cast_array(array: pa.Array, target: pa.DataType) -> pa.Array:
         raise pa.ArrowInvalid(str(error)) from error
     check_lossless(array, cast)
     return cast
+
+
+def _cast_with_blobs(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Cast bytes to blobs, and structs that may have such fields; pyarrow has no cast to an extension type."""
+    if is_castable_to_blobs(array.type, target):
+        return cast_to_blobs(array, target)
+    if not (pa.types.is_struct(array.type) and pa.types.is_struct(target)):
+        return array.cast(target)
+    fields = [
+        cast_array(pc.struct_field(array, [at]), field.type)
+        if (at := array.type.get_field_index(field.name)) >= 0
+        else pa.nulls(len(array), field.type)
+        for field in target
+    ]
+    return pa.StructArray.from_arrays(fields, fields=list(target), mask=array.is_null())
 
 
 def unknown_fields(source: pa.DataType, target: pa.DataType) -> Iterator[str]:

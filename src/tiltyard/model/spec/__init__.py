@@ -21,6 +21,7 @@ Json = dict[str, Any]
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 ARROW_FILE = "application/vnd.apache.arrow.file"
 JSON = "application/json"
+OCTET_STREAM = "application/octet-stream"
 
 
 class Shape(StrEnum):
@@ -32,6 +33,8 @@ class Shape(StrEnum):
     INTEGER = "integer"
     STRING = "string"
     MAP = "map"
+    BYTES = "bytes"
+    """Bytes of one value, of which a client may ask for ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,11 @@ def _operation(name: str, facts: Json) -> Operation:
     response_shape, response = _shape(facts["responses"][str(status)])
     if request is None and f"{name}Request" in schemas():
         request = f"{name}Request"
-    if response is None and response_shape is not Shape.ARROW and "properties" in schemas().get(f"{name}Response", {}):
+    if (
+        response is None
+        and response_shape not in (Shape.ARROW, Shape.BYTES)
+        and "properties" in schemas().get(f"{name}Response", {})
+    ):
         response = f"{name}Response"
     return Operation(
         name=name,
@@ -141,6 +148,8 @@ def _shape(content: Json) -> tuple[Shape, str | None]:
     if not content:
         return Shape.EMPTY, None
     mime, body = next(iter(content.items()))
+    if mime == OCTET_STREAM:
+        return Shape.BYTES, None
     if mime != JSON:
         return Shape.ARROW, None
     schema = body["schema"]

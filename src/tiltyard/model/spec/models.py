@@ -1097,6 +1097,16 @@ class ExplainTableQueryPlanResponse(Model, kw_only=True):
     plan: str
 
 
+class FetchTableBlobsRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    column: str
+    row_ids: list[Count64]
+    version: Count64 | None = None
+    branch: str | None = None
+
+
 class FinishJobRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     error: str | None = None
@@ -1888,6 +1898,16 @@ class QueryTableRequest(Model, kw_only=True):
 class QueryTableResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     data: bytes | None = None
+
+
+class ReadTableBlobRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    column: str | None = None
+    row_id: Count64 | None = None
+    version: Count64 | None = None
+    branch: str | None = None
 
 
 class RefreshMaterializedViewRequest(Model, kw_only=True):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from lance_namespace.errors import TableSchemaValidationError
 
+from tiltyard.model.blob_columns import is_castable_to_blobs
 from tiltyard.model.schemas.nested_types import cast_array, is_same_schema, is_same_type, unknown_fields
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ def _check_names(source: pa.Schema, table: pa.Schema) -> None:
 
 def _is_extension(column: pa.Field, field: pa.Field) -> bool:
     """Return whether a column is left to Lance, which encodes JSON texts and blobs in its own form while it writes."""
+    if is_castable_to_blobs(column.type, field.type):
+        return False
     return (
         isinstance(column.type, pa.BaseExtensionType)
         or isinstance(field.type, pa.BaseExtensionType)
@@ -109,7 +112,7 @@ def _is_extension(column: pa.Field, field: pa.Field) -> bool:
 
 def _is_castable(source_type: pa.DataType, table_type: pa.DataType) -> bool:
     """Return whether values of one type may be cast to another; the cast then checks each value."""
-    if source_type.equals(table_type) or kinds.is_null(source_type):
+    if source_type.equals(table_type) or kinds.is_null(source_type) or is_castable_to_blobs(source_type, table_type):
         return True
     if kinds.is_dictionary(source_type):
         return _is_castable(source_type.value_type, table_type)

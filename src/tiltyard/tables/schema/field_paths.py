@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError
 
 from tiltyard.storage.errors import column_not_found
 
@@ -12,6 +15,16 @@ if TYPE_CHECKING:
 
 RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_distance", "_score", "_relevance_score", "query_index"})
 """Names of columns that queries add to their results."""
+
+_NAME = r"`(?:[^`]|``)+`|[^.`]+"
+_PATH = re.compile(rf"(?:{_NAME})(?:\.(?:{_NAME}))*")
+
+
+def path_names(path: str) -> tuple[str, ...]:
+    """Split a path into the names of its fields. Raises InvalidInputError for what is no path."""
+    if not _PATH.fullmatch(path):
+        raise InvalidInputError(f"'{path}' is no path of a field: names with dots stand between backticks.")
+    return tuple((name[1:-1].replace("``", "`") if name.startswith("`") else name) for name in re.findall(_NAME, path))
 
 
 def find_field(dataset: lance.LanceDataset, path: str) -> Any:  # pylance's stubs of LanceField lack half of it

@@ -1,0 +1,60 @@
+"""Columns of blobs: values that Lance stores apart from their rows, by an extension type or, before, by metadata."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+BLOB_TYPE = "lance.blob.v2"
+_EXTENSION = b"ARROW:extension:name"
+_ENCODING = b"lance-encoding:blob"
+"""The metadata of a field of large binary by which older tables have blobs."""
+
+
+def is_blob_v2(field: pa.Field) -> bool:
+    """Return whether a field has Lance's extension type of blobs, or its name in its metadata."""
+    return (
+        getattr(field.type, "extension_name", None) == BLOB_TYPE
+        or (field.metadata or {}).get(_EXTENSION) == BLOB_TYPE.encode()
+    )
+
+
+def is_blob(field: pa.Field) -> bool:
+    """Return whether a field holds blobs, of either kind."""
+    return is_blob_v2(field) or (field.metadata or {}).get(_ENCODING) == b"true"
+
+
+def has_blobs(fields: Iterable[pa.Field]) -> bool:
+    """Return whether a field, or one inside it, holds blobs."""
+    return any(is_blob(field) or has_blobs(_children(field.type)) for field in fields)
+
+
+def is_castable_to_blobs(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether values of a type are bytes, and the target Lance's type of blobs."""
+    is_bytes = any(
+        check(source)
+        for check in (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+            pa.types.is_null,
+        )
+    )
+    return is_bytes and getattr(target, "extension_name", None) == BLOB_TYPE
+
+
+def cast_to_blobs(values: pa.Array, target: pa.ExtensionType) -> pa.Array:
+    """Return bytes as blobs of Lance's type: stored with the table, not at a URI."""
+    data, *others = target.storage_type
+    columns = [values.cast(data.type), *(pa.nulls(len(values), field.type) for field in others)]
+    storage = pa.StructArray.from_arrays(columns, fields=[data, *others], mask=values.is_null())
+    return pa.ExtensionArray.from_storage(target, storage)
+
+
+def _children(kind: pa.DataType) -> list[pa.Field]:
+    return [kind.field(at) for at in range(kind.num_fields)]

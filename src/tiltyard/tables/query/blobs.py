@@ -1,0 +1,216 @@
+"""Read blobs: values that Lance stores apart from their rows, whole or in ranges of bytes.
+
+A scan returns where a blob is stored. Its bytes are read by row id, from a handle that is kept with the version, so
+that the ranges of one blob cost one look-up. A blob whose descriptor names a file elsewhere is refused: whoever can
+write the table's files could name any file that the server can read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError
+
+from tiltyard.access.needs import on_table
+from tiltyard.model.blob_columns import is_blob
+from tiltyard.model.branches import Branch
+from tiltyard.model.operations import ArrowAnswer, BytesAnswer, operation
+from tiltyard.model.privileges import Privilege
+from tiltyard.model.spec import models
+from tiltyard.model.vector_columns import quote_path
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.query.plan import ROW_ID
+from tiltyard.tables.query.policy_enforcement import open_with_policies, redact_errors
+from tiltyard.tables.query.scanners import make_scanner
+from tiltyard.tables.schema.field_paths import arrow_field, path_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import lance
+    from lance import BlobFile
+
+    from tiltyard.context import Context
+    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.tables.query.policy_enforcement import PolicyScope
+
+MAX_BLOBS = 10_000
+"""Blobs of one request: their row ids are a list in a filter."""
+MAX_BLOB_BYTES = 64 << 20
+"""Bytes of a blob that is returned whole, and so held in memory: larger ones are read in ranges."""
+BATCH_BYTES = 8 << 20
+"""Bytes of blobs that are read at once; a larger blob is read alone."""
+MAX_OPEN_BLOBS = 256
+"""Handles kept with a version: each is a few hundred bytes, and no open file."""
+_EXTERNAL = 3
+"""The kind of a blob that is a file elsewhere, in Lance's descriptors."""
+
+
+@operation(needs=on_table(Privilege.READ, enforces_policies=True), changes=False, query=True)
+def fetch_table_blobs(ctx: Context, request: models.FetchTableBlobsRequest) -> ArrowAnswer:
+    """Return the blobs of a column in some rows, one row for each id, in the order of the ids; null for a null.
+
+    Raises what opening the table raises, TableColumnNotFoundError, InvalidInputError (no column of blobs, no such row,
+    too many blobs or bytes), PermissionDeniedError (a masked column, a file elsewhere).
+    """
+    row_ids = request.row_ids
+    if len(row_ids) > MAX_BLOBS:
+        raise InvalidInputError(f"One request fetches {MAX_BLOBS} blobs at most, not {len(row_ids)}.")
+    column = _open_column(ctx, request)
+    schema = pa.schema([pa.field(request.column, pa.large_binary())])
+    if not row_ids:
+        return ArrowAnswer(schema, [])
+    sizes = column.sizes(row_ids)
+    for row_id in row_ids:
+        if (sizes[row_id] or 0) > MAX_BLOB_BYTES:
+            raise InvalidInputError(
+                f"The blob of row {row_id} has {sizes[row_id]} bytes, and one that is fetched whole {MAX_BLOB_BYTES} at"
+                " most: read it in ranges (fetch_blob_files)."
+            )
+    return ArrowAnswer(schema, _batches(ctx, column, schema, row_ids, sizes))
+
+
+def _batches(
+    ctx: Context, column: _BlobColumn, schema: pa.Schema, row_ids: Sequence[int], sizes: dict[int, int | None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the blobs in batches of bounded size."""
+    group: list[int] = []
+    size = 0
+    for row_id in row_ids:
+        if group and size + (sizes[row_id] or 0) > BATCH_BYTES:
+            ctx.check_deadline()
+            yield column.read(group, schema)
+            group, size = [], 0
+        group.append(row_id)
+        size += sizes[row_id] or 0
+    ctx.check_deadline()
+    yield column.read(group, schema)
+
+
+@operation(needs=on_table(Privilege.READ, enforces_policies=True), changes=False, query=True)
+def read_table_blob(ctx: Context, request: models.ReadTableBlobRequest) -> BytesAnswer:
+    """Return one blob, to be read in ranges. Raises as `fetch_table_blobs` does."""
+    column = _open_column(ctx, request)
+    if request.row_id is None:
+        raise InvalidInputError("Name a row by its id.")
+    size = column.sizes([request.row_id])[request.row_id]
+    version = int(column.dataset.version)
+    if size is None:
+        return BytesAnswer(None, lambda offset, length: b"", version)
+    blob = column.open(request.row_id)
+
+    def read(offset: int, length: int) -> bytes:
+        ctx.check_deadline()
+        with lance_errors(column.dataset):
+            return blob.read_range(offset, length)
+
+    return BytesAnswer(size, read, version)
+
+
+def _open_column(ctx: Context, request: models.FetchTableBlobsRequest | models.ReadTableBlobRequest) -> _BlobColumn:
+    """Open the column of a request, if policies let the principal read it."""
+    if not request.column:
+        raise InvalidInputError("Name a column of blobs.")
+    table, scope = open_with_policies(ctx, request.id, Branch.parse(request.branch), request.version)
+    names = path_names(request.column)
+    if scope is not None:
+        scope.check_visible(names[0], "request")
+    with lance_errors(table.dataset):
+        if not is_blob(arrow_field(table.dataset, request.column)):
+            raise InvalidInputError(f"The column '{request.column}' holds no blobs: query it for its values.")
+    return _BlobColumn(table.snapshot, quote_path(names), scope)
+
+
+class _OpenBlobs:
+    """The handles and sizes of blobs of one version, by column and row id; the least recently used is dropped first."""
+
+    def __init__(self) -> None:
+        self._blobs: OrderedDict[tuple[str, int], BlobFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, int]) -> BlobFile | None:
+        with self._lock:
+            if (blob := self._blobs.get(key)) is not None:
+                self._blobs.move_to_end(key)
+            return blob
+
+    def add(self, key: tuple[str, int], blob: BlobFile) -> None:
+        with self._lock:
+            self._blobs[key] = blob
+            if len(self._blobs) > MAX_OPEN_BLOBS:
+                self._blobs.popitem(last=False)
+
+
+def _no_open_blobs(dataset: lance.LanceDataset) -> _OpenBlobs:
+    return _OpenBlobs()
+
+
+@dataclass(frozen=True, slots=True)
+class _BlobColumn:
+    """A column of blobs of one version, with what policies allow of its rows; `path` is quoted."""
+
+    snapshot: Snapshot
+    path: str
+    scope: PolicyScope | None
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        return self.snapshot.dataset
+
+    @property
+    def _row_filter(self) -> str | None:
+        return None if self.scope is None else self.scope.policy.filter
+
+    @property
+    def _open_blobs(self) -> _OpenBlobs:
+        return self.snapshot.fact(_no_open_blobs)
+
+    def sizes(self, row_ids: Sequence[int]) -> dict[int, int | None]:
+        """Return the sizes of blobs in bytes by row id, None for nulls.
+
+        Raises InvalidInputError for a row that is missing or hidden, PermissionDeniedError for a file elsewhere.
+        """
+        opened = {row_id: self._open_blobs.get((self.path, row_id)) for row_id in set(row_ids)}
+        if self._row_filter is None and None not in opened.values():
+            return {row_id: blob.size() for row_id, blob in opened.items() if blob is not None}
+        descriptors = self._descriptors(list(opened))
+        if (missing := next((row_id for row_id in row_ids if row_id not in descriptors), None)) is not None:
+            raise InvalidInputError(f"No row of this table has the id {missing}: query it again for its row ids.")
+        if any(descriptor and descriptor.get("kind") == _EXTERNAL for descriptor in descriptors.values()):
+            raise PermissionDeniedError(
+                "This blob is a file outside the table, which the server does not follow: read it where it is."
+            )
+        return {row_id: None if entry is None else int(entry["size"]) for row_id, entry in descriptors.items()}
+
+    def _descriptors(self, row_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
+        """Read Lance's descriptors of visible rows by row id; None for nulls."""
+        condition = f"{ROW_ID} IN ({', '.join(map(str, row_ids))})"
+        if self._row_filter is not None:
+            condition = f"({self._row_filter}) AND ({condition})"
+        options = {"columns": [self.path], "filter": condition, "with_row_id": True}
+        with redact_errors() if self.scope else nullcontext(), lance_errors(self.dataset):
+            rows = make_scanner(self.dataset, options).to_table()
+        column = next(array for name, array in zip(rows.column_names, rows.columns, strict=True) if name != ROW_ID)
+        return dict(zip(rows[ROW_ID].to_pylist(), column.to_pylist(), strict=True))
+
+    def open(self, row_id: int) -> BlobFile:
+        """Return the handle of a blob that `sizes` has found. Its ranges may be read by several threads."""
+        key = self.path, row_id
+        if (opened := self._open_blobs.get(key)) is not None:
+            return opened
+        with lance_errors(self.dataset):
+            (blob,) = self.dataset.take_blobs(self.path, ids=[row_id], buffer_size=0)
+        assert blob is not None
+        self._open_blobs.add(key, blob)
+        return blob
+
+    def read(self, row_ids: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
+        """Read whole blobs that `sizes` has found, in this order."""
+        with lance_errors(self.dataset):
+            blobs = [blob for _, blob in self.dataset.read_blobs(self.path, ids=list(row_ids), preserve_order=True)]
+        return pa.RecordBatch.from_arrays([pa.array(blobs, pa.large_binary())], schema=schema)

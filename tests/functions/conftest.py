@@ -1,4 +1,4 @@
-"""A server with a key for secrets, and stock lancedb clients of its callers."""
+"""A server that takes functions and has a key for secrets, and stock lancedb clients of its callers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from typing import Any
 
 import lancedb
 import pytest
+from lancedb.remote.errors import HttpError
 
 from tests.services.secured import Secured, secured_server
 
 Connect = Callable[[str], Any]
+
+
+def status_of(call: Callable[..., Any], *args: Any, **options: Any) -> int:
+    """The status of an error by which a call has to fail."""
+    with pytest.raises(HttpError) as caught:
+        call(*args, **options)
+    return int(caught.value.status_code)
 
 
 def new_key() -> str:
@@ -24,7 +32,7 @@ def new_key() -> str:
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     key_file: Path = tmp_path_factory.mktemp("keys") / "secrets.key"
     key_file.write_text(new_key() + "\n")
-    environ = {"TILTYARD_SECRET_KEYS": f'["file:{key_file}"]'}
+    environ = {"TILTYARD_SECRET_KEYS": f'["file:{key_file}"]', "TILTYARD_UDFS": "true"}
     with secured_server(tmp_path_factory.mktemp("root"), environ=environ) as server:
         yield server
 

@@ -6,19 +6,16 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import lancedb
 import pytest
 from lance_namespace.errors import InvalidTableStateError, NamespaceNotEmptyError, TableNotFoundError
-from lancedb.remote.errors import HttpError
 
 import tiltyard
 from tests.access.scenes import Admin
-from tests.functions.conftest import Connect, new_key
+from tests.functions.conftest import Connect, new_key, status_of
 from tests.services.secured import Secured, kept_lines
 from tests.services.server import ServerProcess
 from tiltyard.catalog.functions.secrets import MOST_VALUE_BYTES, read_secret_value
@@ -27,12 +24,6 @@ from tiltyard.context import Context
 from tiltyard.model.ids import Id
 
 VALUE = "sk-very-secret-0123456789"
-
-
-def status_of(call: Callable[..., Any], *args: Any, **options: Any) -> int:
-    with pytest.raises(HttpError) as caught:
-        call(*args, **options)
-    return int(caught.value.status_code)
 
 
 def test_secrets_are_created_altered_described_listed_and_dropped_by_the_stock_client(connect: Connect) -> None:

@@ -50,7 +50,7 @@ _SHOWN = ("table", "index_name", "column", "index_type")
 @cache
 def job_kinds() -> tuple[str, ...]:
     """Return the kinds of transactions that are listed as jobs."""
-    return tuple(sorted({*JOBS, *pipeline_jobs(), DROP_TABLE, DROP_KIND, DROP_MOUNTED_TABLE}))
+    return tuple(sorted({*JOBS, *pipeline_jobs(), *JOB_RESULTS, DROP_TABLE, DROP_KIND, DROP_MOUNTED_TABLE}))
 
 
 def job_state(record: TransactionRecord) -> str:

@@ -1,8 +1,9 @@
 """Declarations of computed columns, in the metadata of the column's field, where every Lance reader finds them.
 
-A column is computed by code (`tiltyard.udf.…`), which is unpickled in Spark's Python workers alone, or by an SQL
-expression (`tiltyard.computed.expression`). Its values are null until a backfill computes them, and stale once the
-declaration's `identity` is another than the one that they were computed by.
+A column is computed by code (`tiltyard.udf.…`), which is unpickled in Spark's Python workers alone, by a version of a
+registered function (`tiltyard.udf.function`), or by an SQL expression (`tiltyard.computed.expression`). Its
+values are null until a backfill computes them, and stale once the declaration's `identity` is another than the one that
+they were computed by.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
+
 PREFIX = "tiltyard.udf."
 EXPRESSION = "tiltyard.computed.expression"
+FUNCTION = "tiltyard.udf.function"
+"""The metadata of a column that a registered function computes: the fields of `FunctionDeclaration` as JSON."""
 VIEW = "tiltyard.view."
 """The prefix of the metadata of a materialized view's schema: `kind` (query, udtf, chunker), `query`, `udtf` (the
 specification's MaterializedViewUdtfEntry as JSON), `auto_refresh` (true, or absent)."""
@@ -71,11 +76,51 @@ class ExpressionDeclaration:
         return {EXPRESSION: self.expression}
 
 
-def read_declaration(metadata: Mapping[Any, Any] | None) -> UdfDeclaration | ExpressionDeclaration | None:
+class FunctionDeclaration(msgspec.Struct, frozen=True, kw_only=True):
+    """The declaration of a column that a version of a registered function computes.
+
+    `inputs` has the column of each of the function's parameters, in their order; `result` is the field of the output,
+    "$value" for a scalar; `initialization` is what an instance of a class is created with, in JSON. `function` is the
+    function's id at the time, for messages.
+    """
+
+    function: tuple[str, ...]
+    object_id: str
+    version: int
+    manifest_digest: str
+    inputs: tuple[tuple[str, str], ...]
+    result: str
+    initialization: str = "{}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the function reads."""
+        return tuple(column for _, column in self.inputs)
+
+    @property
+    def identity(self) -> str:
+        """The hash of what values are computed by; registered again under another name, a function is the same."""
+        parts = json.dumps([self.manifest_digest, self.inputs, self.result, self.initialization])
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def metadata(self) -> dict[str, str]:
+        """Return the metadata of the field."""
+        return {FUNCTION: msgspec.json.encode(self).decode()}
+
+
+Declaration = UdfDeclaration | ExpressionDeclaration | FunctionDeclaration
+
+
+def read_declaration(metadata: Mapping[Any, Any] | None) -> Declaration | None:
     """Read a column's declaration from its field's metadata (of pyarrow, or text); None for an ordinary column."""
     texts = {_text(name): _text(value) for name, value in (metadata or {}).items()}
     if EXPRESSION in texts:
         return ExpressionDeclaration(texts[EXPRESSION])
+    if FUNCTION in texts:
+        try:
+            return msgspec.json.decode(texts[FUNCTION], type=FunctionDeclaration)
+        except msgspec.DecodeError:
+            return None  # a client wrote it: no function computes the column
     values: dict[str, Any] = {
         spec.name: texts[PREFIX + spec.name] for spec in fields(UdfDeclaration) if PREFIX + spec.name in texts
     }

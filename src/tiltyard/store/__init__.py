@@ -9,7 +9,7 @@
 - `transactions` (long-running operations), `jobs` (those that drivers run), `job_events` (what happened to them),
   `idempotency` (requests with a key)
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
-- `secrets` of functions
+- `functions` of clients, and their `secrets`
 - `audit`
 
 They derive from `Repository` (repository.py), run on a `Database` (backend.py) that `sqlite/` and `postgres` implement,
@@ -23,6 +23,7 @@ from tiltyard.store.access.policies import PolicyRecord
 from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
 from tiltyard.store.access.signing_keys import SigningKey
 from tiltyard.store.audit import AuditFilter, AuditRecord
+from tiltyard.store.functions import FunctionRecord, FunctionUse, NewFunction
 from tiltyard.store.jobs import JobFilter
 from tiltyard.store.mounts import LocationTakenError, MountRecord
 from tiltyard.store.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
@@ -64,6 +65,8 @@ __all__ = [
     "Creator",
     "DroppedNamespace",
     "FinalManifest",
+    "FunctionRecord",
+    "FunctionUse",
     "GrantRecord",
     "JobFilter",
     "KeyRecord",
@@ -71,6 +74,7 @@ __all__ = [
     "LocationTakenError",
     "MountRecord",
     "NamespaceRecord",
+    "NewFunction",
     "NewRequest",
     "NewVersion",
     "Path",

@@ -42,7 +42,9 @@ DESCRIBE = f"SELECT {NamespaceRecord.COLUMNS} FROM namespaces WHERE id = {{names
 LIST = "SELECT name FROM namespaces WHERE parent_id = {namespace} AND name > ? ORDER BY name LIMIT ?"
 DELETE = "DELETE FROM namespaces WHERE id = ?"
 LOCK = "SELECT id FROM namespaces WHERE id = ? /*+ FOR UPDATE */"
-HAS_SECRETS = "SELECT 1 FROM named_secrets WHERE namespace_id = ? LIMIT 1"
+HAS_FUNCTIONS = """
+    SELECT 1 FROM named_secrets WHERE namespace_id = ? UNION ALL SELECT 1 FROM functions WHERE namespace_id = ? LIMIT 1
+"""
 
 TREE = """
     WITH RECURSIVE tree (id) AS (
@@ -169,9 +171,9 @@ class Namespaces(Repository):
             return DroppedNamespace(record.properties, tables)
         if self.connection.row(HAS_MOUNT, record.id):
             raise NamespaceNotEmptyError(f"This namespace is a mount: unmount it instead: {display_path(path)}")
-        self.connection.row(LOCK, record.id)  # no secret can be added from here on
-        if self.connection.row(HAS_SECRETS, record.id):
-            raise NamespaceNotEmptyError(f"Namespace is not empty, it has secrets: {display_path(path)}")
+        self.connection.row(LOCK, record.id)  # none of these can be added from here on
+        if self.connection.row(HAS_FUNCTIONS, record.id, record.id):
+            raise NamespaceNotEmptyError(f"Namespace is not empty, it has functions or secrets: {display_path(path)}")
         try:
             if not self.connection.change(DELETE, record.id):
                 raise namespace_not_found(path)

@@ -16,6 +16,7 @@ from tiltyard.store.access.roles import Roles
 from tiltyard.store.access.signing_keys import SigningKeys
 from tiltyard.store.access.visibility import Visibility
 from tiltyard.store.audit import AuditLog
+from tiltyard.store.functions import Functions
 from tiltyard.store.idempotency import KeyedRequests
 from tiltyard.store.job_events import JobEvents
 from tiltyard.store.jobs import Jobs
@@ -57,6 +58,7 @@ class UnitOfWork(
     FolderDeletions,
     Maintenance,
     # Functions of clients
+    Functions,
     Secrets,
     # Work in progress
     Transactions,

@@ -570,6 +570,21 @@ class CreateEmptyTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class CreateFunctionRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    artifact: dict[str, Any]
+    signature: dict[str, Any]
+    runtime: dict[str, Any]
+    secret_bindings: list[dict[str, Any]] | None = None
+
+
+class CreateFunctionResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    job_id: str
+
+
 class CreateMaterializedViewRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -848,6 +863,13 @@ class DeregisterTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class DescribeFunctionRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    version: str | None = None
+
+
 class DescribeJobRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -972,6 +994,19 @@ class DescribeTransactionResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     status: str
     properties: dict[str, str] | None = None
+
+
+class DropFunctionRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    version: str | None = None
+    only_version: bool | None = None
+
+
+class DropFunctionResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    dropped: bool
 
 
 class DropNamespaceRequest(Model, kw_only=True):
@@ -1145,6 +1180,25 @@ class FtsQuery(Model, kw_only=True):
     boost: BoostQuery | None = None
     multi_match: MultiMatchQuery | None = None
     boolean: BooleanQuery | None = None
+
+
+class FunctionEntry(Model, kw_only=True):
+    name: str
+    definition: FunctionVersion
+
+
+class FunctionVersion(Model, kw_only=True):
+    name: str
+    namespace_path: list[str]
+    object_id: str
+    location: str
+    version: str
+    image: dict[str, Any]
+    signature: dict[str, Any]
+    secret_bindings: list[dict[str, Any]] | None = None
+    created_at: str
+    metadata: dict[str, str]
+    disabled: bool
 
 
 class GarbageFile(Model, kw_only=True):
@@ -1402,6 +1456,21 @@ class ListDroppedTablesResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     page_token: str | None = None
     tables: list[DroppedTable]
+
+
+class ListFunctionsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    page_token: str | None = None
+    limit: Int64 | None = None
+    include_definition: bool | None = None
+
+
+class ListFunctionsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    functions: list[FunctionEntry]
+    page_token: str | None = None
 
 
 class ListGrantsRequest(Model, kw_only=True):

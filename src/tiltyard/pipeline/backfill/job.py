@@ -27,7 +27,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.model.computed_columns import ExpressionDeclaration, read_declaration
+from tiltyard.model.computed_columns import ExpressionDeclaration, FunctionDeclaration, read_declaration
 from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
@@ -143,6 +143,8 @@ def _plan_backfill(
         expression = declaration.expression
         inputs = tuple(other for other in dataset.schema.names if re.search(rf"\b{re.escape(other)}\b", expression))
         identity, function = declaration.identity, ColumnFunction(plain_field, inputs, None, expression)
+    elif isinstance(declaration, FunctionDeclaration):
+        raise UnsupportedOperationError(f"The column '{name}' is computed by a function: this job runs none.")
     elif declaration is not None:
         check_client_code_allowed()
         check_column_list(dataset.schema, declaration.inputs, "The inputs")

@@ -81,7 +81,9 @@ LIST_TO = f"""
 """
 DELETE = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
 _TABLE_DEPENDENTS = "policies", "views", "deleted_versions"
-DELETE_OF_NAMESPACES = ("DELETE FROM named_secrets WHERE namespace_id IN ({ids})",)
+DELETE_OF_NAMESPACES = tuple(
+    f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions")
+)
 DELETE_OF_TABLES = tuple(f"DELETE FROM {name} WHERE table_id IN ({{ids}})" for name in _TABLE_DEPENDENTS)
 
 
@@ -103,8 +105,8 @@ def grant_to_creator(connection: Connection, kind: str, object_id: int, creator:
 
 
 def delete_dependents(connection: Connection, kind: str, ids: str, *values: object) -> None:
-    """Delete what depends on objects that are gone for good: their grants, policies and more of tables, secrets
-    of namespaces.
+    """Delete what depends on objects that are gone for good: their grants, policies and more of tables, functions
+    and secrets of namespaces.
 
     `ids` is SQL that yields the objects' ids.
     """

@@ -17,7 +17,13 @@ from tiltyard.access.authorization import authorize_table
 from tiltyard.access.needs import on_table
 from tiltyard.catalog.jobs import queue_job
 from tiltyard.model.branches import Branch
-from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
+from tiltyard.model.computed_columns import (
+    Declaration,
+    ExpressionDeclaration,
+    FunctionDeclaration,
+    UdfDeclaration,
+    read_declaration,
+)
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.operations import operation
@@ -156,7 +162,7 @@ def alter_table_backfill_columns(
     if declaration is None:
         raise InvalidInputError(f"The column '{request.column}' is not computed: no backfill can fill it.")
     privileges = Privilege.WRITE
-    if isinstance(declaration, UdfDeclaration):
+    if isinstance(declaration, UdfDeclaration | FunctionDeclaration):
         check_udfs(ctx, request.id)
         privileges |= Privilege.RUN_UDFS
     if request.read_version not in (None, table.dataset.version):
@@ -186,7 +192,7 @@ def queue_backfill(
     record_id: int,
     path: Sequence[str],
     column: str,
-    declaration: UdfDeclaration | ExpressionDeclaration | None,
+    declaration: Declaration | None,
     where: str | None = None,
     *,
     privileges: Privilege,

@@ -94,6 +94,10 @@ def _branched(admin: Admin, on: Fields) -> Fields:
     return {"name": name}
 
 
+def _branched_off(admin: Admin, on: Fields) -> Fields:
+    return {"from_branch": _branched(admin, on)["name"]}
+
+
 def _uploading(admin: Admin, on: Fields) -> Fields:
     upload = {"upload_id": admin.call("CreateMultipartWrite", on)["upload_id"]}
     admin.call("InsertIntoTable", {**on, **upload}, ARROW)
@@ -244,9 +248,11 @@ ROWS: dict[str, Row] = {
     "CheckMount": by_admin(_mounted),
     "CheckPrivileges": _named(privileges=["read"]),
     "ClaimJob": alone(owner="driver"),
+    "CherryPickTableBranch": after(_branched_off, from_branch="none"),
     "CloneTable": Row(_clone),
     "CollectGarbage": alone(dry_run=True),
     "CollectTableGarbage": on_table(dry_run=True),
+    "CompactTableLsm": on_table(),
     "CompleteMultipartWrite": after(_uploading, upload_id="none"),
     "CountTableRows": on_table(),
     "CreateApiKey": alone(principal="carl"),
@@ -278,6 +284,7 @@ ROWS: dict[str, Row] = {
     "DescribeTableIndexStats": on_table(**BY_ID),
     "DescribeTableVersion": on_table(version=1),
     "DescribeTransaction": Row(_ordered),
+    "DiffTableBranch": after(_branched_off, from_branch="none"),
     "DropFunction": on_table(),
     "DropNamespace": on_namespace(behavior="Cascade"),
     "DropPublication": by_admin(_published),
@@ -289,6 +296,8 @@ ROWS: dict[str, Row] = {
     "ExplainTableQueryPlan": on_table(query=NEAREST),
     "FetchTableBlobs": on_table(column="id", row_ids=[0]),
     "FinishJob": _job(owner="driver", status="Succeeded"),
+    "FlushTableLsm": on_table(),
+    "GetTableLsmStats": on_table(),
     "GetTableLsmWriteSpec": on_table(),
     "GetTableStats": on_table(),
     "GetTableTagVersion": after(_tagged, tag="none"),
@@ -337,6 +346,7 @@ ROWS: dict[str, Row] = {
     "RevokeApiKey": by_admin(_key),
     "RevokePrivileges": _named(**CARL),
     "RotateApiKey": by_admin(_key),
+    "SetTableLsmWriteSpec": on_table(),
     "SetTablePolicy": on_table(name="all", filter="true"),
     "SubmitJob": Row(lambda scene, place: {"name": JOB, "table": scene.table(place)}),
     "SyncPublication": by_admin(_published),
@@ -344,6 +354,7 @@ ROWS: dict[str, Row] = {
     "UndropNamespace": Row(_dropped_namespace),
     "UndropTable": after(_dropped),
     "UnmountCatalog": by_admin(_mounted),
+    "UnsetTableLsmWriteSpec": on_table(),
     "UpdateFieldMetadata": on_table(updates=[{"path": "id", "metadata": {"unit": "m"}}]),
     "UpdateTable": on_table(predicate="id = 1", updates=[["text", "'x'"]]),
     "UpdateTableSchemaMetadata": on_table(metadata={"owner": "ada"}),

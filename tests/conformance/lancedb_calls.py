@@ -132,7 +132,16 @@ def stats(w: World, db: Any) -> None:
 
 
 def lsm_write_spec(w: World, db: Any) -> None:
-    assert _table(w, db).get_lsm_write_spec() is None
+    table = _table(w, db)
+    assert table.get_lsm_write_spec() is None and table.get_lsm_stats() is None
+
+
+def flush_and_compact(w: World, db: Any) -> None:
+    table = _table(w, db)
+    table.flush_lsm()
+    table.compact_lsm()
+    table.checkpoint_lsm()
+    assert table.count_rows() == 3
 
 
 def list_versions(w: World, db: Any) -> None:
@@ -208,6 +217,19 @@ def delete_branch(w: World, db: Any) -> None:
     table.branches.create("try")
     table.branches.delete("try")
     assert "try" not in table.branches.list()
+
+
+def diff_branch(w: World, db: Any) -> None:
+    table = _table(w, db)
+    table.branches.create("try").add_columns({"twice": "id * 2"})
+    assert [column["name"] for column in table.branches.diff("try")["addedColumns"]] == ["twice"]
+
+
+def cherry_pick(w: World, db: Any) -> None:
+    table = _table(w, db)
+    table.branches.create("try").add_columns({"twice": "id * 2"})
+    assert table.branches.cherry_pick("try")["status"] == "cherryPicked"
+    assert "twice" in table.schema.names
 
 
 def clone(w: World, db: Any) -> None:
@@ -292,9 +314,14 @@ REMOTE: Mapping[str, Call] = {
     "FetchTableBlobs": fetch_blobs,
     "ReadTableBlob": blob_files,
     "UpdateFieldMetadata": update_field_metadata,
+    "CherryPickTableBranch": cherry_pick,
     "CloneTable": clone,
+    "CompactTableLsm": flush_and_compact,
+    "DiffTableBranch": diff_branch,
+    "FlushTableLsm": flush_and_compact,
     "PrewarmTableIndex": prewarm,
     "PrewarmTablePageCache": prewarm_data,
+    "GetTableLsmStats": lsm_write_spec,
     "GetTableLsmWriteSpec": lsm_write_spec,
     "CreateMultipartWrite": multipart,
     "CompleteMultipartWrite": multipart,

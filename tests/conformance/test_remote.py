@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from lancedb import LsmWriteSpec
 from lancedb.index import FTS, BTree, HnswSq, IvfFlat
 from lancedb.query import BooleanQuery, BoostQuery, MatchQuery, MultiMatchQuery, Occur, PhraseQuery
 from lancedb.remote.errors import HttpError
@@ -377,5 +378,5 @@ def test_prewarm_data_loads_columns_that_are_there(table: Any) -> None:
 
 def test_unsupported_calls_say_so_and_not_that_the_table_is_missing(table: Any) -> None:
     with pytest.raises(HttpError, match="501") as raised:
-        table.flush_lsm()
+        table.set_lsm_write_spec(LsmWriteSpec.unsharded())
     assert "not found" not in str(raised.value).lower()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from lancedb import LsmWriteSpec
 from lancedb.remote.errors import HttpError
 
 from tests.conformance.cases import World
@@ -60,24 +61,15 @@ def test_what_is_to_be_mended_is_400_and_no_missing_table(table: Any) -> None:
         assert refused.value.status_code == 400
 
 
-def test_routes_that_are_not_served_are_501(remote: Any, table: Any) -> None:
-    for call in (
-        table.unset_lsm_write_spec,
-        table.flush_lsm,
-        remote.list_jobs,
-        remote.list_functions,
-        remote.list_secrets,
-        remote.list_views,
-        lambda: remote.open_job("j"),
-        lambda: remote.create_view("v", "SELECT 1"),
-    ):
+def test_routes_that_are_not_served_are_501(table: Any) -> None:
+    for spec in (LsmWriteSpec.unsharded(), LsmWriteSpec.identity("id")):
         with pytest.raises(HttpError) as refused:
-            call()
+            table.set_lsm_write_spec(spec)
         assert refused.value.status_code == 501
 
 
 def test_the_same_routes_are_406_in_the_specification(raw: Any, table: Any) -> None:
-    for path in (f"/v1/table/{table.name}/flush_lsm", "/v1/jobs/list"):
+    for path in (f"/v1/table/{table.name}/set_lsm_write_spec", "/v1/nothing/list"):
         assert (raw.post(path).status_code, raw.post(path).json()["code"]) == (406, 0)
         response = raw.post(path, headers={"x-lancedb-database": "x"})
         assert (response.status_code, response.json()["code"]) == (501, 0)

@@ -117,6 +117,12 @@ class Files(Protocol):
         On a disk, content and name are durable once the file and its folder are synced.
         """
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file to a name that nobody has; on a disk it is durable once it and its folder are synced.
+
+        Raises FileNotFoundError, InvalidInputError if the source's path has a symbolic link.
+        """
+
     def delete(self, locations: Iterable[str]) -> None:
         """Delete files; ignore missing ones."""
 
@@ -226,6 +232,10 @@ class LocalFiles:
         with suppress(FileNotFoundError):
             os.unlink(source)  # noqa: PTH108  # each commit does this: a Path costs as much again
         return True
+
+    def copy(self, source: str, target: str) -> None:
+        check_no_links(source)
+        shutil.copyfile(source, target, follow_symlinks=False)
 
     def delete(self, locations: Iterable[str]) -> None:
         for location in locations:

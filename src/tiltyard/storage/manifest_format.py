@@ -110,6 +110,11 @@ def versions_folder(branch: Branch) -> str:
     return "_versions" if branch.is_main else f"tree/{branch.name}/_versions"
 
 
+def data_folder(branch: Branch) -> str:
+    """Return the folder of the data files that were written on a branch, relative to the table's folder."""
+    return "data" if branch.is_main else f"tree/{branch.name}/data"
+
+
 CodeDeclaration: TypeAlias = frozenset[tuple[bytes, bytes]]
 """The pairs of a column's metadata that declare code for it: a computed column."""
 
@@ -242,6 +247,43 @@ def branch_file(branch: Branch) -> str:
 
 def _column_id(column: bytes) -> int:
     return _number(dict(_fields(column)), _ID_FIELD)
+
+
+def with_column_ids(column: bytes, ids: Mapping[int, int]) -> bytes | None:
+    """Return a schema's field as a manifest has it with other ids of its own and of its parent, by those before.
+
+    None for a field that is not among them.
+    """
+    number = _column_id(column)
+    if number not in ids:
+        return None
+    renumbered, start = bytearray(), 0
+    for key, end in _field_ends(column):
+        if key not in (_ID_FIELD, _PARENT_FIELD):
+            renumbered += column[start:end]
+        start = end
+    parent = _number(dict(_fields(column)), _PARENT_FIELD)
+    for key, value in ((_ID_FIELD, ids[number]), (_PARENT_FIELD, ids.get(parent, parent))):
+        renumbered += bytes([key << 3]) + _encode_varint(value)
+    return bytes(renumbered)
+
+
+def _field_ends(message: bytes) -> Iterator[tuple[int, int]]:
+    """Iterate over the fields of a message, which has values of integers and bytes alone: number, and where it ends."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        length, at = _varint(message, at)
+        at += length if key & 7 == 2 else 0
+        yield key >> 3, at
+
+
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
 
 
 def _number(fields: Mapping[int, int | bytes | None], field: int) -> int:

@@ -96,6 +96,10 @@ class ObjectFiles:
         self.delete([source])
         return True
 
+    def copy(self, source: str, target: str) -> None:
+        """Let the object store copy the object; see Files."""
+        obstore.copy(self._store, self._path(source), self._path(target))
+
     def delete(self, locations: Iterable[str]) -> None:
         paths = [self._path(location) for location in locations]
         for start in range(0, len(paths), _DELETE_BATCH):

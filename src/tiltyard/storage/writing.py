@@ -275,3 +275,14 @@ def commit_overwrite(
     committed = lance.LanceDataset.commit(dataset, rebased)
     reach(Point.AFTER_FINALIZE)
     return committed
+
+
+def commit_new_columns(dataset: lance.LanceDataset, operation: lance.LanceOperation.Merge) -> int:
+    """Add columns, whose files are durable, to exactly the version of a dataset; return the new version.
+
+    Raises what Lance raises, for any commit that came first.
+    """
+    reach(Point.BEFORE_RECORD)
+    committed = lance.LanceDataset.commit(dataset, operation, read_version=dataset.version, max_retries=0)
+    reach(Point.AFTER_FINALIZE)
+    return int(committed.version)

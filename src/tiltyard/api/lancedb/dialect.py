@@ -251,8 +251,12 @@ def _job_of_transaction(response: Any) -> Fields:
     return fields | {"job_id": response.transaction_id}
 
 
-def _no_lsm(response: models.GetTableLsmWriteSpecResponse) -> Fields:
+def _no_lsm_spec(response: models.GetTableLsmWriteSpecResponse) -> Fields:
     return {"lsm_write_spec": None}
+
+
+def _no_lsm_stats(response: models.GetTableLsmStatsResponse) -> Fields:
+    return {"lsm_stats": None}
 
 
 _RESPONSES: Mapping[str, Callable[[Any], Any]] = {
@@ -260,7 +264,8 @@ _RESPONSES: Mapping[str, Callable[[Any], Any]] = {
     "CreateTableScalarIndex": _job_of_transaction,
     "DropTable": _job_of_transaction,
     "DescribeTableIndexStats": _index_stats,
-    "GetTableLsmWriteSpec": _no_lsm,
+    "GetTableLsmStats": _no_lsm_stats,
+    "GetTableLsmWriteSpec": _no_lsm_spec,
     "DescribeTable": _table_description,
     "UpdateTable": _update_count,
     "ListTableTags": _bare_tags,

@@ -375,12 +375,62 @@ class BoostQuery(Model, kw_only=True):
     negative_boost: float | None = None
 
 
+class BranchColumn(Model, kw_only=True):
+    name: str
+    dataType: str
+    nullable: bool
+
+
+class BranchColumnChange(Model, kw_only=True):
+    name: str
+    main: BranchColumn
+    branch: BranchColumn
+
+
 class BranchContents(Model, kw_only=True):
     parentBranch: str | None = None
     parentVersion: Count64
     createAt: Count64
     manifestSize: Count64
     metadata: dict[str, str] | None = None
+
+
+class BranchDiff(Model, kw_only=True):
+    fromBranch: str
+    parentVersion: Count64
+    mainVersion: Count64
+    branchVersion: Count64
+    baseMoved: bool
+    rowCountMain: Count64
+    rowCountBranch: Count64
+    rowSummary: BranchRowSummary
+    addedColumns: list[BranchColumn]
+    removedColumns: list[BranchColumn]
+    changedColumns: list[BranchColumnChange]
+    addedIndexes: list[BranchIndex]
+    removedIndexes: list[BranchIndex]
+    errors: list[BranchDiffError]
+
+
+class BranchDiffError(Model, kw_only=True):
+    code: str
+    message: str
+
+
+class BranchIndex(Model, kw_only=True):
+    indexName: str
+    columns: list[str]
+    indexType: str | None = None
+    status: str
+
+
+class BranchRowSummary(Model, kw_only=True):
+    unchanged: Count64
+    newOnBase: Count64
+    newOnBranch: Count64
+    staleRecompute: Count64
+    inputsChanged: Count64
+    deltaAvailable: bool
 
 
 class CancelJobRequest(Model, kw_only=True):
@@ -428,6 +478,26 @@ class CheckPrivilegesResponse(Model, kw_only=True):
     allowed: bool
     privileges: list[str]
     missing: list[str]
+
+
+class CherryPickPreview(Model, kw_only=True):
+    promotedColumns: list[str]
+
+
+class CherryPickTableBranchRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    from_branch: str
+    dry_run: bool | None = None
+
+
+class CherryPickTableBranchResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    status: str
+    diff: BranchDiff
+    preview: CherryPickPreview
+    mainVersionAfter: Count64 | None = None
 
 
 class ClaimJobRequest(Model, kw_only=True):
@@ -515,6 +585,17 @@ class CommitTableResult(Model, kw_only=True):
     create_table_version: CreateTableVersionResponse | None = None
     delete_table_versions: BatchDeleteTableVersionsResponse | None = None
     deregister_table: DeregisterTableResponse | None = None
+
+
+class CompactTableLsmRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    branch: str | None = None
+
+
+class CompactTableLsmResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
 
 
 class CompleteMultipartWriteRequest(Model, kw_only=True):
@@ -996,6 +1077,31 @@ class DescribeTransactionResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class DiffTableBranchRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    from_branch: str
+
+
+class DiffTableBranchResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    fromBranch: str
+    parentVersion: Count64
+    mainVersion: Count64
+    branchVersion: Count64
+    baseMoved: bool
+    rowCountMain: Count64
+    rowCountBranch: Count64
+    rowSummary: BranchRowSummary
+    addedColumns: list[BranchColumn]
+    removedColumns: list[BranchColumn]
+    changedColumns: list[BranchColumnChange]
+    addedIndexes: list[BranchIndex]
+    removedIndexes: list[BranchIndex]
+    errors: list[BranchDiffError]
+
+
 class DropFunctionRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -1158,6 +1264,17 @@ class FinishJobResponse(Model, kw_only=True):
     status: str
 
 
+class FlushTableLsmRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    branch: str | None = None
+
+
+class FlushTableLsmResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class FragmentStats(Model, kw_only=True):
     num_fragments: Count64
     num_small_fragments: Count64
@@ -1205,6 +1322,19 @@ class GarbageFile(Model, kw_only=True):
     kind: str
     path: str
     size: Int64
+
+
+class GetTableLsmStatsRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    branch: str | None = None
+    include_generation_rows: bool | None = None
+
+
+class GetTableLsmStatsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    lsm_stats: dict[str, Any] | None = None
 
 
 class GetTableLsmWriteSpecRequest(Model, kw_only=True):
@@ -2137,6 +2267,20 @@ class SecretEntry(Model, kw_only=True):
     name: str
 
 
+class SetTableLsmWriteSpecRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    branch: str | None = None
+    sharding: dict[str, Any] | None = None
+    maintained_indexes: list[str] | None = None
+    writer_config_defaults: dict[str, Any] | None = None
+
+
+class SetTableLsmWriteSpecResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class SetTablePolicyRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -2267,6 +2411,17 @@ class UnmountCatalogRequest(Model, kw_only=True):
 
 
 class UnmountCatalogResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
+class UnsetTableLsmWriteSpecRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    branch: str | None = None
+
+
+class UnsetTableLsmWriteSpecResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 

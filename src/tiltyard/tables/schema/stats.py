@@ -84,15 +84,3 @@ def _summary(lengths: Sequence[int]) -> models.FragmentSummary:
         p75=percentile(0.75),
         p99=percentile(0.99),
     )
-
-
-@operation(needs=on_table(Privilege.USE), changes=False)
-def get_table_lsm_write_spec(
-    ctx: Context, request: models.GetTableLsmWriteSpecRequest
-) -> models.GetTableLsmWriteSpecResponse:
-    """Return an empty specification: writes go to the table itself, this server has no write log before it.
-
-    lancedb calls this before it reads rows by their ids. Raises what opening a table raises.
-    """
-    open_for_reading(ctx, request.id, branch=Branch.parse(request.branch))
-    return models.GetTableLsmWriteSpecResponse()

@@ -40,7 +40,7 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     table = open_for_writing(ctx, request.id)
     dataset = table.dataset
     exists_error = TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
-    if request.name in _branches(ctx, table):
+    if request.name in branches_of(ctx, table):
         raise exists_error
     origin = Branch.parse(request.from_branch)
     start = open_for_reading(ctx, request.id, branch=origin, version=request.from_version).dataset
@@ -57,7 +57,7 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
 def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) -> models.ListTableBranchesResponse:
     """List the branches other than main, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
-    branches = _branches(ctx, table)
+    branches = branches_of(ctx, table)
     names = sorted(branches)
     page, token = ctx.paging.fetch_page(
         f"branches {table.record.id}",
@@ -71,7 +71,7 @@ def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) 
     )
 
 
-def _branches(ctx: Context, table: OpenTable) -> Mapping[str, Any]:
+def branches_of(ctx: Context, table: OpenTable) -> Mapping[str, Any]:
     """Return all branches other than main, by name."""
     ctx.storage.manifests.check_references(table.record.location)
     with lance_errors(table.dataset):
@@ -95,7 +95,7 @@ def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) 
     if request.name == MAIN.name:
         raise InvalidInputError("The branch 'main' cannot be deleted: drop the table.")
     table = open_for_writing(ctx, request.id)
-    if request.name not in _branches(ctx, table):
+    if request.name not in branches_of(ctx, table):
         raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
     with lance_errors(table.dataset):
         table.dataset.branches.delete(request.name)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.audit.conftest import eventually, recorded
+from tests.services.forked_process import run_tiltyard
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
 
@@ -158,8 +159,7 @@ def test_lines_equal_the_records_of_the_database(audited: Secured, lines: Path) 
 
 
 def audit_command(root: Path | str, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tiltyard", "audit", "--root", str(root), *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    return run_tiltyard("audit", "--root", str(root), *flags)
 
 
 def test_audit_command_filters_and_prints_json_oldest_first(audited: Secured) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import Installation
+from tests.services.forked_process import run_tiltyard
 from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.store import open_store
@@ -17,13 +16,7 @@ from tiltyard.store import open_store
 
 def refused(*flags: str, command: str = "serve", before: str | None = None) -> str:
     """Run a command that cannot start; return its one line of error. Another line, before it, has the text `before`."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tiltyard", *command.split(), *flags],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    result = run_tiltyard(*command.split(), *flags)
     assert result.returncode == 1, result
     assert result.stdout == ""
     *earlier, line = result.stderr.strip().splitlines()
@@ -59,7 +52,7 @@ def test_serve_with_an_audit_that_cannot_be_written_is_refused_and_other_command
     assert str(lines) in refused(*root, "--port", "0")
     lines.parent.mkdir()
     open_store(f"sqlite:///{tmp_path}/data/catalog.db").close()
-    subprocess.run([sys.executable, "-m", "tiltyard", "gc", "--dry-run", *root], check=True, timeout=180)
+    assert run_tiltyard("gc", "--dry-run", *root).returncode == 0
     assert not lines.exists()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 
 from tests.identity.responses import ask, refused, wait_for
+from tests.services.forked_process import run_tiltyard
 from tests.services.secured import secured_server
 from tiltyard.cli import main
 
@@ -44,8 +43,7 @@ def test_key_commands_change_what_a_running_server_accepts(tmp_path: Path) -> No
 
 
 def test_key_create_administrator_recovers_a_catalog_whose_keys_are_lost(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tiltyard", "key", "create", "--administrator", "--root", str(tmp_path)]
-    created = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    created = run_tiltyard("key", "create", "--administrator", "--root", str(tmp_path))
     assert created.returncode == 0 and created.stdout.startswith("tilt_"), created.stderr
     assert run(tmp_path, "principal", "list").stdout.split("  ")[1:] == ["administrator", "administrator\n"]
 

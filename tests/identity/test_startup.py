@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import ssl
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.identity.responses import LIST, ask, refused, wait_for
+from tests.services.forked_process import run_tiltyard
 from tests.services.postgres import PostgresServer
 from tests.services.secured import Secured, secured_server
 from tests.services.server import ServerProcess
@@ -26,8 +26,7 @@ from tests.services.server import ServerProcess
 
 def serve(root: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """A start that is refused."""
-    command = [sys.executable, "-m", "tiltyard", "serve", "--root", str(root), "--port", "0", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    return run_tiltyard("serve", "--root", str(root), "--port", "0", *flags)
 
 
 def said_keys(server: ServerProcess) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import lance
@@ -11,6 +9,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from tests.services.forked_process import run_tiltyard
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire
 from tiltyard.cli import main
@@ -122,8 +121,6 @@ def test_settings_with_an_impossible_mount_are_refused_in_a_sentence(tmp_path: P
 
 def test_server_with_an_unknown_kind_of_mount_does_not_start(tmp_path: Path) -> None:
     config = settings_file(tmp_path, '[mounts.a]\nkind = "hivee"\n')
-    command = [sys.executable, "-m", "tiltyard", "serve", "--root", str(tmp_path / "served"), "--port", "0"]
-    command += ["--config", str(config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = run_tiltyard("serve", "--root", str(tmp_path / "served"), "--port", "0", "--config", str(config))
     assert done.returncode == 1 and "no kind of mount 'hivee'" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -28,6 +28,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -127,6 +128,19 @@ class ForkedProcess:
                 self._starter.close()
                 self.returncode = int(status)
             return self.returncode
+
+
+def run_tiltyard(*arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with this process's environment. Raises subprocess.TimeoutExpired."""
+    process = ForkedProcess(arguments, os.environ, Path.cwd())
+    with ThreadPoolExecutor(2) as readers, process.stdout, process.stderr:
+        stdout, stderr = readers.submit(process.stdout.read), readers.submit(process.stderr.read)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(arguments, status, stdout.result(), stderr.result())
 
 
 @contextmanager

@@ -101,6 +101,17 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired("tiltyard", timeout or 0)
         return status
 
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Read what it writes, to its end; return stdout and stderr. Raises subprocess.TimeoutExpired."""
+        with ThreadPoolExecutor(2) as readers:
+            stdout, stderr = readers.submit(self.stdout.read), readers.submit(self.stderr.read)
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+            return stdout.result(), stderr.result()
+
     def send_signal(self, number: int) -> None:
         """Send a signal, if the process runs."""
         if self.poll() is None:
@@ -133,14 +144,9 @@ class ForkedProcess:
 def run_tiltyard(*arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with this process's environment. Raises subprocess.TimeoutExpired."""
     process = ForkedProcess(arguments, os.environ, Path.cwd())
-    with ThreadPoolExecutor(2) as readers, process.stdout, process.stderr:
-        stdout, stderr = readers.submit(process.stdout.read), readers.submit(process.stderr.read)
-        try:
-            status = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        return subprocess.CompletedProcess(arguments, status, stdout.result(), stderr.result())
+    with process.stdout, process.stderr:
+        stdout, stderr = process.communicate(timeout)
+        return subprocess.CompletedProcess(arguments, process.wait(), stdout, stderr)
 
 
 @contextmanager

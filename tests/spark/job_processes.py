@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 
 import lance_namespace_urllib3_client as generated
 
+from tests.services.forked_process import ForkedProcess
 from tests.services.server import ServerProcess
 
 
@@ -43,15 +42,14 @@ def children(parent: int) -> list[tuple[int, str]]:
 
 
 @contextmanager
-def job_commands(url: str, environ: Mapping[str, str], *options: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def job_commands(url: str, environ: Mapping[str, str], *options: str) -> Iterator[Callable[..., ForkedProcess]]:
     """Start `tiltyard job …` with these options, on this server unless --uri names another; kill it at the end."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[ForkedProcess] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(*arguments: str) -> ForkedProcess:
         uri = () if "--uri" in arguments else ("--uri", url)
-        line = [sys.executable, "-m", "tiltyard", "job", *arguments, *uri, *options]
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(line, env={**os.environ, **environ}, stdout=pipe, stderr=pipe, text=True))
+        line = ["job", *arguments, *uri, *options]
+        started.append(ForkedProcess(line, {**os.environ, **environ}, Path.cwd()))
         return started[-1]
 
     try:
@@ -59,4 +57,4 @@ def job_commands(url: str, environ: Mapping[str, str], *options: str) -> Iterato
     finally:
         for process in started:
             process.kill()
-            process.communicate()
+            process.wait()

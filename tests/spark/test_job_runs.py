@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.forked_process import ForkedProcess
 from tests.services.server import ServerProcess
 from tests.spark.example_jobs import drivers, logged_steps
 from tests.spark.job_processes import all_steps, job_commands, transaction, wait_for
@@ -28,13 +29,13 @@ def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) ->
 
 
 @pytest.fixture
-def command(server: ServerProcess, environ: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def command(server: ServerProcess, environ: dict[str, str]) -> Iterator[Callable[..., ForkedProcess]]:
     """Starts `tiltyard job …`, on the server unless another --uri is given."""
     with job_commands(server.url, environ) as start:
         yield start
 
 
-def figures_of(process: subprocess.Popen[str]) -> dict[str, str]:
+def figures_of(process: ForkedProcess) -> dict[str, str]:
     """Return the figures that a command printed, after it succeeded."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -49,7 +50,7 @@ def running_job(server: ServerProcess, folder: Path) -> str:
 
 
 def test_job_run_here_is_a_transaction_that_succeeded_with_its_figures(
-    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    server: ServerProcess, command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     figures = figures_of(command("toy", str(tmp_path), "--steps", "3"))
     assert (figures["rows"], figures["progress"]) == ("3", "1.0000")
@@ -61,9 +62,7 @@ def test_job_run_here_is_a_transaction_that_succeeded_with_its_figures(
 
 
 @pytest.mark.extended
-def test_job_run_on_a_catalog_in_process_is_known_to_it(
-    command: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_job_run_on_a_catalog_in_process_is_known_to_it(command: Callable[..., ForkedProcess], tmp_path: Path) -> None:
     root = tmp_path / "catalog"
     root.mkdir()
     figures = figures_of(command("toy", str(tmp_path), "--uri", str(root)))
@@ -72,7 +71,7 @@ def test_job_run_on_a_catalog_in_process_is_known_to_it(
 
 
 def test_job_untracked_is_no_transaction(
-    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    server: ServerProcess, command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     assert figures_of(command("toy", str(tmp_path), "--untracked")) == {"rows": "5"}
     jobs = OperationClient(connection(server.url)).call("ListJobs")["jobs"]
@@ -80,7 +79,7 @@ def test_job_untracked_is_no_transaction(
 
 
 def test_job_that_is_canceled_stops_within_a_second_and_commits_nothing(
-    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    server: ServerProcess, command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     process = command("toy", str(tmp_path), "--steps", "500", "--pause", "0.05")
     job_id = running_job(server, tmp_path)
@@ -98,7 +97,7 @@ def test_job_that_is_canceled_stops_within_a_second_and_commits_nothing(
 
 
 def test_job_that_is_interrupted_is_canceled(
-    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    server: ServerProcess, command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     process = command("toy", str(tmp_path), "--steps", "500", "--pause", "0.05")
     job_id = running_job(server, tmp_path)
@@ -145,7 +144,7 @@ def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_t
 
 @pytest.mark.extended
 def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
-    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    server: ServerProcess, command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     process = command("toy", str(tmp_path), "--steps", "8", "--hold", "4")
     job_id = running_job(server, tmp_path)
@@ -165,7 +164,7 @@ def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
 
 @pytest.mark.extended
 def test_job_whose_server_is_killed_and_replaced_goes_on(
-    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    server: ServerProcess, command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     process = command("toy", str(tmp_path), "--steps", "12", "--hold", "4")
     job_id = running_job(server, tmp_path)
@@ -178,7 +177,7 @@ def test_job_whose_server_is_killed_and_replaced_goes_on(
 
 
 def test_job_that_fails_says_why_and_can_be_resumed(
-    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    server: ServerProcess, command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     process = command("toy", str(tmp_path), "--broken")
     out, err = process.communicate(timeout=120)
@@ -192,7 +191,7 @@ def test_job_that_fails_says_why_and_can_be_resumed(
 
 
 def test_job_list_wait_show_and_cancel_tell_what_the_catalog_knows(
-    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    server: ServerProcess, command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     queued = command("toy", str(tmp_path), "--submit")
     job_id = queued.communicate(timeout=120)[0].strip()
@@ -222,7 +221,7 @@ def test_job_without_java_is_one_sentence_and_no_transaction(
 
 @pytest.mark.extended
 def test_job_submitted_with_what_the_worker_decides_is_refused(
-    command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     process = command("toy", str(tmp_path), "--submit", "--master", "local[4]")
     assert "the worker's settings choose Spark" in process.communicate(timeout=120)[1] and process.returncode == 2

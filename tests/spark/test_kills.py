@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from tests.services.forked_process import ForkedProcess
 from tests.services.jvm import LIGHT_JVM
 from tests.services.server import ServerProcess
 from tests.spark.job_processes import job_commands, transaction, wait_for
@@ -56,7 +56,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def command(server: ServerProcess, environ: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def command(server: ServerProcess, environ: dict[str, str]) -> Iterator[Callable[..., ForkedProcess]]:
     """Starts `tiltyard job …` on the server, with a Spark of its own."""
     with job_commands(server.url, environ, *SPARK) as start:
         yield start
@@ -82,7 +82,7 @@ def running(server: ServerProcess, name: str) -> str:
 def test_upsert_and_backfill_whose_server_is_killed_and_a_driver_leave_each_row_once(
     spark: SparkSession,
     server: ServerProcess,
-    command: Callable[..., subprocess.Popen[str]],
+    command: Callable[..., ForkedProcess],
     tmp_path: Path,
 ) -> None:
     for name in ("shelf", "films"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import lance
 import pyarrow as pa
 import pytest
 
+from tests.services.forked_process import run_tiltyard
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.operation_client import OperationClient
@@ -53,12 +52,10 @@ def test_maintain_command_without_anything_to_do_says_so(
 ) -> None:
     name = fresh("fine")
     write(calls, name, 1)
-    command = [sys.executable, "-m", "tiltyard", "maintain", name, "--uri", shared_server.url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    done = run_tiltyard("maintain", name, "--uri", shared_server.url)
     assert (done.returncode, done.stdout) == (0, "No table needs a job.\n")
 
 
 def test_maintain_command_of_a_table_that_is_not_there_is_one_sentence(shared_server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "tiltyard", "maintain", "nowhere", "--uri", shared_server.url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    done = run_tiltyard("maintain", "nowhere", "--uri", shared_server.url)
     assert (done.returncode, done.stdout) == (1, "") and "nowhere" in done.stderr

@@ -16,7 +16,7 @@ from lance_namespace.errors import TableBranchNotFoundError, TableVersionNotFoun
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import MAIN, Branch
-from tiltyard.model.computed_columns import ExpressionDeclaration, read_declaration
+from tiltyard.model.computed_columns import ExpressionDeclaration, FunctionDeclaration, read_declaration
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -323,7 +323,8 @@ def _inputs(dataset: lance.LanceDataset, name: str) -> list[str]:
     if isinstance(declaration, ExpressionDeclaration):
         text = declaration.expression
         return [other for other in dataset.schema.names if re.search(rf"\b{re.escape(other)}\b", text)]
-    return [path.split(".")[0] for path in declaration.inputs]
+    paths = declaration.columns if isinstance(declaration, FunctionDeclaration) else declaration.inputs
+    return [path.split(".")[0] for path in paths]
 
 
 def _indexes(dataset: lance.LanceDataset) -> dict[str, models.BranchIndex]:

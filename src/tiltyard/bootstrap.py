@@ -25,6 +25,7 @@ from tiltyard.storage import Storage
 from tiltyard.store import open_store
 from tiltyard.tables.commits.commit_handler import commit_route
 from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
+from tiltyard.tables.upkeep.change_log import ChangeLog
 
 
 def register_operations() -> None:
@@ -72,5 +73,6 @@ def open_services(settings: Settings) -> Services:
         finalizing_backoff=FinalizingBackoff(),
         secret_keys=secret_keys,
         sql_sessions=SqlSessions(settings),
+        change_log=ChangeLog(store.note_changes),
         commit_routing=commit_route,
     )

@@ -89,6 +89,8 @@ BOUNDS = {
     "spark_jobs": (1, 64),
     "spark_index_rows": (0, 1 << 50),
     "index_stall_timeout": (0, 86400),
+    "upkeep_bytes": (1 << 28, 1 << 50),
+    "keep_versions_days": (0.01, 36500),
     "audit_days": (0, 36500),
     "transaction_days": (0, 36500),
     "upload_days": (0, 36500),
@@ -233,6 +235,16 @@ class Settings:
     index_stall_timeout: float = field(
         default=300.0,
         metadata={"help": "Seconds without processor time after which an index build is ended and retried; 0: never."},
+    )
+    upkeep: bool = field(
+        default=True,
+        metadata={"help": "Whether tables are maintained after commits: indexes, small fragments, old versions."},
+    )
+    upkeep_bytes: int = field(
+        default=1 << 30, metadata={"help": "Memory, in bytes, beyond which a process that maintains a table is ended."}
+    )
+    keep_versions_days: float = field(
+        default=30.0, metadata={"help": "Days for which upkeep leaves a version that is no longer the latest."}
     )
     udfs: bool = field(
         default=False, metadata={"help": "Whether clients may declare columns that are computed by their own code."}

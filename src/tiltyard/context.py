@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.version_cache import Snapshot
     from tiltyard.store import NamespaceRecord, RequestClaim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
+    from tiltyard.tables.upkeep.change_log import ChangeLog
 
 
 Response = TypeVar("Response")
@@ -71,6 +72,7 @@ class Services:
     finalizing_backoff: FinalizingBackoff
     secret_keys: SecretKeys
     sql_sessions: SqlSessions
+    change_log: ChangeLog
     commit_routing: CommitRouting = route_to_storage
 
 

@@ -90,6 +90,7 @@ class Namespace(upstream.LanceNamespace):
         if self._services.settings.jobs:
             self._worker.stop(STOP_SECONDS)
         self._services.finalized_log.close()
+        self._services.change_log.flush()
         self._services.mounts.close()
         self._services.storage.close()
         self._services.store.close()

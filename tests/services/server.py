@@ -52,7 +52,8 @@ class ServerProcess:
         self._flags = flags
         self._descriptors = descriptors
         self._forked = forked and "--workers" not in flags
-        self._environ = {**os.environ, **(environ or {})}
+        # Without upkeep, unless a test is of it: its commits would be among the versions that tests count.
+        self._environ = {"TILTYARD_UPKEEP": "false", **os.environ, **(environ or {})}
         # Of all addresses where the server listens on all: else one of them may have the port already.
         self._port, self._reserved = reserve_port(flags[flags.index("--host") + 1] if "--host" in flags else LOOPBACK)
         self._readers: list[threading.Thread] = []

@@ -43,6 +43,7 @@ from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.stats import basic_stats
 from tiltyard.tables.schema.view_sources import source_version_properties
+from tiltyard.tables.upkeep.options import upkeep_options
 from tiltyard.tables.versions.records import new_is_managed, registered_is_managed
 
 DROP_TABLE = "drop_table"
@@ -60,6 +61,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     with prefer_name_conflict(ctx, path):
         location = ctx.storage.check_location(requested) if requested else ctx.storage.new_location(path)
         managed = new_is_managed(ctx, path, request.properties)
+        upkeep_options(ctx.settings, request.properties or {})
     record = ctx.store.insert_table(
         path,
         location,

@@ -85,6 +85,7 @@ class Application:
             self._worker.stop(WORKER_SECONDS)
         self._api.close()
         self._services.finalized_log.close()
+        self._services.change_log.flush()
         self._services.mounts.close()
         self._services.storage.close()
         self._services.store.close()

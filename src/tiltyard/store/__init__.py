@@ -8,6 +8,7 @@
 - `publications`: tables that are registered in other catalogs, with their entries there
 - `transactions` (long-running operations), `jobs` (those that drivers run), `job_events` (what happened to them),
   `idempotency` (requests with a key)
+- `upkeep`: tables that got commits, and when they are to be maintained
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
 - `functions` of clients, and their `secrets`
 - `audit`
@@ -52,6 +53,7 @@ from tiltyard.store.store import Store, UnitOfWork, database_exists, open_store,
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
 from tiltyard.store.tables.tables import ViewRecord
 from tiltyard.store.tables.versions import FinalManifest
+from tiltyard.store.upkeep import TableUpkeep
 
 __all__ = [
     "CREATING",
@@ -95,6 +97,7 @@ __all__ = [
     "SyncOutcome",
     "TableProblem",
     "TableRecord",
+    "TableUpkeep",
     "TransactionRecord",
     "UnitOfWork",
     "UploadPart",

@@ -33,6 +33,7 @@ from tiltyard.store.tables.trash import Trash
 from tiltyard.store.tables.uploads import Uploads
 from tiltyard.store.tables.versions import DeletedVersions, Versions
 from tiltyard.store.transactions import Transactions
+from tiltyard.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,6 +65,7 @@ class UnitOfWork(
     Transactions,
     Jobs,
     JobEvents,
+    Upkeep,
     KeyedRequests,
     # Access control
     Principals,

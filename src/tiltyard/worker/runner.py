@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from lance_namespace.errors import (
@@ -30,8 +30,10 @@ from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.store import TransactionRecord, UnitOfWork
+from tiltyard.store.upkeep import UPKEEP
 from tiltyard.tables.commits.finalizing import sweep_pending
 from tiltyard.tables.rows.multipart import abandon_stale_uploads
+from tiltyard.tables.upkeep.upkeep_job import look_at_next_table
 from tiltyard.worker.publisher import Publisher
 
 Result = TypeVar("Result")
@@ -44,6 +46,8 @@ SWEEP_SECONDS = 5.0
 SWEEP_EXPIRED_SECONDS = 60.0
 PUBLISH_SECONDS = 2.0
 """How often it is looked whether publications are due."""
+UPKEEP_SECONDS = 1.0
+"""How often it is looked whether tables need upkeep."""
 PAUSE_SECONDS = 1.0
 """How long a loop pauses after a step that failed."""
 SWEEP_ROWS = 1_000
@@ -62,6 +66,8 @@ class Worker:
         ]
         self._threads.append(threading.Thread(target=self._sweep, name="sweeper", daemon=True))
         self._threads.append(threading.Thread(target=self._publish, name="publisher", daemon=True))
+        if services.settings.upkeep:
+            self._threads.append(threading.Thread(target=self._maintain, name="upkeep", daemon=True))
         self._publisher = Publisher(services, self._stopping)
 
     def start(self) -> None:
@@ -79,11 +85,32 @@ class Worker:
             run.requeue()
 
     def run_one(self) -> bool:
-        """Claim and run one transaction; return whether there was one."""
-        store = self._services.store
-        if not store.has_claimable_transaction(tuple(JOBS)):
+        """Claim and run one transaction other than upkeep; return whether there was one."""
+        return self._run_one(tuple(kind for kind in JOBS if kind != UPKEEP))
+
+    def maintain_one(self) -> bool:
+        """Look at one table, or maintain one; return whether there was one. Of a server, one process does so at a time.
+
+        Upkeep has a thread of its own: it keeps no other work waiting, and is not done faster where there are more
+        threads.
+        """
+        services = self._services
+        store, kinds = services.store, (UPKEEP,)
+        if not store.has_due_upkeep() and not store.has_claimable_transaction(kinds):
             return False
-        record = store.claim_transaction(self._owner, LEASE_MS, tuple(JOBS))
+        lock = services.storage.locks.try_acquire(f"upkeep of {services.settings.database_url}")
+        if lock is None:
+            return False
+        try:
+            return self._run_one(kinds) or look_at_next_table(Context(services, "upkeep", principal=SERVER))
+        finally:
+            lock.release()
+
+    def _run_one(self, kinds: Sequence[str]) -> bool:
+        store = self._services.store
+        if not store.has_claimable_transaction(kinds):
+            return False
+        record = store.claim_transaction(self._owner, LEASE_MS, kinds)
         if record is None:
             return False
         run = _Run(self._services, self._owner, record, self._stopping)
@@ -111,6 +138,13 @@ class Worker:
     def _publish(self) -> None:
         while not self._stopping.wait(PUBLISH_SECONDS):
             run_step(self._publisher.start_due, self._stopping, self._services.outage_log)
+
+    def _maintain(self) -> None:
+        while not self._stopping.wait(UPKEEP_SECONDS):
+            while not self._stopping.is_set() and run_step(
+                self.maintain_one, self._stopping, self._services.outage_log
+            ):
+                pass
 
     def _repeat_while_true(self, step: Callable[[Context], bool], ctx: Context) -> None:
         outages = self._services.outage_log
@@ -224,7 +258,8 @@ def sweep_expired(ctx: Context) -> bool:
     uploads = abandon_stale_uploads(ctx, int(settings.upload_days * DAY_MS))
     ended = ctx.store.sweep_transactions(now - int(settings.transaction_days * DAY_MS), SWEEP_ROWS)
     audit = ctx.store.sweep_audit(now - int(settings.audit_days * DAY_MS), SWEEP_ROWS)
-    return bool(uploads) or SWEEP_ROWS in (ended, audit)
+    upkeep = ctx.store.sweep_upkeep(now - DAY_MS, SWEEP_ROWS)
+    return bool(uploads) or SWEEP_ROWS in (ended, audit, upkeep)
 
 
 def run_step(step: Callable[[], Result], stopping: threading.Event, outage_log: OutageLog) -> Result | None:

@@ -153,9 +153,9 @@ def test_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
 import os, signal
 from dataclasses import asdict
 from tiltyard.tables.indexes.builder import IndexSpec, BuildRequest
-from tiltyard.tables.indexes.build_process import IndexProcess
+from tiltyard.tables.indexes.build_process import LanceProcess
 order = IndexSpec({str(tmp_path / "t.lance")!r}, None, "id", "i", "BTREE")
-process = IndexProcess(BuildRequest(asdict(order), "8d1f0b52-9a4a-4d0b-8a3b-1f1c7b1e2a10", 1, {{}}, ["1"]), None)
+process = LanceProcess(BuildRequest(asdict(order), "8d1f0b52-9a4a-4d0b-8a3b-1f1c7b1e2a10", 1, {{}}, ["1"]), None)
 print(process._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

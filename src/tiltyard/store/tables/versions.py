@@ -18,6 +18,7 @@ from tiltyard.store.backend import ForeignKeyError, NullError, Row
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import NewVersion, VersionRecord, encode
 from tiltyard.store.repository import Repository, reads, writes, writes_one_statement
+from tiltyard.store.upkeep import note_changes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -234,7 +235,11 @@ class Versions(Repository):
 
     @writes
     def mark_finalized(self, manifests: Iterable[FinalManifest]) -> None:
-        """Mark versions as finalized; a record that is gone, or has another manifest by now, is left alone."""
+        """Mark versions as finalized; a record that is gone, or has another manifest by now, is left alone.
+
+        In the same transaction the tables whose main branch got a version are noted for upkeep, so none is forgotten.
+        """
+        manifests = list(manifests)
         with_known_size: dict[tuple[int, str], list[VersionRecord]] = {}
         with_new_size: list[Row] = []
         for manifest in manifests:
@@ -253,6 +258,8 @@ class Versions(Repository):
                 self.connection.change(FINALIZE_RANGE.format(paths=placeholders(paths)), *branch, *ends, *paths)
         if with_new_size:
             self.connection.change_many(FINALIZE_WITH_SIZE, with_new_size)
+        changed = [manifest.record.table_id for manifest in manifests if not manifest.record.branch]
+        note_changes(self.connection, changed, self._clock())
 
 
 def _new_record(new: NewVersion, now: int, transaction_id: str | None) -> VersionRecord:

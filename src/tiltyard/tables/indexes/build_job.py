@@ -15,7 +15,7 @@ from tiltyard.model.ids import Id
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.indexes.build_process import IndexProcess
+from tiltyard.tables.indexes.build_process import LanceProcess
 from tiltyard.tables.indexes.builder import BuildRequest, IndexSpec, build
 from tiltyard.tables.opening import open_to_commit
 
@@ -120,7 +120,7 @@ def _build(ctx: Context, spec: IndexSpec, running: Job) -> None:
     table_id = None if commit_route is None else list(commit_route.table_id)
     request = BuildRequest({**asdict(spec), "location": record.location}, uuid, dataset.version, options, table_id)
     start = time.monotonic()
-    with IndexProcess(request, commit_route) as process:
+    with LanceProcess(request, commit_route) as process:
         process.wait(
             lambda: running.progress(build_seconds=round(time.monotonic() - start)), ctx.settings.index_stall_timeout
         )

@@ -1,7 +1,7 @@
-"""Build an index in a child process, which can be killed while Lance is at work, and is killed when it stalls.
+"""Let Lance work in a child process, which can be killed while it is at work, and is killed when it stalls.
 
 Lance trains and writes in native code that cannot be canceled, and a thread cannot be ended from outside. The child
-(`builder`) commits through this process, which alone has the catalog and its secrets.
+(`builder`, or `tables.upkeep.maintainer`) commits through this process, which alone has the catalog and its secrets.
 """
 
 from __future__ import annotations
@@ -13,17 +13,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lance_namespace.errors import ErrorCode, LanceNamespaceError, ServiceUnavailableError, from_error_code
+from lance_namespace.errors import (
+    ErrorCode,
+    InternalError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+    from_error_code,
+)
 
-from tiltyard.tables.indexes.builder import COMMIT_CALLS, BuildRequest
+from tiltyard.tables.commits.child_commits import COMMIT_CALLS
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from tiltyard.storage.datasets import CommitRoute
 
 log = logging.getLogger("tiltyard.indexes")
@@ -44,20 +52,37 @@ _SERVER_VARIABLES = "TILTYARD_"
 """Prefix of environment variables that the child does not get: they have the server's settings and secrets."""
 
 
-class IndexProcess:
-    """A child process that builds one index. Used as a context manager: it has ended after the block."""
+class LanceProcess:
+    """A child process that works on one table. Used as a context manager: it has ended after the block."""
 
-    def __init__(self, request: BuildRequest, commit_route: CommitRoute | None) -> None:
-        """Start it; `commit_route` is how its commits reach a managed table."""
+    def __init__(
+        self,
+        request: DataclassInstance,
+        commit_route: CommitRoute | None,
+        command: Sequence[str] = COMMAND,
+        *,
+        niceness: int = 0,
+        most_bytes: int = 0,
+    ) -> None:
+        """Start it; `commit_route` is how its commits reach a managed table.
+
+        `niceness` is added to this process's own. A child with more than `most_bytes` of memory is killed, 0: never.
+        """
         self._commit_route = commit_route
+        self._most_bytes = most_bytes
+        self.progress: dict[str, str] = {}
+        """What it has reported."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith(_SERVER_VARIABLES)}
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=variables)  # noqa: S603  # this program itself
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=variables)  # noqa: S603  # this program itself
+        if niceness:
+            with suppress(ProcessLookupError):  # it has ended already
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
         self._result: dict[str, Any] = {}
         self._committing = False
         self._ended = threading.Event()
         self._send(asdict(request))
-        self._listener = threading.Thread(target=self._listen, name="index-process", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="lance-process", daemon=True)
         self._listener.start()
 
     def __enter__(self) -> Self:
@@ -72,22 +97,30 @@ class IndexProcess:
                 stream.close()
 
     def wait(self, report: Callable[[], None], stall_seconds: float) -> None:
-        """Wait until the index is committed; call `report` each second, and pass on what it raises.
+        """Wait until its work is committed; call `report` each second, and pass on what it raises.
 
         Raises ServiceUnavailableError for a process that was killed, or that stalled for `stall_seconds` (0: not
-        checked), and what the build raises.
+        checked), InsufficientMemoryError, and what the work raises.
         """
         stall = _Stall(Path(f"/proc/{self._process.pid}"), stall_seconds)
         while not self._ended.wait(POLL_SECONDS):
             report()
             stall.check(is_waiting=self._committing)
+            self._check_memory()
         if "error" in self._result:
             raise from_error_code(**self._result["error"])
         if "done" not in self._result:
             status = self._exit_status()
             if status < 0:
-                raise ServiceUnavailableError(f"The process that built the index was ended by signal {-status}.")
-            raise RuntimeError(f"The process that built the index ended with status {status}.")
+                raise ServiceUnavailableError(f"The process that worked on the table was ended by signal {-status}.")
+            raise RuntimeError(f"The process that worked on the table ended with status {status}.")
+
+    def _check_memory(self) -> None:
+        used = _resident_bytes(self._process.pid)
+        if self._most_bytes and used > self._most_bytes:
+            raise InsufficientMemoryError(
+                f"The work took more than {self._most_bytes >> 20} MiB of memory, and was ended."
+            )
 
     def _exit_status(self) -> int:
         """Return the exit status; negative for a signal. A process that has closed its output is about to end."""
@@ -107,10 +140,12 @@ class IndexProcess:
                     self._committing = True
                     self._send(self._run_call(message["call"], message["request"]))
                     self._committing = False
+                elif "progress" in message:
+                    self.progress |= message["progress"]
                 else:
                     self._result = message
         except OSError as error:  # it ended while a message was sent to it
-            log.info("the process that builds an index ended: %s", error)
+            log.info("a process that works on a table ended: %s", error)
         finally:
             self._ended.set()
 
@@ -122,12 +157,16 @@ class IndexProcess:
         except LanceNamespaceError as error:
             return {"error": {"code": int(error.code), "message": str(error)}}
         except Exception:
-            log.exception("a commit of the process that builds an index failed")
+            log.exception("a commit of a process that works on a table failed")
             return {"error": {"code": int(ErrorCode.INTERNAL), "message": "The commit failed; the log says why."}}
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message) + "\n")
+
+
+class InsufficientMemoryError(InternalError):
+    """A process was ended because it took too much memory: to try again at once does not help."""
 
 
 class _Stall:
@@ -155,7 +194,7 @@ class _Stall:
             self._busy_at, self._used, self._waited = now, used, 0.0
         elif passed >= self._seconds:
             raise ServiceUnavailableError(
-                f"The index build made no progress for {self._seconds:.0f} s, and used no processor time."
+                f"The work made no progress for {self._seconds:.0f} s, and used no processor time."
             )
 
     def _newly_queued(self) -> float:
@@ -164,6 +203,15 @@ class _Stall:
         newly = sum(max(0.0, seconds - self._queued.get(thread, 0.0)) for thread, seconds in queued.items())
         self._queued = queued
         return newly
+
+
+def _resident_bytes(process: int) -> int:
+    """Return the memory that a process has for itself; 0 where the system does not report it, or it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu_seconds(process: Path) -> float | None:

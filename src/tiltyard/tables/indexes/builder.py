@@ -2,33 +2,24 @@
 
     python -m tiltyard.runtime.lazy_imports tiltyard.tables.indexes.builder
 
-The child reads from standard input, a line of JSON each: a `BuildRequest`, then the responses to its calls. It writes
-to standard output its calls to the catalog, to commit (`{"call": …, "request": …}`), and in the end `{"done": true}` or
-`{"error": …}`. It ends when standard input does, so it does not outlive its parent.
+The child's request is a `BuildRequest`; how it talks with its parent is in `tables.commits.child_commits`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import threading
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-import lance
 from lance.indices import IndexConfig
-from lance_namespace.errors import LanceNamespaceError, from_error_code
 
 from tiltyard.model.index_types import IndexType
 from tiltyard.model.vector_columns import VectorColumn, train_exact_model
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.commits.child_commits import Parent, RemoteCommits, open_in_child, run_in_child
 from tiltyard.tables.schema.field_paths import arrow_field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import lance
 
 _MIN_VECTORS = 1
 _LANCE_NAMES = {"distance_type": "metric", "max_iterations": "max_iters"}
@@ -100,83 +91,17 @@ def _train_exact_model(dataset: lance.LanceDataset, spec: IndexSpec, column: Vec
     return train_exact_model(column, column.matrix(sample.column(0)), spec.parameters)
 
 
-class _Response(dict[str, Any]):
-    """A response as pylance reads it."""
-
-    def model_dump(self) -> dict[str, Any]:
-        """Return all fields by name."""
-        return dict(self)
-
-
-class _RemoteCommits:
-    """The methods of a `LanceNamespace` that commits need; each calls the parent process."""
-
-    def __init__(self, output: TextIO, responses: SimpleQueue[Mapping[str, Any]]) -> None:
-        self._output, self._responses = output, responses
-        self._lock = threading.Lock()
-
-    def namespace_id(self) -> str:
-        """Return what tells this namespace from others."""
-        return f"tiltyard-index-{os.getpid()}"
-
-    def __getattr__(self, name: str) -> Callable[[Any], _Response]:
-        if name not in COMMIT_CALLS:
-            raise AttributeError(name)
-        return lambda request: self._call(name, request)
-
-    def _call(self, name: str, request: Any) -> _Response:
-        fields = request.model_dump() if hasattr(request, "model_dump") else dict(request)
-        with self._lock:
-            print(json.dumps({"call": name, "request": fields}, default=str), file=self._output)
-            message = self._responses.get()
-        if "error" in message:
-            raise from_error_code(**message["error"])
-        return _Response(message["response"])
-
-
-COMMIT_CALLS = frozenset({"describe_table", "list_table_versions", "describe_table_version", "create_table_version"})
-"""What the child may call."""
-
-
-def _read_responses(lines: Iterable[str], responses: SimpleQueue[Mapping[str, Any]]) -> None:
-    """Queue incoming responses, and end the process with its input: Lance cannot be interrupted."""
-    for line in lines:
-        responses.put(json.loads(line))
-    os._exit(1)
-
-
-def _open(request: BuildRequest, spec: IndexSpec, commits: _RemoteCommits) -> lance.LanceDataset:
+def _open(request: BuildRequest, spec: IndexSpec, commits: RemoteCommits) -> lance.LanceDataset:
+    dataset = open_in_child(spec.location, request.storage_options, request.table_id, commits)
     with lance_errors():
-        if request.table_id is None:
-            dataset = lance.dataset(spec.location, storage_options=request.storage_options)
-        else:
-            dataset = lance.LanceDataset(
-                spec.location,
-                storage_options=request.storage_options,
-                namespace_client=commits,
-                table_id=request.table_id,
-                namespace_client_managed_versioning=True,
-            )
         return dataset.checkout_version((spec.branch, request.version))
 
 
-def main() -> None:
-    """Build the index that the first line of standard input specifies."""
-    lines, output = sys.stdin, os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever libraries print goes to standard error
-    request = BuildRequest(**json.loads(lines.readline()))
-    responses: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
-    threading.Thread(target=_read_responses, args=(lines, responses), daemon=True).start()
+def _run(fields: dict[str, Any], parent: Parent) -> None:
+    request = BuildRequest(**fields)
     spec = IndexSpec(**request.index)
-    result: dict[str, Any] = {"done": True}
-    try:
-        build(_open(request, spec, _RemoteCommits(output, responses)), spec, request.uuid)
-    except LanceNamespaceError as error:
-        result = {"error": {"code": int(error.code), "message": str(error)}}
-    print(json.dumps(result), file=output)
-    output.close()
-    os._exit(0)  # Lance's threads, and the one that reads, are not waited for
+    build(_open(request, spec, parent.commits), spec, request.uuid)
 
 
 if __name__ == "__main__":
-    main()
+    run_in_child(_run)

@@ -56,9 +56,14 @@ def commit_with_retry(
     """
     retry = ConflictRetry(ctx.settings.conflict_timeout)
     while True:
-        dataset = open_for_writing(ctx, names, branch=branch).dataset
+        table = open_for_writing(ctx, names, branch=branch)
+        dataset = table.dataset
         try:
             with lance_errors(dataset):
-                return change(dataset), dataset.version
+                result = change(dataset)
         except Exception as error:  # noqa: BLE001  # raised again unless it is a conflict
             retry.wait_or_raise(error)
+            continue
+        if not table.record.managed and branch.is_main:
+            ctx.services.change_log.add(table.record.id)
+        return result, dataset.version

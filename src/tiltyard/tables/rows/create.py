@@ -41,6 +41,7 @@ from tiltyard.tables.rows.insert import overwrite
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import replace_client_properties
 from tiltyard.tables.schema.properties import set_properties
+from tiltyard.tables.upkeep.options import upkeep_options
 from tiltyard.tables.versions.records import new_is_managed
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     if record is not None and not record.declared and mode is CreateMode.CREATE:
         raise TableAlreadyExistsError(f"Table already exists: {path}")
     options = _writer_options(request.storage_options or {})
+    upkeep_options(ctx.settings, request.properties or {})
     location = ctx.storage.check_location(request.location) if request.location else None
     new = NewTable(path, mode, request.properties, options, data)
     if record is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.access.authorization import authorize_table
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
@@ -23,8 +24,11 @@ from tiltyard.tables.schema.computed_columns import check_client_metadata
 from tiltyard.tables.schema.properties import set_properties
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import check_expression
+from tiltyard.tables.upkeep.options import is_upkeep_property, upkeep_options
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import lance
 
     from tiltyard.context import Context
@@ -51,7 +55,8 @@ def recover_update(
 def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
     """Set columns to SQL expressions, on all rows or on those that match a predicate.
 
-    `properties` are merged into those of the table; clients cannot change those of the server (`tiltyard.…`).
+    `properties` are merged into those of the table; clients cannot change those of the server (`tiltyard.…`), but for
+    those of upkeep, for which they need the privilege to alter the table.
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError,
     TableColumnNotFoundError, InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
     """
@@ -60,9 +65,8 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     current = target.record.properties
     # A client may send back all properties that it has read: an equal value is no change.
-    changed = check_client_metadata(
-        {key: value for key, value in (request.properties or {}).items() if current.get(key) != value}
-    )
+    changed = {key: value for key, value in (request.properties or {}).items() if current.get(key) != value}
+    _check_properties(ctx, request, changed, current)
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:
@@ -86,6 +90,17 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     if changed:
         properties = set_properties(ctx, table_id(request.id), target.record, {**current, **changed}).properties
     return models.UpdateTableResponse(updated_rows=rows, version=version, properties=properties)
+
+
+def _check_properties(
+    ctx: Context, request: models.UpdateTableRequest, changed: Mapping[str, str], current: Mapping[str, str]
+) -> None:
+    """Check properties to set. Raises InvalidInputError, PermissionDeniedError."""
+    check_client_metadata({key: value for key, value in changed.items() if not is_upkeep_property(key)})
+    if any(map(is_upkeep_property, changed)):
+        if not ctx.principal.administrator:
+            authorize_table(ctx, table_id(request.id), Privilege.ALTER.value)
+        upkeep_options(ctx.settings, {**current, **changed})
 
 
 def _updates(request: models.UpdateTableRequest) -> dict[str, str]:

@@ -106,7 +106,12 @@ class WriteTarget:
         return self.mark_written(int(dataset.version))
 
     def mark_written(self, version: int) -> int:
-        """Mark a declared table as written, and return the version. Raises as `finish_commit` does."""
+        """Mark a declared table as written, and return the version. Raises as `finish_commit` does.
+
+        A table that is not managed is noted for upkeep: nothing else tells that it got a version.
+        """
+        if not self.record.managed and self.branch.is_main:
+            self.ctx.services.change_log.add(self.record.id)
         if self.record.declared:
             try:
                 self.ctx.store.mark_written(self.record.id)

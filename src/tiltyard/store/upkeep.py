@@ -1,0 +1,152 @@
+"""Upkeep: which tables got commits and when they are to be looked at, and the transactions that maintain them."""
+
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tiltyard.store.repository import Repository, reads, writes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tiltyard.store.backend import Connection, Row
+
+UPKEEP_DELAY_MS = 3_000
+"""How long after its first commit a table is looked at: further commits are likely to come with it."""
+LOOK_MS = 60_000
+"""How long a look at a table may take, until others may look at it."""
+MOST_ENDED = 2
+"""Upkeep transactions of one table that stay once they have ended."""
+UPKEEP = "upkeep"
+"""The kind of their transactions."""
+
+COLUMNS = "table_id, changed_at, due_at, rests_until, clean_at, state"
+NOTE = """
+    INSERT INTO upkeep (table_id, changed_at, due_at, rests_until, clean_at, state) VALUES (?, ?, ?, 0, NULL, '{}')
+    ON CONFLICT (table_id) DO UPDATE SET changed_at = excluded.changed_at, due_at = CASE
+        WHEN upkeep.due_at <= excluded.due_at THEN upkeep.due_at
+        WHEN upkeep.rests_until > excluded.due_at THEN upkeep.rests_until
+        ELSE excluded.due_at END
+"""
+HAS_DUE = "SELECT 1 FROM upkeep WHERE due_at <= ? LIMIT 1"
+CLAIM = f"""
+    UPDATE upkeep SET due_at = ?, rests_until = ? WHERE table_id = (
+        SELECT table_id FROM upkeep WHERE due_at <= ? ORDER BY due_at, table_id LIMIT 1 /*+ FOR UPDATE SKIP LOCKED */
+    ) RETURNING {COLUMNS}
+"""
+FIND = f"SELECT {COLUMNS} FROM upkeep WHERE table_id = ?"
+PLAN = """
+    UPDATE upkeep SET due_at = CASE WHEN changed_at > ? AND ? < ? THEN ? ELSE ? END, rests_until = ?, clean_at = ?,
+        state = ?
+    WHERE table_id = ?
+"""
+FORGET = "DELETE FROM upkeep WHERE table_id = ? AND changed_at <= ?"
+DELETE_ENDED = """
+    DELETE FROM transactions WHERE kind = ? AND table_id = ? AND status NOT IN ('Queued', 'Running') AND id NOT IN (
+        SELECT id FROM transactions
+        WHERE kind = ? AND table_id = ? AND status NOT IN ('Queued', 'Running')
+        ORDER BY created_at DESC, id DESC LIMIT ?
+    )
+"""
+SWEEP = """
+    DELETE FROM transactions WHERE id IN (
+        SELECT id FROM transactions WHERE kind = ? AND created_at < ? AND status NOT IN ('Queued', 'Running')
+        ORDER BY created_at, id LIMIT ?
+    )
+"""
+OLDEST_RUNNING = "SELECT MIN(created_at) FROM transactions WHERE status IN ('Queued', 'Running') AND kind <> ?"
+
+
+class TableUpkeep(msgspec.Struct, frozen=True):
+    """A table that got commits, the last one noted at `changed_at`; see the columns of `upkeep` (ms since 1970)."""
+
+    table_id: int
+    changed_at: int
+    due_at: int
+    rests_until: int
+    clean_at: int | None
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: Row) -> TableUpkeep:
+        """Read a row of COLUMNS."""
+        table_id, changed_at, due_at, rests_until, clean_at, state = row
+        return cls(table_id, changed_at, due_at, rests_until, clean_at, json.loads(state))
+
+
+class Upkeep(Repository):
+    """The methods for upkeep."""
+
+    __slots__ = ()
+
+    @writes
+    def note_changes(self, table_ids: Iterable[int]) -> None:
+        """Note that tables got commits."""
+        note_changes(self.connection, table_ids, self._clock())
+
+    @reads
+    def has_due_upkeep(self) -> bool:
+        """Return whether `claim_upkeep` may return a table; this is cheaper than to try."""
+        return self.connection.row(HAS_DUE, self._clock()) is not None
+
+    @writes
+    def claim_upkeep(self) -> TableUpkeep | None:
+        """Claim the table that is due for longest, for LOOK_MS; return None without any."""
+        now = self._clock()
+        row = self.connection.row(CLAIM, now + LOOK_MS, now + LOOK_MS, now)
+        return TableUpkeep.of(row) if row else None
+
+    @reads
+    def find_upkeep(self, table_id: int) -> TableUpkeep | None:
+        """Return what is noted of a table, if it is."""
+        row = self.connection.row(FIND, table_id)
+        return TableUpkeep.of(row) if row else None
+
+    @writes
+    def plan_upkeep(
+        self,
+        seen: TableUpkeep,
+        *,
+        rests_until: int,
+        due_at: int | None,
+        clean_at: int | None,
+        state: Mapping[str, Any],
+    ) -> None:
+        """Record what a look at a table came to: when it is next due, None for not before its next commit.
+
+        A table with commits since it was `seen` is due after its rest at the latest.
+        """
+        if due_at is None and self.connection.change(FORGET, seen.table_id, seen.changed_at):
+            return
+        due = rests_until if due_at is None else max(due_at, rests_until)
+        soon = max(rests_until, self._clock() + UPKEEP_DELAY_MS)
+        plan = seen.changed_at, soon, due, soon, due, rests_until, clean_at, json.dumps(state)
+        self.connection.change(PLAN, *plan, seen.table_id)
+
+    @writes
+    def delete_ended_upkeep(self, table_id: int) -> None:
+        """Delete all but the last of a table's upkeep transactions that have ended: there are many over time."""
+        self.connection.change(DELETE_ENDED, UPKEEP, table_id, UPKEEP, table_id, MOST_ENDED - 1)
+
+    @writes
+    def sweep_upkeep(self, before: int, limit: int) -> int:
+        """Delete up to `limit` of its transactions that have ended and began before a time; return how many."""
+        return self.connection.change(SWEEP, UPKEEP, before, limit)
+
+    @reads
+    def oldest_work(self) -> int | None:
+        """Return when (ms since 1970) the oldest unfinished transaction of all tables began, without upkeep's own."""
+        row = self.connection.row(OLDEST_RUNNING, UPKEEP)
+        return row[0] if row else None
+
+
+def note_changes(connection: Connection, table_ids: Iterable[int], now: int) -> None:
+    """Note within a transaction that tables got commits; in the order of their ids, so that no two wait for another."""
+    rows = [(table_id, now, now + UPKEEP_DELAY_MS) for table_id in sorted(set(table_ids))]
+    if rows:
+        connection.change_many(NOTE, rows)

@@ -1,0 +1,245 @@
+"""Look at the tables that got commits, queue a job for each that needs upkeep, and run it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError, TableNotFoundError
+
+from tiltyard.config import DAY_MS
+from tiltyard.model.branches import MAIN
+from tiltyard.model.jobs import Job, JobCanceledError, job
+from tiltyard.store.upkeep import UPKEEP
+from tiltyard.tables.indexes.build_process import LanceProcess
+from tiltyard.tables.upkeep.indexing import IndexState, index_states
+from tiltyard.tables.upkeep.maintainer import COMMAND, MaintenanceRequest, maintain
+from tiltyard.tables.upkeep.needs import Needs, find_needs, work_under_way
+from tiltyard.tables.upkeep.old_versions import remove_old_versions
+from tiltyard.tables.upkeep.options import UpkeepOptions, upkeep_options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import lance
+
+    from tiltyard.context import Context
+    from tiltyard.store import TableRecord, TableUpkeep, UnitOfWork
+
+log = logging.getLogger("tiltyard.upkeep")
+
+IDLE_MS = 10 * 60 * 1000
+"""How long a table has no commits until its indexes get the last few rows, too."""
+BUSY_MS = 10_000
+"""How long a table is left alone on which something is under way."""
+_LONGEST_PUT_OFF_MS = 60 * 60 * 1000
+"""How long upkeep waits for that: a block of a publication may have been left behind."""
+_SHORTEST_REST_MS, _LONGEST_REST_MS = 10_000, DAY_MS
+_REST_SHARE = 4
+"""A table rests for so many times as long as its upkeep took: it takes a fifth of one processor at most."""
+_FIRST_BACKOFF_MS = 60_000
+_ROWS_IN_PROCESS = 20_000
+"""Rows of a table up to which it is maintained in this process: starting another one takes more time than that."""
+_NICENESS = 10
+
+
+def look_at_next_table(ctx: Context) -> bool:
+    """Look at the table that is due for longest, and queue a job if it needs one; return whether a table was due.
+
+    Raises ServiceUnavailableError: the table is looked at again in a minute.
+    """
+    if not ctx.store.has_due_upkeep() or (seen := ctx.store.claim_upkeep()) is None:
+        return False
+    table = _find_maintained(ctx, seen)
+    if table is None:
+        ctx.store.plan_upkeep(seen, rests_until=ctx.clock(), due_at=None, clean_at=None, state={})
+        return True
+    try:
+        _look(ctx, seen, *table)
+    except ServiceUnavailableError:
+        raise
+    except (LanceNamespaceError, OSError, RuntimeError, ValueError) as error:
+        log.warning("table %s cannot be looked at: %s", seen.table_id, error)
+        _back_off(ctx, seen)
+    return True
+
+
+def _find_maintained(ctx: Context, seen: TableUpkeep) -> tuple[TableRecord, UpkeepOptions] | None:
+    """Return a table and its options; None for one that gets no upkeep.
+
+    That is one that is gone or has no data, one whose properties say so, and one below a mount to which others commit
+    without this catalog.
+    """
+    try:
+        table = ctx.store.table_by_id(seen.table_id)
+        options = upkeep_options(ctx.settings, table.properties)
+    except TableNotFoundError:
+        return None
+    except InvalidInputError as error:
+        log.warning("table %s gets no upkeep: %s", seen.table_id, error)
+        return None
+    is_foreign = table.mount_id is not None and not table.managed
+    return None if table.declared or is_foreign or not options.enabled else (table, options)
+
+
+def _look(ctx: Context, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions) -> None:
+    now, state = ctx.clock(), dict(seen.state)
+    if reason := work_under_way(ctx, table):
+        since = state.setdefault("put_off_since", now)
+        if now - since < _LONGEST_PUT_OFF_MS or reason.startswith(UPKEEP):
+            rest = now + BUSY_MS
+            ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=seen.clean_at, state=state)
+            return
+    state.pop("put_off_since", None)
+    needs = _needs_of(ctx, seen, table, options, now)
+    clean_at = _clean_at(seen, table, options, now)
+    reasons = [*needs.reasons, *(["old versions"] if clean_at is not None and clean_at <= now else [])]
+    if reasons:
+        _queue(ctx, seen, table, ", ".join(reasons))
+        due: int | None = now + BUSY_MS
+    else:
+        idle_at = seen.changed_at + IDLE_MS if needs.has_rest else None
+        due = min((at for at in (clean_at, idle_at) if at is not None), default=None)
+    rest = now + BUSY_MS if reasons else now
+    ctx.store.plan_upkeep(seen, rests_until=rest, due_at=due, clean_at=clean_at, state=state)
+
+
+def _clean_at(seen: TableUpkeep, table: TableRecord, options: UpkeepOptions, now: int) -> int | None:
+    """Return when old versions are next looked for: once the version before the last commit is old enough.
+
+    None where all was removed since, or the table is below a mount, whose catalog may know of readers.
+    """
+    if table.mount_id is not None or seen.clean_at is not None:
+        return None if table.mount_id is not None else seen.clean_at
+    due = seen.changed_at + int(options.keep_versions_days * DAY_MS)
+    return due if due > now else None
+
+
+def _needs_of(ctx: Context, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions, now: int) -> Needs:
+    storage = ctx.storage
+    dataset = storage.datasets.open_for_reading(table.location, storage.options(table.location))
+    return find_needs(dataset, options, seen.state.get("unindexed", {}), is_idle=now - seen.changed_at >= IDLE_MS)
+
+
+def _queue(ctx: Context, seen: TableUpkeep, table: TableRecord, reason: str) -> None:
+    """Queue a job, unless another server has since; few that have ended stay, for there are many over time."""
+
+    def work(catalog: UnitOfWork) -> None:
+        if not catalog.unfinished_transactions(table.id, UPKEEP):
+            catalog.delete_ended_upkeep(table.id)
+            catalog.create_transaction(UPKEEP, table.id, {}, {"reason": reason})
+
+    ctx.store.transact(work)
+
+
+def _back_off(ctx: Context, seen: TableUpkeep) -> None:
+    """Leave a table alone after a failure, longer after each."""
+    failures = seen.state.get("failures", 0) + 1
+    rest = ctx.clock() + min(_LONGEST_REST_MS, _FIRST_BACKOFF_MS * 4 ** min(failures - 1, 10))
+    state = {**seen.state, "failures": failures}
+    ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=seen.clean_at, state=state)
+
+
+@job(UPKEEP)
+def maintain_table(ctx: Context, running: Job) -> Mapping[str, str]:
+    """Extend a table's indexes, compact it, and remove old versions, as far as it needs that. Idempotent.
+
+    Raises what stopped it: the table is left alone for a while then.
+    """
+    assert running.table_id is not None
+    seen = ctx.store.find_upkeep(running.table_id)
+    maintained = None if seen is None else _find_maintained(ctx, seen)
+    if seen is None or maintained is None:
+        return {"notes": "The table is gone, or gets no upkeep any more."}
+    start, table, options = time.monotonic(), *maintained
+    try:
+        outcome = _maintain_data(ctx, running, seen, table, options)
+        cleaned, clean_at = _clean(ctx, running, seen, table, options)
+    except JobCanceledError:
+        rest = ctx.clock() + BUSY_MS
+        ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=seen.clean_at, state=seen.state)
+        raise
+    except Exception:
+        _back_off(ctx, seen)
+        raise
+    seconds = time.monotonic() - start
+    rest = ctx.clock() + min(_LONGEST_REST_MS, max(_SHORTEST_REST_MS, int(seconds * 1000) * _REST_SHARE))
+    ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=clean_at, state={"unindexed": outcome})
+    return {"seconds": f"{seconds:.1f}", "stage": "done", **cleaned}
+
+
+def _maintain_data(
+    ctx: Context, running: Job, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions
+) -> dict[str, int]:
+    """Extend indexes and compact; return the indexes that got no rows, with how many they lacked before."""
+    dataset = _open(ctx, table)
+    needs = find_needs(dataset, options, seen.state.get("unindexed", {}), is_idle=True)
+    if not needs.reasons:
+        return dict(seen.state.get("unindexed", {}))
+    before = index_states(dataset)
+    if dataset.count_rows() <= _ROWS_IN_PROCESS and not _has_graph(dataset):
+        route = ctx.commit_route(table, durable=False)
+        own = ctx.storage.datasets.open_for_writing(table.location, ctx.storage.options(table.location), MAIN, route)
+        maintain(own, options.small_fragments, lambda properties: running.progress(**properties))
+    else:
+        _maintain_in_child(ctx, running, table, options)
+    return _stuck(before, index_states(_open(ctx, table)))
+
+
+def _open(ctx: Context, table: TableRecord) -> lance.LanceDataset:
+    return ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location))
+
+
+def _has_graph(dataset: lance.LanceDataset) -> bool:
+    """Return whether there is an index with a graph, which takes minutes to merge for few rows."""
+    return any("HNSW" in index.index_type.upper() for index in dataset.describe_indices())
+
+
+def _maintain_in_child(ctx: Context, running: Job, table: TableRecord, options: UpkeepOptions) -> None:
+    route = ctx.commit_route(table, durable=False)
+    request = MaintenanceRequest(
+        table.location,
+        dict(ctx.storage.options(table.location)),
+        None if route is None else list(route.table_id),
+        options.small_fragments,
+    )
+    most_bytes, stall = ctx.settings.upkeep_bytes, ctx.settings.index_stall_timeout
+    with LanceProcess(request, route, COMMAND, niceness=_NICENESS, most_bytes=most_bytes) as process:
+        process.wait(lambda: running.progress(**process.progress), stall)
+        running.progress(**process.progress)
+
+
+def _stuck(before: Sequence[IndexState], after: Sequence[IndexState]) -> dict[str, int]:
+    """Return the indexes that lacked rows and got none: such as a PQ index of too few rows to train it."""
+    indexed = {state.name: state.indexed for state in after}
+    return {
+        state.name: state.missing
+        for state in before
+        if state.missing and indexed.get(state.name, state.indexed) <= state.indexed
+    }
+
+
+def _clean(
+    ctx: Context, running: Job, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions
+) -> tuple[dict[str, str], int | None]:
+    """Remove old versions if that is due; return the figures, and when it is due next."""
+    now = ctx.clock()
+    if seen.clean_at is None or seen.clean_at > now or table.mount_id is not None:
+        return {}, seen.clean_at
+    running.progress(stage="old versions")
+
+    def progress(removed: int) -> None:
+        running.progress(files_removed=removed)
+
+    collection = remove_old_versions(ctx, table, options.keep_versions_days, progress)
+    figures: dict[str, Any] = {
+        "versions_removed": collection.versions,
+        "files_removed": len(collection.garbage),
+        "bytes_removed": collection.size,
+    }
+    notes = {"clean_notes": " ".join(collection.notes)} if collection.notes else {}
+    keep_ms = int(options.keep_versions_days * DAY_MS)
+    pause = min(DAY_MS, keep_ms)
+    next_at = now + pause if seen.changed_at + keep_ms + 2 * pause > now else None
+    return {name: str(value) for name, value in figures.items()} | notes, next_at

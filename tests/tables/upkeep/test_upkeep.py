@@ -1,0 +1,418 @@
+"""Tables are maintained after commits: indexes get new rows, small fragments are joined, old versions removed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from lance.optimize import CompactionTask
+from lance_namespace.errors import InvalidInputError
+from tests.tables.bodies import small
+from tests.tables.served import Server, ask
+
+from tiltyard.model.branches import MAIN
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.spec import models
+from tiltyard.store.upkeep import MOST_ENDED, UPKEEP
+from tiltyard.tables.indexes.build_job import CREATE_INDEX
+from tiltyard.tables.opening import open_to_commit
+from tiltyard.tables.rows.create import create_table
+from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.rows.update_delete import delete_from_table, update_table
+from tiltyard.tables.upkeep import maintainer, old_versions, upkeep_job
+from tiltyard.tables.upkeep.indexing import count_segments_to_merge, index_states
+from tiltyard.tables.upkeep.old_versions import first_time_to_keep, remove_old_versions
+from tiltyard.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+DAY_MS = 86_400_000
+
+
+def rows(count: int, start: int = 0) -> pa.Table:
+    numbers = range(start, start + count)
+    vectors = np.array([[number % 97, number % 13, number % 7, 1] for number in numbers], dtype=np.float32)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "kind": pa.array([number % 5 for number in numbers], pa.int32()),
+            "text": [f"word{number} common" for number in numbers],
+            "tags": [[str(number % 5)] for number in numbers],
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 4),
+        }
+    )
+
+
+class Kept:
+    """A server whose tables are looked at when a test says so; time passes by `later`."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.server = Server(root, **settings)
+        self.ctx, self.store = self.server.ctx, self.server.services.store
+        self.worker = Worker(self.server.services, 1)
+
+    def create(self, name: str, data: pa.Table, **properties: str) -> None:
+        create_table(self.ctx, ask(models.CreateTableRequest, id=name, properties=properties), small(data))
+
+    def insert(self, name: str, data: pa.Table) -> None:
+        insert_into_table(self.ctx, ask(models.InsertIntoTableRequest, id=name), small(data))
+
+    def to_commit(self, name: str) -> lance.LanceDataset:
+        return open_to_commit(self.ctx, self.store.describe_table((name,)), MAIN)
+
+    def sql(self, statement: str) -> None:
+        self.store.transact(lambda catalog: catalog.connection.change(statement))
+
+    def note(self) -> None:
+        """Write what commits have noted."""
+        self.server.services.finalized_log.flush()
+        self.server.services.change_log.flush()
+
+    def later(self, ms: int = 0) -> None:
+        """Let tables be due whose rest is over, and all that is noted be older."""
+        self.note()
+        self.sql(
+            f"UPDATE upkeep SET due_at = due_at - {ms}, changed_at = changed_at - {ms}, "  # a number
+            f"rests_until = rests_until - {ms}, clean_at = clean_at - {ms}"
+        )
+        self.sql("UPDATE upkeep SET due_at = 0, rests_until = 0")
+
+    def run(self) -> None:
+        """Look at the tables, and run what they need."""
+        self.later()
+        for _ in range(4):
+            self.worker.maintain_one()
+
+    def jobs(self) -> list[Mapping[str, str]]:
+        """Return the properties of upkeep's transactions, newest first."""
+        records = self.store.list_jobs((UPKEEP,), None, None, 100)
+        assert all(record.status is TransactionStatus.SUCCEEDED for record in records), records
+        return [record.properties for record in records]
+
+    def state(self, name: str) -> tuple[int, int, dict[str, int]]:
+        """Return the rows and fragments of a table, and the rows that each index lacks."""
+        dataset = self.server.open(name)
+        missing = {state.name: state.missing for state in index_states(dataset)}
+        return dataset.count_rows(), len(dataset.get_fragments()), missing
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Any:
+    kept = Kept(tmp_path / "root")
+    yield kept
+    kept.store.close()
+
+
+def index_all(dataset: lance.LanceDataset) -> None:
+    dataset.create_scalar_index("id", "BTREE", name="ids")
+    dataset.create_scalar_index("text", "INVERTED", name="texts")
+    dataset.create_index("vector", "IVF_FLAT", name="vectors", num_partitions=2)
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_upkeep_after_inserts_extends_indexes_and_joins_fragments(tmp_path: Path, managed: bool) -> None:
+    kept = Kept(tmp_path / "root", managed_versioning=managed)
+    kept.create("t", rows(3000))
+    index_all(kept.to_commit("t"))
+    for number in range(20):
+        kept.insert("t", rows(100, 3000 + number * 100))
+    assert kept.state("t") == (5000, 21, {"ids": 2000, "texts": 2000, "vectors": 2000})
+    kept.run()
+    assert kept.state("t") == (5000, 2, {"ids": 0, "texts": 0, "vectors": 0})
+    [properties] = kept.jobs()
+    assert (properties["rows_indexed"], properties["fragments_removed"]) == ("6000", "20")
+    assert "the index ids lacks 2000 rows" in properties["reason"]
+    table = kept.server.open("t")
+    assert table.to_table(filter="id = 4999").num_rows == 1
+    assert table.to_table(full_text_query="word4999").num_rows == 1
+    version = table.version
+    kept.run()
+    kept.run()
+    assert kept.server.open("t").version == version, "nothing is left to do"
+
+
+def test_upkeep_of_larger_table_works_in_a_child_process(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep_job, "_ROWS_IN_PROCESS", -1)
+    kept.create("t", rows(2000))
+    index_all(kept.to_commit("t"))
+    kept.insert("t", rows(1500, 2000))
+    kept.run()
+    assert kept.state("t") == (3500, 2, {"ids": 0, "texts": 0, "vectors": 0})
+    [properties] = kept.jobs()
+    assert properties["rows_indexed"] == "4500"
+
+
+def test_upkeep_process_beyond_its_memory_fails_and_the_table_rests(tmp_path: Path, monkeypatch: Any) -> None:
+    kept = Kept(tmp_path / "root")
+    monkeypatch.setattr(upkeep_job, "_ROWS_IN_PROCESS", -1)
+    monkeypatch.setattr("tiltyard.tables.indexes.build_process.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("tiltyard.tables.indexes.build_process._resident_bytes", lambda process: 2 << 30)
+    kept.create("t", rows(2000))
+    index_all(kept.to_commit("t"))
+    kept.insert("t", rows(1500, 2000))
+    kept.run()
+    [record] = kept.store.list_jobs((UPKEEP,), None, None, 100)
+    assert record.status is TransactionStatus.FAILED
+    assert record.error is not None
+    assert "1024 MiB of memory" in record.error
+    noted = kept.store.find_upkeep(record.table_id or 0)
+    assert noted is not None
+    assert noted.state["failures"] == 1
+    assert noted.rests_until > kept.ctx.clock() + 50_000
+
+
+def test_upkeep_of_few_new_rows_waits_until_the_table_is_idle(kept: Kept) -> None:
+    kept.create("t", rows(3000))
+    index_all(kept.to_commit("t"))
+    kept.insert("t", rows(10, 3000))
+    kept.run()
+    assert kept.jobs() == []
+    kept.later(upkeep_job.IDLE_MS)
+    for _ in range(3):
+        kept.worker.maintain_one()
+    assert kept.state("t") == (3010, 2, {"ids": 0, "texts": 0, "vectors": 0})
+
+
+def test_upkeep_follows_the_properties_of_its_table(kept: Kept) -> None:
+    kept.create("off", rows(3000), **{"tiltyard.upkeep": "off"})
+    kept.create("early", rows(3000), **{"tiltyard.upkeep.unindexed_rows": "1"})
+    for name in ("off", "early"):
+        index_all(kept.to_commit(name))
+        kept.insert(name, rows(5, 3000))
+    kept.run()
+    assert kept.state("early")[2]["ids"] == 0
+    assert kept.state("off")[2]["ids"] == 5
+    request = ask(models.UpdateTableRequest, id="off", properties={"tiltyard.upkeep.small_fragments": "2"}, updates=[])
+    assert update_table(kept.ctx, request).properties["tiltyard.upkeep.small_fragments"] == "2"
+    switch = ask(models.UpdateTableRequest, id="off", properties={"tiltyard.upkeep": "on"}, updates=[])
+    update_table(kept.ctx, switch)
+    kept.insert("off", rows(5, 3005))
+    kept.run()
+    assert kept.state("off")[1] == 2, "the two small ones are one"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tiltyard.upkeep", "perhaps"), ("tiltyard.upkeep.unindexed_rows", "0"), ("tiltyard.upkeep.small_fragments", "x")],
+)
+def test_upkeep_property_that_is_none_is_refused(kept: Kept, name: str, value: str) -> None:
+    with pytest.raises(InvalidInputError, match=name):
+        kept.create("t", rows(1), **{name: value})
+    kept.create("t", rows(1))
+    with pytest.raises(InvalidInputError, match=name):
+        update_table(kept.ctx, ask(models.UpdateTableRequest, id="t", properties={name: value}, updates=[]))
+
+
+def test_upkeep_rewrites_fragments_of_many_deleted_rows_only(kept: Kept) -> None:
+    kept.create("t", rows(1000))
+    kept.insert("t", rows(1000, 1000))
+    delete_from_table(kept.ctx, ask(models.DeleteFromTableRequest, id="t", predicate="id < 300"))
+    kept.run()
+    fragments = kept.server.open("t").get_fragments()
+    assert [(each.metadata.physical_rows, each.metadata.num_deletions) for each in fragments] == [(1000, 0), (700, 0)]
+
+
+KINDS = {
+    "BTREE": "id",
+    "BITMAP": "kind",
+    "LABEL_LIST": "tags",
+    "INVERTED": "text",
+    "NGRAM": "text",
+    "ZONEMAP": "id",
+    "BLOOMFILTER": "id",
+    "IVF_FLAT": "vector",
+    "IVF_SQ": "vector",
+    "IVF_PQ": "vector",
+    "IVF_RQ": "vector",
+    "IVF_HNSW_SQ": "vector",
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_maintain_extends_every_kind_of_index_and_compacts_below_it(tmp_path: Path, kind: str) -> None:
+    """A kind that cannot follow a compaction (ZONEMAP, BLOOMFILTER) has all rows again afterwards."""
+    column, data = KINDS[kind], rows(600)
+    if kind == "IVF_RQ":  # needs a multiple of 8
+        wide = pa.array(np.resize(np.arange(600 * 8, dtype=np.float32) % 31, 600 * 8))
+        data = data.set_column(4, "vector", pa.FixedSizeListArray.from_arrays(wide, 8))
+    dataset = lance.write_dataset(data, str(tmp_path / "t.lance"))
+    if kind.startswith("IVF"):
+        parts = {"num_sub_vectors": 2} if kind == "IVF_PQ" else {}
+        dataset.create_index(column, kind, name="x", num_partitions=1, **parts)
+    else:
+        dataset.create_scalar_index(column, kind, name="x")  # type: ignore[arg-type]  # a name of a kind
+    for number in range(4):
+        dataset.insert(data.slice(number * 20, 20))
+    told: list[Mapping[str, Any]] = []
+    maintainer.maintain(dataset, 4, told.append)
+    opened = lance.dataset(dataset.uri)
+    [state] = index_states(opened)
+    assert (state.indexed, state.missing) == (680, 0)
+    assert len(opened.get_fragments()) < 5
+    assert "notes" not in told[-1]
+
+
+def test_upkeep_loses_against_a_writer_that_changes_the_same_fragments(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.create("t", rows(20))
+    for number in range(1, 20):
+        kept.insert("t", rows(20, number * 20))
+
+    class Task:
+        """Rewrites fragments, of which a writer deletes rows meanwhile."""
+
+        def __init__(self, task: CompactionTask) -> None:
+            self.fragments = task.fragments
+            self._task = task
+
+        def execute(self, dataset: lance.LanceDataset) -> Any:
+            result = self._task.execute(dataset)
+            began = time.monotonic()
+            delete_from_table(kept.ctx, ask(models.DeleteFromTableRequest, id="t", predicate="id = 7"))
+            assert time.monotonic() - began < 5, "the writer waits for nobody"
+            return result
+
+    class Plan:
+        def __init__(self, tasks: list[CompactionTask]) -> None:
+            self.tasks = [Task(task) for task in tasks]
+
+    plan: Callable[..., Any] = maintainer.plan_compaction
+
+    def plan_with_writer(dataset: lance.LanceDataset, small: int) -> Any:
+        planned = plan(dataset, small)
+        return planned and type(planned)(Plan(planned.plan.tasks), planned.options)
+
+    monkeypatch.setattr(maintainer, "plan_compaction", plan_with_writer)
+    kept.run()
+    [properties] = kept.jobs()
+    assert "A writer changed fragments" in properties["notes"]
+    assert kept.state("t")[0] == 399
+    monkeypatch.setattr(maintainer, "plan_compaction", plan)
+    kept.run()
+    assert kept.state("t")[0] == 399
+    assert kept.state("t")[1] <= 4, "of a hundred rows each"
+
+
+def test_upkeep_waits_for_index_builds_and_open_publications(kept: Kept) -> None:
+    kept.create("t", rows(3000), **{"tiltyard.upkeep.unindexed_rows": "1"})
+    index_all(kept.to_commit("t"))
+    kept.insert("t", rows(5, 3000))
+    table = kept.store.describe_table(("t",))
+    build = kept.store.create_transaction(CREATE_INDEX, table.id, {}, {}, status=TransactionStatus.RUNNING, lease_ms=1)
+    kept.run()
+    assert kept.jobs() == []
+    kept.store.alter_transaction(build.id, lambda status, properties: (TransactionStatus.CANCELED, properties))
+    folder = f"{table.location}/_publishing-1"
+    lance.write_dataset(pa.table({"x": [1]}), f"{folder}/copy.lance")
+    kept.run()
+    assert kept.jobs() == []
+    kept.later(60 * 60 * 1000)
+    kept.sql("UPDATE upkeep SET state = '{\"put_off_since\": 1}'")
+    for _ in range(3):
+        kept.worker.maintain_one()
+    assert kept.state("t")[2]["ids"] == 0, "a block that was left behind does not stop it for ever"
+
+
+def test_upkeep_of_index_that_takes_no_rows_is_not_repeated(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.create("t", rows(3000), **{"tiltyard.upkeep.unindexed_rows": "10"})
+    index_all(kept.to_commit("t"))
+    kept.insert("t", rows(50, 3000))
+    monkeypatch.setattr(maintainer, "extend_index", lambda dataset, state: None)
+    kept.run()
+    version = kept.server.open("t").version
+    for _ in range(3):
+        kept.run()
+    assert len(kept.jobs()) == 1
+    assert kept.server.open("t").version == version
+    monkeypatch.undo()
+    kept.insert("t", rows(50, 3050))
+    kept.run()
+    assert kept.state("t")[2]["ids"] == 0
+
+
+def test_upkeep_keeps_few_of_its_transactions(kept: Kept) -> None:
+    kept.create("t", rows(300), **{"tiltyard.upkeep.small_fragments": "2"})
+    for number in range(5):
+        kept.insert("t", rows(10, 300 + number * 10))
+        kept.insert("t", rows(10, 300 + number * 10))
+        kept.run()
+    assert 1 <= len(kept.jobs()) <= MOST_ENDED
+
+
+def test_remove_old_versions_leaves_the_latest_and_tagged_ones(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    object.__setattr__(kept.server.services.settings, "repeat_memory", 0)
+    monkeypatch.setattr(old_versions, "CLOCK_SKEW_MS", 200)
+    kept.create("t", rows(10))
+    for number in range(1, 4):
+        time.sleep(0.3)  # the clocks of catalog and storage may differ by what was set above
+        kept.insert("t", rows(10, number * 10))
+    time.sleep(0.3)
+    kept.server.open("t").tags.create("second", 2)
+    table = kept.store.describe_table(("t",))
+    kept.note()
+    job = kept.store.create_transaction("refresh", None, {}, {})
+    removed = remove_old_versions(kept.ctx, table, 0.0, lambda count: None)
+    assert removed.versions == 3 - 1
+    assert [version["version"] for version in kept.server.open("t").versions()] == [2, 4]
+    kept.insert("t", rows(10, 40))
+    time.sleep(0.3)
+    assert remove_old_versions(kept.ctx, table, 0.0, lambda count: None).versions == 0, "the job may read version 4"
+    kept.store.alter_transaction(job.id, lambda status, properties: (TransactionStatus.CANCELED, properties))
+    assert remove_old_versions(kept.ctx, table, 30.0, lambda count: None).versions == 0
+    assert remove_old_versions(kept.ctx, table, 0.0, lambda count: None).versions == 1
+    assert kept.server.open("t").count_rows() == 50
+
+
+def test_upkeep_looks_for_old_versions_once_they_can_be_there(kept: Kept) -> None:
+    kept.create("t", rows(10), **{"tiltyard.upkeep.keep_versions_days": "2"})
+    kept.insert("t", rows(10, 10))
+    kept.run()
+    assert kept.jobs() == []
+    kept.later(2 * DAY_MS + 60_000)
+    for _ in range(3):
+        kept.worker.maintain_one()
+    [properties] = kept.jobs()
+    assert (properties["reason"], properties["versions_removed"]) == ("old versions", "0")
+    for _ in range(4):
+        kept.later(DAY_MS)
+        for _ in range(3):
+            kept.worker.maintain_one()
+    assert kept.store.find_upkeep(kept.store.describe_table(("t",)).id) is None, "nothing is left to look for"
+
+
+@pytest.mark.parametrize(
+    ("times", "limit", "expected"),
+    [
+        ([], 10, None),
+        ([5], 10, None),
+        ([1, 2, 30], 10, 2),  # the second was the latest at 10
+        ([20, 30], 10, None),
+        ([1, 2, 3], 10, 3),
+        ([1, 9, 30, 4], 10, 4),  # the clock of the last one's writer is behind
+        ([1, 9, 4, 30], 10, 4),
+    ],
+)
+def test_first_time_to_keep_is_of_the_version_that_was_the_latest(
+    times: list[int], limit: int, expected: int | None
+) -> None:
+    assert first_time_to_keep(times, limit) == expected
+
+
+def test_count_segments_to_merge_lets_segments_grow_in_powers() -> None:
+    segments: list[int] = [1_000_000]
+    most, written = 0, 0
+    for _ in range(1000):
+        count = count_segments_to_merge(segments, 1000)
+        merged = 1000 + sum(segments[len(segments) - count :])
+        segments = [*segments[: len(segments) - count], merged]
+        most, written = max(most, len(segments)), written + merged
+    assert most <= 9
+    assert written < 12 * 1_000_000
+    assert sum(segments) == 2_000_000

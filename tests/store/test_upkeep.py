@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import FinalManifest, NewVersion
+from tiltyard.store.jobs import JobFilter
 from tiltyard.store.upkeep import LOOK_MS, MOST_ENDED, UPKEEP, UPKEEP_DELAY_MS
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def test_delete_ended_upkeep_leaves_the_last_ones_of_a_table(store: Store, clock
         store.finish_transaction(made[-1], "me", TransactionStatus.SUCCEEDED)
         clock.advance(1)
     other = store.create_transaction("other", table, {}, {}, status=TransactionStatus.FAILED).id
-    left = [record.id for record in store.list_jobs((UPKEEP,), None, None, 100)]
+    left = [record.id for record in store.list_jobs(JobFilter((UPKEEP,)), None, 100)]
     assert left == made[: -MOST_ENDED - 1 : -1]
     clock.advance(1)
     assert store.sweep_upkeep(clock(), 100) == MOST_ENDED

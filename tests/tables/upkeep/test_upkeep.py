@@ -17,6 +17,7 @@ from tests.tables.served import Server, ask
 from tiltyard.model.branches import MAIN
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
+from tiltyard.store.jobs import JobFilter
 from tiltyard.store.upkeep import MOST_ENDED, UPKEEP
 from tiltyard.tables.indexes.build_job import CREATE_INDEX
 from tiltyard.tables.opening import open_to_commit
@@ -91,7 +92,7 @@ class Kept:
 
     def jobs(self) -> list[Mapping[str, str]]:
         """Return the properties of upkeep's transactions, newest first."""
-        records = self.store.list_jobs((UPKEEP,), None, None, 100)
+        records = self.store.list_jobs(JobFilter((UPKEEP,)), None, 100)
         assert all(record.status is TransactionStatus.SUCCEEDED for record in records), records
         return [record.properties for record in records]
 
@@ -157,7 +158,7 @@ def test_upkeep_process_beyond_its_memory_fails_and_the_table_rests(tmp_path: Pa
     index_all(kept.to_commit("t"))
     kept.insert("t", rows(1500, 2000))
     kept.run()
-    [record] = kept.store.list_jobs((UPKEEP,), None, None, 100)
+    [record] = kept.store.list_jobs(JobFilter((UPKEEP,)), None, 100)
     assert record.status is TransactionStatus.FAILED
     assert record.error is not None
     assert "1024 MiB of memory" in record.error

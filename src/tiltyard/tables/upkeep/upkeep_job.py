@@ -10,7 +10,9 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError, Servi
 
 from tiltyard.config import DAY_MS
 from tiltyard.model.branches import MAIN
+from tiltyard.model.ids import Id
 from tiltyard.model.jobs import Job, JobCanceledError, job
+from tiltyard.store.access.grants import TABLE
 from tiltyard.store.upkeep import UPKEEP
 from tiltyard.tables.indexes.build_process import LanceProcess
 from tiltyard.tables.upkeep.indexing import IndexState, index_states
@@ -126,9 +128,10 @@ def _queue(ctx: Context, seen: TableUpkeep, table: TableRecord, reason: str) -> 
     """Queue a job, unless another server has since; few that have ended stay, for there are many over time."""
 
     def work(catalog: UnitOfWork) -> None:
-        if not catalog.unfinished_transactions(table.id, UPKEEP):
+        path = catalog.object_path(TABLE, table.id)
+        if path is not None and not catalog.unfinished_transactions(table.id, UPKEEP):
             catalog.delete_ended_upkeep(table.id)
-            catalog.create_transaction(UPKEEP, table.id, {}, {"reason": reason})
+            catalog.create_transaction(UPKEEP, table.id, {}, {"table": str(Id(path)), "reason": reason})
 
     ctx.store.transact(work)
 

@@ -34,6 +34,9 @@ class IndexType(StrEnum):
     NGRAM = "NGRAM"
     ZONEMAP = "ZONEMAP"
     BLOOMFILTER = "BLOOMFILTER"
+    FM = "FM"
+    RTREE = "RTREE"
+    MINHASHLSH = "MINHASHLSH"
     FTS = "FTS"
 
     @property
@@ -45,6 +48,11 @@ class IndexType(StrEnum):
     def quantizer(self) -> str:
         """The quantizer of a vector index: FLAT, SQ, PQ or RQ."""
         return self.value.rpartition("_")[2]
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether Spark can build it, in parts: Lance has no parts of the others."""
+        return self not in (IndexType.FM, IndexType.RTREE, IndexType.MINHASHLSH)
 
 
 _SYNONYMS = {"vector": IndexType.IVF_PQ, "inverted": IndexType.FTS, "scalar": IndexType.BTREE}
@@ -65,6 +73,9 @@ _OF_QUANTIZER = {"FLAT": (), "SQ": ("num_bits",), "RQ": ("num_bits",), "PQ": ("n
 _NGRAM_NAMES = {"ngram_min_length": "min_ngram_length", "ngram_max_length": "max_ngram_length"}
 _BASE_TOKENIZER = re.compile(r"\w+(/[\w-]+)*", re.ASCII)
 """A tokenizer's name. Lance reads what follows `jieba/` and `lindera/` as a path below its folder of models."""
+_KEEP_STOP_WORDS = frozenset({"ngram", "code"})
+"""Tokenizers whose default is not to remove stop words."""
+_EXTENSION = b"ARROW:extension:name"
 _CODE_FLAGS = ("split_identifiers", "split_on_numerics", "preserve_original", "index_operators")
 _ALL = frozenset({*_IVF, *_FTS, *_OF_HNSW, "num_bits", "num_sub_vectors"})
 
@@ -100,7 +111,7 @@ def check_parameters(kind: IndexType, field: pa.Field, request: models.CreateTab
         return values | VectorColumn.for_index(field).index_parameters(
             kind.value, kind.quantizer, request.distance_type, values
         )
-    if not _SUPPORTS[kind](field.type):
+    if not (_is_geometry(field) if kind is IndexType.RTREE else _SUPPORTS[kind](field.type)):
         raise InvalidInputError(f"{kind.value} needs {_NEEDS[kind]}, and '{field.name}' is {field.type}.")
     return _check_tokenizer(values, field) if kind is IndexType.FTS else values
 
@@ -140,8 +151,11 @@ def _check_tokenizer(values: Parameters, field: pa.Field) -> Parameters:
     base = values.get("base_tokenizer")
     if base is not None and not _BASE_TOKENIZER.fullmatch(base):
         raise InvalidInputError(f"base_tokenizer is a name such as 'simple' or 'jieba/default', not '{base}'.")
-    if values.get("custom_stop_words") and values.get("remove_stop_words") is False:
-        raise InvalidInputError("custom_stop_words are removed with remove_stop_words alone: leave one of them out.")
+    removes_stop_words = values.get("remove_stop_words", base not in _KEEP_STOP_WORDS)
+    if values.get("custom_stop_words") and not removes_stop_words:  # Lance would leave them out without a word
+        raise InvalidInputError(
+            "custom_stop_words are removed with remove_stop_words alone: set it, or leave them out."
+        )
     if values.get("block_size", 128) not in (128, 256):
         raise InvalidInputError("block_size is 128 or 256.")
     if values.get("lance_tokenizer") not in (None, "json" if _is_json(field.type) else "text"):
@@ -193,6 +207,16 @@ def _is_hashable(kind: pa.DataType) -> bool:
     return _has_order(kind) and not any(check(kind) for check in odd)
 
 
+def _is_bytes_or_text(kind: pa.DataType) -> bool:
+    return bool(_is_text(kind) or of.is_binary(kind) or of.is_large_binary(kind))
+
+
+def _is_geometry(field: pa.Field) -> bool:
+    """Return whether a field has one of GeoArrow's types, registered with pyarrow or by its metadata alone."""
+    name = getattr(field.type, "extension_name", None) or (field.metadata or {}).get(_EXTENSION, b"").decode()
+    return bool(name.startswith("geoarrow."))
+
+
 def _is_document(kind: pa.DataType) -> bool:
     return _is_json(kind) or _is_text(kind.value_type if _is_list(kind) else kind)
 
@@ -204,6 +228,8 @@ _SUPPORTS: dict[IndexType, Callable[[pa.DataType], bool]] = {
     IndexType.BLOOMFILTER: _is_hashable,
     IndexType.LABEL_LIST: _is_flat_list,
     IndexType.NGRAM: _is_text,
+    IndexType.FM: _is_bytes_or_text,
+    IndexType.MINHASHLSH: _is_text,
     IndexType.FTS: _is_document,
 }
 _SCALARS = "a column of numbers, text, bytes, dates or times"
@@ -214,5 +240,8 @@ _NEEDS = {
     IndexType.BLOOMFILTER: "a column of integers, floats, text, bytes, dates or times",
     IndexType.LABEL_LIST: "a column of lists whose items are no lists, structs or maps",
     IndexType.NGRAM: "a column of text",
+    IndexType.FM: "a column of text or bytes",
+    IndexType.RTREE: "a column of geometries (GeoArrow)",
+    IndexType.MINHASHLSH: "a column of text",
     IndexType.FTS: "a column of text, of lists of text, or of JSON",
 }

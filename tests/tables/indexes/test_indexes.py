@@ -32,6 +32,7 @@ VECTOR_TYPES = ["IVF_FLAT", "IVF_SQ", "IVF_PQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_
 SCALAR_TYPES = [
     *(("id", kind) for kind in ("BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER")),
     *(("labels", "LABEL_LIST"), ("text", "NGRAM"), ("text", "FTS"), ("s.x", "BTREE"), ("labels", "FTS")),
+    *(("text", "FM"), ("text", "MINHASHLSH")),
 ]
 
 
@@ -230,6 +231,11 @@ def test_index_type_has_many_spellings(name: str) -> None:
         ("id", "FTS", {}, "needs a column of text"),
         ("id", "LABEL_LIST", {}, "needs a column of lists"),
         ("id", "NGRAM", {}, "needs a column of text"),
+        ("id", "FM", {}, "needs a column of text or bytes"),
+        ("vec", "MINHASHLSH", {}, "needs a column of text"),
+        ("s", "RTREE", {}, "needs a column of geometries"),
+        ("text", "FTS", {"base_tokenizer": "ngram", "custom_stop_words": ["a"]}, "with remove_stop_words alone"),
+        ("text", "FTS", {"base_tokenizer": "code", "custom_stop_words": ["a"]}, "with remove_stop_words alone"),
         ("s", "BITMAP", {}, "needs a column of numbers"),
         ("vec", "IVF_PQ", {"distance_type": "manhattan"}, "l2, cosine, dot or hamming"),
         ("vec", "IVF_PQ", {"distance_type": "hamming"}, "uint8"),
@@ -556,3 +562,15 @@ def test_prewarm_loads_an_index_or_columns_into_memory(table: Indexes) -> None:
         indexes.prewarm_table_page_cache(
             table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t", columns=["nope"])
         )
+
+
+def test_index_of_geometries_answers_a_filter(server: Server) -> None:
+    metadata = {"ARROW:extension:name": "geoarrow.point", "ARROW:extension:metadata": "{}"}
+    parts = [pa.field(name, pa.float64(), nullable=False) for name in ("x", "y")]
+    points = pa.StructArray.from_arrays([pa.array([1.0, 2.0]), pa.array([1.0, 2.0])], fields=parts)
+    schema = pa.schema([pa.field("place", points.type, metadata=metadata)])
+    table = Indexes(server, pa.table([points], schema=schema))
+    table.create("place", "RTREE")
+    table.server.run_jobs()
+    (entry,) = indexes.list_table_indices(server.ctx, ask(models.ListTableIndicesRequest, id="t")).indexes
+    assert (entry.index_type, entry.status, entry.num_indexed_rows) == ("RTREE", "done", 2)

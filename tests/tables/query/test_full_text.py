@@ -58,6 +58,8 @@ FOX_ANYWHERE = ids(lambda row: has(TEXT, "fox")(row) or has(TITLE, "fox")(row))
     [
         (words("fox"), FOX_ANYWHERE),
         (words("fox", "text"), ids(has(TEXT, "fox"))),
+        (structured(combined_fields={"terms": "fox", "columns": ["text", "title"]}), FOX_ANYWHERE),
+        (structured(combined_fields={"terms": "fox", "columns": ["text"], "boosts": [2.0]}), ids(has(TEXT, "fox"))),
         (words("fox", "other"), ids(has(TITLE, "fox"))),
         (words("fox", "text", "other"), FOX_ANYWHERE),
         (structured(match={"terms": "fox"}), FOX_ANYWHERE),
@@ -146,6 +148,8 @@ def test_query_by_text_without_an_index_asks_for_one_or_for_columns(
         (structured(match={"terms": "fox", "document_granularity": "page"}), "row or list_element"),
         (structured(match={"terms": "fox", "column": "id"}), "'id' must"),
         (structured(multi_match={"match_queries": []}), "at least one match"),
+        (structured(combined_fields={"terms": "fox", "columns": ["text"], "boosts": [0.5]}), "a boost of at least 1"),
+        (structured(combined_fields={"terms": "fox", "columns": ["text"], "boosts": []}), "a boost of at least 1"),
         (structured(boolean={"must": [], "should": [], "must_not": []}), "at least one 'must' or 'should'"),
     ],
 )

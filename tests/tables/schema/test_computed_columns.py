@@ -34,6 +34,7 @@ from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.schema.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns
 from tiltyard.tables.schema.computed_columns import MAX_CODE_LENGTH, alter_table_backfill_columns
+from tiltyard.tables.schema.computed_sources import source_paths
 from tiltyard.worker.driver_config import job_spark_conf
 
 IMAGE = "registry.example/functions:3"
@@ -287,3 +288,39 @@ def test_backfill_columns_that_cannot_be_queues_nothing(
     with pytest.raises(error, match=message):
         backfill(server, column, **fields)
     assert server.services.store.transaction_counts() == {}
+
+
+def drop(server: Server, *columns: str) -> None:
+    alter_table_drop_columns(server.ctx, ask(models.AlterTableDropColumnsRequest, id="t", columns=list(columns)))
+
+
+@pytest.mark.parametrize("change", [{"data_type": "int32"}, {"rename": "b"}])
+def test_column_that_a_computed_one_reads_is_neither_dropped_nor_retyped(
+    server: Server, trap: Path, change: dict[str, Any]
+) -> None:
+    add(server, "d", computed="abs(`a`) + 1")
+    add(server, "v", virtual_column=virtual(trap, input_columns=["t"]))
+    for column, reader in (("a", "d"), ("t", "v")):
+        with pytest.raises(InvalidInputError, match=f"The column '{reader}' is computed from '{column}'"):
+            drop(server, column)
+        alterations = [models.AlterColumnsEntry(path=column, **change)]
+        request = ask(models.AlterTableAlterColumnsRequest, id="t", alterations=alterations)
+        with pytest.raises(InvalidInputError, match=f"The column '{reader}' is computed from '{column}'"):
+            alter_table_alter_columns(server.ctx, request)
+    nullable = [models.AlterColumnsEntry(path="a", nullable=True)]
+    alter_table_alter_columns(server.ctx, ask(models.AlterTableAlterColumnsRequest, id="t", alterations=nullable))
+    drop(server, "a", "d")
+    assert server.open("t").schema.names == ["t", "v"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("a + b", {("a",), ("b",)}),
+        ("abs(A) + s.x.y", {("a",), ("s", "x", "y")}),
+        ("'a' || `b c` || \"D\"", {("b c",), ("d",)}),
+        ("s . x > 1", {("s", "x")}),
+    ],
+)
+def test_names_in_an_expression_are_those_of_fields(expression: str, names: set[tuple[str, ...]]) -> None:
+    assert set(source_paths(ExpressionDeclaration(expression))) == names

@@ -36,7 +36,7 @@ def test_query_with_an_unknown_field_is_refused_unless_it_is_null() -> None:
         read(novelty=1)
 
 
-@pytest.mark.parametrize("kind", ["match", "phrase", "boost", "multi_match", "boolean"])
+@pytest.mark.parametrize("kind", ["match", "phrase", "boost", "multi_match", "combined_fields", "boolean"])
 def test_query_with_an_unknown_field_of_full_text_is_refused(kind: str) -> None:
     with pytest.raises(UnsupportedOperationError, match="'wand_factor'"):
         read(full_text_query={"query": {kind: {"wand_factor": 2}}})

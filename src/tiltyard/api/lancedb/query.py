@@ -125,13 +125,25 @@ def _multi_match(query: Any) -> Fields:
     }
 
 
+def _combined_fields(query: Any) -> Fields:
+    """Translate a query for the same terms in several columns as if they were one."""
+    fields = _non_null(query, ("query", "columns", "boost", "operator"), "a combined_fields query")
+    names = {"query": "terms", "boost": "boosts"}
+    return {names.get(name, name): value for name, value in fields.items()}
+
+
 def _boolean(query: Any, depth: int) -> Fields:
     occurrences = ("must", "should", "must_not")
     fields = _non_null(query, occurrences, "a boolean query")
     return {name: [_node(part, depth) for part in _list(fields.get(name, []), name)] for name in occurrences}
 
 
-_LEAVES: Mapping[str, Callable[[Any], Fields]] = {"match": _match, "phrase": _phrase, "multi_match": _multi_match}
+_LEAVES: Mapping[str, Callable[[Any], Fields]] = {
+    "match": _match,
+    "phrase": _phrase,
+    "multi_match": _multi_match,
+    "combined_fields": _combined_fields,
+}
 _BRANCHES: Mapping[str, Callable[[Any, int], Fields]] = {"boost": _boost, "boolean": _boolean}
 
 

@@ -573,6 +573,13 @@ class ColumnOrdering(Model, kw_only=True):
     nulls_first: bool | None = None
 
 
+class CombinedFieldsQuery(Model, kw_only=True):
+    terms: str
+    columns: list[str]
+    boosts: list[float] | None = None
+    operator: str | None = None
+
+
 class CommitTableOperation(Model, kw_only=True):
     declare_table: DeclareTableRequest | None = None
     create_table_version: CreateTableVersionRequest | None = None
@@ -1297,6 +1304,7 @@ class FtsQuery(Model, kw_only=True):
     boost: BoostQuery | None = None
     multi_match: MultiMatchQuery | None = None
     boolean: BooleanQuery | None = None
+    combined_fields: CombinedFieldsQuery | None = None
 
 
 class FunctionEntry(Model, kw_only=True):

@@ -105,6 +105,8 @@ def validate_spec(spec: IndexSpec, schema: pa.Schema) -> IndexSpec:
     if unknown := [key for key in spec.parameters if key not in fields]:
         raise InvalidInputError(f"An index has no parameter '{unknown[0]}': they are those of CreateTableIndex.")
     kind = parse_index_type(spec.kind)
+    if not kind.is_distributed:
+        raise InvalidInputError(f"The server builds an index of type {kind.value} by itself: use CreateTableIndex.")
     values = {**spec.parameters, "column": spec.column, "index_type": kind.value}
     try:
         request = msgspec.convert(values, models.CreateTableIndexRequest)

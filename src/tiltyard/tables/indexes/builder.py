@@ -77,6 +77,8 @@ def build(dataset: lance.LanceDataset, spec: IndexSpec, uuid: str) -> None:
             kind: Any = spec.index_type
             if spec.kind is IndexType.FTS:
                 kind = IndexConfig(index_type="INVERTED", parameters=spec.parameters)
+            elif spec.kind is IndexType.FM:  # pylance's list of names lacks it
+                kind = IndexConfig(index_type="FM", parameters={})
             dataset.create_scalar_index(spec.column, kind, **common)
 
 

@@ -141,7 +141,8 @@ def _queue(ctx: Context, table: OpenTable, path: Id, spec: IndexSpec, waiting: I
         "progress": "0.0",
     }
     kind = CREATE_INDEX
-    if ctx.settings.spark_index_rows and table.dataset.count_rows() >= ctx.settings.spark_index_rows:
+    is_for_spark = ctx.settings.spark_index_rows and IndexType(spec.index_type).is_distributed
+    if is_for_spark and table.dataset.count_rows() >= ctx.settings.spark_index_rows:
         kind, payload = (
             INDEX_JOB,
             {**payload, **spark_job_payload(spec, path), **submitter_payload(ctx, Privilege.ALTER)},

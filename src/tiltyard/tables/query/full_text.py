@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lance.query import (
     BooleanQuery,
     BoostQuery,
+    CombinedFieldsQuery,
     DocumentGranularity,
     FullTextOperator,
     FullTextQuery,
@@ -35,7 +36,7 @@ MAX_CHARACTERS = 50_000
 """Characters of all words: an index may split one into several."""
 AUTOMATIC = "auto"
 _WORDS = re.compile(r"\w+")
-_KINDS = ("match", "phrase", "boost", "multi_match", "boolean")
+_KINDS = ("match", "phrase", "boost", "multi_match", "combined_fields", "boolean")
 _MATCH_DEFAULTS = {"fuzziness": 0, "max_expansions": 50, "prefix_length": 0, "document_granularity": None}
 
 
@@ -73,6 +74,8 @@ class FullTextQueryBuilder:
             return self._boost(query.boost, depth)
         if query.multi_match is not None:
             return self._multi_match(query.multi_match)
+        if query.combined_fields is not None:
+            return self._combined_fields(query.combined_fields)
         assert query.boolean is not None
         return self._boolean(query.boolean, depth)
 
@@ -114,6 +117,15 @@ class FullTextQueryBuilder:
             self._count_words(first.terms, len(columns))
             return MultiMatchQuery(first.terms, columns, boosts=boosts, operator=operator)
         return _combine([self._match(part) for part in parts])
+
+    def _combined_fields(self, query: models.CombinedFieldsQuery) -> FullTextQuery:
+        """Build a query of several columns as if they were one; Lance takes weights of at least 1."""
+        columns = self._columns(query.columns)
+        boosts = [1.0] * len(columns) if query.boosts is None else query.boosts
+        if len(boosts) != len(columns) or any(boost < 1 for boost in boosts):
+            raise InvalidInputError("A combined_fields query has a boost of at least 1 for each of its columns.")
+        self._count_words(query.terms, len(columns))
+        return CombinedFieldsQuery(query.terms, columns, boosts=boosts, operator=_operator(query.operator))
 
     def _boolean(self, query: models.BooleanQuery, depth: int) -> FullTextQuery:
         clauses = ((Occur.MUST, query.must), (Occur.SHOULD, query.should), (Occur.MUST_NOT, query.must_not))

@@ -31,6 +31,7 @@ from tiltyard.tables.schema.computed_columns import (
     queue_backfill,
     virtual_fields,
 )
+from tiltyard.tables.schema.computed_sources import check_no_source
 from tiltyard.tables.schema.field_paths import RESERVED, arrow_field, find_field
 from tiltyard.tables.schema.type_changes import check_lossless
 from tiltyard.tables.sql.amplification import check_growth
@@ -180,7 +181,8 @@ def alter_table_alter_columns(
     """Rename columns, cast them, or change whether they are nullable: all alterations, or none.
 
     Raises TableColumnNotFoundError, InvalidInputError (a name that exists, a cast that is not supported or would lose a
-    value, null values in a column to be made not nullable), UnsupportedOperationError (code of clients is switched
+    value, null values in a column to be made not nullable, another name or type of a column that a computed one
+    reads), UnsupportedOperationError (code of clients is switched
     off).
     """
     if not request.alterations:
@@ -191,6 +193,8 @@ def alter_table_alter_columns(
 
     def change(dataset: lance.LanceDataset) -> None:
         _check_alterations(dataset, alterations)
+        moved = [entry["path"] for entry in alterations if "data_type" in entry or "name" in entry]
+        check_no_source(dataset, moved)
         check_lossless(dataset, {entry["path"]: entry["data_type"] for entry in alterations if "data_type" in entry})
         dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
 
@@ -275,7 +279,10 @@ def recover_drop_columns(
 def alter_table_drop_columns(
     ctx: Context, request: models.AlterTableDropColumnsRequest
 ) -> models.AlterTableDropColumnsResponse:
-    """Drop columns, and the indexes on them. Raises TableColumnNotFoundError, InvalidInputError (none, or all)."""
+    """Drop columns, and the indexes on them.
+
+    Raises TableColumnNotFoundError, InvalidInputError (none, or all; one that a computed column reads, which stays).
+    """
     if not request.columns:
         raise InvalidInputError("Name at least one column to drop.")
     columns = list(dict.fromkeys(request.columns))
@@ -283,6 +290,7 @@ def alter_table_drop_columns(
     def change(dataset: lance.LanceDataset) -> None:
         for path in columns:
             find_field(dataset, path)
+        check_no_source(dataset, columns, dropped=columns)
         if not set(dataset.schema.names).difference(columns):
             raise InvalidInputError("A table keeps at least one column: drop the table instead.")
         dataset.drop_columns(columns)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tiltyard.access.rights import RightsCache
     from tiltyard.config import Settings
+    from tiltyard.model.freshness import Freshness
     from tiltyard.model.ids import Id
     from tiltyard.model.paging import Paging
     from tiltyard.model.settings.secret_keys import SecretKeys
@@ -126,6 +127,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     - `open_table`: a table of `resolved` at its latest version, where it was opened to choose how the request is
       executed.
     - `mounted`: what was looked up in the catalog behind a mount, for a request on a table below one.
+    - `freshness`: the oldest state of its table that the response may come from.
     - `clock` (of the services) counts milliseconds since 1970.
     """
 
@@ -139,6 +141,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     check_deadline: Callable[[], None] = do_nothing
     open_table: OpenTable | None = None
     mounted: MountedObjects | None = None
+    freshness: Freshness | None = None
 
     @property
     def settings(self) -> Settings:
@@ -170,13 +173,13 @@ class Context(msgspec.Struct, frozen=True, eq=False):
         """Return this context with the objects that authorization has looked up; half the time of `replace`."""
         before = self.services, self.request_id, self.entries, self.claims, self.before_commit
         resolved = ResolvedObjects(tables, namespaces)
-        return Context(*before, self.principal, resolved, self.check_deadline, None, self.mounted)
+        return Context(*before, self.principal, resolved, self.check_deadline, None, self.mounted, self.freshness)
 
     def with_open_table(self, path: Id, table: OpenTable, check_deadline: Callable[[], None] = do_nothing) -> Context:
         """Return this context with its table, opened to choose how the request is executed."""
         before = self.services, self.request_id, self.entries, self.claims, self.before_commit
         resolved = ResolvedObjects({path: table.record}, NO_NAMESPACES)
-        return Context(*before, self.principal, resolved, check_deadline, table, self.mounted)
+        return Context(*before, self.principal, resolved, check_deadline, table, self.mounted, self.freshness)
 
     def find_table(self, path: Id) -> TableRecord:
         """Return a table's record: the one that authorization has looked up, if any, so that no later table of the same

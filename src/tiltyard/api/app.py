@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from lance_namespace.errors import UnsupportedOperationError
+from msgspec import structs
 
 from tiltyard.api.authentication import RequestAuthentication
 from tiltyard.api.binding import Headers, QueryString, Segments, context_entries, parse_query
@@ -27,6 +28,7 @@ from tiltyard.api.execution.query import DOWNLOADS, Stream
 from tiltyard.api.execution.threaded import ThreadPools
 from tiltyard.api.idempotency.requests import REPLAYED, IdempotentRequests, Replay
 from tiltyard.api.lancedb import dialect
+from tiltyard.api.lancedb.freshness import read_freshness
 from tiltyard.api.pages import PATHS, Pages
 from tiltyard.api.request_limits import Limits
 from tiltyard.api.request_log import RequestLog
@@ -131,7 +133,7 @@ class Api:
     ) -> Context:
         """Return the context of an authenticated request, within its caller's rate limit, and find its idempotency key.
 
-        Raises HttpError 429, InvalidInputError for a key that is too long.
+        Raises HttpError 429, InvalidInputError for a key that is too long, and for headers of freshness.
         """
         exchange.extensions.get(RECOGNIZE, _ignore)()
         log, handler = exchange.log, route.handler
@@ -141,6 +143,8 @@ class Api:
         exchange.idempotent = self._idempotent_requests.open(
             route.operation, handler, scope, headers, principal, exchange.is_lancedb
         )
+        if (freshness := read_freshness(headers)) is not None:
+            ctx = log.ctx = structs.replace(ctx, freshness=freshness)
         exchange.accept = headers.get(b"accept", b"")
         exchange.byte_range = requested_range(headers)
         return ctx

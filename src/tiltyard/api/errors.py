@@ -9,6 +9,7 @@ import logging
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError
 
+from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.spec.models import ErrorResponse
 from tiltyard.mounts.registry.circuit_breaker import MountPausedError
 
@@ -75,7 +76,7 @@ def error_response(error: BaseException, request_id: str) -> tuple[int, ErrorRes
 def _headers(error: LanceNamespaceError) -> tuple[tuple[bytes, bytes], ...]:
     if error.code is ErrorCode.UNAUTHENTICATED:
         return BEARER_CHALLENGE
-    if isinstance(error, MountPausedError):
+    if isinstance(error, MountPausedError | StaleReadError):
         return ((b"retry-after", b"%d" % error.seconds),)
     return ((b"retry-after", b"1"),) if error.code is ErrorCode.THROTTLING else ()
 

@@ -271,6 +271,11 @@ class Datasets:
                 self._shared.move_to_end(key)
         return shared.snapshot if shared is not None and shared.is_latest() else None
 
+    def forget(self, location: str, branch: Branch) -> None:
+        """Drop the shared dataset of a branch, so that its latest version is looked up anew."""
+        with self._lock:
+            self._shared.pop((location, branch), None)
+
     def evict(self, location: str) -> None:
         """Drop the shared datasets and cached columns of a table that was deleted."""
         self.column_cache.evict(location)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
+from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.commits.finalizing import finalize_pending
@@ -18,7 +21,12 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.branches import Branch
+    from tiltyard.model.freshness import Freshness
     from tiltyard.store import TableRecord
+
+FRESHNESS_SECONDS = 2.0
+"""How long a request waits at most for the state that it asks for."""
+_FRESHNESS_PAUSE = 0.05
 
 
 def find_table(ctx: Context, names: Sequence[str] | None) -> TableRecord:
@@ -37,12 +45,15 @@ def open_for_reading(
     """Open a table at the latest version of a branch, or at a version or tag. The dataset is shared: never mutate it.
 
     Raises NamespaceNotFoundError, TableNotFoundError, InvalidTableStateError (declared, no data yet),
-    TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError.
+    TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError, StaleReadError (the latest version is
+    older than what the request asks for).
     """
     record = find_table(ctx, names)
     opened = ctx.open_table
     if opened is not None and opened.record is record and branch.is_main and version is None and tag is None:
         return opened
+    if ctx.freshness is not None and version is None and tag is None:
+        return OpenTable(record, _open_fresh(ctx, record, branch, ctx.freshness))
     _finalize_pending(ctx, record)
     if version is not None:
         check_not_deleted(ctx, record, branch, version)
@@ -60,7 +71,45 @@ def open_cached(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:
     if not ctx.storage.is_latest_cached(record.location) or _has_pending_versions(ctx, record):
         return None
     snapshot = ctx.storage.datasets.cached_snapshot(record.location)
-    return None if snapshot is None else OpenTable(record, snapshot)
+    if snapshot is None or (ctx.freshness and not ctx.freshness.is_met_by(int(snapshot.dataset.version), ctx.clock())):
+        return None
+    return OpenTable(record, snapshot)
+
+
+def _open_fresh(ctx: Context, record: TableRecord, branch: Branch, freshness: Freshness) -> Snapshot:
+    """Open the latest version of a branch once it is fresh enough; wait for that for a moment, never on the event loop.
+
+    The version is looked up at each request, so it is fresh, but for what another server has not made visible yet.
+    Raises StaleReadError, and what opening the table raises.
+    """
+    give_up_at = time.monotonic() + (0 if _is_on_event_loop() else FRESHNESS_SECONDS)
+    datasets, options = ctx.storage.datasets, ctx.storage.options(record.location)
+    while True:
+        _finalize_pending(ctx, record)
+        looked_up_at = ctx.clock()
+        snapshot = datasets.open_snapshot(record.location, options, branch)
+        version = int(snapshot.dataset.version)
+        if freshness.is_met_by(version, looked_up_at):
+            return snapshot
+        if time.monotonic() >= give_up_at:
+            raise StaleReadError(_staleness(freshness, version))
+        time.sleep(_FRESHNESS_PAUSE)
+        ctx.check_deadline()
+        datasets.forget(record.location, branch)
+
+
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _staleness(freshness: Freshness, version: int) -> str:
+    if version < freshness.version:
+        return f"The latest version here is {version}, and version {freshness.version} is asked for: try again."
+    return "The state of a time that is ahead of this server's clock is asked for: try again, or set the clocks."
 
 
 def _finalize_pending(ctx: Context, record: TableRecord) -> None:

@@ -91,6 +91,7 @@ BOUNDS = {
     "index_stall_timeout": (0, 86400),
     "upkeep_bytes": (1 << 28, 1 << 50),
     "keep_versions_days": (0.01, 36500),
+    "view_refresh_rows": (0, 1 << 50),
     "audit_days": (0, 36500),
     "transaction_days": (0, 36500),
     "upload_days": (0, 36500),
@@ -245,6 +246,10 @@ class Settings:
     )
     keep_versions_days: float = field(
         default=30.0, metadata={"help": "Days for which upkeep leaves a version that is no longer the latest."}
+    )
+    view_refresh_rows: int = field(
+        default=10_000_000,
+        metadata={"help": "Rows that a server's own worker reads for one refresh of a materialized view, at most."},
     )
     udfs: bool = field(
         default=False, metadata={"help": "Whether clients may declare columns that are computed by their own code."}

@@ -193,6 +193,7 @@ class Api:
             await exchange.send(response.status, response.body, JSON, REPLAYED)
             return
         if exchange.is_lancedb:
+            status = dialect.success_status(route.operation, response)
             response = dialect.convert_response(route.operation, response)
         elif response is None:
             response = {}

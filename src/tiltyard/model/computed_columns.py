@@ -21,8 +21,8 @@ EXPRESSION = "tiltyard.computed.expression"
 FUNCTION = "tiltyard.udf.function"
 """The metadata of a column that a registered function computes: the fields of `FunctionDeclaration` as JSON."""
 VIEW = "tiltyard.view."
-"""The prefix of the metadata of a materialized view's schema: `kind` (query, udtf, chunker), `query`, `udtf` (the
-specification's MaterializedViewUdtfEntry as JSON), `auto_refresh` (true, or absent)."""
+"""The prefix of the metadata of a materialized view's schema: `kind` (select, query, udtf, chunker), `query`, `udtf`
+(the specification's MaterializedViewUdtfEntry as JSON), `auto_refresh` (true, or absent)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from lance import LanceOperation
 if TYPE_CHECKING:
     import lance
     from lance.dataset import Transaction
+    from lance.fragment import FragmentMetadata
 
 _PASSED_BY_RUST = 3
 """Arguments that pylance gives a RewrittenIndex: itself and the two ids."""
@@ -70,3 +71,13 @@ def _read(dataset: lance.LanceDataset, version: int) -> Transaction | None:
         if "not found" not in str(error).lower():
             raise
         raise _GoneError from error
+
+
+def fragments_by_id(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
+    """Return the fragments of a version, by id."""
+    return {fragment.fragment_id: fragment.metadata for fragment in dataset.get_fragments()}
+
+
+def is_same_fragment(left: FragmentMetadata, right: FragmentMetadata) -> bool:
+    """Return whether two fragments of one id have the same content: the same files, and the same deleted rows."""
+    return left.files == right.files and left.deletion_file == right.deletion_file

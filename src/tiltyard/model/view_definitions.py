@@ -28,8 +28,10 @@ class ViewKind(StrEnum):
     """How a view's rows are computed: by a query alone, or by code that is called with the rows of one.
 
     A chunker is called row by row, so that an incremental refresh needs only the new rows; a UDTF needs all rows.
+    A select is a query that the server itself computes: columns and a filter of one table, in Lance's SQL.
     """
 
+    SELECT = "select"
     QUERY = "query"
     UDTF = "udtf"
     CHUNKER = "chunker"
@@ -39,8 +41,8 @@ class ViewKind(StrEnum):
 class ViewDefinition:
     """The definition of a view; each attribute is the metadata `tiltyard.view.<name>` of its schema.
 
-    `query` is Spark SQL over tables of the catalog, `udtf` the specification's MaterializedViewUdtfEntry as JSON, ""
-    for a query.
+    `query` is Spark SQL over tables of the catalog (for a select, Lance's), `udtf` the specification's
+    MaterializedViewUdtfEntry as JSON, "" for a query.
     """
 
     kind: ViewKind

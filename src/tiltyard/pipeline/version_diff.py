@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from lance import LanceOperation
 
-from tiltyard.model.table_history import read_transactions
+from tiltyard.model.table_history import fragments_by_id, is_same_fragment, read_transactions
 
 if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
+
+__all__ = [
+    "FragmentChanges",
+    "diff_fragments",
+    "field_ids",
+    "fragments_by_id",
+    "fragments_with_new_rows",
+    "get_fragment",
+    "group_fragments",
+    "is_same_fragment",
+    "path_ids",
+]
 
 _MAX_TRANSACTIONS_READ = 16
 
@@ -30,11 +42,6 @@ def get_fragment(dataset: lance.LanceDataset, number: int) -> lance.LanceFragmen
     fragment = dataset.get_fragment(number)
     assert fragment is not None
     return fragment
-
-
-def fragments_by_id(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
-    """Return the fragments of a version, by id."""
-    return {fragment.fragment_id: fragment.metadata for fragment in dataset.get_fragments()}
 
 
 def field_ids(dataset: lance.LanceDataset, column: str) -> frozenset[int]:
@@ -92,11 +99,6 @@ def _new_rows_of(operation: LanceOperation.BaseOperation) -> list[FragmentMetada
         return list(operation.new_fragments) if operation.update_mode != "rewrite_columns" else None
     without_new_rows = (LanceOperation.Delete, LanceOperation.Rewrite, LanceOperation.CreateIndex)
     return [] if isinstance(operation, without_new_rows) else None
-
-
-def is_same_fragment(left: FragmentMetadata, right: FragmentMetadata) -> bool:
-    """Return whether two fragments of one id have the same content: the same files, and the same deleted rows."""
-    return left.files == right.files and left.deletion_file == right.deletion_file
 
 
 def group_fragments(rows: Mapping[int, int], max_rows: int, tasks: int) -> list[tuple[int, ...]]:

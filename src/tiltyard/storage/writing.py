@@ -18,7 +18,7 @@ from lance.fragment import write_fragments
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.runtime.failpoints import Point, reach
-from tiltyard.storage.errors import lance_errors, may_have_committed
+from tiltyard.storage.errors import is_conflict, lance_errors, may_have_committed
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import column_ids
 
@@ -264,6 +264,47 @@ def _withdraw(committed: lance.LanceDataset, fragments: Iterable[FragmentMetadat
     withdrawn_ids = [fragment.id for fragment in existing if any(file.path in files for file in fragment.files)]
     operation = lance.LanceOperation.Delete([], withdrawn_ids, "false")
     lance.LanceDataset.commit(committed, operation, read_version=committed.version, max_retries=_MAX_REBASES)
+
+
+def commit_next(
+    dataset: lance.LanceDataset,
+    operation: lance.LanceOperation.BaseOperation,
+    properties: Mapping[str, str],
+    commit_route: CommitRoute | None,
+) -> lance.LanceDataset:
+    """Commit an operation as the version right after that of `dataset`, and return it.
+
+    `dataset` does not use the commit route. Raises ConcurrentModificationError if another commit came first (nothing
+    was committed), else what Lance raises.
+    """
+    base = int(dataset.version)
+    refused: list[int] = []
+
+    def check(version: int, manifest: Callable[[], bytes]) -> None:
+        if version != base + 1:
+            refused.append(version)
+            raise ConcurrentModificationError("Another commit came first.")
+
+    if commit_route:
+        commit_route.checks.append(check)
+    reach(Point.BEFORE_RECORD)
+    try:
+        committed = lance.LanceDataset.commit(
+            dataset,
+            lance.Transaction(base, operation, transaction_properties=dict(properties)),
+            max_retries=0,
+            namespace_client=commit_route.client if commit_route else None,
+            table_id=list(commit_route.table_id) if commit_route else None,
+            namespace_client_managed_versioning=commit_route is not None,
+        )
+    except Exception as error:
+        if refused or is_conflict(error):
+            raise ConcurrentModificationError("Another commit to the table came first.") from error
+        if commit_route and commit_route.refusals:
+            raise commit_route.refusals[0] from error
+        raise
+    reach(Point.AFTER_FINALIZE)
+    return committed
 
 
 def commit_overwrite(

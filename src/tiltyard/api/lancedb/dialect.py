@@ -194,6 +194,19 @@ def _describe(ctx: Context, fields: Fields) -> Fields:
     return {"vend_credentials": False} | fields | {"load_detailed_metadata": True}
 
 
+def _create_view(ctx: Context, fields: Fields) -> Fields:
+    """Read the definition of a materialized view, which is a query alone: its schema is inferred."""
+    query = fields.pop("query", None)
+    if not isinstance(query, str):
+        raise InvalidInputError("A materialized view needs a 'query'.")
+    fields.setdefault("with_no_data", False)
+    return fields | {"kind": "select", "source_query": query, "output_schema": ""}
+
+
+def _refresh_view(ctx: Context, fields: Fields) -> Fields:
+    return {"src_version" if name == "source_version" else name: value for name, value in fields.items()}
+
+
 _REWRITES: Mapping[str, Callable[[Context, Fields], Any]] = {
     "QueryTable": _query,
     "ExplainTableQueryPlan": _explain,
@@ -203,7 +216,18 @@ _REWRITES: Mapping[str, Callable[[Context, Fields], Any]] = {
     "RenameTable": _rename,
     "AlterTableAddColumns": _add_columns,
     "DescribeTable": _describe,
+    "CreateMaterializedView": _create_view,
+    "RefreshMaterializedView": _refresh_view,
 }
+
+
+def success_status(operation: Operation, response: Any) -> int:
+    """Return the HTTP status of a response: 202 where the client insists on it, for work that is queued."""
+    is_queued = operation.name in _QUEUED and response.job_id is not None
+    return 202 if is_queued else operation.status
+
+
+_QUEUED = frozenset({"CreateMaterializedView", "RefreshMaterializedView"})
 
 
 def convert_response(operation: Operation, response: Any) -> Any:
@@ -263,6 +287,7 @@ _RESPONSES: Mapping[str, Callable[[Any], Any]] = {
     "CreateTableIndex": _job_of_transaction,
     "CreateTableScalarIndex": _job_of_transaction,
     "DropTable": _job_of_transaction,
+    "DropMaterializedView": _job_of_transaction,
     "DescribeTableIndexStats": _index_stats,
     "GetTableLsmStats": _no_lsm_stats,
     "GetTableLsmWriteSpec": _no_lsm_spec,

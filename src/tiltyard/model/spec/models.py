@@ -986,6 +986,20 @@ class DescribeJobStateResponse(Model, kw_only=True):
     failure: JobFailure | None = None
 
 
+class DescribeMaterializedViewRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+
+
+class DescribeMaterializedViewResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    source_table: str
+    query: str
+    kind: str
+    incarnation: str
+
+
 class DescribeNamespaceRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1120,6 +1134,17 @@ class DropFunctionRequest(Model, kw_only=True):
 class DropFunctionResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     dropped: bool
+
+
+class DropMaterializedViewRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+
+
+class DropMaterializedViewResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    transaction_id: str
 
 
 class DropNamespaceRequest(Model, kw_only=True):
@@ -1657,6 +1682,20 @@ class ListJobsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
+class ListMaterializedViewsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListMaterializedViewsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    views: list[str]
+    page_token: str | None = None
+
+
 class ListMountsRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -2129,6 +2168,7 @@ class RefreshMaterializedViewRequest(Model, kw_only=True):
     cluster: str | None = None
     output_limit: Int64 | None = None
     manifest: str | None = None
+    full: bool | None = None
 
 
 class RefreshMaterializedViewResponse(Model, kw_only=True):

@@ -21,6 +21,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.table_history import read_transaction
+from tiltyard.model.view_changes import leaves_rows_unchanged
 from tiltyard.model.view_definitions import LINEAGE_PROPERTY, ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import check_client_code_allowed, job
@@ -39,7 +40,7 @@ from tiltyard.pipeline.views.planning import (
     why_not_incremental,
 )
 from tiltyard.pipeline.views.row_writer import ViewWriter, register_schemas, truncate
-from tiltyard.pipeline.views.sources import SourceTable, leaves_rows_unchanged, pin_sources, reopen_sources
+from tiltyard.pipeline.views.sources import SourceTable, pin_sources, reopen_sources
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
 from tiltyard.pipeline.writing.fragments import (
     ROWS_PER_FILE,

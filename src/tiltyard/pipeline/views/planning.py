@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.table_history import read_transaction
+from tiltyard.model.view_changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
 from tiltyard.model.view_definitions import SourceVersion, ViewDefinition, ViewLineage
 from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
 from tiltyard.pipeline.sql.spark_plans import TABLE_ROWS, class_name, to_list, walk_expressions, walk_nodes
 from tiltyard.pipeline.version_diff import fragments_by_id
-from tiltyard.pipeline.views.sources import (
-    FullRefreshRequiredError,
-    SourceTable,
-    find_added_fragments,
-    leaves_rows_unchanged,
-)
+from tiltyard.pipeline.views.sources import SourceTable
 
 if TYPE_CHECKING:
     import lance
@@ -88,24 +83,6 @@ class RefreshOptions:
     limit: int | None
 
 
-def find_last_refresh(view: lance.LanceDataset) -> ViewLineage | str:
-    """Return what the last refresh read, if its rows are unchanged; or else the reason why all rows are needed."""
-    for version in range(int(view.version), 0, -1):
-        transaction = read_transaction(view, version)
-        if transaction is None:
-            return "the record of the last refresh no longer exists"
-        made = ViewLineage.from_properties(transaction.transaction_properties)
-        if made is not None:
-            return made
-        if not leaves_rows_unchanged(view, version, transaction):
-            return (
-                "it is the first refresh"
-                if version == 1
-                else f"another writer changed the view (version {version}: {type(transaction.operation).__name__})"
-            )
-    return "it is the first refresh"
-
-
 def decide(
     view: lance.LanceDataset,
     definition: ViewDefinition,
@@ -122,7 +99,10 @@ def decide(
     try:
         if last.sources.keys() != sources.keys():
             raise FullRefreshRequiredError("the view's source tables are others")
-        added = {name: find_added_fragments(source, last.sources.get(name)) for name, source in sources.items()}
+        added = {
+            name: find_added_fragments(name, source.location.uri, source.dataset, last.sources.get(name))
+            for name, source in sources.items()
+        }
     except FullRefreshRequiredError as error:
         return Decision(all_fragments, incremental=False, reason=str(error))
     if not any(added.values()):

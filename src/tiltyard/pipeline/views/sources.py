@@ -1,4 +1,4 @@
-"""The source tables of a view: pin their versions, and find the fragments that were added since the last refresh."""
+"""The source tables of a view, pinned at the versions that a refresh reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lance import LanceOperation
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
@@ -14,22 +13,14 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.model.table_history import read_transaction
 from tiltyard.model.view_definitions import SourceVersion
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
-from tiltyard.pipeline.version_diff import fragments_by_id, is_same_fragment
 
 if TYPE_CHECKING:
     import lance
-    from lance.dataset import Transaction
-    from lance.fragment import FragmentMetadata
 
 _MAX_TRIES = 20
-
-
-class FullRefreshRequiredError(Exception):
-    """The rows that were added are not enough: all rows have to be computed again. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,77 +84,3 @@ def _open_source(
 
 def _is_latest(catalog: CatalogConnection, source: SourceTable) -> bool:
     return int(catalog_client.table(catalog, source.name).dataset().version) == int(source.dataset.version)
-
-
-def find_added_fragments(source: SourceTable, before: SourceVersion | None) -> list[int]:
-    """Return the ids of fragments whose rows were added since `before`, if no earlier row was changed or deleted.
-
-    The two lists of fragments show that: files never change, so fragments with the same files and the same deletions
-    hold the same rows. Fragments that were compacted are followed through the commits that did it, as long as each
-    compacted either only new rows or only old ones. Raises FullRefreshRequiredError otherwise.
-    """
-    name, dataset = source.name, source.dataset
-    if before is None or before.location != source.location.uri:
-        raise FullRefreshRequiredError(f"{name} is not the view's source table")
-    version = int(dataset.version)
-    if version == before.version:
-        return []
-    if version < before.version:
-        raise FullRefreshRequiredError(
-            f"the view was made of version {before.version} of {name}, and {version} is older"
-        )
-    try:
-        old_dataset = dataset.checkout_version(before.version)
-    except ValueError as error:
-        raise FullRefreshRequiredError(f"version {before.version} of {name} no longer exists") from error
-    if not old_dataset.schema.equals(dataset.schema):
-        raise FullRefreshRequiredError(f"columns of {name} were changed")
-    old, new = fragments_by_id(old_dataset), fragments_by_id(dataset)
-    if all(number in new and is_same_fragment(fragment, new[number]) for number, fragment in old.items()):
-        return [number for number in new if number not in old]
-    old_files = _follow_compactions(name, old_dataset, dataset)
-    return [number for number, fragment in new.items() if _files(fragment) not in old_files]
-
-
-def _follow_compactions(name: str, old: lance.LanceDataset, new: lance.LanceDataset) -> set[frozenset[str]]:
-    """Return the files of the fragments that hold the rows of `old`, up to `new`. Raises FullRefreshRequiredError."""
-    old_files = {_files(fragment) for fragment in fragments_by_id(old).values()}
-    for version in range(int(old.version) + 1, int(new.version) + 1):
-        transaction = read_transaction(new, version)
-        if transaction is None:
-            raise FullRefreshRequiredError(f"what version {version} of {name} changed is no longer recorded")
-        operation = transaction.operation
-        if not isinstance(operation, LanceOperation.Rewrite):
-            if isinstance(operation, LanceOperation.Append) or leaves_rows_unchanged(new, version, transaction):
-                continue
-            kind = type(operation).__name__
-            raise FullRefreshRequiredError(f"rows of {name} were changed or deleted (version {version}: {kind})")
-        for group in operation.groups:
-            are_old = {_files(fragment) in old_files for fragment in group.old_fragments}
-            if len(are_old) > 1:
-                raise FullRefreshRequiredError(f"a compaction of {name} (version {version}) merged old and new rows")
-            if are_old == {True}:
-                old_files |= {_files(fragment) for fragment in group.new_fragments}
-    return old_files
-
-
-def _files(fragment: FragmentMetadata) -> frozenset[str]:
-    """Return the paths of a fragment's files, which no other fragment ever had."""
-    return frozenset(str(file.path) for file in fragment.files)
-
-
-def leaves_rows_unchanged(dataset: lance.LanceDataset, version: int, commit: Transaction | None) -> bool:
-    """Return whether a commit left all rows as they were: an index, a compaction, or one that changed no fragment."""
-    if commit is None:
-        return False
-    if isinstance(commit.operation, (LanceOperation.CreateIndex, LanceOperation.Rewrite)):
-        return True
-    if version == 1:
-        return False
-    try:
-        before, after = (fragments_by_id(dataset.checkout_version(number)) for number in (version - 1, version))
-    except ValueError:  # one of them was removed, so that they cannot be compared
-        return False
-    return before.keys() == after.keys() and all(
-        is_same_fragment(fragment, after[number]) for number, fragment in before.items()
-    )

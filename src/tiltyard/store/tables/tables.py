@@ -41,7 +41,7 @@ from tiltyard.store.tables.location_overlap import check_no_overlap, check_not_s
 from tiltyard.store.tables.trash import move_table_to_trash, purge_table_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tiltyard.store.access.grants import Creator
     from tiltyard.store.backend import Row
@@ -103,6 +103,9 @@ SET_VIEW = """
     ON CONFLICT (table_id) DO UPDATE SET definition = excluded.definition, definer = excluded.definer
 """
 DESCRIBE_VIEW = "SELECT definition, definer FROM views WHERE table_id = ?"
+VIEWS_AMONG = """
+    SELECT name FROM tables JOIN views ON views.table_id = tables.id WHERE namespace_id = ? AND name IN ({names})
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +347,15 @@ class Tables(Repository):
         """Return the view that a table is, or None if it is none."""
         row = self.connection.row(DESCRIBE_VIEW, table_id)
         return ViewRecord(*row) if row else None
+
+    @reads
+    def views_among(self, namespace_id: int, names: Sequence[str]) -> set[str]:
+        """Return the names of those tables of a namespace that are materialized views."""
+        if not names:
+            return set()
+        return {
+            row[0] for row in self.connection.rows(VIEWS_AMONG.format(names=placeholders(names)), namespace_id, *names)
+        }
 
     @writes
     def set_table_properties(self, table_id: int, properties: Properties) -> TableRecord:

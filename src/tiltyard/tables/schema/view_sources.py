@@ -23,9 +23,10 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.table_history import read_transactions
-from tiltyard.model.view_definitions import ViewDefinition, ViewLineage, parse_sources
+from tiltyard.model.view_definitions import ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import ViewRecord
+from tiltyard.tables.sql.select_queries import parse_select
 
 if TYPE_CHECKING:
     import lance
@@ -64,14 +65,14 @@ def find_definer(ctx: Context, record: TableRecord, definition: ViewDefinition) 
     return _refreshed(ctx, msgspec.json.decode(view.definer, type=Principal))
 
 
-def resolve_sources(ctx: Context, view: Id, query: str, definer: Principal) -> dict[str, str]:
-    """Return the location of each table of a query, by its id; caller and definer may read all of them.
+def resolve_sources(ctx: Context, view: Id, definition: ViewDefinition, definer: Principal) -> dict[str, str]:
+    """Return the location of each table of a view's query, by its id; caller and definer may read all of them.
 
     Raises InvalidInputError (no query, or one of the view itself), TableNotFoundError, NamespaceNotFoundError (none
     that the caller may see), PermissionDeniedError.
     """
     locations = {}
-    for name in parse_sources(query):
+    for name in source_names(definition):
         path = table_id(parse_id(name, DEFAULT_DELIMITER))
         if path == view:
             raise InvalidInputError("A view cannot read itself.")
@@ -80,6 +81,13 @@ def resolve_sources(ctx: Context, view: Id, query: str, definer: Principal) -> d
             _check_definer(msgspec.structs.replace(ctx, principal=definer, resolved=None), path)
         locations[name] = record.location
     return locations
+
+
+def source_names(definition: ViewDefinition) -> tuple[str, ...]:
+    """Return the ids of the tables of a view's query. Raises InvalidInputError."""
+    if definition.kind is ViewKind.SELECT:
+        return (str(parse_select(definition.query).source),)
+    return parse_sources(definition.query)
 
 
 def _readable(ctx: Context, path: Id) -> TableRecord:

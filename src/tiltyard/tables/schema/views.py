@@ -32,7 +32,9 @@ from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.computed_columns import check_image
+from tiltyard.tables.schema.select_views import REFRESH_SELECT, infer_schema
 from tiltyard.tables.schema.view_sources import find_definer, record_view, resolve_sources
+from tiltyard.tables.sql.select_queries import parse_select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,9 +79,10 @@ def create_materialized_view(
 ) -> models.CreateMaterializedViewResponse:
     """Create a view, as a table of `output_schema` without rows; with `with_no_data` false, queue its first refresh.
 
-    `source_query` of a `query` is Spark SQL over tables of this catalog. Raises NamespaceNotFoundError,
-    TableAlreadyExistsError, InvalidInputError (a kind, a schema or a UDTF that cannot be), UnsupportedOperationError
-    (code of clients is switched off, or no such job is installed).
+    `source_query` of a `query` is Spark SQL over tables of this catalog. That of a `select` is columns and a filter of
+    one table, which the server refreshes itself; its schema is inferred where `output_schema` is empty. Raises
+    NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError (a kind, a schema or a UDTF that cannot be),
+    UnsupportedOperationError (code of clients is switched off, or no such job is installed).
     """
     path = table_id(request.id)
     with prefer_name_conflict(ctx, path):
@@ -89,17 +92,18 @@ def create_materialized_view(
             raise InvalidInputError("A view needs a 'source_query'.")
         check_query_text(request.source_query)
         definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh))
-        schema = _schema(request.output_schema)
+        schema = _select_schema(ctx, path, request) if kind is ViewKind.SELECT else _schema(request.output_schema)
         schema = schema.with_metadata({**(schema.metadata or {}), **definition.metadata()})
         sources: Mapping[str, str] = {}
         if has_refresh := request.with_no_data is False:
-            _check_installed()
-            sources = resolve_sources(ctx, path, definition.query, ctx.principal)
+            _check_installed(kind)
+            sources = resolve_sources(ctx, path, definition, ctx.principal)
     created = create_table(ctx, models.CreateTableRequest(id=list(path)), EmptyBody(schema))
     ctx = msgspec.structs.replace(ctx, mounted=None)  # what was looked up below a mount was that there is no such table
     record_view(ctx, path, definition)
     arguments = {"sources": sources, "definition": definition.digest}
-    job_id = _queue_refresh(msgspec.structs.replace(ctx, resolved=None), path, arguments) if has_refresh else None
+    ctx = msgspec.structs.replace(ctx, resolved=None)
+    job_id = _queue_refresh(ctx, path, kind, arguments) if has_refresh else None
     return models.CreateMaterializedViewResponse(version=created.version or 1, job_id=job_id)
 
 
@@ -115,40 +119,50 @@ def refresh_materialized_view(
     TableNotFoundError, PermissionDeniedError, UnsupportedOperationError (no such job is installed, or code is switched
     off).
     """
-    _check_installed()
     options = {
+        "full": request.full or None,
         "source_version": request.src_version,
         "rows_per_fragment": request.max_rows_per_fragment,
         "output_limit": request.output_limit,
     }
     arguments = {name: value for name, value in options.items() if value is not None}
     path = table_id(request.id)
-    job_id = _queue_refresh(ctx, path, check_refresh(ctx, path, arguments))
-    return models.RefreshMaterializedViewResponse(job_id=job_id)
+    kind, checked = _checked_refresh(ctx, path, arguments)
+    _check_installed(kind)
+    return models.RefreshMaterializedViewResponse(job_id=_queue_refresh(ctx, path, kind, checked))
 
 
 @job_validator(REFRESH)
 def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a refresh, with the source tables it may read. Raises as `refresh_materialized_view`."""
+    """Return the arguments of a refresh by Spark, with its source tables. Raises as `refresh_materialized_view`."""
+    kind, checked = _checked_refresh(ctx, path, arguments)
+    if kind is ViewKind.SELECT:
+        raise InvalidInputError(f"The view '{path}' is refreshed by the server itself: call RefreshMaterializedView.")
+    return checked
+
+
+def _checked_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> tuple[ViewKind, dict[str, Any]]:
+    """Return the kind of a view, and the arguments of its refresh. Raises as `refresh_materialized_view`."""
     table = open_for_reading(ctx, path)
     definition = ViewDefinition.from_metadata(table.dataset.schema.metadata)
     if definition is None:
         raise InvalidInputError(f"The table '{path}' is not a materialized view.")
     if arguments.get("output_limit") is not None and definition.kind is not ViewKind.CHUNKER:
         raise InvalidInputError(f"Only a chunker's view has an output_limit, and this one is a {definition.kind}.")
-    if definition.kind is not ViewKind.QUERY:
+    if definition.kind in (ViewKind.CHUNKER, ViewKind.UDTF):
         _check_udfs_enabled(ctx)
         if not ctx.principal.administrator:
             authorize_table(ctx, path, Privilege.RUN_UDFS.value)
     definer = find_definer(ctx, table.record, definition)
-    sources = resolve_sources(ctx, path, definition.query, definer)
-    return {**arguments, "sources": sources, "definition": definition.digest}
+    sources = resolve_sources(ctx, path, definition, definer)
+    return definition.kind, {**arguments, "sources": sources, "definition": definition.digest}
 
 
 _REFRESH_MODES = {"full": "rebuild", "incremental": "incremental", "unchanged": "no_op"}
 
 
 @job_result(REFRESH)
+@job_result(REFRESH_SELECT)
 def refresh_result(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return what a refresh did: lancedb's word for the mode, rows, and the versions of its source and of the view."""
     sources = json.loads(properties.get("sources", "{}"))
@@ -160,14 +174,15 @@ def refresh_result(properties: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _queue_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> str:
+def _queue_refresh(ctx: Context, path: Id, kind: ViewKind, arguments: Mapping[str, Any]) -> str:
     arguments = {**arguments, "table": str(path)}
     record_id = find_table(ctx, path).id
-    return queue_job(ctx, REFRESH, arguments, required=Privilege.WRITE, record_id=record_id, table=path).id
+    name = REFRESH_SELECT if kind is ViewKind.SELECT else REFRESH
+    return queue_job(ctx, name, arguments, required=Privilege.WRITE, record_id=record_id, table=path).id
 
 
-def _check_installed() -> None:
-    if REFRESH not in pipeline_jobs():
+def _check_installed(kind: ViewKind) -> None:
+    if kind is not ViewKind.SELECT and REFRESH not in pipeline_jobs():
         raise UnsupportedOperationError("This server has no job that refreshes views.")
 
 
@@ -191,9 +206,9 @@ def _udtf(ctx: Context, kind: ViewKind, spec: models.MaterializedViewUdtfEntry |
     """Return the description of a view's code as JSON; "" for a query. Raises InvalidInputError, also for a checksum
     that does not match.
     """
-    if kind is ViewKind.QUERY:
+    if kind in (ViewKind.QUERY, ViewKind.SELECT):
         if spec is not None:
-            raise InvalidInputError("A view of kind 'query' has no udtf_spec.")
+            raise InvalidInputError(f"A view of kind '{kind}' has no udtf_spec.")
         return ""
     if spec is None:
         raise InvalidInputError(f"A view of kind '{kind}' needs a udtf_spec.")
@@ -231,6 +246,23 @@ def _decode_base64(name: str, text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError as error:  # binascii.Error is one, and so is the error for text that is not ASCII
         raise InvalidInputError(f"'{name}' is not base64: {error}.") from error
+
+
+def _select_schema(ctx: Context, path: Id, request: models.CreateMaterializedViewRequest) -> pa.Schema:
+    """Return the schema of a view that the server computes, from its query; a schema that is given has to agree.
+
+    Raises InvalidInputError, and what `resolve_sources` raises: columns of tables that the caller may not read are not
+    disclosed.
+    """
+    definition = ViewDefinition(ViewKind.SELECT, request.source_query)
+    resolve_sources(ctx, path, definition, ctx.principal)
+    query = parse_select(request.source_query)
+    source = open_for_reading(msgspec.structs.replace(ctx, resolved=None, mounted=None), query.source)
+    schema = infer_schema(source.dataset, query)
+    check_names(schema)
+    if request.output_schema and not _schema(request.output_schema).equals(schema):
+        raise InvalidInputError("'output_schema' is not that of the query: leave it empty, to have it inferred.")
+    return schema
 
 
 def _schema(text: str) -> pa.Schema:

@@ -1,0 +1,219 @@
+"""Parse the queries of views that the server computes itself: a projection and a filter of one table.
+
+    SELECT `a`, c + 1 AS "b" FROM "src" WHERE x > 1 LIMIT 3
+
+Its expressions and its filter are Lance's SQL, and are not changed: they are cut out of the text. Names of tables and
+aliases may be in double quotes or in backticks; in an expression, Lance takes double quotes for those of a text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+
+from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
+from tiltyard.model.view_definitions import check_query_text
+from tiltyard.tables.sql.expressions import check_expression
+from tiltyard.tables.sql.lexer import AMBIGUOUS, TOKEN
+
+MOST_COLUMNS = 10_000
+
+_AMBIGUOUS = re.compile(AMBIGUOUS)
+_FORM = "SELECT <columns> FROM <table> [WHERE <filter>] [LIMIT <rows>]"
+_OTHER_CLAUSES = frozenset(
+    {"group", "order", "having", "join", "union", "intersect", "except", "offset", "window", "qualify", "lateral", "as"}
+)
+_INNER_QUERIES = frozenset({"select", "with", "exists"})
+_VOLATILE = frozenset(
+    {"now", "today", "random", "uuid", "current_date", "current_time", "current_timestamp", "localtime"}
+)
+"""Functions whose result is another one each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectQuery:
+    """A parsed query. `columns` has Lance's expression of each column by its name, None for all columns."""
+
+    source: Id
+    columns: Mapping[str, str] | None
+    filter: str | None
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    start: int
+    end: int
+
+    @property
+    def word(self) -> str:
+        """The token as a keyword, in lower case; "" if it is none."""
+        return self.text.lower() if self.kind == "word" else ""
+
+    @property
+    def name(self) -> str:
+        """The token as a name, without its quotes. Raises InvalidInputError if it is none."""
+        if self.kind == "word":
+            return self.text
+        if self.kind == "quoted":
+            return self.text[1:-1]
+        raise InvalidInputError(f"'{self.text[:100]}' in the view's query is not a name.")
+
+
+def parse_select(text: str, namespace: Id = Id()) -> SelectQuery:  # noqa: B008  # the root, which is immutable
+    """Parse a query; a table without a namespace is in `namespace`.
+
+    Raises InvalidInputError, UnsupportedOperationError for a query that is valid SQL, and more than such a projection.
+    """
+    check_query_text(text)
+    if _AMBIGUOUS.search(text):
+        raise InvalidInputError("The view's query has a comment or \\', which parsers of SQL read differently.")
+    tokens = _tokens(text)
+    if not tokens or tokens[0].word != "select":
+        raise InvalidInputError(f"A view's query is {_FORM}.")
+    depths = _depths(tokens)
+    for token in tokens[1:]:
+        if token.word in _INNER_QUERIES or token.kind == "semicolon":
+            raise _unsupported(token)
+    _check_repeatable(tokens)
+    from_ = _find(tokens, depths, "from", 1)
+    if from_ is None:
+        raise InvalidInputError(f"The view's query has no FROM: it is {_FORM}.")
+    source, after = _source(tokens, from_ + 1, namespace)
+    limit_at = _find(tokens, depths, "limit", after)
+    where = after if after < len(tokens) and tokens[after].word == "where" else None
+    condition_end = len(tokens) if limit_at is None else limit_at
+    if where is None and after != condition_end:
+        raise _unsupported(tokens[after])
+    for index in range(after, condition_end):
+        if depths[index] == 0 and tokens[index].word in _OTHER_CLAUSES:
+            raise _unsupported(tokens[index])
+    condition = None if where is None else _slice(text, tokens, where + 1, condition_end, "filter")
+    columns = _columns(text, tokens, depths, from_)
+    return SelectQuery(source, columns, condition, _limit(tokens, limit_at))
+
+
+def _check_repeatable(tokens: Sequence[_Token]) -> None:
+    """Raise InvalidInputError for a call whose result is another one at each refresh."""
+    for token, next_token in pairwise(tokens):
+        if token.word in _VOLATILE and (next_token.kind == "open" or token.word.startswith("current_")):
+            raise InvalidInputError(f"A view's query has the same result each time: leave {token.text} out.")
+
+
+def _tokens(text: str) -> list[_Token]:
+    return [
+        _Token(str(match.lastgroup), match[0], match.start(), match.end())
+        for match in TOKEN.finditer(text)
+        if match.lastgroup != "space"
+    ]
+
+
+def _depths(tokens: Sequence[_Token]) -> list[int]:
+    """Return how many brackets are open before each token. Raises InvalidInputError unless they pair up."""
+    depths, depth = [], 0
+    for token in tokens:
+        depth -= token.kind == "close"
+        if depth < 0:
+            break
+        depths.append(depth)
+        depth += token.kind == "open"
+    if depth:
+        raise InvalidInputError("The brackets of the view's query do not pair up.")
+    return depths
+
+
+def _find(tokens: Sequence[_Token], depths: Sequence[int], word: str, start: int) -> int | None:
+    """Return where a keyword is, outside of brackets; None without it."""
+    return next((at for at in range(start, len(tokens)) if depths[at] == 0 and tokens[at].word == word), None)
+
+
+def _source(tokens: Sequence[_Token], at: int, namespace: Id) -> tuple[Id, int]:
+    """Return the table that is named from a token on, and where its name ends.
+
+    A single name is a table's id as in the routes (`hr$people`); several are its namespaces and its name.
+    """
+    if at >= len(tokens):
+        raise InvalidInputError(f"The view's query names no table: it is {_FORM}.")
+    names = [tokens[at].name]
+    at += 1
+    while at + 1 < len(tokens) and tokens[at].text == ".":
+        names.append(tokens[at + 1].name)
+        at += 2
+    if at < len(tokens) and tokens[at].kind == "open":
+        raise UnsupportedOperationError(
+            f"The table function {names[0]} is not supported in a view's query: name a table."
+        )
+    if len(names) > 1:
+        return table_id(names), at
+    path = table_id(parse_id(names[0], DEFAULT_DELIMITER))
+    return (path if len(path) > 1 else Id((*namespace, *path))), at
+
+
+def _columns(text: str, tokens: Sequence[_Token], depths: Sequence[int], end: int) -> Mapping[str, str] | None:
+    """Return the expressions of the columns by name; None for `*`. Raises InvalidInputError."""
+    if end == 2 and tokens[1].text == "*":  # SELECT and *
+        return None
+    if tokens[1].word in ("distinct", "all", "top"):
+        raise _unsupported(tokens[1])
+    columns: dict[str, str] = {}
+    start = 1
+    for at in range(1, end + 1):
+        if at < end and not (depths[at] == 0 and tokens[at].kind == "comma"):
+            continue
+        name, expression = _column(text, tokens, start, at)
+        if name in columns:
+            raise InvalidInputError(f"Two columns of the view are called '{name}'.")
+        columns[name] = expression
+        start = at + 1
+    if len(columns) > MOST_COLUMNS:
+        raise InvalidInputError(f"A view has at most {MOST_COLUMNS} columns.")
+    return columns
+
+
+def _column(text: str, tokens: Sequence[_Token], start: int, end: int) -> tuple[str, str]:
+    """Return the name and the expression of one column."""
+    if end - start >= 3 and tokens[end - 2].word == "as":  # an expression, AS, a name
+        return tokens[end - 1].name, _slice(text, tokens, start, end - 2, "column")
+    expression = _slice(text, tokens, start, end, "column")
+    last = tokens[end - 1]
+    is_path = (end - start) % 2 == 1 and all(
+        token.kind in ("word", "quoted") if at % 2 == 0 else token.text == "."
+        for at, token in enumerate(tokens[start:end])
+    )
+    if not is_path:
+        raise InvalidInputError(
+            f"Name the column '{expression[:100]}' of the view: write `{expression[:100]} AS name`."
+        )
+    if last.kind == "quoted" and last.text[0] == '"':
+        return last.name, _quoted(tokens[start:end])
+    return last.name, expression
+
+
+def _quoted(tokens: Sequence[_Token]) -> str:
+    """Return a path of names as Lance reads it: those in double quotes, which are texts to Lance, in backticks."""
+    return "".join(f"`{token.name}`" if token.kind == "quoted" else token.text for token in tokens)
+
+
+def _slice(text: str, tokens: Sequence[_Token], start: int, end: int, label: str) -> str:
+    """Return the text from one token to before another, checked. Raises InvalidInputError."""
+    if start >= end:
+        raise InvalidInputError(f"A {label} of the view's query is empty: it is {_FORM}.")
+    return check_expression(text[tokens[start].start : tokens[end - 1].end], f"view's {label}")
+
+
+def _limit(tokens: Sequence[_Token], at: int | None) -> int | None:
+    if at is None:
+        return None
+    if at + 2 != len(tokens) or not tokens[at + 1].text.isdecimal() or len(tokens[at + 1].text) > 18:
+        raise InvalidInputError("The LIMIT of a view's query is a number, and the last of it.")
+    return int(tokens[at + 1].text)
+
+
+def _unsupported(token: _Token) -> UnsupportedOperationError:
+    return UnsupportedOperationError(f"A view's query is {_FORM}: this one has '{token.text[:100]}'.")

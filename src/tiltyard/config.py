@@ -65,6 +65,7 @@ def providers_problem(providers: Mapping[str, OidcProvider]) -> str | None:
 CHOICES = {
     "log_level": ("debug", "info", "warning", "error"),
     "audit": ("auto", "off", "changes", "all"),
+    "databases": ("fallback", "strict", "ignored"),
 }
 """The values of settings that have few; case does not matter."""
 
@@ -185,6 +186,10 @@ class Settings:
     repeat_lease: float = field(
         default=10.0,
         metadata={"help": "Seconds after which a retry may take over a write whose server died."},
+    )
+    databases: str = field(
+        default="fallback",
+        metadata={"help": "What db://NAME of lancedb means: fallback, strict or ignored (docs/clients.md)."},
     )
     retention_days: float = field(
         default=7.0, metadata={"help": "Days for which dropped objects can be brought back; 0 deletes at once."}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
+from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from tiltyard.access.rights import RightsCache
     from tiltyard.config import Settings
     from tiltyard.model.freshness import Freshness
-    from tiltyard.model.ids import Id
     from tiltyard.model.paging import Paging
     from tiltyard.model.settings.secret_keys import SecretKeys
     from tiltyard.mounts.registry.mounts import Mounts
@@ -128,6 +128,8 @@ class Context(msgspec.Struct, frozen=True, eq=False):
       executed.
     - `mounted`: what was looked up in the catalog behind a mount, for a request on a table below one.
     - `freshness`: the oldest state of its table that the response may come from.
+    - `database`: the namespace that a client of lancedb has connected to, which full ids of its responses are relative
+      to; the root for all others.
     - `clock` (of the services) counts milliseconds since 1970.
     """
 
@@ -142,6 +144,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     open_table: OpenTable | None = None
     mounted: MountedObjects | None = None
     freshness: Freshness | None = None
+    database: Id = Id()
 
     @property
     def settings(self) -> Settings:
@@ -173,13 +176,17 @@ class Context(msgspec.Struct, frozen=True, eq=False):
         """Return this context with the objects that authorization has looked up; half the time of `replace`."""
         before = self.services, self.request_id, self.entries, self.claims, self.before_commit
         resolved = ResolvedObjects(tables, namespaces)
-        return Context(*before, self.principal, resolved, self.check_deadline, None, self.mounted, self.freshness)
+        return Context(
+            *before, self.principal, resolved, self.check_deadline, None, self.mounted, self.freshness, self.database
+        )
 
     def with_open_table(self, path: Id, table: OpenTable, check_deadline: Callable[[], None] = do_nothing) -> Context:
         """Return this context with its table, opened to choose how the request is executed."""
         before = self.services, self.request_id, self.entries, self.claims, self.before_commit
         resolved = ResolvedObjects({path: table.record}, NO_NAMESPACES)
-        return Context(*before, self.principal, resolved, check_deadline, table, self.mounted, self.freshness)
+        return Context(
+            *before, self.principal, resolved, check_deadline, table, self.mounted, self.freshness, self.database
+        )
 
     def find_table(self, path: Id) -> TableRecord:
         """Return a table's record: the one that authorization has looked up, if any, so that no later table of the same

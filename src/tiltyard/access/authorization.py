@@ -94,7 +94,7 @@ def authorize_table(ctx: Context, path: Id, required: int, *, enforces_policies:
     except (TableNotFoundError, NamespaceNotFoundError):
         raise table_not_visible(ctx, path) from None
     except (InvalidTableStateError, PermissionDeniedError):  # below a mount: its entry cannot be used
-        if not _can_see_namespace(ctx, path.parent):
+        if not can_see_namespace(ctx, path.parent):
             raise namespace_not_found(path.parent) from None
         raise
     authorize_record(ctx, path, record, required, enforces_policies=enforces_policies)
@@ -119,7 +119,7 @@ def authorize_record(
 
 def table_not_visible(ctx: Context, path: Id) -> LanceNamespaceError:
     """Return the error for a table that does not exist or is not visible: both take the same steps."""
-    return table_not_found(path) if _can_see_namespace(ctx, path.parent) else namespace_not_found(path.parent)
+    return table_not_found(path) if can_see_namespace(ctx, path.parent) else namespace_not_found(path.parent)
 
 
 def authorize_namespace(ctx: Context, path: Id, required: int) -> int:
@@ -144,7 +144,7 @@ def authorize_namespace(ctx: Context, path: Id, required: int) -> int:
     raise missing_privileges(required & ~bits, f"the namespace {path}" if path else "the root namespace")
 
 
-def _can_see_namespace(ctx: Context, path: Id) -> bool:
+def can_see_namespace(ctx: Context, path: Id) -> bool:
     """Return whether a namespace exists and the caller can see it."""
     if not path:
         return True

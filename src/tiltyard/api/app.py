@@ -28,6 +28,7 @@ from tiltyard.api.execution.query import DOWNLOADS, Stream
 from tiltyard.api.execution.threaded import ThreadPools
 from tiltyard.api.idempotency.requests import REPLAYED, IdempotentRequests, Replay
 from tiltyard.api.lancedb import dialect
+from tiltyard.api.lancedb.databases import DATABASE_HEADER, Databases, qualify, relative_response
 from tiltyard.api.lancedb.freshness import read_freshness
 from tiltyard.api.pages import PATHS, Pages
 from tiltyard.api.request_limits import Limits
@@ -57,6 +58,7 @@ class Api:
         )
         self._authentication = RequestAuthentication(services, self._pools.identity)
         self._idempotent_requests = IdempotentRequests(services, self._pools.catalog)
+        self._databases = Databases(services, self._pools.catalog)
         self._log = RequestLog(services)
         self._pages = Pages(services, self._authentication, self._pools, self._log, self._limits, connections)
         self._random = random.Random()  # noqa: S311  # for ids of requests, which are no secrets
@@ -89,6 +91,8 @@ class Api:
                 headers, exchange.receive, takes_upload=route.takes_upload
             )
         ctx = self._open_context(route, scope, headers, principal, exchange)
+        if DATABASE_HEADER in headers:
+            ctx = await self._enter_database(ctx, headers, exchange)
         if exchange.body is None and not route.takes_upload:
             limit, take_complete = self._services.settings.max_json_bytes, exchange.extensions.get(COMPLETE_BODY)
             exchange.body = await read_body(exchange.receive, limit, take_complete)
@@ -104,6 +108,8 @@ class Api:
             response = await execution.run(exchange, ctx, request)
             await self._render(route, response, exchange)
         finally:
+            if route.names_namespace and route.handler is not None and route.handler.changes:
+                self._databases.forget()
             if exchange.slot is not None:
                 exchange.slot.release()
 
@@ -149,6 +155,13 @@ class Api:
         exchange.byte_range = requested_range(headers)
         return ctx
 
+    async def _enter_database(self, ctx: Context, headers: Headers, exchange: Exchange) -> Context:
+        """Return the context within the database that the request names. Raises as `Databases.find` does."""
+        exchange.database = await self._databases.find(ctx, headers)
+        if exchange.database:
+            ctx = exchange.log.ctx = structs.replace(ctx, database=exchange.database)
+        return ctx
+
     def _bind(
         self,
         route: Route,
@@ -165,6 +178,8 @@ class Api:
         """
         if route.takes_upload:
             request = exchange.log.request = route.binder.bind(segments, query, headers, b"")
+            if ctx.database:
+                qualify(route.operation, request, ctx.database)
             return request
         body: Any = exchange.body
         operation, handler, limits = route.operation, route.handler, self._limits
@@ -172,6 +187,8 @@ class Api:
         limits.check_depth(body)
         rewrite = dialect.rewrite(operation, ctx, headers) if exchange.is_lancedb else None
         request = exchange.log.request = route.binder.bind(segments, query, headers, body, rewrite)
+        if ctx.database:
+            qualify(operation, request, ctx.database)
         if exchange.is_lancedb:
             dialect.adjust(operation, ctx, request)
         limits.check_entries(handler.entries, request)
@@ -192,6 +209,8 @@ class Api:
             await idempotent.begin_response(begin, settle)
             await exchange.send(response.status, response.body, JSON, REPLAYED)
             return
+        if exchange.database:
+            relative_response(response, exchange.database)
         if exchange.is_lancedb:
             status = dialect.success_status(route.operation, response)
             response = dialect.convert_response(route.operation, response)

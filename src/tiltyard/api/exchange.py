@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from tiltyard.access.databases import ROOT_DATABASE
 from tiltyard.api.browser_security import SECURITY_HEADERS, SECURITY_LINES
 from tiltyard.api.lancedb.dialect import VERSION_HEADER
 
@@ -46,6 +47,7 @@ class Exchange:
     - `body`: bytes of JSON, or an upload of Arrow, once they are there.
     - `byte_range`: the header `Range`, unless it is to be ignored.
     - `feed`: the task that feeds a streamed upload while it comes in.
+    - `database`: the namespace that its ids are relative to.
     - `deadline`: set where the client gave its request a time.
     - `idempotent`: runs the request once, where it has a key.
     - `slot`: the query slot that it holds until its response is sent.
@@ -57,6 +59,7 @@ class Exchange:
         "accept",
         "body",
         "byte_range",
+        "database",
         "deadline",
         "extensions",
         "feed",
@@ -85,6 +88,7 @@ class Exchange:
         self.byte_range: bytes | None = None
         self.body: bytes | MemoryBody | StreamedBody | None = None
         self.feed: asyncio.Task[None] | None = None
+        self.database = ROOT_DATABASE
         self.deadline: Deadline | None = None
         self.idempotent: IdempotentRequest | None = None
         self.slot: QuerySlot | None = None

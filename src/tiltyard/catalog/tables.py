@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import msgspec
@@ -37,7 +38,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.model.spec import models
 from tiltyard.storage.locations import is_relative
-from tiltyard.store import TableRecord, UnitOfWork
+from tiltyard.store import ListedTable, TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_call_provider, storage_options
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
@@ -257,21 +258,44 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
     return models.ListTablesResponse(tables=list(names), page_token=token)
 
 
-@operation(needs=ANY_CALLER, inline=inline_unless_many_grants, changes=False)
+def _inline_without_database(ctx: Context, request: models.ListAllTablesRequest) -> Context | None:
+    """Return the context, as `inline`, for a list of all tables: for those of a database all are read."""
+    return None if ctx.database else inline_unless_many_grants(ctx, request)
+
+
+@operation(needs=ANY_CALLER, inline=_inline_without_database, changes=False)
 def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> models.ListTablesResponse:
-    """List the full ids of all tables, their names joined by `delimiter`. Raises InvalidInputError."""
+    """List the full ids of all tables, or of those in a database, their names joined by `delimiter`.
+
+    Raises InvalidInputError.
+    """
     declared = request.include_declared is not False
     entries, token = ctx.paging.fetch_page(
-        "all tables",
+        f"all tables {ctx.database}" if ctx.database else "all tables",
         request.page_token,
         request.limit,
-        lambda after, count: all_visible_tables(ctx, tuple(after) if after else None, count, declared),
+        lambda after, count: _tables_of_database(ctx, tuple(after) if after else None, count, declared),
         lambda entry: (entry.namespace_id, entry.name),
     )
     delimiter = request.delimiter or DEFAULT_DELIMITER
     return models.ListTablesResponse(
-        tables=[delimiter.join((*entry.namespace, entry.name)) for entry in entries], page_token=token
+        tables=[delimiter.join((*entry.namespace[len(ctx.database) :], entry.name)) for entry in entries],
+        page_token=token,
     )
+
+
+def _tables_of_database(
+    ctx: Context, after: tuple[int, str] | None, count: int, declared: bool
+) -> Sequence[ListedTable]:
+    """Return the next tables of the request's database; those of others are read as well, page by page."""
+    tables: list[ListedTable] = []
+    depth = len(ctx.database)
+    while True:
+        page = all_visible_tables(ctx, after, count, declared)
+        tables += [entry for entry in page if entry.namespace[:depth] == ctx.database]
+        if len(tables) >= count or len(page) < count:
+            return tables[:count]
+        after = page[-1].namespace_id, page[-1].name
 
 
 @operation(needs=RENAME_TABLE, below_mount=mounted_tables.rename_table)

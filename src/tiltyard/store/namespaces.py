@@ -18,6 +18,7 @@ from tiltyard.model.modes import CreateMode
 from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents, grant_to_creator
 from tiltyard.store.backend import ForeignKeyError
 from tiltyard.store.paths import (
+    ROOT,
     at_depth,
     check_not_mounted,
     display_path,
@@ -39,6 +40,7 @@ INSERT = f"""
     RETURNING {NamespaceRecord.COLUMNS}, (SELECT mount_id FROM namespaces parent WHERE parent.id = namespaces.parent_id)
 """
 DESCRIBE = f"SELECT {NamespaceRecord.COLUMNS} FROM namespaces WHERE id = {{namespace}}"
+IS_IN_ROOT = f"SELECT 1 FROM namespaces WHERE parent_id = {ROOT} AND name = ?"
 LIST = "SELECT name FROM namespaces WHERE parent_id = {namespace} AND name > ? ORDER BY name LIMIT ?"
 DELETE = "DELETE FROM namespaces WHERE id = ?"
 LOCK = "SELECT id FROM namespaces WHERE id = ? /*+ FOR UPDATE */"
@@ -130,6 +132,11 @@ class Namespaces(Repository):
         if row := self.connection.row(at_depth(DESCRIBE, len(names)), base, *names):
             return NamespaceRecord.of(row)
         raise namespace_not_found(path)
+
+    @reads
+    def is_in_root(self, name: str) -> bool:
+        """Return whether a namespace of this name is directly in the root."""
+        return self.connection.row(IS_IN_ROOT, name) is not None
 
     @reads
     def list_namespaces(self, path: Path, after: str | None, limit: int) -> list[str]:

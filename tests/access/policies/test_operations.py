@@ -200,7 +200,7 @@ def test_set_policy_that_cannot_be_is_refused(admin: httpx.Client) -> None:
 
 def test_lancedb_client_sees_the_narrowed_table(secured: Secured, admin: httpx.Client) -> None:
     db = lancedb.connect("db://hr", api_key=secured.keys["ann"], host_override=secured.url)
-    table = db.open_table("people", namespace_path=["hr"])
+    table = db.open_table("people")  # the database is the namespace of that name
     assert table.count_rows() == 2
     result = table.search([0.1, 0.0], vector_column_name="place").limit(3).to_list()
     assert [row["id"] for row in result] == [1, 2] and "face" not in result[0]

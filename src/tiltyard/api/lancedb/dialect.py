@@ -24,6 +24,7 @@ from lance_namespace.errors import (
 
 from tiltyard.api.binding import Headers, Rewrite, decode_json
 from tiltyard.api.deadlines import Deadline
+from tiltyard.api.lancedb.databases import DATABASE_HEADER
 from tiltyard.api.lancedb.query import query_request
 from tiltyard.context import Context
 from tiltyard.model.operations import Handler
@@ -34,8 +35,6 @@ from tiltyard.model.spec import ARROW_STREAM, Operation, models
 VERSION_HEADER = (b"phalanx-version", b"0.5.0")
 """Declares to lancedb what this server supports: several vectors in one request, structured full text, multipart
 writes, blobs."""
-
-DATABASE_HEADER = b"x-lancedb-database"
 
 Fields = dict[str, Any]
 

@@ -63,7 +63,7 @@ def job_state(record: TransactionRecord) -> str:
 def list_all_jobs(ctx: Context, request: models.ListAllJobsRequest) -> models.ListAllJobsResponse:
     """List the jobs that the caller may describe, newest first: all, or those of a table, a type or a state.
 
-    The servers' own upkeep is listed only for a table, or by its type.
+    The servers' own upkeep that has succeeded is listed only for a table, or by its type.
     Raises InvalidInputError, TableNotFoundError.
     """
     matching = _filter(ctx, request)
@@ -86,11 +86,10 @@ def _filter(ctx: Context, request: models.ListAllJobsRequest) -> JobFilter:
             raise InvalidInputError(f"There is no state '{request.state}': choose one of {', '.join(_STATES)}.")
         state = _STATES[word]
     table = None if request.table is None else find_table(ctx, table_id(parse_id(request.table, DEFAULT_DELIMITER))).id
-    # Upkeep comes often, for every table: it is listed for a table, or by its type.
-    kinds = tuple(kind for kind in job_kinds() if kind != UPKEEP or table is not None)
-    if request.job_type is not None:
-        kinds = (request.job_type,)
-    return msgspec.structs.replace(state, kinds=kinds, table_id=table)
+    kinds = job_kinds() if request.job_type is None else (request.job_type,)
+    # It comes often, for every table: what has succeeded would be nearly all of a list.
+    omitted = UPKEEP if request.job_type is None and table is None else None
+    return msgspec.structs.replace(state, kinds=kinds, table_id=table, without_succeeded=omitted)
 
 
 def _summary(record: TransactionRecord) -> models.JobSummary:

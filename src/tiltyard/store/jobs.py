@@ -39,12 +39,16 @@ NEWEST = (1 << 62, "")
 
 
 class JobFilter(msgspec.Struct, frozen=True):
-    """Which jobs are listed: of these kinds, and of one status, paused or not, of one table, if those are given."""
+    """Which jobs are listed: of these kinds, and of one status, paused or not, of one table, if those are given.
+
+    Of the kind `without_succeeded` those that have succeeded are left out.
+    """
 
     kinds: Sequence[str]
     status: TransactionStatus | None = None
     is_paused: bool | None = None
     table_id: int | None = None
+    without_succeeded: str | None = None
 
     def conditions(self) -> tuple[str, tuple[object, ...]]:
         """Return SQL on the columns of `transactions`, and its values."""
@@ -58,6 +62,9 @@ class JobFilter(msgspec.Struct, frozen=True):
         if self.table_id is not None:
             conditions.append("table_id = ?")
             values.append(self.table_id)
+        if self.without_succeeded is not None:
+            conditions.append("NOT (kind = ? AND status = ?)")
+            values += (self.without_succeeded, TransactionStatus.SUCCEEDED.value)
         return " AND ".join(conditions), tuple(values)
 
 

@@ -43,7 +43,7 @@ _REST_SHARE = 4
 _FIRST_BACKOFF_MS = 60_000
 _ROWS_IN_PROCESS = 20_000
 """Rows of a table up to which it is maintained in this process: starting another one takes more time than that."""
-_NICENESS = 10
+_NICENESS = 19
 
 
 def look_at_next_table(ctx: Context) -> bool:

@@ -9,6 +9,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from lance.indices import IndexConfig
 from lance.optimize import CompactionTask
 from lance_namespace.errors import InvalidInputError
 from tests.tables.bodies import small
@@ -227,6 +228,9 @@ KINDS = {
     "NGRAM": "text",
     "ZONEMAP": "id",
     "BLOOMFILTER": "id",
+    "FM": "text",
+    "MINHASHLSH": "text",
+    "RTREE": "place",
     "IVF_FLAT": "vector",
     "IVF_SQ": "vector",
     "IVF_PQ": "vector",
@@ -237,8 +241,13 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_maintain_extends_every_kind_of_index_and_compacts_below_it(tmp_path: Path, kind: str) -> None:
-    """A kind that cannot follow a compaction (ZONEMAP, BLOOMFILTER) has all rows again afterwards."""
+    """A kind that cannot follow a compaction (ZONEMAP, BLOOMFILTER, FM) has all rows again afterwards."""
     column, data = KINDS[kind], rows(600)
+    if kind == "RTREE":
+        axes = [pa.array([float(number % 31) for number in range(600)]) for _ in "xy"]
+        fields = [pa.field(name, pa.float64(), nullable=False) for name in "xy"]
+        place = pa.field("place", pa.struct(fields), metadata={"ARROW:extension:name": "geoarrow.point"})
+        data = data.append_column(place, pa.StructArray.from_arrays(axes, fields=fields))
     if kind == "IVF_RQ":  # needs a multiple of 8
         wide = pa.array(np.resize(np.arange(600 * 8, dtype=np.float32) % 31, 600 * 8))
         data = data.set_column(4, "vector", pa.FixedSizeListArray.from_arrays(wide, 8))
@@ -247,7 +256,8 @@ def test_maintain_extends_every_kind_of_index_and_compacts_below_it(tmp_path: Pa
         parts = {"num_sub_vectors": 2} if kind == "IVF_PQ" else {}
         dataset.create_index(column, kind, name="x", num_partitions=1, **parts)
     else:
-        dataset.create_scalar_index(column, kind, name="x")  # type: ignore[arg-type]  # a name of a kind
+        config: Any = IndexConfig(index_type="FM", parameters={}) if kind == "FM" else kind
+        dataset.create_scalar_index(column, config, name="x")
     for number in range(4):
         dataset.insert(data.slice(number * 20, 20))
     told: list[Mapping[str, Any]] = []

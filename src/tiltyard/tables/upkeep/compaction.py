@@ -1,7 +1,7 @@
 """Compact small fragments, in tiers: each row is rewritten a few times in all, however small the commits are.
 
 Lance joins adjacent fragments that the same index segments cover, and remaps these segments in the commit. Segments
-of the kinds that it cannot remap (ZONEMAP, BLOOMFILTER) cover nothing then, and are extended again.
+of the kinds that it cannot remap (ZONEMAP, BLOOMFILTER, FM) cover nothing then, and are extended again.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
-SPARK_SESSIONS = 3
+SPARK_SESSIONS = 2
 FIRST = ("tests/spark/", "tests/faults/", "tests/attacks/", "tests/mounts/")
 """Folders whose files take the longest: what begins last of them would run on alone."""
 
 
 class FilesTogether(LoadScopeScheduling):
-    """Schedule tests for xdist: a file stays on one process, files with the Spark session share three of them, and
+    """Schedule tests for xdist: a file stays on one process, files with the Spark session share two of them, and
     those that run over all mounted catalogs one.
 
     xdist's own `loadgroup` does nothing with pytest 9.2 (pytest-xdist issue 1386): tests of a file then run anywhere.

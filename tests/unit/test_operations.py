@@ -105,11 +105,16 @@ def test_facts_of_operations_are_those_that_clients_depend_on() -> None:
     queries = {name for name, handler in handlers.items() if handler.query}
     plans = {"ExplainTableQueryPlan", "AnalyzeTableQueryPlan"}
     assert queries == {"QueryTable", "CountTableRows", "FetchTableBlobs", "ReadTableBlob", "QueryJobEvents", *plans}
-    assert {name for name, handler in handlers.items() if not handler.audited} == {"BeatJob", "KeepJobPart"}
+    assert {name for name, handler in handlers.items() if not handler.audited} == {
+        "BeatJob",
+        "KeepJobPart",
+        "RecordFunctionErrors",
+    }
     assert {name for name, handler in handlers.items() if not handler.keyed} == {
         "AlterSecret",
         "CreateApiKey",
         "CreateSecret",
+        "ReadJobFunction",
         "RotateApiKey",
     }
     retried = {name for name, handler in handlers.items() if handler.retried_with_new_ids}

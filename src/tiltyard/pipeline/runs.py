@@ -6,7 +6,9 @@ import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+from tiltyard.pipeline.task_errors import RefusedError
 
 
 class RunCanceledError(Exception):
@@ -36,6 +38,19 @@ class Run(Protocol):
         """Save a checkpoint durably before this returns; `value` is text, JSON by convention."""
 
 
+class ColumnRun(Run, Protocol):
+    """The run of a job that fills a column, which a registered function may compute."""
+
+    def read_function(self) -> Mapping[str, Any]:
+        """Return the registered function that computes the job's column, with its source and its secrets.
+
+        Raises lance_namespace.errors (it was dropped, a lost privilege), RefusedError where no catalog runs the job.
+        """
+
+    def record_errors(self, **fields: Any) -> None:
+        """Record the rows of a fragment that a function failed on: the fields of RecordFunctionErrors."""
+
+
 @dataclass(slots=True)
 class LocalRun:
     """A run without a server: its checkpoints end with the process."""
@@ -43,6 +58,7 @@ class LocalRun:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     figures: dict[str, str] = field(default_factory=dict)
     canceled: threading.Event = field(default_factory=threading.Event)
+    errors: list[Mapping[str, Any]] = field(default_factory=list)
     _checkpoints: dict[str, str] = field(default_factory=dict)
 
     def progress(self, **figures: object) -> None:
@@ -59,3 +75,9 @@ class LocalRun:
 
     def save_checkpoint(self, key: str, value: str) -> None:
         self._checkpoints[key] = value
+
+    def read_function(self) -> Mapping[str, Any]:
+        raise RefusedError("A registered function is run by a job of the catalog: submit it there.")
+
+    def record_errors(self, **fields: Any) -> None:
+        self.errors.append(fields)

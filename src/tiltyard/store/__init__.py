@@ -10,7 +10,7 @@
   `idempotency` (requests with a key)
 - `upkeep`: tables that got commits, and when they are to be maintained
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
-- `functions` of clients, and their `secrets`
+- `functions` of clients, their `secrets`, and the rows that they failed on (`function_errors`)
 - `audit`
 
 They derive from `Repository` (repository.py), run on a `Database` (backend.py) that `sqlite/` and `postgres` implement,
@@ -24,6 +24,7 @@ from tiltyard.store.access.policies import PolicyRecord
 from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
 from tiltyard.store.access.signing_keys import SigningKey
 from tiltyard.store.audit import AuditFilter, AuditRecord
+from tiltyard.store.function_errors import FragmentErrors
 from tiltyard.store.functions import FunctionRecord, FunctionUse, NewFunction
 from tiltyard.store.jobs import JobFilter
 from tiltyard.store.mounts import LocationTakenError, MountRecord
@@ -67,6 +68,7 @@ __all__ = [
     "Creator",
     "DroppedNamespace",
     "FinalManifest",
+    "FragmentErrors",
     "FunctionRecord",
     "FunctionUse",
     "GrantRecord",

@@ -16,6 +16,7 @@ from tiltyard.store.access.roles import Roles
 from tiltyard.store.access.signing_keys import SigningKeys
 from tiltyard.store.access.visibility import Visibility
 from tiltyard.store.audit import AuditLog
+from tiltyard.store.function_errors import FunctionErrors
 from tiltyard.store.functions import Functions
 from tiltyard.store.idempotency import KeyedRequests
 from tiltyard.store.job_events import JobEvents
@@ -60,6 +61,7 @@ class UnitOfWork(
     Maintenance,
     # Functions of clients
     Functions,
+    FunctionErrors,
     Secrets,
     # Work in progress
     Transactions,

@@ -34,6 +34,7 @@ class AddColumnsEntry(Model, kw_only=True):
     expression: str | None = None
     computed: str | None = None
     virtual_column: AddVirtualColumnEntry | None = None
+    all_null: bool | None = None
 
 
 class AddRoleMemberRequest(Model, kw_only=True):
@@ -126,6 +127,7 @@ class AlterTableAddColumnsRequest(Model, kw_only=True):
     branch: str | None = None
     new_columns: list[AddColumnsEntry]
     schema: JsonArrowSchema | None = None
+    function: dict[str, Any] | None = None
 
 
 class AlterTableAddColumnsResponse(Model, kw_only=True):
@@ -1307,6 +1309,13 @@ class FlushTableLsmResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
+class FragmentErrorSummary(Model, kw_only=True):
+    job_id: str
+    fragment_id: Count64
+    rows_skipped: Count64
+    rows_recorded: Count64
+
+
 class FragmentStats(Model, kw_only=True):
     num_fragments: Count64
     num_small_fragments: Count64
@@ -1335,6 +1344,19 @@ class FtsQuery(Model, kw_only=True):
 class FunctionEntry(Model, kw_only=True):
     name: str
     definition: FunctionVersion
+
+
+class FunctionErrorRecord(Model, kw_only=True):
+    job_id: str
+    fragment_id: Count64
+    row_offset: Count64 | None = None
+    column: str
+    function: str
+    function_version: str
+    table_version: Count64
+    error_type: str
+    error_message: str
+    created_at_millis: Count64
 
 
 class FunctionVersion(Model, kw_only=True):
@@ -1619,6 +1641,22 @@ class ListDroppedTablesResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     page_token: str | None = None
     tables: list[DroppedTable]
+
+
+class ListFunctionErrorsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    job_id: str | None = None
+    column: str | None = None
+    limit: Int64 | None = None
+
+
+class ListFunctionErrorsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    records: list[FunctionErrorRecord]
+    fragments: list[FragmentErrorSummary] | None = None
+    truncated: bool | None = None
 
 
 class ListFunctionsRequest(Model, kw_only=True):
@@ -2146,6 +2184,22 @@ class QueryTableResponse(Model, kw_only=True):
     data: bytes | None = None
 
 
+class ReadJobFunctionRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    owner: str
+
+
+class ReadJobFunctionResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    name: str
+    version: str
+    definition: dict[str, Any]
+    source: str
+    secrets: dict[str, str] | None = None
+
+
 class ReadTableBlobRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -2154,6 +2208,25 @@ class ReadTableBlobRequest(Model, kw_only=True):
     row_id: Count64 | None = None
     version: Count64 | None = None
     branch: str | None = None
+
+
+class RecordFunctionErrorsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    owner: str
+    column: str
+    fragment_id: Count64
+    rows_skipped: Count64
+    function: str
+    function_version: str
+    table_version: Count64
+    records: list[RowFailure]
+
+
+class RecordFunctionErrorsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    recorded: bool
 
 
 class RefreshMaterializedViewRequest(Model, kw_only=True):
@@ -2309,6 +2382,12 @@ class RotateApiKeyResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     api_key: str
     key: ApiKey
+
+
+class RowFailure(Model, kw_only=True):
+    row_offset: Count64 | None = None
+    error_type: str
+    error_message: str
 
 
 class SecretEntry(Model, kw_only=True):

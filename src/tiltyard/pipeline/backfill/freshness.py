@@ -64,6 +64,11 @@ class ComputedColumn:
         return f"{uuid.uuid4().hex}-udf-{kind}-{self.digest(fragment)}.lance"
 
 
+def name_of_partial_file(file_name: str) -> str:
+    """Return the name of a file in which rows that failed have no value: the next backfill computes them again."""
+    return re.sub(r"-udf-full-(?=[0-9a-f]+\.lance$)", "-udf-part-", file_name)
+
+
 def fragment_states(
     dataset: lance.LanceDataset, column: ComputedColumn, fragments: Iterable[FragmentMetadata]
 ) -> dict[int, FragmentState]:

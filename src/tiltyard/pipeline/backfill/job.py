@@ -28,6 +28,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.computed_columns import ExpressionDeclaration, FunctionDeclaration, read_declaration
+from tiltyard.model.functions import SCALAR
 from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
@@ -42,8 +43,10 @@ from tiltyard.pipeline.backfill.new_column import NewColumn, try_code
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledFragment, FillFragment, fill_fragments
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.delete.job import check_condition
+from tiltyard.pipeline.functions.code import FunctionCode
+from tiltyard.pipeline.functions.registered import function_code
 from tiltyard.pipeline.jobs import check_client_code_allowed, job
-from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.runs import ColumnRun
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.filesystem import delete_files
 from tiltyard.pipeline.sources.types import parse_type
@@ -68,7 +71,7 @@ MAX_ROUNDS = 20
 
 @job("backfill")
 def backfill(
-    run: Run,
+    run: ColumnRun,
     catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The table."],
@@ -128,7 +131,12 @@ class _CodeOverride:
 
 
 def _plan_backfill(
-    run: Run, table: Table, job_table: JobTable, dataset: lance.LanceDataset, name: str, override: _CodeOverride | None
+    run: ColumnRun,
+    table: Table,
+    job_table: JobTable,
+    dataset: lance.LanceDataset,
+    name: str,
+    override: _CodeOverride | None,
 ) -> _Backfill:
     """Find what computes the column. Raises TableColumnNotFoundError, InvalidInputError (nothing computes it)."""
     if name not in dataset.schema.names:
@@ -144,7 +152,12 @@ def _plan_backfill(
         inputs = tuple(other for other in dataset.schema.names if re.search(rf"\b{re.escape(other)}\b", expression))
         identity, function = declaration.identity, ColumnFunction(plain_field, inputs, None, expression)
     elif isinstance(declaration, FunctionDeclaration):
-        raise UnsupportedOperationError(f"The column '{name}' is computed by a function: this job runs none.")
+        check_client_code_allowed()
+        check_column_list(dataset.schema, declaration.columns, "The inputs")
+        identity = declaration.identity
+        code = function_code(run.read_function(), declaration.initialization)
+        result = "" if declaration.result == SCALAR else declaration.result
+        function = ColumnFunction(plain_field, declaration.columns, code, struct_field=result)
     elif declaration is not None:
         check_client_code_allowed()
         check_column_list(dataset.schema, declaration.inputs, "The inputs")
@@ -173,7 +186,7 @@ class _PendingFile:
 class _Backfill:
     """A backfill in progress. `base` is the version at its beginning; `rows` and `fragments` count committed values."""
 
-    run: Run
+    run: ColumnRun
     table: Table
     job_table: JobTable
     column: ComputedColumn
@@ -185,6 +198,8 @@ class _Backfill:
     _pending: dict[int, _PendingFile] = field(default_factory=dict)
     _partly_done: set[tuple[int, str]] = field(default_factory=set)
     """Fragments, with the digest of their inputs, whose rows that match the condition are computed."""
+    _failed: dict[int, int] = field(default_factory=dict)
+    """How many rows of a fragment the function failed on."""
     _last_commit: float = field(default_factory=time.monotonic)
 
     def run_rounds(self, spark: SparkSession, where: str | None) -> Mapping[str, object]:
@@ -193,11 +208,13 @@ class _Backfill:
         Raises ConcurrentModificationError if others replace fragments in each of `MAX_ROUNDS` rounds.
         """
         self.version = self.base
+        self.run.progress(source_version=self.base)
         for number in range(MAX_ROUNDS):
             dataset = self.job_table.latest()
             self._check_same_column(dataset)
             tasks = self._plan_tasks(dataset, where, is_first=number == 0)
             if not tasks:
+                self._report_remaining(dataset, where)
                 return {"rows": self.rows, "fragments": self.fragments, "version": self.version}
             total = self.fragments + len(tasks)
             fragments = fragments_by_id(dataset)
@@ -209,6 +226,7 @@ class _Backfill:
                 fragments_total: int = total,
             ) -> None:
                 for result in filled:
+                    self._record_failures(result)
                     self._add_pending(result, planned[result.fragment_id], partly=where is not None)
                 self.run.progress(rows=self.rows, fragments=self.fragments, fragments_total=fragments_total)
 
@@ -250,14 +268,43 @@ class _Backfill:
     def _add_pending(self, filled: FilledFragment, fragment: FragmentMetadata, *, partly: bool) -> None:
         """Hold a task's file until the next commit; a partial file without any new value is deleted instead."""
         digest = self.column.digest(fragment)
-        if partly:
+        if partly or filled.failed:
             self._partly_done.add((filled.fragment_id, digest))
-        if partly and not filled.rows:
+        if (partly or filled.failed) and not filled.rows:
             self._delete_files([filled])
         else:
             self._pending[filled.fragment_id] = _PendingFile(filled, digest, fragment.num_deletions)
         if time.monotonic() - self._last_commit > CHECKPOINT_SECONDS:
             self._commit_pending()
+
+    def _record_failures(self, filled: FilledFragment) -> None:
+        """Record the rows that the function failed on, which stay null."""
+        code = self.function.code
+        if not filled.failed or not isinstance(code, FunctionCode):
+            return
+        self._failed[filled.fragment_id] = filled.failed
+        self.run.record_errors(
+            column=self.column.name,
+            fragment_id=filled.fragment_id,
+            rows_skipped=filled.failed,
+            function=code.name,
+            function_version=str(code.version),
+            table_version=self.base,
+            records=[
+                {"row_offset": error.offset, "error_type": error.kind, "error_message": error.message}
+                for error in filled.errors
+            ],
+        )
+
+    def _report_remaining(self, dataset: lance.LanceDataset, where: str | None) -> None:
+        """Report how many rows have no value: those that failed and, under a condition, those that it left out."""
+        failed = remaining = sum(self._failed.values())
+        if where is not None:
+            remaining = dataset.scanner(
+                columns=[], filter=f"`{self.column.name}` IS NULL", with_row_id=True
+            ).count_rows()
+        if failed or remaining:
+            self.run.progress(rows_failed=failed, rows_remaining=remaining)
 
     def _delete_files(self, filled: Sequence[FilledFragment]) -> None:
         if not filled:
@@ -287,6 +334,8 @@ class _Backfill:
             self.fragments += len(updated)
             self.rows += sum(self._pending.pop(fragment_id).filled.rows for fragment_id in updated)
             break
+        for fragment_id in self._pending:
+            self._failed.pop(fragment_id, None)  # another fragment has its rows by now
         self._delete_files([pending.filled for pending in self._pending.values()])
         self._pending.clear()
         self._last_commit = time.monotonic()

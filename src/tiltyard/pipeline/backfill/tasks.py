@@ -7,17 +7,21 @@ meanwhile. A caller's code is loaded here only, in Spark's Python workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from lance.file import LanceFileWriter
 from lance.fragment import DataFile
 
 from tiltyard.model.schemas.nested_types import cast_array
-from tiltyard.pipeline.backfill.freshness import FragmentState
+from tiltyard.pipeline.backfill.freshness import FragmentState, name_of_partial_file
+from tiltyard.pipeline.functions.code import MOST_ERRORS, FunctionCode
+from tiltyard.pipeline.functions.host_process import ComputedBatch, function_process
+from tiltyard.pipeline.sources.filesystem import rename_file
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import PickledFunction, UserFunction
@@ -40,7 +44,7 @@ class ColumnFunction:
 
     field: pa.Field
     inputs: tuple[str, ...]
-    code: UserFunction | PickledFunction | None
+    code: UserFunction | PickledFunction | FunctionCode | None
     expression: str = ""
     struct_field: str = ""
 
@@ -51,7 +55,7 @@ class ColumnFunction:
 
     def load_code(self) -> Callable[..., Any]:
         """Load the code, once a process. Raises RefusedError if there is none, or if its module fails."""
-        assert self.code is not None
+        assert isinstance(self.code, UserFunction | PickledFunction)
         try:
             return self.code.load()
         except RefusedError:
@@ -61,10 +65,31 @@ class ColumnFunction:
                 f"The code of '{self.field.name}' cannot be loaded: {type(error).__name__}: {error}"
             ) from error
 
-    def compute(self, rows: pa.RecordBatch) -> pa.Array:
-        """Compute a value for each row. Raises RefusedError if the code fails, or returns what does not fit."""
+    def prepare(self) -> None:
+        """Load the code, or start the process of a registered function. Raises RefusedError."""
+        if isinstance(self.code, FunctionCode):
+            function_process(self.code)
+        else:
+            self.load_code()
+
+    def compute(self, rows: pa.RecordBatch) -> ComputedBatch:
+        """Compute a value for each row. Raises RefusedError if the code fails, or returns what does not fit.
+
+        A registered function may fail on some rows, which are null then.
+        """
         if self.code is None:
-            return self._cast(rows.column(0), f"The expression of '{self.field.name}' has to be {self.field.type}")
+            requirement = f"The expression of '{self.field.name}' has to be {self.field.type}"
+            return ComputedBatch(self._cast(rows.column(0), requirement))
+        if isinstance(self.code, FunctionCode):
+            return self._call_registered(self.code, rows)
+        return ComputedBatch(self._call_code(rows))
+
+    def _call_registered(self, code: FunctionCode, rows: pa.RecordBatch) -> ComputedBatch:
+        inputs = pa.RecordBatch.from_arrays([rows.column(name) for name in self.inputs], list(code.parameters))
+        computed = function_process(code).compute(inputs)
+        return replace(computed, values=self._to_array(computed.values, rows.num_rows))
+
+    def _call_code(self, rows: pa.RecordBatch) -> pa.Array:
         function = self.load_code()
         try:
             result = function(rows.select(list(self.inputs)))
@@ -88,7 +113,7 @@ class ColumnFunction:
         if len(result) != rows:
             raise RefusedError(f"{requirement}, not {type(result).__name__} of {len(result)}.")
         if pa.types.is_struct(result.type) and not pa.types.is_struct(self.field.type):
-            result = result.field(self.struct_field or self.field.name)
+            result = pc.struct_field(result, self.struct_field or self.field.name)
         return self._cast(result, requirement)
 
     def _cast(self, values: pa.Array, requirement: str) -> pa.Array:
@@ -110,7 +135,7 @@ class TryCode:
 
     def __call__(self) -> None:
         """Run the task. Raises RefusedError."""
-        self.function.load_code()
+        self.function.prepare()
         if not self.fragments:
             return
         dataset = self.location.open(self.version)
@@ -118,6 +143,25 @@ class TryCode:
         for batch in scan_fragments(dataset, self.fragments, **scan):
             if batch.num_rows:
                 self.function.compute(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A row that a function failed on: its position in the fragment, the type of the error and its message."""
+
+    offset: int
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _FilledBatch:
+    """Values of neighbouring rows, how many of them were computed, and how many a function failed on."""
+
+    values: pa.Array
+    rows: int
+    failed: int
+    errors: list[FailedRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +181,7 @@ class FillFragment:
         dataset = self.location.open(self.version)
         part = get_fragment(dataset, self.fragment_id)
         selected = self._selected_rows(part)
-        rows = 0
+        rows, failed, errors = 0, 0, list[FailedRow]()
         schema = pa.schema([self.function.field.with_nullable(True)])
         path = f"{self.location.uri}/data/{self.file}"
         options = dict(self.location.options) or None
@@ -145,10 +189,16 @@ class FillFragment:
         with LanceFileWriter(
             path, schema, version=version, storage_options=options, **self.location.refresh_arguments
         ) as writer:
-            for values, computed in self._value_batches(dataset, part, selected):
-                rows += computed
-                writer.write_batch(pa.record_batch([values], schema))
-        return FilledFragment(self.fragment_id, DataFile.create(dataset, self.file), rows)
+            for batch in self._value_batches(dataset, part, selected):
+                rows += batch.rows
+                failed += batch.failed
+                errors += batch.errors[: MOST_ERRORS - len(errors)]
+                writer.write_batch(pa.record_batch([batch.values], schema))
+        file = self.file
+        if failed and (partial_name := name_of_partial_file(file)) != file:
+            rename_file(path, f"{self.location.uri}/data/{partial_name}", self.location.options)
+            file = partial_name
+        return FilledFragment(self.fragment_id, DataFile.create(dataset, file), rows, failed, tuple(errors))
 
     def _selected_rows(self, part: LanceFragment) -> Any:
         """Return a numpy mask over the physical rows: those that match the condition; None for all."""
@@ -159,9 +209,7 @@ class FillFragment:
         selected[addresses.to_numpy() & np.uint64(0xFFFF_FFFF)] = True
         return selected
 
-    def _value_batches(
-        self, dataset: lance.LanceDataset, part: LanceFragment, selected: Any
-    ) -> Iterator[tuple[pa.Array, int]]:
+    def _value_batches(self, dataset: lance.LanceDataset, part: LanceFragment, selected: Any) -> Iterator[_FilledBatch]:
         """Yield the column's values, batch by batch, and how many of them were computed."""
         keeps_values = self.state is FragmentState.NULLS or selected is not None
         batches = self._scan(dataset, part, self.function.scan_columns)
@@ -173,8 +221,11 @@ class FillFragment:
             mask = is_live if selected is None else is_live & selected[offset : offset + batch.num_rows]
             if old is not None and self.state is FragmentState.NULLS:
                 mask = mask & old.is_null().to_numpy(zero_copy_only=False)
+            computed = self._compute_masked(batch, old, mask)
+            positions = np.flatnonzero(mask)
+            errors = [FailedRow(offset + int(positions[e.row]), e.kind, e.message) for e in computed.errors]
             offset += batch.num_rows
-            yield self._compute_masked(batch, old, mask), int(mask.sum())
+            yield _FilledBatch(computed.values, len(positions) - computed.failed, computed.failed, errors)
 
     def _scan(self, dataset: lance.LanceDataset, part: LanceFragment, columns: Any) -> Iterator[pa.RecordBatch]:
         """Scan all physical rows; batches of two scans have the same rows."""
@@ -188,27 +239,32 @@ class FillFragment:
         )
         yield from scanner.to_batches()
 
-    def _compute_masked(self, batch: pa.RecordBatch, old: pa.Array | None, mask: Any) -> pa.Array:
+    def _compute_masked(self, batch: pa.RecordBatch, old: pa.Array | None, mask: Any) -> ComputedBatch:
         """Compute the values of the rows in `mask`; the others keep their old value, or null without any."""
         if mask.all():
             return self.function.compute(batch)
         if old is None:
             old = pa.nulls(batch.num_rows, self.function.field.type)
         if not mask.any():
-            return old
+            return ComputedBatch(old)
         new = self.function.compute(batch.filter(pa.array(mask)))
         positions = np.arange(batch.num_rows)
-        positions[mask] = batch.num_rows + np.arange(len(new))
-        return pa.concat_arrays([old, new]).take(pa.array(positions))
+        positions[mask] = batch.num_rows + np.arange(len(new.values))
+        return replace(new, values=pa.concat_arrays([old, new.values]).take(pa.array(positions)))
 
 
 @dataclass(frozen=True, slots=True)
 class FilledFragment:
-    """A fragment's new file, and how many of its values were computed."""
+    """A fragment's new file, and how many of its values were computed.
+
+    `failed` rows are null, since a function failed on them; `errors` has some of them.
+    """
 
     fragment_id: int
     file: DataFile
     rows: int
+    failed: int = 0
+    errors: tuple[FailedRow, ...] = ()
 
 
 def fill_fragments(tasks: tuple[FillFragment, ...]) -> list[FilledFragment]:

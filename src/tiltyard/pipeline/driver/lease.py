@@ -131,6 +131,16 @@ class CatalogRun:
             self.release()
             raise RunCanceledError(self.id)
 
+    def read_function(self) -> Mapping[str, Any]:
+        """Return the function of the job's column. Raises RunCanceledError, and what ReadJobFunction raises."""
+        self.check()
+        return self._call_as_owner("ReadJobFunction")
+
+    def record_errors(self, **fields: Any) -> None:
+        """Record errors of a fragment in the catalog. Raises RunCanceledError, ServiceUnavailableError."""
+        self.check()
+        self._call_as_owner("RecordFunctionErrors", **fields)
+
     def cancel(self) -> None:
         """Cancel the job, as any client may. Safe to call in a signal handler: the thread sends the request."""
         self._canceling = True

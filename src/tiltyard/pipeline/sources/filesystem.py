@@ -124,6 +124,15 @@ def delete_files(paths: list[str], options: Mapping[str, str]) -> None:
     obstore.delete(objects[0][0], [key for _, key in objects])
 
 
+def rename_file(source: str, target: str, options: Mapping[str, str]) -> None:
+    """Give a file another name in the same folder."""
+    if not is_remote(source):
+        local_path(source).rename(local_path(target))
+        return
+    (store, key), (_, new_key) = open_store(source, options), open_store(target, options)
+    obstore.rename(store, key, new_key)
+
+
 class _ObjectReader(io.RawIOBase):
     """Read an object of an object store as a file: each read is a range request."""
 

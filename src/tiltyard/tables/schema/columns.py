@@ -33,6 +33,7 @@ from tiltyard.tables.schema.computed_columns import (
 )
 from tiltyard.tables.schema.computed_sources import check_no_source
 from tiltyard.tables.schema.field_paths import RESERVED, arrow_field, find_field
+from tiltyard.tables.schema.function_columns import check_function_inputs, function_fields, record_uses
 from tiltyard.tables.schema.type_changes import check_lossless
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import check_expression
@@ -77,18 +78,27 @@ def alter_table_add_columns(
         field for entry in entries.values() if entry.virtual_column for field in virtual_fields(ctx, request.id, entry)
     ]
     computed = {name: entry.computed for name, entry in entries.items() if entry.computed is not None}
+    functions = [] if request.function is None else function_fields(ctx, request)
 
     def change(dataset: lance.LanceDataset) -> None:
-        fields = [*empty, *virtual, *(computed_field(dataset, name, text) for name, text in computed.items())]
+        fields = [
+            *empty,
+            *virtual,
+            *functions,
+            *(computed_field(dataset, name, text) for name, text in computed.items()),
+        ]
         check_new_columns(pa.schema(fields))
         _check_new_names(dataset, expressions or [field.name for field in fields])
         check_inputs(dataset, virtual)
+        check_function_inputs(ctx, dataset, functions)
         options = batch_options(Snapshot(dataset), (), expressions) if expressions else {}
         dataset.add_columns(expressions or fields, batch_size=options.get("batch_size"))
 
     backfills, branch = backfills_of_new_columns(request), Branch.parse(request.branch)
     if backfills:
         check_backfill(branch)
+    if functions:
+        record_uses(ctx, find_table(ctx, table_id(request.id)).id, request.branch or "", functions)
     _, version = commit_with_retry(ctx, request.id, branch, change)
     queue_backfills(ctx, request.id, backfills)
     return models.AlterTableAddColumnsResponse(version=version)
@@ -102,7 +112,8 @@ def _check_kinds(request: models.AlterTableAddColumnsRequest) -> None:
             raise InvalidInputError(f"The column '{name}' is there twice in this request: name each one once.")
     for entry in request.new_columns:
         texts = [entry.expression, entry.computed]
-        sources = sum(text is not None for text in texts) + (entry.virtual_column is not None)
+        is_of_function = request.function is not None and bool(entry.all_null)
+        sources = sum(text is not None for text in texts) + (entry.virtual_column is not None) + is_of_function
         if sources != 1 or any(text is not None and not text.strip() for text in texts):
             raise InvalidInputError(f"The new column '{entry.name}' needs an SQL expression, or what else computes it.")
     once = sum(entry.expression is not None for entry in request.new_columns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
@@ -25,7 +25,7 @@ from tiltyard.model.computed_columns import (
     read_declaration,
 )
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.model.jobs import job_result, pipeline_jobs
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import parse_type
@@ -177,6 +177,19 @@ def alter_table_backfill_columns(
         ctx, table.record.id, path, request.column, declaration, request.where, privileges=privileges
     )
     return models.AlterTableBackfillColumnsResponse(job_id=job_id)
+
+
+@job_result(BACKFILL)
+def refreshed_rows(properties: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return what a backfill has done, as the result of its job."""
+    source, version = int(properties.get("source_version", "0")), int(properties.get("version", "0"))
+    result = {
+        "rows_assigned": int(properties.get("rows", "0")),
+        "rows_failed": int(properties.get("rows_failed", "0")),
+        "rows_remaining": int(properties.get("rows_remaining", "0")),
+        "source_version": source or version,
+    }
+    return result | ({"published_version": version} if version > source else {})
 
 
 def check_backfill(branch: Branch) -> None:

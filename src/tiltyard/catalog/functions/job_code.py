@@ -1,0 +1,182 @@
+"""What the driver of a job gets and reports of a function: its source and secrets, and the rows that it failed on.
+
+Both need the job's lease. The source and the secrets are those of the column that the job fills, which the catalog
+looks up by itself: a job can ask for no others.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    InvalidTableStateError,
+    UnsupportedOperationError,
+)
+
+from tiltyard.access.authorization import authorize_namespace, authorize_server
+from tiltyard.access.needs import OWN_JOB, on_table
+from tiltyard.catalog.functions.functions import function_not_found, read_definition, read_source
+from tiltyard.catalog.functions.secrets import read_secret_value
+from tiltyard.catalog.job_authorization import authorize_submitter
+from tiltyard.catalog.transactions import transaction_id
+from tiltyard.model.computed_columns import FunctionDeclaration, read_declaration
+from tiltyard.model.ids import Id, table_id
+from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
+from tiltyard.model.spec import models
+from tiltyard.store import FragmentErrors
+from tiltyard.store.access.grants import NAMESPACE
+from tiltyard.tables.opening import find_table
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+    from tiltyard.store import FunctionRecord, TransactionRecord
+
+MOST_JOB_ERRORS = 10_000
+"""How many failing rows of a job are recorded; of all others it is known how many there were."""
+MOST_FRAGMENT_ERRORS = 100
+MOST_LISTED, LISTED = 100_000, 10_000
+_MOST_TEXT = 1000
+
+
+@operation(needs=OWN_JOB, keyed=False)
+def read_job_function(ctx: Context, request: models.ReadJobFunctionRequest) -> models.ReadJobFunctionResponse:
+    """Return the function that computes the column which a job fills, its source and its secrets, to the job's driver.
+
+    The submitter needs `run_udfs` on the function's namespace, and where it has secrets the caller `run_udfs` on the
+    server, as workers have it. Raises ConcurrentModificationError (not the owner of the lease), InvalidTableStateError
+    (no function computes the column), TableNotFoundError (it or a secret was dropped), PermissionDeniedError,
+    UnsupportedOperationError (code of clients is switched off).
+    """
+    job_id = transaction_id(request.id)
+    if not ctx.settings.udfs:
+        raise UnsupportedOperationError("Functions are switched off: the server's setting 'udfs' allows them.")
+    job = ctx.store.describe_transaction(job_id)
+    if not ctx.store.holds_lease(job_id, request.owner):
+        raise ConcurrentModificationError(f"Job is no longer this driver's: {job_id}")
+    record = _function_of(ctx, job)
+    definition = read_definition(record)
+    secrets = _read_secrets(ctx, record)
+    return models.ReadJobFunctionResponse(
+        name=record.name,
+        version=str(record.version),
+        definition=msgspec.to_builtins(definition),
+        source=base64.b64encode(read_source(ctx, record)).decode(),
+        secrets=secrets,
+    )
+
+
+def _function_of(ctx: Context, job: TransactionRecord) -> FunctionRecord:
+    """Return the function of the column that a job fills, if the job's submitter may run it."""
+    declaration = _declaration_of(ctx, job)
+    record = ctx.store.find_pinned_function(declaration.object_id, declaration.version)
+    if record is None or record.manifest_digest != declaration.manifest_digest:
+        raise function_not_found(Id(declaration.function), str(declaration.version))
+    submitter_ctx, _ = authorize_submitter(ctx, job)
+    if not submitter_ctx.principal.administrator:
+        authorize_namespace(submitter_ctx, _namespace_of(ctx, record), Privilege.RUN_UDFS.value)
+    return record
+
+
+def _declaration_of(ctx: Context, job: TransactionRecord) -> FunctionDeclaration:
+    column = (job.payload.get("arguments") or {}).get("column")
+    if job.table_id is not None and isinstance(column, str):
+        table = ctx.store.table_by_id(job.table_id)
+        dataset = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location))
+        if column in dataset.schema.names:
+            declaration = read_declaration(dataset.schema.field(column).metadata)
+            if isinstance(declaration, FunctionDeclaration):
+                return declaration
+    raise InvalidTableStateError(f"The job {job.id} fills no column that a function computes.")
+
+
+def _namespace_of(ctx: Context, record: FunctionRecord) -> Id:
+    path = ctx.store.object_path(NAMESPACE, record.namespace_id)
+    if path is None:
+        raise function_not_found(Id((record.name,)))
+    return Id(path)
+
+
+def _read_secrets(ctx: Context, record: FunctionRecord) -> dict[str, str] | None:
+    """Decrypt the secrets that a function names, by their variables."""
+    bindings = read_definition(record).secret_bindings
+    if bindings and not ctx.principal.administrator:
+        authorize_server(ctx, Privilege.RUN_UDFS.value)
+    values = {
+        binding.variable: read_secret_value(ctx, Id((*binding.secret_ref.namespace_path, binding.secret_ref.name)))
+        for binding in bindings
+    }
+    return values or None
+
+
+@operation(needs=OWN_JOB, audited=False)
+def record_function_errors(
+    ctx: Context, request: models.RecordFunctionErrorsRequest
+) -> models.RecordFunctionErrorsResponse:
+    """Record the rows of a fragment that a function failed on: how many, and some of the errors.
+
+    Raises ConcurrentModificationError (not the owner of the lease), InvalidInputError (more errors than are kept).
+    """
+    job = ctx.store.describe_transaction(transaction_id(request.id))
+    if job.table_id is None or len(request.records) > MOST_FRAGMENT_ERRORS:
+        raise InvalidInputError(f"A job reports {MOST_FRAGMENT_ERRORS} errors of a fragment of its table at most.")
+    if any(len(error.error_message) > _MOST_TEXT or len(error.error_type) > _MOST_TEXT for error in request.records):
+        raise InvalidInputError(f"An error's type and message have {_MOST_TEXT} characters at most.")
+    now = ctx.clock()
+    entries = [_to_stored(request, error, now) for error in request.records]
+    records = msgspec.json.encode(entries).decode()
+    errors = FragmentErrors(
+        job.id, job.table_id, request.fragment_id, request.column, request.rows_skipped, len(entries), records
+    )
+    recorded = ctx.store.save_fragment_errors(request.owner, errors, MOST_JOB_ERRORS)
+    return models.RecordFunctionErrorsResponse(recorded=recorded)
+
+
+def _to_stored(request: models.RecordFunctionErrorsRequest, error: models.RowFailure, now: int) -> dict[str, Any]:
+    return {
+        "row_offset": error.row_offset,
+        "function": request.function,
+        "function_version": request.function_version,
+        "table_version": request.table_version,
+        "error_type": error.error_type,
+        "error_message": error.error_message,
+        "created_at_millis": now,
+    }
+
+
+@operation(needs=on_table(Privilege.READ), changes=False)
+def list_function_errors(ctx: Context, request: models.ListFunctionErrorsRequest) -> models.ListFunctionErrorsResponse:
+    """List the rows of a table that functions failed on, those of the newest job first, of a job or a column.
+
+    A message may have the value that failed, so this needs what reading the table needs. Raises TableNotFoundError,
+    InvalidInputError.
+    """
+    limit = LISTED if request.limit is None else request.limit
+    if not 0 < limit <= MOST_LISTED:
+        raise InvalidInputError(f"The limit is 1 to {MOST_LISTED}, not {limit}.")
+    table = find_table(ctx, table_id(request.id))
+    fragments = ctx.store.list_fragment_errors(table.id, request.job_id, request.column, MOST_LISTED)
+    records = [
+        models.FunctionErrorRecord(
+            job_id=fragment.transaction_id, fragment_id=fragment.fragment_id, column=fragment.column, **entry
+        )
+        for fragment in fragments
+        for entry in msgspec.json.decode(fragment.records)
+    ]
+    capped = [
+        models.FragmentErrorSummary(
+            job_id=fragment.transaction_id,
+            fragment_id=fragment.fragment_id,
+            rows_skipped=fragment.rows_skipped,
+            rows_recorded=fragment.rows_recorded,
+        )
+        for fragment in fragments
+        if fragment.rows_recorded < fragment.rows_skipped
+    ]
+    return models.ListFunctionErrorsResponse(
+        records=records[:limit], fragments=capped or None, truncated=len(records) > limit
+    )

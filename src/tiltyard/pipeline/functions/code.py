@@ -1,0 +1,42 @@
+"""Code of a registered function, as the driver of a job hands it to the job's tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_ERRORS = 100
+"""How many failing rows of a fragment are recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCode:
+    """A version of a function, bound to a column: what its process has to know (`host`), and its Python.
+
+    `source` is JSON: the files, the entrypoint, the output's schema, what an instance is created with. `variables` are
+    those of its definition, `secrets` come beside them; `repr` shows neither secrets nor source. `packages` have exact
+    versions, which the driver has resolved.
+    """
+
+    name: str
+    version: int
+    python_version: str
+    packages: tuple[str, ...]
+    parameters: tuple[str, ...]
+    source: str = field(repr=False)
+    variables: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
+
+    @property
+    def key(self) -> str:
+        """The digest of all that a process of the function depends on: another one needs another process."""
+        parts = [self.python_version, self.packages, self.source, dict(self.variables), dict(self.secrets)]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def order(self) -> dict[str, Any]:
+        """Return the first message to the function's process."""
+        order: dict[str, Any] = json.loads(self.source)
+        return {**order, "most_errors": MOST_ERRORS, "variables": {**self.variables, **self.secrets}}

@@ -1,0 +1,212 @@
+"""The process of a function: a script that a Spark worker starts with the function's own Python.
+
+It reads messages from its standard input and answers each on its standard output: four bytes of length, then JSON or an
+Arrow stream. The first message is the function (see `FunctionCode.order`), every other one a batch of its inputs. It
+imports pyarrow and the standard library, and none of Tiltyard: its environment is the function's.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import struct
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+MOST_MESSAGE = 1000
+"""Characters of an error's message that are passed on."""
+_LENGTH = struct.Struct(">I")
+_PR_SET_PDEATHSIG = 1
+
+
+def read_message(stream: Any) -> bytes | None:
+    """Read a message; None at the end of the stream."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    body: bytes = stream.read(_LENGTH.unpack(head)[0])
+    return body
+
+
+def write_message(stream: Any, body: bytes) -> None:
+    """Write a message."""
+    stream.write(_LENGTH.pack(len(body)))
+    stream.write(body)
+    stream.flush()
+
+
+def decode_schema(text: str) -> pa.Schema:
+    """Read a schema from base64."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def describe(error: BaseException) -> list[str]:
+    """Return the type and the message of an error, without positions in the source."""
+    return [type(error).__name__, str(error)[:MOST_MESSAGE]]
+
+
+class Function:
+    """A function, or an instance of a class, and how it is called: `form` is rows, arrays or batch."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        """Load the source and create the instance. Raises whatever the source raises."""
+        self.call: Any
+        self.output = decode_schema(order["output"])
+        self.is_struct = bool(order["is_struct"])
+        self.most_errors = int(order["most_errors"])
+        entry = getattr(_load_module(order["files"], order["entry_file"]), order["entrypoint"])
+        target = entry
+        if inspect.isclass(entry):
+            given = {name: value for name, value in order["initialization"].items() if value is not None}
+            self.call = entry(**given)
+            target = entry.__call__
+        else:
+            self.call = entry
+        self.form = _form(target)
+
+    def compute(self, batch: pa.RecordBatch) -> tuple[pa.Array, list[list[Any]], int]:
+        """Compute a batch; return the values, some errors as (row, type, message), and how many rows failed."""
+        if self.form != "rows":
+            return self._to_array(self._call_batch(batch), batch.num_rows), [], 0
+        values: list[Any] = [None] * batch.num_rows
+        errors: list[list[Any]] = []
+        failed = 0
+        names = batch.schema.names
+        columns = [column.to_pylist() for column in batch.columns]
+        for row, arguments in enumerate(zip(*columns, strict=True)):
+            try:
+                values[row] = self._check_row(self.call(**dict(zip(names, arguments, strict=True))))
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others have values
+                failed += 1
+                if len(errors) < self.most_errors:
+                    errors.append([row, *describe(error)])
+        return self._rows_to_array(values), errors, failed
+
+    def _check_row(self, value: Any) -> Any:
+        """Return a row's value if the output's type can hold it. Raises what pyarrow raises, ValueError for null."""
+        if self.is_struct:
+            return pa.array([value], self._type)[0].as_py() if value is not None else None
+        field = self.output.field(0)
+        if value is None and not field.nullable:
+            raise ValueError("the function returned None, and its output is not nullable")
+        pa.scalar(value, field.type)
+        return value
+
+    @property
+    def _type(self) -> pa.DataType:
+        return pa.struct(list(self.output)) if self.is_struct else self.output.field(0).type
+
+    def _rows_to_array(self, values: list[Any]) -> pa.Array:
+        kind = pa.struct([field.with_nullable(True) for field in self.output]) if self.is_struct else self._type
+        return pa.array(values, kind)
+
+    def _call_batch(self, batch: pa.RecordBatch) -> Any:
+        if self.form == "batch":
+            return self.call(batch)
+        return self.call(**dict(zip(batch.schema.names, batch.columns, strict=True)))
+
+    def _to_array(self, result: Any, rows: int) -> pa.Array:
+        """Return what a function of Arrow returned, in the output's type. Raises TypeError, ValueError."""
+        if isinstance(result, pa.Table):
+            result = result.combine_chunks().to_batches()[0] if result.num_rows else None
+        if isinstance(result, pa.RecordBatch):
+            result = result.to_struct_array()
+        if isinstance(result, pa.ChunkedArray):
+            result = result.combine_chunks()
+        if not isinstance(result, pa.Array):
+            raise TypeError(f"the function returned {type(result).__name__}, and not an Arrow array")
+        if len(result) != rows:
+            raise ValueError(f"the function returned {len(result)} values for {rows} rows")
+        kind = pa.struct([field.with_nullable(True) for field in self.output]) if self.is_struct else self._type
+        if isinstance(result, pa.StructArray) and self.is_struct:
+            return pa.StructArray.from_arrays(
+                [result.field(field.name).cast(field.type) for field in kind], fields=list(kind), mask=result.is_null()
+            )
+        return result.cast(kind)
+
+    def close(self) -> None:
+        """Call the `close` of an instance, if it has one."""
+        close = getattr(self.call, "close", None)
+        if callable(close) and not inspect.isfunction(self.call):
+            close()
+
+
+def _form(target: Any) -> str:
+    """Return how a callable takes its inputs, by its annotations: their text, since nothing resolves their names."""
+    parameters = [parameter for parameter in inspect.signature(target).parameters.values() if parameter.name != "self"]
+    words = [str(parameter.annotation).rpartition(".")[2] for parameter in parameters]
+    if words == ["RecordBatch"]:
+        return "batch"
+    return "arrays" if words and all(word == "Array" for word in words) else "rows"
+
+
+def _load_module(files: dict[str, str], entry: str) -> Any:
+    """Write the files into the working folder, which is this process's own, and import the entry's module."""
+    folder = Path.cwd()
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    sys.path.insert(0, str(folder))
+    name = Path(entry).stem
+    spec = importlib.util.spec_from_file_location(name, folder / entry)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _serve(requests: Any, responses: Any) -> None:
+    first = read_message(requests)
+    if first is None:
+        return
+    order = json.loads(first)
+    os.environ.update(order.pop("variables"))
+    try:
+        function = Function(order)
+    except BaseException as error:  # noqa: BLE001 - also what a module raises to end the process
+        write_message(responses, json.dumps({"error": describe(error)}).encode())
+        return
+    write_message(responses, b"{}")
+    while (message := read_message(requests)) is not None:
+        try:
+            batch = pa.ipc.open_stream(message).read_all().combine_chunks()
+            rows = batch.to_batches()[0] if batch.num_rows else pa.RecordBatch.from_pylist([], batch.schema)
+            values, errors, failed = function.compute(rows)
+        except Exception as error:  # noqa: BLE001 - the worker reports it
+            write_message(responses, json.dumps({"error": describe(error)}).encode())
+            continue
+        write_message(responses, json.dumps({"errors": errors, "failed": failed}).encode())
+        sink = pa.BufferOutputStream()
+        result = pa.record_batch([values], ["value"])
+        with pa.ipc.new_stream(sink, result.schema) as writer:
+            writer.write_batch(result)
+        write_message(responses, sink.getvalue().to_pybytes())
+    function.close()
+
+
+def main() -> None:
+    """Serve one function until the worker closes the input; what it prints goes nowhere."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a loop in the function must not outlive the worker
+    requests, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    with tempfile.TemporaryDirectory(prefix="tiltyard-function-") as folder:
+        os.chdir(folder)
+        _serve(requests, responses)
+
+
+if __name__ == "__main__":
+    main()

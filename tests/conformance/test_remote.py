@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from lancedb import LsmWriteSpec
-from lancedb.index import FTS, BTree, HnswSq, IvfFlat
+from lancedb.index import FTS, BTree, Fm, HnswSq, IvfFlat
 from lancedb.query import BooleanQuery, BoostQuery, MatchQuery, MultiMatchQuery, Occur, PhraseQuery
 from lancedb.remote.errors import HttpError
 from lancedb.rerankers import RRFReranker
@@ -249,6 +249,13 @@ def test_full_text_in_all_its_ways(indexed: Any) -> None:
     assert set(ids(indexed.search("fox", query_type="fts").where("id < 10").limit(100))) <= set(range(10))
 
 
+def test_tokenize_is_as_the_index_has_it(table: Any) -> None:
+    table.create_index("text", config=FTS(custom_stop_words=["fox"]), wait_timeout=WAIT)
+    for chosen in ({"column": "text"}, {"index_name": "text_idx"}):
+        words = [token.text for token in table.tokenize("The lazy Foxes chase a fox", **chosen)]
+        assert words == ["the", "lazi", "chase", "a"]  # "fox" is a stop word, and the list is the only one
+
+
 def test_hybrid_search_joins_both(indexed: Any) -> None:
     target = rows(1, 5)["vector"][0].as_py()
     builder = indexed.search(query_type="hybrid").vector(target).text("honey").rerank(RRFReranker()).limit(5)
@@ -258,7 +265,13 @@ def test_hybrid_search_joins_both(indexed: Any) -> None:
 
 @pytest.mark.parametrize(
     "column,config",
-    [("vector", IvfFlat(num_partitions=2)), ("vector", HnswSq(num_partitions=1)), ("id", BTree()), ("text", FTS())],
+    [
+        ("vector", IvfFlat(num_partitions=2)),
+        ("vector", HnswSq(num_partitions=1)),
+        ("id", BTree()),
+        ("text", FTS()),
+        ("text", Fm()),
+    ],
 )
 def test_create_index_of_each_kind_is_listed_with_its_statistics(table: Any, column: str, config: Any) -> None:
     table.create_index(column, config=config, wait_timeout=WAIT)

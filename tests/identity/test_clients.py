@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from lance_namespace.errors import UnauthenticatedError
 from lance_namespace_urllib3_client.api import NamespaceApi, TableApi
 from lancedb.remote import ClientConfig
+from lancedb.remote.oauth import OAuthConfig
 
 from tests.services.openid import OpenIdProvider
 from tests.services.secured import Secured
@@ -45,6 +47,29 @@ def test_lancedb_sends_a_token_in_a_header_which_takes_precedence(secured: Secur
         else:
             with pytest.raises(Exception, match=r"401|not a token"):
                 db.table_names()
+
+
+async def _count_by_oidc(url: str, provider: OpenIdProvider, secret: str) -> int:
+    oidc = OAuthConfig(provider.url, "machine", ["openid"], client_secret=secret)
+    db = await lancedb.connect_async("db://x", host_override=url, oauth_config=oidc)
+    table = await db.open_table("by_oidc")
+    return int(await table.count_rows())
+
+
+def test_lancedb_gets_its_token_from_a_provider_that_it_discovers(secured: Secured, provider: OpenIdProvider) -> None:
+    provider.secrets["machine"] = "pass"
+    admin = lancedb.connect("db://x", api_key=secured.keys["administrator"], host_override=secured.url)
+    admin.create_table("by_oidc", ROWS)
+    with pytest.raises(Exception, match=r"not found|404"):  # it is known, and has no grant
+        asyncio.run(_count_by_oidc(secured.url, provider, "pass"))
+    with secured.http("administrator") as http:
+        grant = {"object_kind": "table", "id": ["by_oidc"], "grantee": "corp:machine", "privileges": ["read"]}
+        assert http.post("/tiltyard/v1/grant/add", json=grant).status_code == 200
+    assert asyncio.run(_count_by_oidc(secured.url, provider, "pass")) == 3
+    assert set(provider.granted) == {"machine"}
+    with pytest.raises(Exception, match=r"401|nvalid|OAuth"):
+        asyncio.run(_count_by_oidc(secured.url, provider, "wrong"))
+    admin.drop_table("by_oidc")
 
 
 def test_lancedb_with_an_unknown_key_gets_the_reason(secured: Secured) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -19,6 +20,8 @@ AUDIENCE = "tiltyard-tests"
 class OpenIdProvider:
     """A provider: its issuer is `url`, its keys are at `jwks_url`; `fetches` counts the requests for them.
 
+    Clients in `secrets` get tokens of their own from its token endpoint (client credentials); `granted` lists for whom.
+
     `rotations` is the number of the key that signs; while it is `away`, its keys cannot be had.
     """
 
@@ -28,6 +31,8 @@ class OpenIdProvider:
         self.fetches = 0
         self.away = False
         self.rotations = 0
+        self.secrets: dict[str, str] = {}
+        self.granted: list[str] = []
         self.keys: list[RSAKey | ECKey] = []
         self.rotate()
 
@@ -56,6 +61,20 @@ class OpenIdProvider:
         token_header = {"alg": algorithm, "kid": key.kid, **(header or {})}
         return jwt.encode(token_header, self.claims(subject, **changed), key, algorithms=[algorithm])
 
+    def configuration(self) -> bytes:
+        """Its discovery document."""
+        return json.dumps(
+            {"issuer": self.url, "jwks_uri": self.jwks_url, "token_endpoint": f"{self.url}/token"}
+        ).encode()
+
+    def grant(self, authorization: str) -> bytes | None:
+        """Return a token's response to a client with its secret (HTTP Basic); None for another."""
+        name, _, secret = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
+        if self.secrets.get(name) != secret:
+            return None
+        self.granted.append(name)
+        return json.dumps({"access_token": self.token(name), "token_type": "Bearer", "expires_in": 3600}).encode()
+
     def published(self) -> bytes:
         """Its keys, as it publishes them."""
         return json.dumps(KeySet(list(self.keys)).as_dict(private=False)).encode()
@@ -68,9 +87,18 @@ def openid_provider() -> Iterator[OpenIdProvider]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             provider.fetches += 1
-            is_known = self.path == "/keys" and not provider.away
-            body = provider.published() if is_known else b""
-            self.send_response(200 if is_known else 503)
+            bodies = {"/keys": provider.published, "/.well-known/openid-configuration": provider.configuration}
+            is_known = self.path in bodies and not provider.away
+            self._send(200 if is_known else 503, bodies[self.path]() if is_known else b"")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            body = provider.grant(self.headers.get("authorization", "")) if self.path == "/token" else None
+            self._send(401 if body is None else 200, body or b'{"error": "invalid_client"}')
+
+        def _send(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

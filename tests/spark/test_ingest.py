@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
+import lancedb
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -336,3 +337,36 @@ def test_ingest_appends_at_the_same_time_are_all_there_once(
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda part: put(tmp_path / f"{part}.parquet", name, mode="append"), [1, 2]))
     assert sorted(stored(catalog, name)["id"].to_pylist()) == list(range(150))
+
+
+def test_ingest_of_bytes_as_blobs_stores_them_apart(
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name, large = fresh("blobs"), bytes(range(256)) * 20_000
+    images = [b"small", None, large]
+    pq.write_table(pa.table({"id": [0, 1, 2], "image": pa.array(images, pa.binary())}), tmp_path / "images.parquet")
+    assert put(tmp_path / "images.parquet", name, cast={"image": "blob"})["rows"] == 3
+    assert put(tmp_path / "images.parquet", name, mode="append")["rows"] == 3
+    dataset = lance.dataset(table_of(catalog, name).location().uri)
+    assert dataset.schema.field("image").type.extension_name == "lance.blob.v2"
+    blobs = [content for _, content in dataset.read_blobs("image", indices=list(range(6)), preserve_order=True)]
+    assert blobs == images * 2
+    files = [path for path in Path(dataset.uri).rglob("*.blob") if path.stat().st_size == len(large)]
+    assert len(files) == 2
+    table = lancedb.connect("db://x", api_key="none", host_override=dict(catalog.properties)["uri"]).open_table(name)
+    hits = table.search().select(["id"]).with_row_id(True).to_arrow()
+    assert table.fetch_blobs("image", hits["_rowid"].to_pylist()).to_pylist() == images * 2
+
+
+def test_ingest_of_blobs_that_fails_leaves_no_files_of_theirs(
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name = fresh("blobs")
+    rows_ = pa.table({"id": [0, 1], "image": [bytes(5_000_000), b""]})
+    pq.write_table(rows_, tmp_path / "images.parquet")
+    put(tmp_path / "images.parquet", name, cast={"image": "blob"})
+    folder = Path(table_of(catalog, name).location().uri)
+    before = sorted(path for path in folder.rglob("*") if path.is_file())
+    with pytest.raises(InvalidInputError):
+        put(tmp_path / "images.parquet", name, mode="append", check=["between(id, 5, 9)"])
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == before

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -131,6 +132,19 @@ def rename_file(source: str, target: str, options: Mapping[str, str]) -> None:
         return
     (store, key), (_, new_key) = open_store(source, options), open_store(target, options)
     obstore.rename(store, key, new_key)
+
+
+def delete_folders(folders: list[str], options: Mapping[str, str]) -> None:
+    """Delete folders with their files. Idempotent: missing ones are ignored."""
+    for folder in folders:
+        if is_remote(folder):
+            store, prefix = open_store(f"{folder}/", options)
+            while keys := [
+                entry["path"] for entry in next(iter(obstore.list(store, prefix=f"{prefix.rstrip('/')}/")), ())
+            ]:
+                obstore.delete(store, keys)
+        else:
+            shutil.rmtree(local_path(folder), ignore_errors=True)
 
 
 class _ObjectReader(io.RawIOBase):

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from tiltyard.model.blob_columns import BLOB_TYPE
 from tiltyard.pipeline.task_errors import RefusedError
 
 _VECTOR = re.compile(r"(.+)\[(\d+)\]")
@@ -21,14 +22,20 @@ _OPEN, _CLOSE = "<([", ">)]"
 _BINARY = re.compile(r"fixed_size_binary\((\d+)\)")
 
 
+BLOB = "blob"
+"""The name of Lance's type of blobs."""
+
+
 def parse_type(text: str) -> pa.DataType:
     """Parse a type's name. Raises RefusedError for an invalid one.
 
     `int64`, `float32`, `string`, `bool`, `date32`, … are pyarrow's names; besides `float32[128]` (a vector),
     `decimal(10, 2)`, `timestamp[us, UTC]`, `list<string>`, `large_list<…>`, `struct<a: int64, b: string>`,
-    `fixed_size_binary(16)`.
+    `fixed_size_binary(16)`, `blob` (bytes that Lance stores apart from their rows).
     """
     text = text.strip()
+    if text == BLOB:
+        return _blob_type()
     if match := _TIMESTAMP.fullmatch(text):
         return pa.timestamp(match[1], match[2])
     if match := _DECIMAL.fullmatch(text):
@@ -59,7 +66,15 @@ def format_type(dtype: pa.DataType) -> str:
         return f"list<{format_type(dtype.value_type)}>"
     if pa.types.is_struct(dtype):
         return f"struct<{', '.join(f'{field.name}: {format_type(field.type)}' for field in dtype)}>"
+    if getattr(dtype, "extension_name", None) == BLOB_TYPE:
+        return BLOB
     return str(dtype)
+
+
+def _blob_type() -> pa.DataType:
+    from lance.blob import BlobType  # noqa: PLC0415  # imported late: commands that only parse do not need Lance
+
+    return BlobType()
 
 
 def _split_at_commas(text: str) -> list[str]:

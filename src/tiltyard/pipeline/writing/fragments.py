@@ -13,7 +13,7 @@ from lance.fragment import write_fragments
 from lance.schema import LanceSchema
 
 from tiltyard.model.schemas.arrow_compat import align_columns, decimal_columns
-from tiltyard.pipeline.sources.filesystem import delete_files, file_exists
+from tiltyard.pipeline.sources.filesystem import delete_files, delete_folders, file_exists
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
 
@@ -98,8 +98,10 @@ def data_files(fragments: Iterable[str]) -> list[str]:
 
 
 def delete_fragment_files(location: TableLocation, fragments: Iterable[str]) -> None:
-    """Delete the files of fragments that will not be committed."""
-    delete_files([f"{location.uri}/{file}" for file in data_files(fragments)], location.options)
+    """Delete the files of fragments that will not be committed, with those of their blobs, in a folder beside each."""
+    files = [f"{location.uri}/{file}" for file in data_files(fragments)]
+    delete_files(files, location.options)
+    delete_folders([file.removesuffix(".lance") for file in files], location.options)
 
 
 def fragment_files_exist(location: TableLocation, fragments: Iterable[str]) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
+from tiltyard.runtime.recent_keys import RecentKeys
 
 if TYPE_CHECKING:
     import lance
@@ -75,6 +76,7 @@ class Services:
     sql_sessions: SqlSessions
     change_log: ChangeLog
     commit_routing: CommitRouting = route_to_storage
+    recent_keys: RecentKeys = field(default_factory=RecentKeys)
 
 
 @dataclass(frozen=True, slots=True)

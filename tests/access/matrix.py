@@ -88,6 +88,11 @@ def _narrowed(admin: Admin, on: Fields) -> Fields:
     return {"name": name}
 
 
+def _keyed(admin: Admin, on: Fields) -> Fields:
+    admin.call("SetTablePrimaryKey", {**on, "columns": ["id"]})
+    return {}
+
+
 def _branched(admin: Admin, on: Fields) -> Fields:
     name = f"b{next(numbers)}"
     admin.call("CreateTableBranch", {**on, "name": name})
@@ -293,6 +298,7 @@ ROWS: dict[str, Row] = {
     "DropRole": by_admin(_role),
     "DropSecret": on_table(),
     "DropTable": on_table(),
+    "DropTablePrimaryKey": after(_keyed),
     "DropTablePolicy": after(_narrowed, name="none"),
     "DropTableIndex": on_table(**BY_ID),
     "ExplainTableQueryPlan": on_table(query=NEAREST),
@@ -362,6 +368,7 @@ ROWS: dict[str, Row] = {
     "RevokePrivileges": _named(**CARL),
     "RotateApiKey": by_admin(_key),
     "SetTableLsmWriteSpec": on_table(),
+    "SetTablePrimaryKey": on_table(columns=["id"]),
     "SetTablePolicy": on_table(name="all", filter="true"),
     "SubmitJob": Row(lambda scene, place: {"name": JOB, "table": scene.table(place)}),
     "SyncPublication": by_admin(_published),

@@ -75,10 +75,10 @@ def move_table(ctx: Context, request: models.MoveTableRequest) -> models.MoveTab
     """Move a table of this catalog into a mounted one.
 
     With `allow_wider_access` also where grants on the new namespace give somebody more than before. Raises
-    NamespaceNotFoundError, TableNotFoundError, TableAlreadyExistsError, InvalidInputError (wider access, a location
-    that the other catalog or this one does not take, no mount), UnsupportedOperationError (a catalog that chooses
-    locations itself), PermissionDeniedError (a location outside the server's roots, or the mount's),
-    ConcurrentModificationError (written or dropped meanwhile), what the other catalog raises.
+    NamespaceNotFoundError, TableNotFoundError, TableAlreadyExistsError, InvalidInputError (wider access, an enforced
+    primary key, a location that the other catalog or this one does not take, no mount), UnsupportedOperationError (a
+    catalog that chooses locations itself), PermissionDeniedError (a location outside the server's roots, or the
+    mount's), ConcurrentModificationError (written or dropped meanwhile), what the other catalog raises.
     """
     path, new_path = table_id(request.id), table_id(request.new_id)
     target = ctx.services.mounts.find(new_path)
@@ -88,6 +88,8 @@ def move_table(ctx: Context, request: models.MoveTableRequest) -> models.MoveTab
         raise InvalidInputError("A table is copied, or its entry kept, only on the way into this catalog.")
     mount, below = target
     record = ctx.find_table(path)
+    if record.primary_key is not None:
+        raise InvalidInputError(f"{path} has a primary key, which holds in this catalog only: drop the key first.")
     mount.check_allowed(record.location)
     allow_wider = bool(request.allow_wider_access)
     namespace = ctx.find_namespace(new_path.parent).id

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import lance
 from lance_namespace.errors import (
@@ -29,9 +29,6 @@ from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
 from tiltyard.storage.version_cache import Snapshot, VersionCache
 
-if TYPE_CHECKING:
-    from lance_namespace.errors import TableNotFoundError
-
 Check = Callable[[int, Callable[[], bytes]], None]
 """Checks a version that Lance has staged and, by calling the function, its manifest; raises to have it withdrawn."""
 
@@ -45,8 +42,10 @@ class CommitRoute:
     table_id: tuple[str, ...]
     checks: list[Check] = field(default_factory=list)
     """Checks that a version has to pass before it is recorded."""
-    refusals: list[TableNotFoundError] = field(default_factory=list)
+    refusals: list[LanceNamespaceError] = field(default_factory=list)
     """Why nothing of a commit was recorded, where that is certain: Lance calls the outcome unknown then."""
+    checked_appends: list[Any] = field(default_factory=list)
+    """Appends that need no further check by the table's key (`tables.keys.checked_appends`)."""
 
 
 _MAX_SHARED = 1024

@@ -159,7 +159,7 @@ def _read_manifest(content: bytes) -> Manifest | None:
         message = content[position + _LENGTH.size : -_FOOTER.size]
         if magic != _MAGIC or len(message) != length:
             return None
-        for count, (key, value) in enumerate(_fields(message, skipping=_FRAGMENTS_FIELD)):
+        for count, (key, value) in enumerate(message_fields(message, skipping=_FRAGMENTS_FIELD)):
             if count > _MAX_FIELDS:
                 return None
             if isinstance(value, bytes):
@@ -178,7 +178,7 @@ def _read_manifest(content: bytes) -> Manifest | None:
 def _add_bytes_field(manifest: Manifest, key: int, value: bytes) -> None:
     """Add a message, bytes or string field to a parsed manifest. Raises IndexError, UnicodeDecodeError."""
     if key == _BASES_FIELD:
-        manifest.bases += [path.decode() for path in _byte_fields(value, _BASE_PATH_FIELD)]
+        manifest.bases += [path.decode() for path in byte_fields(value, _BASE_PATH_FIELD)]
     elif key == _COLUMNS_FIELD:
         if _CODE_PREFIX in value:  # rare
             manifest.code_declarations.append(_code_declaration(value))
@@ -194,36 +194,40 @@ def _has_section(content: bytes, position: int) -> bool:
     return position + _LENGTH.size + length <= len(content)
 
 
+def message_of(content: bytes) -> bytes:
+    """Return the protobuf message of a valid manifest."""
+    (position,) = struct.unpack_from("<Q", content, len(content) - _FOOTER.size)
+    return content[position + _LENGTH.size : -_FOOTER.size]
+
+
 def column_ids(content: bytes) -> frozenset[int]:
     """Return the ids of all columns, nested ones too, of a manifest that Lance staged here: it writes columns first."""
-    (position,) = struct.unpack_from("<Q", content, len(content) - _FOOTER.size)
-    message = content[position + _LENGTH.size : -_FOOTER.size]
-    columns = (value for key, value in takewhile(lambda pair: pair[0] == _COLUMNS_FIELD, _fields(message)))
+    message = message_of(content)
+    columns = (value for key, value in takewhile(lambda pair: pair[0] == _COLUMNS_FIELD, message_fields(message)))
     return frozenset(_column_id(column) for column in columns if isinstance(column, bytes))
 
 
 def referenced_files(content: bytes) -> list[str]:
     """List the data, deletion and index files that a valid manifest references in the folder of its table or branch."""
-    (position,) = struct.unpack_from("<Q", content, len(content) - _FOOTER.size)
-    message = content[position + _LENGTH.size : -_FOOTER.size]
-    paths = [path for fragment in _byte_fields(message, _FRAGMENTS_FIELD) for path in _fragment_files(fragment)]
-    section = dict(_fields(message)).get(_INDICES_FIELD)
+    message = message_of(content)
+    paths = [path for fragment in byte_fields(message, _FRAGMENTS_FIELD) for path in _fragment_files(fragment)]
+    section = dict(message_fields(message)).get(_INDICES_FIELD)
     if isinstance(section, int):
         (length,) = _LENGTH.unpack_from(content, section)
         indices = content[section + _LENGTH.size : section + _LENGTH.size + length]
-        paths += [path for index in _byte_fields(indices, _INDEX_FIELD) for path in _index_files(index)]
+        paths += [path for index in byte_fields(indices, _INDEX_FIELD) for path in _index_files(index)]
     return paths
 
 
 def _fragment_files(fragment: bytes) -> Iterator[str]:
     """Iterate over a fragment's data and deletion files in the folder of its table or branch."""
-    for file in map(dict, map(_fields, _byte_fields(fragment, _FILES_FIELD))):
+    for file in map(dict, map(message_fields, byte_fields(fragment, _FILES_FIELD))):
         path = file[_PATH_FIELD]
         if _BASE_FIELD not in file and isinstance(path, bytes):
             yield f"data/{path.decode()}"
-    for deletions in map(dict, map(_fields, _byte_fields(fragment, _DELETIONS_FIELD))):
+    for deletions in map(dict, map(message_fields, byte_fields(fragment, _DELETIONS_FIELD))):
         if _BASE_FIELD not in deletions:
-            fragment_id = _number(dict(_fields(fragment)), _FRAGMENT_ID_FIELD)
+            fragment_id = _number(dict(message_fields(fragment)), _FRAGMENT_ID_FIELD)
             read_version = _number(deletions, _READ_VERSION_FIELD)
             deletion_id = _number(deletions, _DELETION_ID_FIELD)
             suffix = "bin" if _number(deletions, _BITMAP_FIELD) else "arrow"
@@ -232,12 +236,12 @@ def _fragment_files(fragment: bytes) -> Iterator[str]:
 
 def _index_files(index: bytes) -> Iterator[str]:
     """Iterate over an index's files in that folder, as far as its metadata lists them."""
-    fields = dict(_fields(index))
+    fields = dict(message_fields(index))
     uuid, base = fields.get(_UUID_FIELD), fields.get(_INDEX_BASE_FIELD)
     if base is None and isinstance(uuid, bytes):
-        folder = UUID(bytes=next(_byte_fields(uuid, _UUID_FIELD)))
-        for file in _byte_fields(index, _INDEX_FILES_FIELD):
-            yield f"_indices/{folder}/{next(_byte_fields(file, _PATH_FIELD)).decode()}"
+        folder = UUID(bytes=next(byte_fields(uuid, _UUID_FIELD)))
+        for file in byte_fields(index, _INDEX_FILES_FIELD):
+            yield f"_indices/{folder}/{next(byte_fields(file, _PATH_FIELD)).decode()}"
 
 
 def branch_file(branch: Branch) -> str:
@@ -246,7 +250,7 @@ def branch_file(branch: Branch) -> str:
 
 
 def _column_id(column: bytes) -> int:
-    return _number(dict(_fields(column)), _ID_FIELD)
+    return _number(dict(message_fields(column)), _ID_FIELD)
 
 
 def with_column_ids(column: bytes, ids: Mapping[int, int]) -> bytes | None:
@@ -262,7 +266,7 @@ def with_column_ids(column: bytes, ids: Mapping[int, int]) -> bytes | None:
         if key not in (_ID_FIELD, _PARENT_FIELD):
             renumbered += column[start:end]
         start = end
-    parent = _number(dict(_fields(column)), _PARENT_FIELD)
+    parent = _number(dict(message_fields(column)), _PARENT_FIELD)
     for key, value in ((_ID_FIELD, ids[number]), (_PARENT_FIELD, ids.get(parent, parent))):
         renumbered += bytes([key << 3]) + _encode_varint(value)
     return bytes(renumbered)
@@ -272,8 +276,8 @@ def _field_ends(message: bytes) -> Iterator[tuple[int, int]]:
     """Iterate over the fields of a message, which has values of integers and bytes alone: number, and where it ends."""
     at = 0
     while at < len(message):
-        key, at = _varint(message, at)
-        length, at = _varint(message, at)
+        key, at = read_varint(message, at)
+        length, at = read_varint(message, at)
         at += length if key & 7 == 2 else 0
         yield key >> 3, at
 
@@ -292,14 +296,14 @@ def _number(fields: Mapping[int, int | bytes | None], field: int) -> int:
     return value
 
 
-def _byte_fields(message: bytes, number: int) -> Iterator[bytes]:
+def byte_fields(message: bytes, number: int) -> Iterator[bytes]:
     """Iterate over the values of one repeated message, bytes or string field."""
-    return (value for key, value in _fields(message) if key == number and isinstance(value, bytes))
+    return (value for key, value in message_fields(message) if key == number and isinstance(value, bytes))
 
 
 def _code_declaration(column: bytes) -> CodeDeclaration:
     """Return the pairs of a column's metadata that declare code."""
-    pairs = (dict(_fields(pair)) for pair in _byte_fields(column, _METADATA_FIELD))
+    pairs = (dict(message_fields(pair)) for pair in byte_fields(column, _METADATA_FIELD))
     entries = ((pair.get(1, b""), pair.get(2, b"")) for pair in pairs)
     return frozenset(
         (name, value)
@@ -310,12 +314,12 @@ def _code_declaration(column: bytes) -> CodeDeclaration:
 
 def _backtick_names(column: bytes) -> list[str]:
     """Return the name of a top-level column if it has a backtick. Raises UnicodeDecodeError."""
-    fields = dict(_fields(column))
+    fields = dict(message_fields(column))
     name, is_top_level = fields.get(_NAME_FIELD), fields.get(_PARENT_FIELD) == _NO_PARENT
     return [name.decode()] if isinstance(name, bytes) and b"`" in name and is_top_level else []
 
 
-def _fields(message: bytes, *, skipping: int = 0) -> Iterator[tuple[int, int | bytes | None]]:
+def message_fields(message: bytes, *, skipping: int = 0) -> Iterator[tuple[int, int | bytes | None]]:
     """Iterate over the fields of a protobuf message: numbers, and values of integers, messages, bytes and strings.
 
     Values of the field `skipping` are left out: a manifest has thousands of fragments. The message is read to its end,
@@ -328,16 +332,16 @@ def _fields(message: bytes, *, skipping: int = 0) -> Iterator[tuple[int, int | b
             continue
         key, at = message[at], at + 1  # most numbers are of one byte, and a call costs more than all else here
         if key >= 0x80:
-            key, at = _varint(message, at - 1)
+            key, at = read_varint(message, at - 1)
         number, wire = key >> 3, key & 7
         if wire == 2:
             length, at = message[at], at + 1
             if length >= 0x80:
-                length, at = _varint(message, at - 1)
+                length, at = read_varint(message, at - 1)
             yield number, message[at : at + length]
             at += length
         elif wire == 0:
-            value, at = _varint(message, at)
+            value, at = read_varint(message, at)
             yield number, value
         else:
             at += _FIXED_WIDTHS.get(wire, end + 1)
@@ -356,12 +360,13 @@ def _skip(message: bytes, at: int) -> int:
         elif (high := message[at + 2]) < 0x80:  # two bytes of length: nearly all others
             at += (high << 7 | length & 0x7F) + 3
         else:
-            length, at = _varint(message, at + 1)
+            length, at = read_varint(message, at + 1)
             at += length
     return at
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return an integer of a protobuf message, and the position after it. Raises IndexError."""
     value = shift = 0
     while True:
         byte = message[at]

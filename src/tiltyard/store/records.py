@@ -49,7 +49,8 @@ class TableRecord(msgspec.Struct, frozen=True):
     """A table: `declared` while it has a location but no data yet, `registered` if a client gave the location.
 
     A `managed` table commits through the server (see `VersionRecord`). `mount_id` is set in the record of a table that
-    was looked up through its mount: its location and properties are those of the other catalog.
+    was looked up through its mount: its location and properties are those of the other catalog. `primary_key` is the
+    declaration of an enforced key, as text that is opaque to the store.
     """
 
     id: int
@@ -63,15 +64,19 @@ class TableRecord(msgspec.Struct, frozen=True):
     created_at: int
     updated_at: int
     mount_id: int | None = None
+    primary_key: str | None = None
 
-    COLUMNS = "id, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at"
+    COLUMNS = (
+        "id, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at,"
+        " primary_key"
+    )
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> TableRecord:
         """Read a row of COLUMNS."""
-        id_, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at = row
+        id_, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at, key = row
         flags = bool(managed), bool(declared), bool(registered)
-        return cls(id_, namespace_id, name, location, decode(properties), *flags, created_at, updated_at)
+        return cls(id_, namespace_id, name, location, decode(properties), *flags, created_at, updated_at, None, key)
 
 
 class ListedTable(msgspec.Struct, frozen=True):
@@ -188,7 +193,8 @@ class NewVersion(msgspec.Struct, frozen=True):
     `manifest` is the content of the staged file, stored until the final file is known to be durable; without it, the
     staged file has to be durable before the version is recorded. `finalized_by_rename` says that finalizing renames the
     staged file, so that its size and ETag are known already. With `expected_name`, a (namespace id, name), the version
-    is recorded only while the table has that name.
+    is recorded only while the table has that name; it is recorded only while the table has this `primary_key`.
+    `checked_key` names the declaration of the key that all rows of this version were found to fulfil.
     """
 
     table_id: int
@@ -204,6 +210,8 @@ class NewVersion(msgspec.Struct, frozen=True):
     manifest: bytes | None = None
     finalized_by_rename: bool = False
     expected_name: tuple[int, str] | None = None
+    primary_key: str | None = None
+    checked_key: str | None = None
 
 
 class VersionRecord(msgspec.Struct, frozen=True):

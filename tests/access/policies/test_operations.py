@@ -47,6 +47,8 @@ from tiltyard.model.spec import operations
         ("ListTablePolicies", {}),
         ("DropTablePolicy", {"name": "masks"}),
         ("SetTablePolicy", {"name": "masks", "filter": "true"}),
+        ("SetTablePrimaryKey", {"columns": ["id"]}),
+        ("DropTablePrimaryKey", {}),
     ],
 )
 def test_whatever_tells_or_changes_more_is_refused(ann: httpx.Client, name: str, fields: dict[str, Any]) -> None:

@@ -1220,6 +1220,16 @@ class DropTablePolicyResponse(Model, kw_only=True):
     policies: list[TablePolicy]
 
 
+class DropTablePrimaryKeyRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+
+
+class DropTablePrimaryKeyResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class DropTableRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -2421,6 +2431,19 @@ class SetTablePolicyRequest(Model, kw_only=True):
 class SetTablePolicyResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     policies: list[TablePolicy]
+
+
+class SetTablePrimaryKeyRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    columns: list[str] | None = None
+
+
+class SetTablePrimaryKeyResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    columns: list[str]
+    transaction_ids: list[str] | None = None
 
 
 class StringFtsQuery(Model, kw_only=True):

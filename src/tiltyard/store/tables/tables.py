@@ -39,9 +39,10 @@ from tiltyard.store.repository import Repository, reads, writes
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED, SCHEDULE
 from tiltyard.store.tables.location_overlap import check_no_overlap, check_not_scheduled
 from tiltyard.store.tables.trash import move_table_to_trash, purge_table_at
+from tiltyard.store.tables.versions import LATEST_OF_BRANCHES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tiltyard.store.access.grants import Creator
     from tiltyard.store.backend import Row
@@ -94,6 +95,10 @@ PATHS_PER_STATEMENT = 32
 """Databases keep statements prepared, one for each number of paths: so it is limited."""
 MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 SET_PROPERTIES = f"UPDATE tables SET properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
+LOCK_PRIMARY_KEY = "SELECT primary_key FROM tables WHERE id = ? /*+ FOR UPDATE */"
+SET_PRIMARY_KEY = f"""
+    UPDATE tables SET primary_key = ?, properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}
+"""
 CANCEL_DELETION = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{CREATING}' AND claims = 0"
 USE_RESERVATION = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{RESERVED}' AND claims = 0"
 
@@ -362,6 +367,29 @@ class Tables(Repository):
         """Replace a table's properties. Raises TableNotFoundError."""
         values = encode(dict(properties)), self._clock(), table_id
         return _require_row(self.connection.row(SET_PROPERTIES, *values), table_id)
+
+    @writes
+    def set_primary_key(
+        self,
+        table: TableRecord,
+        primary_key: str | None,
+        properties: Properties,
+        checked_versions: Mapping[str, int] | None = None,
+    ) -> TableRecord:
+        """Replace the declaration of a table's primary key, None for no key, and its properties; return the table.
+
+        `checked_versions` are the versions, by branch, that were found to fulfil the key. Raises TableNotFoundError,
+        ConcurrentModificationError if a version was recorded after one of them, or the key is another one by now.
+        """
+        row = self.connection.row(LOCK_PRIMARY_KEY, table.id)  # waits for commits, and they for this
+        if row is not None and row[0] != table.primary_key:
+            raise ConcurrentModificationError("The primary key of this table was changed meanwhile: try again.")
+        checked = checked_versions or {}
+        for branch, version in self.connection.rows(LATEST_OF_BRANCHES, table.id) if checked else ():
+            if version > checked.get(branch, version):
+                raise ConcurrentModificationError("This table was committed to meanwhile: try again.")
+        values = primary_key, encode(dict(properties)), self._clock(), table.id
+        return _require_row(self.connection.row(SET_PRIMARY_KEY, *values), table.id)
 
 
 def read_listed_tables(rows: list[Row]) -> list[ListedTable]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tiltyard.store.backend import Connection
 
 LOCK_TABLE = "SELECT id FROM tables WHERE namespace_id = ? AND name = ? AND id = COALESCE(?, id) /*+ FOR UPDATE */"
-COPIED_COLUMNS = "id, namespace_id, name, location, properties, managed, declared, registered, created_at"
+COPIED_COLUMNS = "id, namespace_id, name, location, properties, managed, declared, registered, created_at, primary_key"
 COPY_TABLES = f"""
     INSERT INTO removed_tables (removal, namespace, dropped, removed_at, due_at, {COPIED_COLUMNS})
     SELECT ?, ?, ?, ?, ?, {COPIED_COLUMNS} FROM tables WHERE
@@ -48,8 +48,8 @@ COPY_TABLES = f"""
 COPY_TABLE = f"{COPY_TABLES} id = ?"
 COPY_TABLES_IN = f"{COPY_TABLES} namespace_id = ?"
 COPY_VERSIONS = f"""
-    INSERT INTO removed_versions ({VersionRecord.COLUMNS}, manifest)
-    SELECT {VersionRecord.COLUMNS}, manifest FROM table_versions
+    INSERT INTO removed_versions ({VersionRecord.COLUMNS}, manifest, checked_key)
+    SELECT {VersionRecord.COLUMNS}, manifest, checked_key FROM table_versions
 """
 COPY_VERSIONS_OF = f"{COPY_VERSIONS} WHERE table_id = ?"
 COPY_VERSIONS_IN = f"{COPY_VERSIONS} WHERE table_id IN (SELECT id FROM removed_tables WHERE removal = ?)"
@@ -82,14 +82,15 @@ CANCEL_DELETION = "DELETE FROM doomed_folders WHERE location = ? AND claims = 0"
 HAS_NAME = "SELECT 1 FROM tables WHERE namespace_id = ? AND name = ?"
 RESTORE = f"""
     INSERT INTO tables ({TableRecord.COLUMNS}) /*+ OVERRIDING SYSTEM VALUE */
-    SELECT id, {{home}}, {{name}}, location, properties, managed, declared, registered, created_at, CAST(? AS BIGINT)
+    SELECT id, {{home}}, {{name}}, location, properties, managed, declared, registered, created_at, CAST(? AS BIGINT),
+        primary_key
     FROM removed_tables WHERE {{which}} ON CONFLICT DO NOTHING RETURNING {TableRecord.COLUMNS}
 """
 RESTORE_TABLE = RESTORE.format(home="CAST(? AS BIGINT)", name="CAST(? AS TEXT)", which="id = ?")
 RESTORE_TABLES = RESTORE.format(home="namespace_id", name="name", which="removal = ?")
 RESTORE_VERSIONS = f"""
-    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest)
-    SELECT {VersionRecord.COLUMNS}, manifest FROM removed_versions
+    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest, checked_key)
+    SELECT {VersionRecord.COLUMNS}, manifest, checked_key FROM removed_versions
 """
 RESTORE_VERSIONS_OF = f"{RESTORE_VERSIONS} WHERE table_id = ?"
 RESTORE_VERSIONS_IN = f"{RESTORE_VERSIONS} WHERE table_id IN (SELECT id FROM removed_tables WHERE removal = ?)"

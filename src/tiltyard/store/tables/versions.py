@@ -24,14 +24,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INSERT = f"""
-    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest) VALUES {{rows}}
+    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest, checked_key) VALUES {{rows}}
     ON CONFLICT (table_id, branch, version) DO NOTHING RETURNING table_id, branch, version
 """
-ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-ROW_OF_NAMED_TABLE = ROW.replace("?", "(SELECT id FROM tables WHERE namespace_id = ? AND name = ? AND id = ?)", 1)
-"""For a table that must have its expected name: if it has not, the id is NULL, and the statement is refused."""
+ROW = """(
+    (SELECT id FROM tables WHERE id = ? AND primary_key IS NOT DISTINCT FROM ? /*+ FOR KEY SHARE */),
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+"""For a table that must have the primary key that the version was checked by: if it has not, the id is NULL, and the
+statement is refused. The lock, which a reference to the table takes anyway, makes a declaration and a commit wait for
+each other.
+"""
+ROW_OF_NAMED_TABLE = ROW.replace("WHERE id = ?", "WHERE namespace_id = ? AND name = ? AND id = ?")
+"""For one that must have its expected name as well."""
 ROWS_PER_STATEMENT = 32
 """Databases keep statements prepared, one for each number of rows: so it is limited."""
+LATEST_CHECKED = """
+    SELECT version FROM table_versions WHERE table_id = ? AND branch = ? AND version <= ? AND checked_key = ?
+    ORDER BY version DESC LIMIT 1
+"""
+LATEST_OF_BRANCHES = "SELECT branch, max(version) FROM table_versions WHERE table_id = ? GROUP BY branch"
 MANIFEST = """
     SELECT manifest FROM table_versions WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?
 """
@@ -107,7 +118,8 @@ class Versions(Repository):
     ) -> list[RecordedVersion]:
         """Record versions in few statements, as `record_version` does each; a conflict of one leaves the others.
 
-        Raises TableNotFoundError if the table of one is gone, or has not its expected name: then none is recorded.
+        Raises TableNotFoundError if the table of one is gone, or has not its expected name or primary key: then none is
+        recorded.
         """
         return (self._record_few if len(entries) <= ROWS_PER_STATEMENT else self._record_many)(entries, transaction_id)
 
@@ -150,9 +162,11 @@ class Versions(Repository):
             rows.append(ROW if new.expected_name is None else ROW_OF_NAMED_TABLE)
             if new.expected_name is not None:
                 values += new.expected_name
-            values += (record.table_id, record.branch, record.version, record.staged_path, record.manifest_path)
+            values += (record.table_id, new.primary_key)
+            values += (record.branch, record.version, record.staged_path, record.manifest_path)
             values += (record.manifest_size, record.e_tag, encode(record.metadata), record.naming_scheme)
             values += (record.created_at, record.finalized, record.transaction_id, new.manifest)
+            values.append(new.checked_key)
         return self.connection.rows(INSERT.format(rows=", ".join(rows)), *values)
 
     def _existing_record(self, new: NewVersion) -> VersionRecord:
@@ -188,6 +202,17 @@ class Versions(Repository):
         """Return the latest version, or None without any."""
         row = self.connection.row(LIST_DOWN, table_id, branch, ABOVE_ALL, 1)
         return VersionRecord.of(row) if row else None
+
+    @reads
+    def latest_checked_version(self, table_id: int, branch: str, version: int, checked_key: str) -> int | None:
+        """Return the latest version up to `version` that fulfils a declared key; None without one."""
+        row = self.connection.row(LATEST_CHECKED, table_id, branch, version, checked_key)
+        return None if row is None else int(row[0])
+
+    @reads
+    def latest_of_branches(self, table_id: int) -> dict[str, int]:
+        """Return the latest recorded version of each branch of a table."""
+        return {branch: int(version) for branch, version in self.connection.rows(LATEST_OF_BRANCHES, table_id)}
 
     @writes
     def delete_versions(self, table_id: int, branch: str, ranges: Iterable[tuple[int, int | None]]) -> int:

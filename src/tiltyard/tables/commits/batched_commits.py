@@ -5,7 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    LanceNamespaceError,
+    TableNotFoundError,
+)
 from msgspec import structs
 
 from tiltyard.model.ids import table_id
@@ -14,6 +19,7 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.commits.commit_requests import (
+    check_keys_current,
     check_same_manifest,
     create_version_response,
     delete_lost_records,
@@ -123,8 +129,18 @@ def record_independently(ctx: Context, news: Sequence[NewVersion]) -> list[Versi
         return _record_each(ctx, news)
     except _REFUSALS as error:
         if len(news) == 1:
-            return [error]
+            return [_refusal(ctx, news[0], error)]
         return [record for new in news for record in record_independently(ctx, [new])]
+
+
+def _refusal(ctx: Context, new: NewVersion, error: LanceNamespaceError) -> LanceNamespaceError:
+    """Return the error to raise for a version that the catalog refused."""
+    if isinstance(error, TableNotFoundError):
+        try:
+            check_keys_current(ctx, [new], error)
+        except ConcurrentModificationError as changed:
+            return changed
+    return error
 
 
 def _record_each(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:

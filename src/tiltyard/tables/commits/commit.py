@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.store.tables.versions import Range
+    from tiltyard.tables.keys.checked_appends import CheckedAppend
 
 
 @operation(needs=on_table(Privilege.WRITE), batch=create_table_versions, commit_step=CommitStep.COMMIT)
@@ -48,18 +49,24 @@ def create_table_version(ctx: Context, request: models.CreateTableVersionRequest
 
     Raises TableNotFoundError, InvalidInputError (the path leads out of the table's `_versions` folder, the file is no
     manifest of this version, or the version is not the next one), ConcurrentModificationError (another manifest has the
-    version).
+    version), DuplicateKeyError, TableSchemaValidationError (a key without a value).
     """
     table = find_table(ctx, request.id)
     return create_version_response(table, commit_staged(ctx, table, request))
 
 
-def commit_staged(ctx: Context, table: TableRecord, entry: Entry, *, trusted: bool = False) -> VersionRecord:
+def commit_staged(
+    ctx: Context, table: TableRecord, entry: Entry, checked_appends: Sequence[CheckedAppend] | None = None
+) -> VersionRecord:
     """Record a staged manifest as a version, and finalize it. Raises what CreateTableVersion raises.
 
-    A `trusted` manifest was staged by Lance in this process: it is not validated, the catalog and storage decide alone.
+    With `checked_appends`, perhaps none, the manifest was staged by Lance in this process: it is not validated, the
+    catalog and storage decide alone, and the table's key unless it is one of these appends.
     """
-    new = trusted_version(ctx, table, entry) if trusted else validate_version(ctx, table, entry)
+    if checked_appends is None:
+        new = validate_version(ctx, table, entry)
+    else:
+        new = trusted_version(ctx, table, entry, checked_appends)
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(manifests_to_sync([new])):
         record = record_with_retry(ctx, [new], lambda: check_same_manifest(new, *_record(ctx, new)))

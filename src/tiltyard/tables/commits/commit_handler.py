@@ -6,10 +6,18 @@ that it has staged. Tables are known there by the id of their record, which a re
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    LanceNamespaceError,
+    TableNotFoundError,
+    TableSchemaValidationError,
+    TableVersionNotFoundError,
+)
 
 from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
@@ -17,6 +25,7 @@ from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.datasets import Check, CommitRoute
 from tiltyard.storage.manifest_format import versions_folder
 from tiltyard.tables.commits.commit import commit_staged
+from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.versions.records import wire_version
 from tiltyard.tables.versions.versions import describe_version, latest_manifest, list_versions
 
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
+    from tiltyard.tables.keys.checked_appends import CheckedAppend
 
 
 _WRITTEN_FOLDERS = ("data", "_deletions", "_indices")
@@ -51,16 +61,19 @@ class CommitNamespace:
         ctx: Context,
         written_since: int | None = None,
         checks: Sequence[Check] = (),
-        refusals: list[TableNotFoundError] | None = None,
+        refusals: list[LanceNamespaceError] | None = None,
+        checked_appends: Sequence[CheckedAppend] = (),
     ) -> None:
         """`written_since` is when Lance began to write what a commit brings, in milliseconds; None if that is durable.
 
         `checks` may refuse a staged manifest. `refusals` gets the errors on which certainly nothing was recorded.
+        `checked_appends` need no check by the table's key.
         """
         self._ctx = ctx
         self._written_since = written_since
         self._checks = checks
-        self._refusals = [] if refusals is None else refusals
+        self.refusals = [] if refusals is None else refusals
+        self._checked_appends = checked_appends
         self._has_requested_commit = False
 
     def namespace_id(self) -> str:
@@ -95,13 +108,24 @@ class CommitNamespace:
         return _Response(version=msgspec.to_builtins(version))
 
     def create_table_version(self, request: Any) -> _Response:
-        """Commit a manifest that Lance has staged. Raises ConcurrentModificationError, and what the checks raise."""
+        """Commit a manifest that Lance has staged. Raises ConcurrentModificationError, and what the checks raise.
+
+        Errors of the table's key are added to `refusals`: of what is raised here Lance only says that the outcome is
+        unknown.
+        """
         record, entry = self._table_to_commit(request), _decode(request, models.CreateTableVersionRequest)
         self._check(record, entry)
         if self._written_since is not None:
             base = f"{record.location}/{versions_folder(Branch.parse(entry.branch))}".removesuffix("/_versions")
             self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITTEN_FOLDERS], self._written_since)
-        committed = commit_staged(self._ctx, record, entry, trusted=True)
+        try:
+            committed = commit_staged(self._ctx, record, entry, self._checked_appends)
+        except (DuplicateKeyError, TableSchemaValidationError, InvalidInputError) as error:
+            self.refusals.append(error)
+            self._ctx.storage.delete_files(
+                [self._ctx.storage.manifests.resolve_path(record.location, entry.manifest_path)]
+            )
+            raise
         return _Response(version=msgspec.to_builtins(wire_version(record, committed)))
 
     def _check(self, record: TableRecord, entry: models.CreateTableVersionRequest) -> None:
@@ -120,12 +144,12 @@ class CommitNamespace:
 
     def _table_to_commit(self, request: Any) -> TableRecord:
         """Return the table to commit to. If it is gone at the first request, nothing was recorded: see `refusals`."""
-        self._refusals.clear()
+        self.refusals.clear()
         try:
             return self._table(request)
         except TableNotFoundError as error:
             if not self._has_requested_commit:
-                self._refusals.append(error)
+                self.refusals.append(error)
             raise
         finally:
             self._has_requested_commit = True
@@ -151,7 +175,7 @@ def commit_route(ctx: Context, record: TableRecord, *, durable: bool) -> CommitR
     """
     if not record.managed:
         return None
-    checks: list[Check] = []
-    refusals: list[TableNotFoundError] = []
+    route = CommitRoute(None, (str(record.id),))
     since = None if durable else wall_clock() - _MTIME_LAG_MS
-    return CommitRoute(CommitNamespace(ctx, since, checks, refusals), (str(record.id),), checks, refusals)
+    namespace = CommitNamespace(ctx, since, route.checks, route.refusals, route.checked_appends)
+    return replace(route, client=namespace)

@@ -7,6 +7,8 @@ storage has lost (a restore by file copy) is none: its record is deleted, so tha
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import (
@@ -19,6 +21,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
     UnsupportedOperationError,
 )
+from msgspec import structs
 
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
@@ -29,6 +32,7 @@ from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.commits.finalizing import finalize_pending
+from tiltyard.tables.keys.enforcement import check_version
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
 from tiltyard.tables.versions.records import (
     delete_branch_records,
@@ -38,11 +42,12 @@ from tiltyard.tables.versions.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from tiltyard.context import Context
     from tiltyard.model.ids import Id
     from tiltyard.storage.files import FileContent
+    from tiltyard.tables.keys.checked_appends import CheckedAppend
 
 log = logging.getLogger("tiltyard.versions")
 
@@ -93,7 +98,16 @@ def _validate_version(
         check_quoted(ctx, table, branch, manifest.backtick_columns)
     if latest is not None or not _is_next(ctx, table, new, alone):
         _check_next(ctx, new, branch, latest)
-    return new
+    return _check_key(ctx, table, new, file.content)
+
+
+def _check_key(ctx: Context, table: TableRecord, new: NewVersion, content: bytes) -> NewVersion:
+    """Check a version by its table's primary key; `content` is its manifest, empty for one that is large."""
+    if table.primary_key is None:
+        return new
+    return check_version(
+        ctx, table, new, content or ctx.storage.manifests.read(table.location, new.staged_path).content
+    )
 
 
 def check_commits_here(path: Id, table: TableRecord) -> None:
@@ -113,13 +127,25 @@ def version_number(version: NewVersion | int) -> int:
     return version if isinstance(version, int) else version.version
 
 
-def trusted_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
-    """Return the version to record for a manifest that Lance staged in this process; only its path is checked."""
+def trusted_version(
+    ctx: Context, table: TableRecord, entry: Entry, checked_appends: Sequence[CheckedAppend] = ()
+) -> NewVersion:
+    """Return the version to record for a manifest that Lance staged in this process.
+
+    Only its path is checked, and the table's key, unless this is one of the appends whose rows were checked before.
+    """
     branch = Branch.parse(entry.branch)
     staged = _check_staged_path(ctx, table, branch, entry.manifest_path)
-    if not is_local(table.location):
-        return _new_version(table, branch, entry, staged, None)
-    return _new_version(table, branch, entry, staged, ctx.storage.manifests.read(table.location, staged))
+    file = ctx.storage.manifests.read(table.location, staged) if is_local(table.location) else None
+    new = _new_version(table, branch, entry, staged, file)
+    for checked in checked_appends:
+        if checked.covers(table, new):
+            return structs.replace(new, checked_key=checked.token)
+    if table.primary_key is None:
+        return new
+    # Lance called this in a thread of its own, where it cannot be called again.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_check_key, ctx, table, new, b"" if file is None else file.content).result()
 
 
 def manifests_to_sync(news: Iterable[NewVersion]) -> list[str]:
@@ -156,6 +182,7 @@ def _new_version(table: TableRecord, branch: Branch, entry: Entry, staged: str, 
         naming_scheme=scheme,
         manifest=local_file.content if local_file and local_file.stat.size <= MAX_STORED_MANIFEST else None,
         finalized_by_rename=local_file is not None,
+        primary_key=table.primary_key,
     )
 
 
@@ -245,7 +272,7 @@ def check_same_manifest(new: NewVersion, record: VersionRecord, inserted: bool) 
 def record_with_retry(ctx: Context, news: Iterable[NewVersion], record: Callable[[], T]) -> T:
     """Call `record`, and once more if it met records of versions that storage has lost; return its result.
 
-    Raises what it raises: ConcurrentModificationError if another manifest has a version.
+    Raises what it raises: ConcurrentModificationError if another manifest has a version, or a table another key by now.
     """
     try:
         return record()
@@ -253,6 +280,19 @@ def record_with_retry(ctx: Context, news: Iterable[NewVersion], record: Callable
         if not delete_lost_records(ctx, news):
             raise
         return record()
+    except TableNotFoundError as error:
+        check_keys_current(ctx, news, error)
+        raise
+
+
+def check_keys_current(ctx: Context, news: Iterable[NewVersion], error: TableNotFoundError) -> None:
+    """Raise ConcurrentModificationError if versions were refused since the primary key of a table was changed."""
+    for new in news:
+        with suppress(TableNotFoundError):
+            if ctx.store.table_by_id(new.table_id).primary_key != new.primary_key:
+                raise ConcurrentModificationError(
+                    "The primary key of this table was changed meanwhile: try again."
+                ) from error
 
 
 def delete_lost_records(ctx: Context, news: Iterable[NewVersion]) -> bool:

@@ -22,6 +22,7 @@ from tiltyard.access.predicates import check_filter, check_visible_expression, c
 from tiltyard.context import OpenTable
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.spec import models
+from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.plan import ROW_ID, Search, full_text_columns
 from tiltyard.tables.sql.expressions import check_expression
@@ -285,11 +286,14 @@ def _policy_columns(policy: EffectivePolicy) -> set[str]:
 
 @contextmanager
 def redact_errors() -> Iterator[None]:
-    """Redact the messages of Lance's errors, which quote values, of hidden rows as well; the types of errors stay."""
+    """Redact the messages of Lance's errors, which quote values, of hidden rows as well; the types of errors stay.
+
+    The message of a DuplicateKeyError is made for its caller.
+    """
     try:
         yield
     except LanceNamespaceError as error:
-        if error.__cause__ is None:
+        if error.__cause__ is None or isinstance(error, DuplicateKeyError):
             raise
         raise type(error)(
             "This fails on a table whose policies restrict you, so Lance's message is withheld."

@@ -24,6 +24,7 @@ from tiltyard.storage.writing import (
     write_rows,
 )
 from tiltyard.tables.commits.idempotency_marks import marks
+from tiltyard.tables.keys.checked_appends import check_append
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from tiltyard.runtime.batcher import PendingItem
     from tiltyard.store import RequestClaim
+    from tiltyard.tables.keys.checked_appends import CheckedAppend
     from tiltyard.tables.rows.write_target import WriteTarget
 
 
@@ -139,20 +141,23 @@ def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) ->
         target = part[0].item.target
         dataset = _open_with_columns(target, part)
         with lance_errors(dataset):
-            groups, members = _adapt_rows(part, dataset.schema)
+            rows, members = _adapt_rows(part, dataset.schema)
+            rows, members, checked = _check_keys(target, dataset.version, rows, members)
             appends = [member.item for member in members]
             claims = tuple(claim for append in appends for claim in append.claims)
             target = replace(target, ctx=structs.replace(target.ctx, claims=claims))
-            written = _write_rows(target, groups, dataset)
+            written = _write_rows(target, _group_by_schema(rows), dataset)
             try:
                 with target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds):
-                    committed = _commit_fragments(target, dataset, appends, written, retry)
+                    committed = _commit_fragments(target, dataset, appends, written, retry, checked)
             except BaseException as error:
                 discard_after_error(target.ctx.storage, dataset.uri, written, error)
                 if _uploaded(appends) and _is_permanent(error):
                     raise
                 retry.wait_or_raise(error)
                 continue
+        if checked is not None:
+            checked.remember(target.ctx, written)
         version = target.finish_commit(committed, is_direct=True)
         for member in members:
             member.outcome = version
@@ -175,13 +180,13 @@ def _open_with_columns(target: WriteTarget, part: Sequence[PendingItem[Append]])
 
 def _adapt_rows(
     part: Sequence[PendingItem[Append]], schema: pa.Schema
-) -> tuple[list[list[pa.Table]], list[PendingItem[Append]]]:
-    """Adapt in-memory rows to the table's schema; return them grouped by equal schemas, and the members to commit.
+) -> tuple[list[pa.Table | None], list[PendingItem[Append]]]:
+    """Adapt in-memory rows to the table's schema; return the members to commit, and the rows of each, if in memory.
 
     Rows that do not fit set the error of their member alone, which is left out.
     """
-    groups: list[tuple[pa.Schema, list[pa.Table]]] = []
     adapters: list[tuple[pa.Schema, SchemaAdapter]] = []
+    adapted: list[pa.Table | None] = []
     members = []
     for member in part:
         member.error = None
@@ -192,16 +197,41 @@ def _adapt_rows(
             except LanceNamespaceError as error:
                 member.error = error
                 continue
-            group = next(
-                (tables for known_schema, tables in groups if known_schema.equals(rows.schema, check_metadata=True)),
-                None,
-            )
-            if group is None:
-                groups.append((rows.schema, [rows]))
-            else:
-                group.append(rows)
+        adapted.append(rows)
         members.append(member)
-    return [tables for _, tables in groups], members
+    return adapted, members
+
+
+def _check_keys(
+    target: WriteTarget, version: int, rows: list[pa.Table | None], members: list[PendingItem[Append]]
+) -> tuple[list[pa.Table | None], list[PendingItem[Append]], CheckedAppend | None]:
+    """Check the table's primary key, before rows in memory are written; return what remains, and the check.
+
+    Rows that break the key set the error of their member alone, which is left out. Members whose fragments are written
+    already are checked when they are committed, and with them all others.
+    """
+    tables = [table for table in rows if table is not None]
+    if target.record.primary_key is None or len(tables) < len(rows):
+        return rows, members, None
+    checked, errors = check_append(target, version, tables)
+    for position, error in errors.items():
+        members[position].error = error
+    left = [position for position in range(len(members)) if position not in errors]
+    return [rows[position] for position in left], [members[position] for position in left], checked
+
+
+def _group_by_schema(rows: Iterable[pa.Table | None]) -> list[list[pa.Table]]:
+    """Return in-memory rows grouped by equal schemas."""
+    groups: list[tuple[pa.Schema, list[pa.Table]]] = []
+    for table in rows:
+        if table is None:
+            continue
+        group = next((tables for schema, tables in groups if schema.equals(table.schema, check_metadata=True)), None)
+        if group is None:
+            groups.append((table.schema, [table]))
+        else:
+            group.append(table)
+    return [tables for _, tables in groups]
 
 
 def _find_adapter(
@@ -238,6 +268,7 @@ def _commit_fragments(
     appends: Sequence[Append],
     written: Sequence[FragmentMetadata],
     retry: ConflictRetry,
+    checked: CheckedAppend | None,
 ) -> lance.LanceDataset:
     """Commit written and uploaded fragments; return `dataset` itself where there is not one row."""
     fragments = [*_uploaded(appends), *written]
@@ -245,7 +276,10 @@ def _commit_fragments(
         return dataset
     read_version = min([dataset.version, *(append.read_version for append in appends if append.fragments)])
     properties = marks({claim.id: append.num_rows for append in appends for claim in append.claims})
-    return commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, target.commit_route)
+    route = target.commit_route
+    if checked is not None and route is not None:
+        route.checked_appends.append(checked)
+    return commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, route)
 
 
 def _uploaded(appends: Iterable[Append]) -> list[FragmentMetadata]:

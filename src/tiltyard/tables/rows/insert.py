@@ -174,7 +174,9 @@ def _commit_replacement(
     while True:
         try:
             with lance_errors(dataset):
+                latest = target.dataset_to_commit()
+            with lance_errors(latest):
                 rows = count_rows(fragments_of(replacement))
-                return commit_overwrite(target.dataset_to_commit(), replacement, target.transaction_properties(rows))
+                return commit_overwrite(latest, replacement, target.transaction_properties(rows))
         except ConcurrentModificationError as error:
             retry.wait_or_raise(error)

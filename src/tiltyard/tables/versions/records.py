@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.branches import MAIN
+from tiltyard.model.primary_keys import PROPERTY
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import LAST_VERSION, NamingScheme, manifest_name, versions_folder
@@ -39,8 +40,10 @@ _PAGE = 1000
 def new_is_managed(ctx: Context, path: Id, properties: Mapping[str, str] | None) -> bool:
     """Return whether a new table is managed: by its property, that of the nearest namespace, or the server's setting.
 
-    Raises InvalidInputError for a property that is neither true nor false, NamespaceNotFoundError.
+    Raises InvalidInputError for a property that is neither true nor false, and for one that declares a primary key;
+    NamespaceNotFoundError.
     """
+    _check_no_key(properties)
     if (managed := _managed_property(properties)) is not None:
         return managed
     for depth in range(len(path) - 1, -1, -1):
@@ -51,7 +54,13 @@ def new_is_managed(ctx: Context, path: Id, properties: Mapping[str, str] | None)
 
 def registered_is_managed(properties: Mapping[str, str] | None) -> bool:
     """Return whether a registered table is managed: only if its property says so. Raises InvalidInputError."""
+    _check_no_key(properties)
     return bool(_managed_property(properties))
+
+
+def _check_no_key(properties: Mapping[str, str] | None) -> None:
+    if PROPERTY in (properties or {}):
+        raise InvalidInputError(f"The property {PROPERTY} declares nothing: create the table, then SetTablePrimaryKey.")
 
 
 def _managed_property(properties: Mapping[str, str] | None) -> bool | None:

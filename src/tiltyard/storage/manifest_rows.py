@@ -1,0 +1,141 @@
+"""Compare two manifests of a table: which fragments of the later one may have other values in some columns.
+
+Reads the protobuf messages of Lance's table format as `manifest_format` does, with these fields besides:
+
+    1   column: 2 name, 3 id, 4 id of the parent column
+    2   fragment: 1 id, 2 data file (1 path, 2 ids of its columns, packed; 7 id of its base),
+        3 deletion file (4 number of deleted rows), 4 rows, deleted ones included
+    23  position of the transaction, whose field above 99 is its operation
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tiltyard.storage.manifest_format import byte_fields, message_fields, message_of, read_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_COLUMNS, _FRAGMENTS, _TRANSACTION = 1, 2, 23
+_TOP_LEVEL = 2**64 - 1
+_REWRITE = 104
+_DELETING = (101, 105, 108)
+"""Deletes, new columns, updates and merges: of a fragment that they leave, more rows are deleted than before."""
+_FIRST_OPERATION = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """How a version differs from an earlier one in the values of some columns, by the ids of its fragments.
+
+    - `unchanged`: fragments that both versions have, with the same files and the same deletions.
+    - `kept`: fragments whose values are those of the earlier version, of which more rows may be deleted by now.
+    - `brought`: fragments that may have values which the earlier version did not have.
+    """
+
+    unchanged: frozenset[int]
+    kept: frozenset[int]
+    brought: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    """A fragment: the files that have the columns in question, and its rows."""
+
+    id: int
+    files: tuple[tuple[object, object], ...]
+    rows: int
+    deleted: int
+    deletions: bytes
+
+
+def column_numbers(content: bytes) -> dict[str, int]:
+    """Return the ids of a valid manifest's top-level columns by their names."""
+    columns = (dict(message_fields(column)) for column in byte_fields(message_of(content), _COLUMNS))
+    return {
+        name.decode(): number
+        for column in columns
+        if column.get(4) == _TOP_LEVEL and isinstance(name := column.get(2), bytes)
+        if isinstance(number := column.get(3, 0), int)
+    }
+
+
+def compare_rows(before: bytes | None, after: bytes, columns: frozenset[int], *, consecutive: bool) -> RowChange:
+    """Compare the values of columns, by their ids, between two valid manifests; None before: all rows are brought.
+
+    `consecutive` says that no version is between the two, so that the later one's transaction is all that happened. A
+    compaction brings no values: it only moves rows, as many as it removes. A restore may bring deleted rows back.
+    """
+    earlier = frozenset(byte_fields(message_of(before), _FRAGMENTS)) if before is not None else frozenset()
+    later = list(byte_fields(message_of(after), _FRAGMENTS))
+    unchanged = frozenset(_fragment_id(raw) for raw in later if raw in earlier)
+    changed = [_parse(raw, columns) for raw in later if raw not in earlier]
+    if not changed:
+        return RowChange(unchanged, frozenset(), frozenset())
+    removed = [_parse(raw, columns) for raw in earlier.difference(later)]
+    operation = _operation(after) if consecutive else None
+    kept = [fragment for fragment in changed if fragment in removed]  # which have only gained columns
+    if operation in _DELETING:
+        deleted = {(fragment.id, fragment.files): fragment.deleted for fragment in removed}
+        kept += [item for item in changed if item.deleted > deleted.get((item.id, item.files), item.deleted)]
+    kept_ids = frozenset(fragment.id for fragment in kept)
+    brought = [fragment for fragment in changed if fragment.id not in kept_ids]
+    if operation == _REWRITE:
+        gone = [fragment for fragment in removed if fragment.id not in kept_ids]
+        if _live_rows(brought) == _live_rows(gone):
+            return RowChange(unchanged, kept_ids | {fragment.id for fragment in brought}, frozenset())
+    return RowChange(unchanged, kept_ids, frozenset(fragment.id for fragment in brought))
+
+
+def key_files(content: bytes, columns: frozenset[int]) -> dict[int, str]:
+    """Return, by the ids of a valid manifest's fragments, what identifies the files that have these columns."""
+    fragments = (_parse(raw, columns) for raw in byte_fields(message_of(content), _FRAGMENTS))
+    return {fragment.id: repr(fragment.files) for fragment in fragments}
+
+
+def _live_rows(fragments: Iterable[_Fragment]) -> int:
+    return sum(fragment.rows - fragment.deleted for fragment in fragments)
+
+
+def _fragment_id(raw: bytes) -> int:
+    """Return the id of a fragment, which comes first in its message."""
+    return read_varint(raw, 1)[0] if raw[:1] == b"\x08" else 0
+
+
+def _parse(raw: bytes, columns: frozenset[int]) -> _Fragment:
+    fields = dict(message_fields(raw))
+    number, rows, deletions = fields.get(1, 0), fields.get(4, 0), fields.get(3, b"")
+    assert isinstance(number, int)
+    assert isinstance(rows, int)
+    assert isinstance(deletions, bytes)
+    deleted = dict(message_fields(deletions)).get(4, 0)
+    assert isinstance(deleted, int)
+    files = tuple(
+        (file.get(1), file.get(7))
+        for file in map(dict, map(message_fields, byte_fields(raw, 2)))
+        if columns.intersection(_packed(file.get(2, b"")))
+    )
+    return _Fragment(number, files or ((number, None),), rows, deleted, deletions)
+
+
+def _packed(values: int | bytes | None) -> Iterator[int]:
+    """Iterate over packed integers."""
+    if not isinstance(values, bytes):
+        return
+    at = 0
+    while at < len(values):
+        value, at = read_varint(values, at)
+        yield value
+
+
+def _operation(content: bytes) -> int | None:
+    """Return the number of the operation of the transaction in a valid manifest; None for one without it."""
+    position = dict(message_fields(message_of(content), skipping=_FRAGMENTS)).get(_TRANSACTION)
+    if not isinstance(position, int):
+        return None
+    (length,) = struct.unpack_from("<I", content, position)
+    transaction = content[position + 4 : position + 4 + length]
+    return next((number for number, _ in message_fields(transaction) if number >= _FIRST_OPERATION), None)

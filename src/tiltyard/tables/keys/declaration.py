@@ -1,0 +1,148 @@
+"""Declare the primary key of a table, or drop the declaration: SetTablePrimaryKey, DropTablePrimaryKey."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    TableBranchNotFoundError,
+    UnsupportedOperationError,
+)
+from msgspec import structs
+
+from tiltyard.access.needs import on_table
+from tiltyard.model.branches import MAIN, Branch
+from tiltyard.model.operations import operation
+from tiltyard.model.primary_keys import MAX_COLUMNS, PROPERTY, UNENFORCED, PrimaryKey, is_key_type
+from tiltyard.model.privileges import Privilege
+from tiltyard.model.spec import models
+from tiltyard.storage.errors import column_not_found, lance_errors
+from tiltyard.tables.commits.finalizing import finalize_pending
+from tiltyard.tables.indexes.indexes import create_table_scalar_index
+from tiltyard.tables.keys.enforcement import check_rows
+from tiltyard.tables.keys.key_values import has_literals
+from tiltyard.tables.keys.lookup import indexed_columns
+from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.rows.conflict_retry import ConflictRetry
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+
+    from tiltyard.context import Context
+    from tiltyard.store import TableRecord
+
+
+@operation(needs=on_table(Privilege.READ | Privilege.ALTER))
+def set_table_primary_key(ctx: Context, request: models.SetTablePrimaryKeyRequest) -> models.SetTablePrimaryKeyResponse:
+    """Declare the key of a table, in place of an earlier one: from now on no commit can give it a key twice, or a null.
+
+    Without `columns` they are those that Lance's schema declares as its (unenforced) primary key. All rows of all
+    branches are checked first. Indexes are queued on columns that have none; the response has their transactions.
+    Raises TableColumnNotFoundError, InvalidInputError (no columns, or of a type that a key cannot have),
+    DuplicateKeyError, TableSchemaValidationError (a null), UnsupportedOperationError (a table whose commits do not all
+    go through the server), ConcurrentModificationError (it is written faster than its rows can be checked).
+    """
+    retry = ConflictRetry(ctx.settings.conflict_timeout)
+    while True:
+        table = ctx.store.table_by_id(find_table(ctx, request.id).id)
+        _check_managed(table)
+        opened = open_for_reading(ctx, request.id)
+        columns = _columns(opened.dataset, request.columns)
+        key = PrimaryKey(uuid4().hex, columns, {})
+        checked = {branch.key: _check_branch(ctx, table, key, branch) for branch in _branches(opened.dataset)}
+        text = structs.replace(key, checked=checked).to_json()
+        properties = {**table.properties, PROPERTY: json.dumps(list(columns))}
+        try:
+            ctx.store.set_primary_key(table, text, properties, checked)
+            break
+        except ConcurrentModificationError as error:
+            retry.wait_or_raise(error)
+    return models.SetTablePrimaryKeyResponse(
+        columns=list(columns), transaction_ids=_queue_indexes(ctx, request.id, columns)
+    )
+
+
+def _check_managed(table: TableRecord) -> None:
+    if not table.managed or table.mount_id is not None:
+        raise UnsupportedOperationError(
+            "A key is enforced by the record of each version: only on tables of this catalog whose commits go through "
+            "the server (managed versioning)."
+        )
+
+
+def _columns(dataset: lance.LanceDataset, requested: list[str] | None) -> tuple[str, ...]:
+    """Return the columns of the key. Raises InvalidInputError, TableColumnNotFoundError."""
+    schema: pa.Schema = dataset.schema
+    names = tuple(requested if requested is not None else _unenforced(schema))
+    if not names:
+        raise InvalidInputError("Name the columns of the key: this table's schema declares none.")
+    if len(set(names)) < len(names) or len(names) > MAX_COLUMNS:
+        raise InvalidInputError(f"A key has up to {MAX_COLUMNS} columns, each of them once.")
+    for name in names:
+        if name not in schema.names:
+            raise column_not_found(name, schema.names)
+        if not is_key_type(schema.field(name).type) or "`" in name:
+            raise InvalidInputError(
+                f"The column '{name}' cannot be in a key, which has integers, text, bytes, dates, timestamps, decimals "
+                "and booleans."
+            )
+    return names
+
+
+def _unenforced(schema: pa.Schema) -> list[str]:
+    """Return the columns that Lance's schema declares as the key."""
+    return [field.name for field in schema if (field.metadata or {}).get(UNENFORCED, b"").lower() == b"true"]
+
+
+def _branches(dataset: lance.LanceDataset) -> list[Branch]:
+    with lance_errors(dataset):
+        branches: dict[str, Any] = dataset.branches.list()
+    return [MAIN, *(Branch(name) for name in branches)]
+
+
+def _check_branch(ctx: Context, table: TableRecord, key: PrimaryKey, branch: Branch) -> int:
+    """Check all rows of a branch's latest version; return that version, 0 for a branch that was just deleted."""
+    finalize_pending(ctx, table.id)
+    try:
+        dataset = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch)
+    except TableBranchNotFoundError:
+        return 0
+    for name in key.columns:
+        if name not in dataset.schema.names:
+            raise InvalidInputError(f"The branch '{branch.name}' has no column '{name}': delete it, or add the column.")
+    check_rows(ctx, table, key, dataset)
+    return int(dataset.version)
+
+
+def _queue_indexes(ctx: Context, names: list[str] | None, columns: tuple[str, ...]) -> list[str]:
+    """Queue an index on each column of the key that has none; return the transactions."""
+    table = open_for_reading(ctx, names)
+    with lance_errors(table.dataset):
+        indexed = table.snapshot.fact(indexed_columns)
+    schema = table.dataset.schema
+    missing = [name for name in columns if name not in indexed and has_literals(schema.field(name).type)]
+    requests = [
+        models.CreateTableIndexRequest(
+            id=names, column=name, index_type="BTREE", name=f"{name}_primary_key_idx", replace=True
+        )
+        for name in missing
+    ]
+    return [create_table_scalar_index(ctx, request).transaction_id or "" for request in requests]
+
+
+@operation(needs=on_table(Privilege.ALTER))
+def drop_table_primary_key(
+    ctx: Context, request: models.DropTablePrimaryKeyRequest
+) -> models.DropTablePrimaryKeyResponse:
+    """Enforce the key of a table no longer; its rows and indexes stay. Raises InvalidInputError (it has none)."""
+    table = ctx.store.table_by_id(find_table(ctx, request.id).id)
+    if table.primary_key is None:
+        raise InvalidInputError("This table has no primary key that is enforced.")
+    properties = {name: value for name, value in table.properties.items() if name != PROPERTY}
+    ctx.store.set_primary_key(table, None, properties)
+    return models.DropTablePrimaryKeyResponse()

@@ -1,0 +1,48 @@
+"""Refuse a commit that would break a primary key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError, TableSchemaValidationError
+
+from tiltyard.access.authorization import effective_policy_of, table_privileges
+from tiltyard.model.primary_keys import format_key
+from tiltyard.model.privileges import Privilege
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+    from tiltyard.model.primary_keys import PrimaryKey
+    from tiltyard.store import TableRecord
+    from tiltyard.tables.keys.key_values import Key
+
+
+class DuplicateKeyError(InvalidTableStateError):
+    """A commit would give a table a key twice: 409, and nothing that a retry helps.
+
+    So it is no ConcurrentModificationError, at which clients of Lance rebase and commit again, and whose status lancedb
+    retries.
+    """
+
+
+def duplicate_error(ctx: Context, table: TableRecord, key: PrimaryKey, values: Key, where: str) -> DuplicateKeyError:
+    """Return the error for a key that a version would have twice; `where` says where both are."""
+    return DuplicateKeyError(f"Duplicate key: {_shown(ctx, table, key, values)} {where}; nothing was committed.")
+
+
+def null_error(column: str) -> TableSchemaValidationError:
+    """Return the error for a key without a value."""
+    return TableSchemaValidationError(
+        f"Null key: a row has no value in '{column}', which is part of this table's primary key; nothing was committed."
+    )
+
+
+def _shown(ctx: Context, table: TableRecord, key: PrimaryKey, values: Key) -> str:
+    """Return a key as text; 'a key' for a caller who may not read all keys of the table."""
+    try:
+        may_read = table.id == 0 or (
+            bool(table_privileges(ctx, table) & Privilege.READ) and effective_policy_of(ctx, table) is None
+        )
+    except PermissionDeniedError:  # a policy that cannot be applied
+        may_read = False
+    return format_key(key.columns, values) if may_read else "a key"

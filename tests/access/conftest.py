@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import tiltyard
-from tests.conformance.cases import ROWS
 from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.wire import stream
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.privileges import Privilege, parse_privileges
 from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
+from tiltyard_conformance.cases import ROWS
 
 ROWS_AS_STREAM = stream(ROWS)
 

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import httpx
 
-from tests.conformance.cases import ROWS
 from tests.services.secured import Secured
 from tests.services.wire import check, stream
 from tiltyard.model.spec import Operation, Shape, operations
+from tiltyard_conformance.cases import ROWS
 
 ARROW = stream(ROWS)
 OTHER = "other"

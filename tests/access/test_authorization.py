@@ -17,7 +17,7 @@ from lance_namespace.errors import (
 
 import tiltyard
 from tests.access.conftest import ROWS_AS_STREAM, Catalog
-from tests.conformance.cases import ROWS
+from tiltyard_conformance.cases import ROWS
 
 
 def error_of(call: Any, *arguments: Any) -> LanceNamespaceError:

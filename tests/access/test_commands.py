@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.conformance.cases import ROWS
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import stream
 from tiltyard.cli import main
+from tiltyard_conformance.cases import ROWS
 
 
 def run(*arguments: str) -> Result:

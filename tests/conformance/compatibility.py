@@ -18,14 +18,16 @@ import lance_namespace_urllib3_client as generated_client
 import lancedb
 
 from tests.conformance import lance_ray, lance_spark
-from tests.conformance.cases import World
-from tests.conformance.cases_of_jobs import CASES
 from tests.conformance.conftest import Raw
 from tests.conformance.lancedb_calls import BOTH, REMOTE
 from tests.conformance.observations import ServerObservations, markdown
-from tests.conformance.stock import NoSuchCallError, call_generated, call_http, call_rust
 from tests.services.server import ServerProcess
 from tiltyard.model.spec import operations
+from tiltyard_conformance.cases import World
+from tiltyard_conformance.cases_of_jobs import CASES
+from tiltyard_conformance.clients import NoSuchCallError, call_generated, call_http, call_rust
+from tiltyard_conformance.report import failures, run_cases, seen_with, summary
+from tiltyard_conformance.report import markdown as columns_markdown
 
 TARGET = Path(__file__).parents[2] / "docs/compatibility.md"
 OWN = "/tiltyard/"
@@ -105,6 +107,25 @@ def observed_operations() -> tuple[str, list[str]]:
     return table(observed), failed
 
 
+def observed_servers() -> tuple[str, list[str]]:
+    """The table of `tiltyard-conformance` for two servers, and our failures in it."""
+    with tempfile.TemporaryDirectory() as root:
+        server = ServerProcess(root)
+        ours = run_cases(server.url)
+        server.stop()
+    with (
+        tempfile.TemporaryDirectory() as root,
+        lance.namespace.RestAdapter("dir", {"root": root}, port=0) as adapter,
+    ):
+        theirs = run_cases(f"http://127.0.0.1:{adapter.port}")
+    columns = {
+        title: {name: summary(cells) for name, cells in outcomes.items()}
+        for title, outcomes in (("Tiltyard", ours), (f"RestAdapter {version('pylance')}", theirs))
+    }
+    counts = [f"{title}: {list(cells.values()).count(WORKS)} of {len(cells)}" for title, cells in columns.items()]
+    return f"{seen_with()} {'; '.join(counts)}.\n\n{columns_markdown(columns)}", failures(ours)
+
+
 def observed_calls(about: str, observations: Sequence[ServerObservations]) -> tuple[str, list[str]]:
     """Return the table of an engine's calls, and the failures in it."""
     failed = [
@@ -118,6 +139,7 @@ def observed_calls(about: str, observations: Sequence[ServerObservations]) -> tu
 
 PARTS: dict[str, Callable[[], tuple[str, list[str]]]] = {
     "operations": observed_operations,
+    "servers": observed_servers,
     "lance-spark": lambda: observed_calls(lance_spark.ABOUT, lance_spark.observe()),
     "lance-ray": lambda: observed_calls(f"Seen with lance-ray {version('lance-ray')}.", lance_ray.observe()),
 }

@@ -12,7 +12,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from tests.conformance.cases import ROWS, World
+from tiltyard_conformance.cases import ROWS, World
 
 Call = Callable[[World, Any], None]
 WAIT = datetime.timedelta(seconds=60)

@@ -12,9 +12,9 @@ import lance.namespace as rust
 import pyarrow as pa
 import pytest
 
-from tests.conformance.cases import World
 from tests.conformance.conftest import Raw
 from tests.conformance.test_catalog import code
+from tiltyard_conformance.cases import World
 
 Fresh = Callable[[str], str]
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]})

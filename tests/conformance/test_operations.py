@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tests.conformance.cases import Case, World
-from tests.conformance.cases_of_jobs import CASES
-from tests.conformance.stock import NoSuchCallError, call_generated, call_http, call_rust, call_twin
 from tiltyard.model.spec import operations
+from tiltyard_conformance.cases import Case, World
+from tiltyard_conformance.cases_of_jobs import CASES
+from tiltyard_conformance.clients import NoSuchCallError, call_generated, call_http, call_rust, call_twin
 
 
 @pytest.fixture

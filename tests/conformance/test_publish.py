@@ -46,11 +46,11 @@ from lance_namespace.errors import (
 from lancedb.namespace import LanceNamespaceDBConnection
 
 import tiltyard
-from tests.conformance.cases import World, paths
 from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
 from tiltyard.publishing import commit
 from tiltyard.publishing.batch_call import batch_sender
+from tiltyard_conformance.cases import World, paths
 
 Fresh = Callable[[str], str]
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]})

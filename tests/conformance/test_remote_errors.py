@@ -11,10 +11,10 @@ import pytest
 from lancedb import LsmWriteSpec
 from lancedb.remote.errors import HttpError
 
-from tests.conformance.cases import World
-from tests.conformance.cases_of_jobs import CASES
-from tests.conformance.stock import NoSuchCallError, call_rust
 from tiltyard.api.lancedb.dialect import VERSION_HEADER
+from tiltyard_conformance.cases import World
+from tiltyard_conformance.cases_of_jobs import CASES
+from tiltyard_conformance.clients import NoSuchCallError, call_rust
 
 Fresh = Callable[[str], str]
 

@@ -13,10 +13,10 @@ import pytest
 from lance_namespace import DescribeTableRequest
 
 import tiltyard
-from tests.conformance.cases import World, paths
 from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
+from tiltyard_conformance.cases import World, paths
 
 ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 MORE = pa.table({"id": pa.array([50, 51], pa.int64())})

@@ -14,10 +14,10 @@ import lance_namespace_urllib3_client as u
 import pytest
 from lance_namespace_urllib3_client.api import MetadataApi
 
-from tests.conformance.cases import ROWS, World, ipc
 from tests.conformance.conftest import Raw
 from tests.conformance.test_catalog import code
 from tests.services.server import ServerProcess
+from tiltyard_conformance.cases import ROWS, World, ipc
 
 
 @pytest.fixture(scope="module")

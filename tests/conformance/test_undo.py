@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from tests.conformance.cases import World
 from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
 from tiltyard.bootstrap import open_services
@@ -23,6 +22,7 @@ from tiltyard.catalog.garbage import UnknownFolder, find_unknown_folders
 from tiltyard.cli import main
 from tiltyard.config import Settings
 from tiltyard.context import Context
+from tiltyard_conformance.cases import World
 
 ROWS = pa.table({"id": [1, 2, 3]})
 Fresh = Callable[[str], str]

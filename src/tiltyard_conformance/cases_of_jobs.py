@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.conformance.cases import CASES, Fields, World, case
+from tiltyard_conformance.cases import CASES, Fields, World, case
 
 __all__ = ["CASES"]
 

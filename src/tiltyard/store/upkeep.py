@@ -59,6 +59,7 @@ SWEEP = """
         ORDER BY created_at, id LIMIT ?
     )
 """
+MOUNT = "SELECT mount_id FROM tables WHERE id = ?"
 OLDEST_RUNNING = "SELECT MIN(created_at) FROM transactions WHERE status IN ('Queued', 'Running') AND kind <> ?"
 
 
@@ -137,6 +138,12 @@ class Upkeep(Repository):
     def sweep_upkeep(self, before: int, limit: int) -> int:
         """Delete up to `limit` of its transactions that have ended and began before a time; return how many."""
         return self.connection.change(SWEEP, UPKEEP, before, limit)
+
+    @reads
+    def mount_of_table(self, table_id: int) -> int | None:
+        """Return the id of the mount that a table is below, None for a table of this catalog itself."""
+        row = self.connection.row(MOUNT, table_id)
+        return row[0] if row else None
 
     @reads
     def oldest_work(self) -> int | None:

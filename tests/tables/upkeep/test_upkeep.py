@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -11,13 +13,17 @@ import pyarrow as pa
 import pytest
 from lance.indices import IndexConfig
 from lance.optimize import CompactionTask
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 
+from tiltyard.context import Context
 from tiltyard.model.branches import MAIN
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.principals import Principal
+from tiltyard.model.privileges import parse_privileges
 from tiltyard.model.spec import models
+from tiltyard.store.access.grants import SERVER
 from tiltyard.store.jobs import JobFilter
 from tiltyard.store.upkeep import MOST_ENDED, UPKEEP
 from tiltyard.tables.indexes.build_job import CREATE_INDEX
@@ -427,3 +433,59 @@ def test_count_segments_to_merge_lets_segments_grow_in_powers() -> None:
     assert most <= 9
     assert written < 12 * 1_000_000
     assert sum(segments) == 2_000_000
+
+
+def test_upkeep_disturbs_no_writer(kept: Kept) -> None:
+    """Writers of all kinds commit while upkeep runs without a pause: all succeed, and what they wrote is there once."""
+    kept.create("t", rows(400), **{"tiltyard.upkeep.unindexed_rows": "1", "tiltyard.upkeep.small_fragments": "2"})
+    index_all(kept.to_commit("t"))
+    longest = 0.0
+    stop = threading.Event()
+
+    def maintain() -> None:
+        while not stop.is_set():
+            kept.run()
+
+    def write(number: int) -> None:
+        nonlocal longest
+        for turn in range(6):
+            began = time.monotonic()
+            first = 10_000 * (number + 1) + turn * 10
+            kept.insert("t", rows(10, first))
+            delete_from_table(kept.ctx, ask(models.DeleteFromTableRequest, id="t", predicate=f"id = {first}"))
+            change = ask(models.UpdateTableRequest, id="t", updates=[["kind", "9"]], predicate=f"id = {first + 1}")
+            assert update_table(kept.ctx, change).updated_rows == 1
+            longest = max(longest, time.monotonic() - began)
+
+    with ThreadPoolExecutor(3) as pool:
+        upkeep = pool.submit(maintain)
+        writers = [pool.submit(write, number) for number in range(2)]
+        try:
+            for writer in writers:
+                writer.result()
+        finally:
+            stop.set()
+        upkeep.result()
+    assert longest < 20, "that is far below the time for which conflicts are retried"
+    expected = {
+        10_000 * (number + 1) + turn * 10 + each for number in range(2) for turn in range(6) for each in range(10)
+    }
+    removed = {10_000 * (number + 1) + turn * 10 for number in range(2) for turn in range(6)}
+    table = kept.server.open("t").to_table(columns=["id", "kind"])
+    assert sorted(table["id"].to_pylist()) == sorted([*range(400), *(expected - removed)])
+    assert table["kind"].to_pylist().count(9) == 12
+    assert kept.jobs(), "upkeep was at work meanwhile"
+    kept.run()
+    kept.run()
+    assert not any(kept.state("t")[2].values())
+
+
+def test_upkeep_properties_of_table_need_the_privilege_to_alter(kept: Kept) -> None:
+    kept.create("t", rows(1))
+    request = ask(models.UpdateTableRequest, id="t", properties={"tiltyard.upkeep": "off"}, updates=[])
+    for name, privileges in (("ann", ["read", "write"]), ("eve", ["read", "write", "alter"])):
+        kept.store.grant(f"principal:{name}", SERVER, 0, parse_privileges(privileges), "test")
+    with pytest.raises(PermissionDeniedError, match="alter"):
+        update_table(Context(kept.server.services, "test", principal=Principal("ann")), request)
+    changed = update_table(Context(kept.server.services, "test", principal=Principal("eve")), request)
+    assert changed.properties == {"tiltyard.upkeep": "off"}

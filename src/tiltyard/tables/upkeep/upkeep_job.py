@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError, TableNotFoundError
+from msgspec import structs
 
 from tiltyard.config import DAY_MS
 from tiltyard.model.branches import MAIN
@@ -74,14 +75,15 @@ def _find_maintained(ctx: Context, seen: TableUpkeep) -> tuple[TableRecord, Upke
     without this catalog.
     """
     try:
-        table = ctx.store.table_by_id(seen.table_id)
+        mount_id = ctx.store.mount_of_table(seen.table_id)
+        table = structs.replace(ctx.store.table_by_id(seen.table_id), mount_id=mount_id)
         options = upkeep_options(ctx.settings, table.properties)
     except TableNotFoundError:
         return None
     except InvalidInputError as error:
         log.warning("table %s gets no upkeep: %s", seen.table_id, error)
         return None
-    is_foreign = table.mount_id is not None and not table.managed
+    is_foreign = mount_id is not None and not table.managed
     return None if table.declared or is_foreign or not options.enabled else (table, options)
 
 

@@ -27,6 +27,8 @@ from tiltyard.store.access.grants import SERVER
 from tiltyard.store.jobs import JobFilter
 from tiltyard.store.upkeep import MOST_ENDED, UPKEEP
 from tiltyard.tables.indexes.build_job import CREATE_INDEX
+from tiltyard.tables.keys.declaration import set_table_primary_key
+from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.opening import open_to_commit
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
@@ -489,3 +491,22 @@ def test_upkeep_properties_of_table_need_the_privilege_to_alter(kept: Kept) -> N
         update_table(Context(kept.server.services, "test", principal=Principal("ann")), request)
     changed = update_table(Context(kept.server.services, "test", principal=Principal("eve")), request)
     assert changed.properties == {"tiltyard.upkeep": "off"}
+
+
+@pytest.mark.parametrize("most_rows", [-1, 20_000])
+def test_upkeep_of_table_with_a_primary_key_leaves_the_key_enforced(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, most_rows: int
+) -> None:
+    monkeypatch.setattr(upkeep_job, "_ROWS_IN_PROCESS", most_rows)
+    kept.create("t", rows(1000), **{"tiltyard.upkeep.unindexed_rows": "1"})
+    set_table_primary_key(kept.ctx, ask(models.SetTablePrimaryKeyRequest, id="t", columns=["id"]))
+    assert kept.worker.run_one(), "the index of the key"
+    for number in range(20):
+        kept.insert("t", rows(5, 1000 + number * 5))
+    kept.run()
+    assert kept.state("t")[:2] == (1100, 2)
+    assert not any(kept.state("t")[2].values())
+    for number in (7, 1042):
+        with pytest.raises(DuplicateKeyError):
+            kept.insert("t", rows(1, number))
+    kept.insert("t", rows(1, 1100))

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lance_namespace.errors import NamespaceNotFoundError, PermissionDeniedError
+from lance_namespace.errors import (
+    InvalidTableStateError,
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+)
 
 from tests.access.conftest import Catalog
 from tiltyard.worker.runner import Worker
@@ -81,3 +86,46 @@ def test_refresh_by_another_needs_what_its_creator_still_has(home: Catalog) -> N
     revoke(home)
     with pytest.raises(PermissionDeniedError, match="its creator"):
         home.owner.call("RefreshMaterializedView", {"id": ["v", "view"]})
+
+
+def plain_view(catalog: Catalog, query: str = "SELECT id FROM s.t") -> Any:
+    return catalog.as_("ann").call("CreateView", {"id": ["v", "plain"], "query": query})
+
+
+def count(catalog: Catalog, name: str, **fields: Any) -> int:
+    return int(catalog.as_(name).call("CountTableRows", {"id": ["v", "plain"], **fields}).count)
+
+
+def test_create_plain_view_of_a_table_that_may_not_be_read_is_refused(home: Catalog) -> None:
+    with pytest.raises(LanceNamespaceError):
+        plain_view(home)
+    assert home.owner.call("ListViews", {"id": ["v"]})["views"] == []
+
+
+def test_a_plain_view_is_read_under_the_reader_s_own_grants_and_policies(home: Catalog) -> None:
+    home.grant("ann", "read", table=("s", "t"))
+    plain_view(home)
+    assert count(home, "ann") == 3
+    with pytest.raises(LanceNamespaceError):
+        count(home, "bob")
+    home.grant("bob", "read", table=("v", "plain"))
+    for fields in ({}, {"predicate": "id > 0"}):
+        with pytest.raises((NamespaceNotFoundError, PermissionDeniedError)):
+            count(home, "bob", **fields)
+    home.owner.call("SetTablePolicy", {"id": ["s", "t"], "name": "p", "filter": "id > 1"})
+    home.grant("bob", "read", table=("s", "t"))
+    assert (count(home, "bob"), count(home, "bob", predicate="id > 2")) == (2, 1)
+    assert home.as_("bob").call("ListViews", {"id": ["v"]})["views"] == ["plain"]
+    revoke(home)
+    with pytest.raises((NamespaceNotFoundError, PermissionDeniedError)):
+        count(home, "ann")
+
+
+def test_properties_that_are_no_view_leave_a_table_a_table(home: Catalog) -> None:
+    for number, schema in enumerate(({}, {"tiltyard.plain_view.schema": "AAAA"}, {"tiltyard.plain_view.schema": "é"})):
+        properties = {"tiltyard.plain_view.query": "SELECT id FROM s.t", **schema}
+        fields = {"id": ["v", f"t{number}"], "properties": properties}
+        home.as_("ann").call("DeclareTable", fields)
+        assert home.as_("ann").call("DescribeTable", {"id": fields["id"]}).location
+        with pytest.raises(InvalidTableStateError):
+            home.as_("ann").call("CountTableRows", {"id": fields["id"]})

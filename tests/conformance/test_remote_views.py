@@ -12,6 +12,7 @@ import lancedb
 import pyarrow as pa
 import pytest
 from lancedb.exceptions import JobFailedError
+from lancedb.index import BTree
 from lancedb.remote.errors import HttpError
 
 from tests.services.server import ServerProcess
@@ -162,3 +163,90 @@ def test_missing_sources_and_taken_names_are_refused(remote: Any, source: Any, f
         remote.open_materialized_view(source.name)
     with pytest.raises(HttpError, match="no materialized view"):
         remote.drop_materialized_view(source.name)
+
+
+# Plain views
+
+
+def test_a_plain_view_reads_its_tables_as_they_are(remote: Any, source: Any, fresh: Callable[[str], str]) -> None:
+    name = fresh("plain")
+    query = f"SELECT id, id * 2 AS twice, vector FROM {source.name} WHERE id < 5"
+    created = remote.create_view(name, query)
+    assert (created.name, created.query, created.schema.names) == (name, query, ["id", "twice", "vector"])
+    assert remote.describe_view(name) == created
+    assert name in remote.list_views()
+    view = remote.open_table(name)
+    assert view.schema.names == ["id", "twice", "vector"]
+    assert view.count_rows() == 5
+    source.delete("id = 1")
+    assert (view.count_rows(), view.count_rows("id > 2")) == (4, 2)
+    assert ids(view) == [0, 2, 3, 4]
+    found = view.search().where("twice >= 4").select(["id"]).limit(2).offset(1).to_list()
+    assert found == [{"id": 3}, {"id": 4}]
+    assert view.search().select({"more": "twice + 1"}).limit(1).to_list() == [{"more": 1}]
+    assert [row["id"] for row in view.search([3.1, 1.0]).limit(2).to_list()] == [3, 4]
+    assert view.search().select(["id"]).limit(2).offset(1).to_list() == [{"id": 2}, {"id": 3}]
+    remote.drop_view(name)
+    assert name not in remote.list_views()
+    assert source.count_rows() == 9
+
+
+def test_a_plain_view_aggregates_and_joins(remote: Any, source: Any, fresh: Callable[[str], str]) -> None:
+    name = fresh("plain")
+    query = (
+        f"SELECT a.id % 2 AS odd, count(*) AS n, sum(b.id) AS total FROM {source.name} a "
+        f"JOIN {source.name} b ON a.id = b.id GROUP BY a.id % 2"
+    )
+    remote.create_view(name, query)
+    rows = remote.open_table(name).search().where("n > 0").to_list()
+    assert sorted((row["odd"], row["n"], row["total"]) for row in rows) == [(0, 5, 20), (1, 5, 25)]
+
+
+def test_what_a_plain_view_has_not_is_refused(remote: Any, raw: Any, source: Any, fresh: Callable[[str], str]) -> None:
+    name = fresh("plain")
+    remote.create_view(name, f"SELECT id, text FROM {source.name}")
+    view = remote.open_table(name)
+    for change in (
+        lambda: view.add(pa.table({"id": [1], "text": ["x"]})),
+        lambda: view.delete("id = 1"),
+        lambda: view.update(where="id = 1", values={"text": "x"}),
+        lambda: view.add_columns({"c": "id"}),
+        lambda: view.create_index("id", config=BTree()),
+        lambda: view.search("text", query_type="fts").limit(1).to_list(),
+        lambda: remote.create_view(fresh("plain"), f"SELECT id FROM {name}"),
+        lambda: remote.create_table(name, rows(0, 1), mode="overwrite"),
+    ):
+        with pytest.raises((HttpError, ValueError)) as refused:
+            change()
+        assert getattr(refused.value, "status_code", 400) in (400, 501), refused.value
+    assert view.count_rows() == 10
+    assert "location" not in raw.post(f"/v1/table/{name}/describe").json()
+    for call in (remote.create_view, remote.create_table):
+        with pytest.raises((HttpError, ValueError), match="exists"):
+            call(name, "SELECT 1 AS a" if call == remote.create_view else rows(0, 1))
+    for call in (remote.describe_view, remote.drop_view):
+        with pytest.raises(HttpError, match="no view"):
+            call(source.name)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "DROP TABLE x",
+        "SELECT * FROM missing_table",
+        "SELECT 1 AS a, 2 AS a",
+        "SELECT * FROM 'file.parquet'",
+        "SELECT",
+        "SELECT $1 AS a",
+        "SELECT 1 AS a; SELECT 2 AS b",
+    ],
+)
+def test_queries_of_plain_views_that_cannot_be_are_refused(
+    remote: Any, fresh: Callable[[str], str], query: str
+) -> None:
+    name = fresh("plain")
+    with pytest.raises(HttpError) as refused:
+        remote.create_view(name, query)
+    assert refused.value.status_code in (400, 404, 501)
+    assert name not in remote.list_views()

@@ -218,6 +218,10 @@ def _clone_table(ctx: Context, request: Any) -> Context:
 
 
 CREATE_NAMESPACE = Needs("`create` on the namespace above; to overwrite, `drop` on it too", _create_namespace)
+DECLARE_VIEW = Needs(
+    "`create` on the namespace, `read` on the tables of its query",
+    lambda ctx, request: ctx.with_resolved({}, _authorize_new_table(ctx, table_id(request.id), None)),
+)
 DECLARE_TABLE = Needs("`create` on the namespace; with a location, `administer` on the server", _declare_table)
 REGISTER_TABLE = Needs("`create` on the namespace, `administer` on the server", _register_table)
 CREATE_TABLE = Needs(

@@ -30,10 +30,11 @@ from tiltyard.catalog import mounted_tables
 from tiltyard.catalog.garbage import delete_dropped_table
 from tiltyard.context import Context
 from tiltyard.model.branches import Branch
-from tiltyard.model.ids import DEFAULT_DELIMITER, namespace_id, table_id
+from tiltyard.model.ids import DEFAULT_DELIMITER, Id, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.paging import tables_scope
+from tiltyard.model.plain_views import PlainView
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.model.spec import models
@@ -41,6 +42,7 @@ from tiltyard.storage.locations import is_relative
 from tiltyard.store import ListedTable, TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_call_provider, storage_options
 from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.query.view_rows import VIEW_VERSION
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.stats import basic_stats
 from tiltyard.tables.schema.view_sources import source_version_properties
@@ -169,6 +171,8 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
     """
     path = table_id(request.id)
     record = ctx.find_table(path)
+    if (view := PlainView.from_properties(record.properties)) is not None:
+        return _view_description(path, record, view)
     response = models.DescribeTableResponse(
         table=path.name,
         namespace=list(path.parent),
@@ -185,6 +189,17 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
         elif request.version is not None or request.tag or request.branch:
             raise TableVersionNotFoundError("This table has no versions yet: it is only declared.")
     return response
+
+
+def _view_description(path: Id, record: TableRecord, view: PlainView) -> models.DescribeTableResponse:
+    """Describe a view as a table that has no location: clients read it by the server alone."""
+    return models.DescribeTableResponse(
+        table=path.name,
+        namespace=list(path.parent),
+        version=VIEW_VERSION,
+        schema=to_json(view.schema),
+        properties=record.properties,
+    )
 
 
 def _is_only_declared(ctx: Context, record: TableRecord) -> bool:

@@ -30,28 +30,41 @@ if TYPE_CHECKING:
 _ROOT = Id()
 
 
-def infer_schema(ctx: Context, query: str, default_namespace: Id = _ROOT) -> pa.Schema:
+def infer_schema(ctx: Context, query: str, default_namespace: Id = _ROOT, *, is_view: bool = False) -> pa.Schema:
     """Return the schema of a query's rows, without running it. Raises what `plan_query` raises."""
-    planned = plan_query(ctx, query, default_namespace)
+    planned = plan_query(ctx, query, default_namespace, is_view=is_view)
     planned.close()
     return planned.schema
 
 
-def run(ctx: Context, query: str, default_namespace: Id = _ROOT, parameters: Sequence[pa.Scalar] = ()) -> ArrowAnswer:
+def run(
+    ctx: Context,
+    query: str,
+    default_namespace: Id = _ROOT,
+    parameters: Sequence[pa.Scalar] = (),
+    *,
+    is_view: bool = False,
+) -> ArrowAnswer:
     """Run a query; its batches are read as they are taken. Raises what `plan_query` raises.
 
     The batches raise InvalidInputError, and ServiceUnavailableError by the context's deadline; closed, they stop it.
     """
-    planned = plan_query(ctx, query, default_namespace, parameters)
+    planned = plan_query(ctx, query, default_namespace, parameters, is_view=is_view)
     return ArrowAnswer(planned.schema, planned.batches())
 
 
 def plan_query(
-    ctx: Context, query: str, default_namespace: Id = _ROOT, parameters: Sequence[pa.Scalar] | None = ()
+    ctx: Context,
+    query: str,
+    default_namespace: Id = _ROOT,
+    parameters: Sequence[pa.Scalar] | None = (),
+    *,
+    is_view: bool = False,
 ) -> PlannedQuery:
     """Plan a query for the context's principal. It has a session until it is closed, or its last batch was read.
 
     `parameters` are the values of `$1`, `$2`, … (or of each `?`); None plans for the schema a query that is not run.
+    `is_view` says that it is the query of a view, which reads tables and no other views.
 
     Raises InvalidInputError, UnsupportedOperationError (it does more than read), TableNotFoundError,
     NamespaceNotFoundError, PermissionDeniedError, ThrottlingError, and what opening its tables raises.
@@ -60,7 +73,7 @@ def plan_query(
     if parameters is not None and statement.placeholders != len(parameters):
         raise InvalidInputError(f"The query has {statement.placeholders} parameters, and {len(parameters)} values.")
     session = ctx.services.sql_sessions.acquire()
-    tables = session.catalog.tables = QueryTables(ctx, session.context, default_namespace)
+    tables = session.catalog.tables = QueryTables(ctx, session.context, default_namespace, is_view=is_view)
     try:
         with query_errors(tables):
             frame = _plan(session, statement.text, parameters)

@@ -19,11 +19,13 @@ from lance_namespace.errors import (
     NamespaceNotFoundError,
     PermissionDeniedError,
     TableNotFoundError,
+    UnsupportedOperationError,
 )
 
 from tiltyard.access.authorization import authorize_table, effective_policy_of
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import Id, parse_id
+from tiltyard.model.plain_views import PlainView
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA, InformationSchema
@@ -32,6 +34,7 @@ from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.plan import NO_LIMIT
 from tiltyard.tables.query.policy_enforcement import policy_scope_of_latest
 from tiltyard.tables.query.query import query_table
+from tiltyard.tables.query.view_rows import run_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,8 +65,9 @@ class TableRef:
 class QueryTables:
     """The tables of one query: looks them up for its reader, and remembers which they are."""
 
-    def __init__(self, ctx: Context, context: SessionContext, default_namespace: Id) -> None:
+    def __init__(self, ctx: Context, context: SessionContext, default_namespace: Id, *, is_view: bool = False) -> None:
         self.ctx = ctx
+        self._is_view = is_view
         self._context = context
         self._default_namespace = default_namespace
         self._tables: dict[TableRef, Any] = {}
@@ -158,6 +162,9 @@ class QueryTables:
 
     def _open(self, ref: TableRef) -> Any:
         ctx = self.authorized(ref.path)
+        view = PlainView.from_properties(ctx.find_table(ref.path).properties)
+        if view is not None:
+            return self._open_view(ctx, view, ref)
         opened = open_for_reading(ctx, ref.path, branch=ref.branch, version=ref.version, tag=ref.tag)
         version = opened.dataset.version if ref.tag is not None else ref.version
         scope = policy_scope_of_latest(ctx, opened.record, ref.branch, version, opened.dataset)
@@ -166,9 +173,22 @@ class QueryTables:
         self.is_restricted = True
         return self.source(restricted_source(ctx, ref.path))
 
+    def _open_view(self, ctx: Context, view: PlainView, ref: TableRef) -> Any:
+        """Return the rows of a view, whose query runs as the reader's. Raises UnsupportedOperationError."""
+        if self._is_view or ref.tag is not None:
+            raise UnsupportedOperationError(f"{ref.path} is a view: a view reads tables alone, and has no tags.")
+
+        def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+            for batch in run_view(ctx, view, ref.branch.lance_name, ref.version).batches:
+                yield batch.select(list(columns))
+
+        return self.source(RowSource(view.schema, read))
+
 
 def _readable_schema(ctx: Context, path: Id) -> pa.Schema:
     """Return the columns of a table that its reader, who is authorized, may read."""
+    if (view := PlainView.from_properties(ctx.find_table(path).properties)) is not None:
+        return view.schema
     opened = open_for_reading(ctx, path)
     policy = effective_policy_of(ctx, opened.record)
     return opened.dataset.schema if policy is None else restricted_source(ctx, path).schema

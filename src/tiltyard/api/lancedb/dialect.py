@@ -287,6 +287,7 @@ _RESPONSES: Mapping[str, Callable[[Any], Any]] = {
     "CreateTableScalarIndex": _job_of_transaction,
     "DropTable": _job_of_transaction,
     "DropMaterializedView": _job_of_transaction,
+    "DropView": _job_of_transaction,
     "DescribeTableIndexStats": _index_stats,
     "GetTableLsmStats": _no_lsm_stats,
     "GetTableLsmWriteSpec": _no_lsm_spec,

@@ -882,6 +882,23 @@ class CreateTableVersionResponse(Model, kw_only=True):
     version: TableVersion | None = None
 
 
+class CreateViewRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    query: str
+
+
+class CreateViewResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    name: str
+    namespace: list[str] | None = None
+    query: str
+    default_database: str
+    default_namespace: list[str] | None = None
+    schema: JsonArrowSchema
+
+
 class DeclareTableRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1100,6 +1117,22 @@ class DescribeTransactionResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class DescribeViewRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+
+
+class DescribeViewResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    name: str
+    namespace: list[str] | None = None
+    query: str
+    default_database: str
+    default_namespace: list[str] | None = None
+    schema: JsonArrowSchema
+
+
 class DiffTableBranchRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1242,6 +1275,17 @@ class DropTableResponse(Model, kw_only=True):
     id: list[str] | None = None
     location: str | None = None
     properties: dict[str, str] | None = None
+
+
+class DropViewRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+
+
+class DropViewResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    transaction_id: str
 
 
 class DroppedNamespace(Model, kw_only=True):
@@ -1907,6 +1951,20 @@ class ListTablesRequest(Model, kw_only=True):
 class ListTablesResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     tables: list[str]
+    page_token: str | None = None
+
+
+class ListViewsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    id: list[str] | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListViewsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    views: list[str]
     page_token: str | None = None
 
 

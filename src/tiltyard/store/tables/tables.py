@@ -18,6 +18,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import check_composed
+from tiltyard.model.plain_views import QUERY_PROPERTY
 from tiltyard.store.access.grants import TABLE, delete_dependents, grant_to_creator
 from tiltyard.store.backend import ForeignKeyError, UniqueError
 from tiltyard.store.paths import (
@@ -34,7 +35,7 @@ from tiltyard.store.paths import (
     split_path,
     table_not_found,
 )
-from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, encode
+from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, decode, encode
 from tiltyard.store.repository import Repository, reads, writes
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED, SCHEDULE
 from tiltyard.store.tables.location_overlap import check_no_overlap, check_not_scheduled
@@ -108,6 +109,7 @@ SET_VIEW = """
     ON CONFLICT (table_id) DO UPDATE SET definition = excluded.definition, definer = excluded.definer
 """
 DESCRIBE_VIEW = "SELECT definition, definer FROM views WHERE table_id = ?"
+DECLARED_AMONG = "SELECT name, properties FROM tables WHERE namespace_id = ? AND declared AND name IN ({names})"
 VIEWS_AMONG = """
     SELECT name FROM tables JOIN views ON views.table_id = tables.id WHERE namespace_id = ? AND name IN ({names})
 """
@@ -361,6 +363,14 @@ class Tables(Repository):
         return {
             row[0] for row in self.connection.rows(VIEWS_AMONG.format(names=placeholders(names)), namespace_id, *names)
         }
+
+    @reads
+    def plain_views_among(self, namespace_id: int, names: Sequence[str]) -> set[str]:
+        """Return the names of those tables of a namespace that are plain views."""
+        if not names:
+            return set()
+        rows = self.connection.rows(DECLARED_AMONG.format(names=placeholders(names)), namespace_id, *names)
+        return {name for name, properties in rows if QUERY_PROPERTY in decode(properties)}
 
     @writes
     def set_table_properties(self, table_id: int, properties: Properties) -> TableRecord:

@@ -26,6 +26,7 @@ from msgspec import structs
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import parse_mode
+from tiltyard.model.plain_views import refuse_view
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
@@ -70,6 +71,7 @@ def validate_version(
     request. Raises as CreateTableVersion does.
     """
     branch = Branch.parse(entry.branch)
+    refuse_view(table.properties)
     try:
         return _validate_version(ctx, table, branch, entry, latest, alone)
     except InvalidInputError as error:

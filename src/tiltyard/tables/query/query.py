@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import (
     InvalidInputError,
+    InvalidTableStateError,
     LanceNamespaceError,
     TableColumnNotFoundError,
     UnsupportedOperationError,
@@ -37,6 +38,7 @@ from tiltyard.tables.query.policy_enforcement import (
 )
 from tiltyard.tables.query.readers import CachedColumns, Reader, open_readers
 from tiltyard.tables.query.scanners import make_scanner
+from tiltyard.tables.query.view_rows import count_view, find_view, load_view, scan_view
 from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
 
     from tiltyard.context import Context
+    from tiltyard.model.plain_views import PlainView
     from tiltyard.storage.version_cache import Snapshot
 
 _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
@@ -67,7 +70,12 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     Raises what opening the table raises, InvalidInputError, TableColumnNotFoundError.
     """
     branch = Branch.parse(request.branch)
-    table, scope = open_with_policies(ctx, request.id, branch, request.version)
+    try:
+        table, scope = open_with_policies(ctx, request.id, branch, request.version)
+    except InvalidTableStateError:
+        if (view := find_view(ctx, request.id)) is None:
+            raise
+        return _query_view(ctx, view, request)
     cached_columns = None
     if request.version is None and request.k <= _SMALL_ROWS:
         cached_columns = CachedColumns(ctx.storage.datasets.column_cache, (table.record.location, branch))
@@ -75,6 +83,18 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
         return _query_with_policies(ctx, table.snapshot, request, scope, cached_columns)
     with _query_errors(table.dataset):
         return _read_response(ctx, plan_search(table.snapshot, request), cached_columns)
+
+
+def _query_view(ctx: Context, view: PlainView, request: models.QueryTableRequest) -> ArrowAnswer:
+    """Return the rows that a query selects of a view. Raises as `query_table` and `run_view` do."""
+    answer = scan_view(ctx, view, request)
+    if answer is not None:
+        return answer
+    if request.full_text_query is not None:
+        raise UnsupportedOperationError("A view has no full-text index: search its table, or a materialized view.")
+    snapshot = load_view(ctx, view, request.branch, request.version)
+    with _query_errors(snapshot.dataset):
+        return _read_response(ctx, plan_search(snapshot, request), None)
 
 
 def _query_with_policies(
@@ -135,7 +155,14 @@ def _count_inline(ctx: Context, request: models.CountTableRowsRequest) -> Contex
 @operation(needs=on_table(Privilege.READ, enforces_policies=True), inline=_count_inline, changes=False, query=True)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
     """Return the number of rows, or of those that match a predicate. Raises what `query_table` raises."""
-    table, scope = open_with_policies(ctx, request.id, Branch.parse(request.branch), request.version)
+    try:
+        table, scope = open_with_policies(ctx, request.id, Branch.parse(request.branch), request.version)
+    except InvalidTableStateError:
+        if (view := find_view(ctx, request.id)) is None:
+            raise
+        if request.predicate is None:
+            return count_view(ctx, view, request)
+        return _count(load_view(ctx, view, request.branch, request.version), request.predicate)
     if scope is None:
         return _count(table.snapshot, request.predicate)
     with redact_errors():

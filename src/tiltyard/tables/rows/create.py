@@ -25,6 +25,7 @@ from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import operation
+from tiltyard.model.plain_views import is_view, refuse_view
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
@@ -91,7 +92,7 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     path = table_id(request.id)
     mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
     record = _find_existing(ctx, path)
-    if record is not None and not record.declared and mode is CreateMode.CREATE:
+    if record is not None and mode is CreateMode.CREATE and (not record.declared or is_view(record.properties)):
         raise TableAlreadyExistsError(f"Table already exists: {path}")
     options = _writer_options(request.storage_options or {})
     upkeep_options(ctx.settings, request.properties or {})
@@ -101,6 +102,7 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
         if (mounted := ctx.services.mounts.find(path)) is not None:
             return _create_mounted(ctx, new, location, *mounted)
         return _create_at(ctx, new, location) if location else _create_new(ctx, new)
+    refuse_view(record.properties)
     if location and location != record.location:
         raise InvalidInputError(f"The table {path} is at another location: leave the location out.")
     if record.declared and not ctx.storage.has_table(record.location):

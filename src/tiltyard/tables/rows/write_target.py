@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 
 from tiltyard.model.branches import MAIN, Branch
+from tiltyard.model.plain_views import refuse_view
 from tiltyard.store import DROPPED
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.opening import open_to_commit
@@ -32,6 +33,10 @@ class WriteTarget:
     ctx: Context
     record: TableRecord
     branch: Branch = MAIN
+
+    def __post_init__(self) -> None:
+        """Raise InvalidTableStateError for a view, which nothing can be written to."""
+        refuse_view(self.record.properties)
 
     @property
     def location(self) -> str:

@@ -1,0 +1,55 @@
+"""Plain views: named queries in the catalog, each in the properties of a declared table that never gets data."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from lance_namespace.errors import InvalidTableStateError
+
+_PREFIX = "tiltyard.plain_view."
+"""The prefix of their properties."""
+QUERY_PROPERTY = f"{_PREFIX}query"
+_SCHEMA_PROPERTY = f"{_PREFIX}schema"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainView:
+    """The definition of a view: SQL, and the schema that it had when the view was created."""
+
+    query: str
+    schema: pa.Schema
+
+    def properties(self) -> dict[str, str]:
+        """Return the properties of the view's table."""
+        schema = base64.b64encode(self.schema.serialize().to_pybytes()).decode()
+        return {QUERY_PROPERTY: self.query, _SCHEMA_PROPERTY: schema}
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> PlainView | None:
+        """Read the definition in the properties of a table; None for a table that is no view.
+
+        Clients may set any properties, and so make a view without CreateView: it is read under its reader's own grants
+        all the same.
+        """
+        query = properties.get(QUERY_PROPERTY)
+        if query is None:
+            return None
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties.get(_SCHEMA_PROPERTY, ""))))
+        except (pa.ArrowException, OSError, ValueError):
+            return None
+        return cls(query, schema)
+
+
+def is_view(properties: Mapping[str, str]) -> bool:
+    """Return whether a table with these properties is a view."""
+    return PlainView.from_properties(properties) is not None
+
+
+def refuse_view(properties: Mapping[str, str]) -> None:
+    """Raise InvalidTableStateError if a table with these properties is a view, which nothing can be written to."""
+    if is_view(properties):
+        raise InvalidTableStateError("This is a view: it can be read, and has no rows of its own.")

@@ -13,7 +13,9 @@ from typing import Any
 
 import httpx
 import lancedb
+import pyarrow as pa
 import pytest
+from lancedb import col
 from lancedb.secrets import EnvVarSecret
 
 import tiltyard
@@ -215,3 +217,27 @@ def test_version_numbers_are_not_given_twice(tmp_path: Path) -> None:
     versions = [entry["definition"]["version"] for entry in namespace.call("ListFunctions", {"id": []})["functions"]]
     assert versions == ["1", "2", "4"]
     namespace.close()
+
+
+def test_functions_and_secrets_of_a_database_are_named_within_it(secured: Secured, connect: Connect) -> None:
+    connect("administrator").create_namespace(["sales"])
+    key = secured.keys["administrator"]
+    db = lancedb.connect("db://sales", api_key=key, host_override=secured.url)
+    db.create_namespace(["fn"])
+    db.create_secret("api", "value", namespace_path=["fn"])
+    secrets = [EnvVarSecret("api", env_variable="API_KEY", secret_namespace_path=["fn"])]
+    created = db.create_function(definitions.greeting, namespace_path=["fn"], secrets=secrets)
+    [listed] = db.list_functions(namespace_path=["fn"])
+    opened = db.get_function("greeting", version="1", namespace_path=["fn"])
+    for function in (created, listed, opened):
+        assert function.namespace_path == ("fn",)
+        assert function.secret_bindings[0].secret_ref.namespace_path == ("fn",)
+        table = db.create_table("names", pa.table({"name": ["Ann"]}), mode="overwrite")
+        table.add_columns({"greeting": function(name=col("name"))})
+    with secured.http("administrator") as http:
+        fields = body(definitions.greeting)
+        fields["secret_bindings"] = [
+            {"kind": "env", "variable": "A", "secret_ref": {"name": "api", "namespace_path": 5}}
+        ]
+        response = http.post("/v1/function/f/create", json=fields, headers={"x-lancedb-database": "sales"})
+        assert response.status_code == 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import re
 import threading
@@ -21,7 +22,9 @@ from lancedb.secrets import EnvVarSecret
 
 from tests.access.scenes import Admin
 from tests.functions import definitions
+from tests.services.jvm import LIGHT_JVM
 from tests.services.secured import Secured, kept_lines, secured_server
+from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
 from tiltyard.pipeline.operation_client import OperationClient
@@ -131,8 +134,10 @@ def test_column_of_a_function_is_null_until_it_is_refreshed_and_fresh_for_new_ro
     table.add(pa.table({"x": pa.array([50], pa.int64()), "y": pa.array([1], pa.int64())}))
     assert drive(table.refresh_column_async("double")).rows_assigned == 1
     assert values(table, "double") == [2, 4, 6, 8, 100]
-    with pytest.raises(HttpError, match="double"):
-        db.drop_function("twice", version="1", namespace_path=["fn"])
+    for name in ("double", "twofold"):
+        with pytest.raises(HttpError, match=name):
+            db.drop_function("twice", version="1", namespace_path=["fn"])
+        table.alter_columns({"path": "double", "rename": "twofold"}) if name == "double" else None
 
 
 def test_rows_that_fail_are_null_recorded_and_tried_again(db: Any, table: Any, drive: Callable[..., Any]) -> None:
@@ -209,6 +214,11 @@ def test_function_runs_for_those_alone_who_may_run_it(
         drive(job)
     grants.grant("ann", "run_udfs", ["fn"])
     assert drive(hers.refresh_column_async("double")).rows_assigned == 1
+    assert not hers.function_errors().records
+    grants.call("SetTablePolicy", {"id": [name, "t"], "name": "some", "filter": "x > 1"})
+    for call in (hers.function_errors, lambda: hers.refresh_column_async("double")):
+        with pytest.raises(HttpError, match="403"):
+            call()
 
 
 def test_where_refreshes_the_rows_that_meet_it(
@@ -283,3 +293,34 @@ def test_binding_that_does_not_fit_is_refused(
         body = {"new_columns": [{"name": "double", "all_null": True}], "function": fields}
         response = http.post(f"/v1/table/{name}/add_columns", json=body)
     assert response.status_code == status, response.text
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(400)  # it starts a server and the driver of its worker, with a JVM
+def test_worker_of_a_server_runs_a_function_with_its_secret(
+    tmp_path: Path, environ: dict[str, str], fresh: Callable[[str], str]
+) -> None:
+    settings = {
+        "TILTYARD_UDFS": "true",
+        "TILTYARD_SECRET_KEYS": '["env:FUNCTION_KEYS"]',
+        "FUNCTION_KEYS": base64.b64encode(os.urandom(32)).decode(),
+        "TILTYARD_SPARK_CONF": json.dumps(LIGHT_JVM),
+    }
+    server = ServerProcess(tmp_path, "--spark", "local[1]", environ={**environ, **settings})
+    try:
+        db = lancedb.connect("db://tilt", api_key="any", host_override=server.url)
+        db.create_namespace(["fn"])
+        db.create_secret("api", SECRET, namespace_path=["fn"])
+        secrets = [EnvVarSecret("api", env_variable="API_KEY", secret_namespace_path=["fn"])]
+        bound = db.create_function(definitions.greeting, namespace_path=["fn"], secrets=secrets)
+        table = db.create_table(fresh("names"), pa.table({"name": ["Ann", "Bo"]}))
+        table.add_columns({"greeting": bound(name=col("name"))})
+        job = table.refresh_column_async("greeting")
+        assert job.wait().rows_assigned == 2
+        assert values(table, "greeting") == [f"hello {name} {SECRET}" for name in ("Ann", "Bo")]
+        files = [path for path in (tmp_path / "_spark-events").rglob("*") if path.is_file()]
+        events = [path.read_text(errors="replace") for path in files]
+        kept = kept_lines(tmp_path / "catalog.db")
+        assert events and not [text for text in [*kept, *events, *server.log] if SECRET in text]
+    finally:
+        server.stop()

@@ -92,7 +92,9 @@ def qualify(operation: Operation, request: Any, database: Id) -> None:
     if operation.name == "ListAllJobs" and request.table is not None:
         request.table = str(Id((*database, request.table)))
     for reference in _references(request):
-        reference["namespace_path"] = [*database, *(reference.get("namespace_path") or ())]
+        path = reference.get("namespace_path") or []
+        if isinstance(path, list):  # else the operation refuses it
+            reference["namespace_path"] = [*database, *path]
 
 
 def _entries(request: Any) -> Iterable[Any]:
@@ -121,10 +123,11 @@ def relative_response(response: Any, database: Id) -> Any:
         path = getattr(response, name, None)
         if isinstance(path, list) and tuple(path[: len(database)]) == database:
             setattr(response, name, path[len(database) :])
-    for binding in getattr(response, "secret_bindings", None) or ():
-        reference = binding.get("secret_ref", {})
-        if tuple((path := reference.get("namespace_path", ()))[: len(database)]) == database:
-            reference["namespace_path"] = path[len(database) :]
+    _make_relative(getattr(response, "secret_bindings", None), database)
+    result = getattr(response, "result", None)  # of a job: a function that it has registered
+    if isinstance(result, dict) and "namespace_path" in result:
+        response.result = {**result, "namespace_path": _below(result["namespace_path"], database)}
+        _make_relative(response.result.get("secret_bindings"), database)
     for entry in getattr(response, "functions", None) or ():
         relative_response(getattr(entry, "definition", entry), database)
     inside = f"{database}{DEFAULT_DELIMITER}"
@@ -132,3 +135,15 @@ def relative_response(response: Any, database: Id) -> Any:
         if isinstance(table := getattr(job, "table", None), str):
             job.table = table.removeprefix(inside)
     return response
+
+
+def _make_relative(bindings: Any, database: Id) -> None:
+    """Make the names of secrets in a function's bindings relative, in place."""
+    for binding in bindings or ():
+        reference = binding.get("secret_ref", {})
+        reference["namespace_path"] = _below(reference.get("namespace_path", ()), database)
+
+
+def _below(path: Any, database: Id) -> Any:
+    """Return a path below a database relative to it, and any other as it is."""
+    return path[len(database) :] if tuple(path[: len(database)]) == database else path

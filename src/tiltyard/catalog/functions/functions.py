@@ -39,6 +39,8 @@ from tiltyard.store.access.grants import TABLE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import pyarrow as pa
+
     from tiltyard.context import Context
     from tiltyard.store import FunctionRecord, UnitOfWork
 
@@ -194,17 +196,16 @@ def drop_function(ctx: Context, request: models.DropFunctionRequest) -> models.D
 def _check_unused(ctx: Context, path: Id, record: FunctionRecord, version: int | None) -> None:
     """Raise InvalidTableStateError if a column is computed by a version; forget the uses that have ended."""
     for use in ctx.store.function_uses(record.object_id, version, MOST_USES):
-        table = _using_table(ctx, record.object_id, use)
-        if table is not None:
+        column = _used_by(ctx, record.object_id, use)
+        if column is not None:
             raise InvalidTableStateError(
-                f"The function {path} computes the column '{use.column}' of {table}, by its version {use.version}: "
-                "drop the column first."
+                f"The function {path} computes the column {column}, by its version {use.version}: drop that first."
             )
         ctx.store.remove_function_use(record.object_id, use)
 
 
-def _using_table(ctx: Context, object_id: str, use: FunctionUse) -> str | None:
-    """Return the table whose column a function computes; None if it does so no more.
+def _used_by(ctx: Context, object_id: str, use: FunctionUse) -> str | None:
+    """Return the column that a function computes, for a message; None if it computes none of the table any more.
 
     Raises ServiceUnavailableError if that cannot be looked up. The table's name is shown to those who see it alone.
     """
@@ -218,18 +219,22 @@ def _using_table(ctx: Context, object_id: str, use: FunctionUse) -> str | None:
         if int(error.code) == _BRANCH_NOT_FOUND:
             return None
         raise
-    if use.column not in schema.names:
-        return None
-    declaration = read_declaration(schema.field(use.column).metadata)
-    if not isinstance(declaration, FunctionDeclaration):
-        return None
-    if (declaration.object_id, declaration.version) != (object_id, use.version):
+    column = next((field.name for field in schema if _is_computed_by(field, object_id, use.version)), None)
+    if column is None:
         return None
     path = ctx.store.object_path(TABLE, table.id)
     is_visible = ctx.principal.administrator or ctx.rights_cache.get(ctx.principal).on_table(
         table.id, table.namespace_id
     )
-    return f"the table {Id(path)}" if path is not None and is_visible else "a table"
+    return f"'{column}' of the table {Id(path)}" if path is not None and is_visible else "of a table"
+
+
+def _is_computed_by(field: pa.Field, object_id: str, version: int) -> bool:
+    """Return whether a version of a function computes a column, whatever the column was called when it was added."""
+    declaration = read_declaration(field.metadata)
+    if not isinstance(declaration, FunctionDeclaration):
+        return False
+    return (declaration.object_id, declaration.version) == (object_id, version)
 
 
 _BRANCH_NOT_FOUND = 22

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import lance
+import lance.fragment
 import lancedb
 import pyarrow as pa
 import pytest
+from lance_namespace.errors import InvalidTableStateError
 from lancedb.remote.errors import LanceDBClientError
 
 import tiltyard
@@ -18,6 +20,10 @@ from tests.conformance.conftest import Raw
 from tests.services.lossy import wait_for
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
+from tiltyard.pipeline.catalog_client import table as table_of
+from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.table_location import CatalogConnection
+from tiltyard.pipeline.writing.commit import JobTable
 
 Rows = Callable[..., pa.Table]
 ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
@@ -147,6 +153,23 @@ def test_one_key_inserted_at_once_by_clients_of_every_kind_has_one_winner(
             thread.join()
         assert len(won) == 1
     assert ids(remote, table) == [1, 2, 3, 20, 21, 22]
+
+
+def test_commit_of_a_job_fails_with_the_key(server: ServerProcess, remote: Any, table: str) -> None:
+    job_table = JobTable(table_of(CatalogConnection("rest", (("uri", server.url),)), table), None)
+
+    def append(number: int) -> int:
+        latest = job_table.latest()
+        fragments = lance.fragment.write_fragments(rows(number), latest, mode="append")
+        return job_table.commit(latest, lance.LanceOperation.Append(fragments), LocalRun())
+
+    with pytest.raises(InvalidTableStateError, match="id = 2"):
+        append(2)
+    append(4)
+    latest = job_table.latest()
+    with pytest.raises(InvalidTableStateError, match="id = 1"):
+        job_table.commit_change(latest, lambda: latest.update({"id": "1"}, "id = 4"))
+    assert ids(remote, table) == [1, 2, 3, 4]
 
 
 def test_property_declares_no_key(raw: Raw, fresh: Callable[[str], str]) -> None:

@@ -18,7 +18,13 @@ import lance
 import lance_namespace as upstream
 import pyarrow as pa
 from lance.dataset import Transaction
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    InvalidTableStateError,
+    LanceNamespaceError,
+    TableSchemaValidationError,
+)
 
 from tiltyard.model.table_history import read_transactions
 
@@ -45,6 +51,8 @@ class NextVersionNamespace(upstream.LanceNamespace):
         self.base = 0
         self.verify: Callable[[int], bool] | None = None
         self.refused = False
+        self.key_error: LanceNamespaceError | None = None
+        """Why the last commit would break the table's primary key: Lance only says that its outcome is unknown."""
 
     def namespace_id(self) -> str:
         """Return an id of its own: pylance shares cached state among namespaces of one id."""
@@ -77,6 +85,7 @@ class NextVersionNamespace(upstream.LanceNamespace):
         go on. A job that plans again at once catches up.
         """
         self._stop_if_refused()
+        self.key_error = None
         fields = request.model_dump() if hasattr(request, "model_dump") else dict(request)
         version = int(fields["version"])
         if version != self.base + 1 and not self._admits(version - 1):
@@ -85,7 +94,10 @@ class NextVersionNamespace(upstream.LanceNamespace):
         try:
             return self._inner.create_table_version(request)
         except Exception as error:
-            self.refused = isinstance(error, ConcurrentModificationError) or _is_conflict(error)
+            if isinstance(error, InvalidTableStateError | TableSchemaValidationError):
+                self.key_error = error
+            else:
+                self.refused = isinstance(error, ConcurrentModificationError) or _is_conflict(error)
             raise
 
     def _stop_if_refused(self) -> None:
@@ -140,15 +152,18 @@ class JobTable:
 
         The run's id, `step` and `properties` become properties of the Lance transaction, by which `find_commit` finds
         it. If the response of a commit is lost, its version is looked up. Raises CommitConflictError (nothing was
-        committed), else what Lance raises.
+        committed), InvalidTableStateError and TableSchemaValidationError (the rows break the table's primary key), else
+        what Lance raises.
         """
         transaction_properties = {**(properties or {}), RUN_PROPERTY: run.id, _STEP_PROPERTY: step}
         transaction = Transaction(dataset.version, operation, str(uuid.uuid4()), transaction_properties)
-        self._guard.base, self._guard.refused = int(dataset.version), False
+        self._guard.base, self._guard.refused, self._guard.key_error = int(dataset.version), False, None
         self._guard.verify = None if verify is None else lambda version: verify(self._open_version(version))
         try:
             return int(lance.LanceDataset.commit(dataset, transaction).version)
         except Exception as error:
+            if self._guard.key_error is not None:
+                raise self._guard.key_error from error
             if self._guard.refused:
                 self._guard.refused = False
                 raise CommitConflictError(f"{self.table} is past version {dataset.version}.") from error
@@ -166,9 +181,12 @@ class JobTable:
         `dataset` comes from `latest`. Raises CommitConflictError (nothing was committed), else what Lance raises.
         """
         self._guard.base, self._guard.refused, self._guard.verify = int(dataset.version), False, None
+        self._guard.key_error = None
         try:
             change()
         except Exception as error:
+            if self._guard.key_error is not None:
+                raise self._guard.key_error from error
             if not (self._guard.refused or _is_conflict(error)):
                 raise
             self._guard.refused = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,6 +17,9 @@ from lancedb.index import BTree, LabelList
 from lancedb.remote.errors import HttpError
 
 from tests.services.server import ServerProcess
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner
+from tiltyard.pipeline.operation_client import OperationClient
 
 pytestmark = pytest.mark.parametrize("server", ["embedded"], indirect=True)
 
@@ -148,6 +151,30 @@ def test_pause_of_a_running_job_takes_effect_at_its_checkpoint(raw: Any, remote:
     with pytest.raises(HttpError, match="has ended") as refused:
         remote.pause_job(job)
     assert refused.value.status_code == 400
+
+
+def test_a_driver_releases_a_paused_job_and_the_next_one_resumes_it(
+    server: ServerProcess, raw: Any, remote: Any, table: Any
+) -> None:
+    client, owner = OperationClient(connection(server.url, {})), new_owner()
+    job = submit(raw, table.name)
+    run = CatalogRun(client, claim_job(client, job, owner), owner)
+
+    def work() -> Mapping[str, object]:
+        run.save_checkpoint("a", "1")
+        remote.pause_job(job)
+        run.save_checkpoint("b", "2")
+        raise AssertionError("it goes on although it is paused")
+
+    assert drive_job(run, work) is None
+    assert remote.open_job(job).state == "PAUSED"
+    remote.resume_job(job)
+    owner = new_owner()
+    resumed = CatalogRun(client, claim_job(client, job, owner), owner)
+    assert resumed.checkpoints() == {"a": "1", "b": "2"}
+    assert drive_job(resumed, lambda: {"rows": 3}) is not None
+    words = remote.open_job(job).events()["state"].to_pylist()
+    assert words == ["queued", "claim", "pause", "claim_complete", "resume", "claim", "claim_complete"]
 
 
 def test_a_transient_failure_may_be_retried(raw: Any, remote: Any, table: Any) -> None:

@@ -47,6 +47,8 @@ BATCH_BYTES = 8 << 20
 """Bytes of blobs that are read at once; a larger blob is read alone."""
 MAX_OPEN_BLOBS = 256
 """Handles kept with a version: each is a few hundred bytes, and no open file."""
+MAX_KNOWN_COLUMNS = 256
+"""Spellings of columns of blobs kept with a version."""
 _EXTERNAL = 3
 """The kind of a blob that is a file elsewhere, in Lance's descriptors."""
 
@@ -117,13 +119,22 @@ def _open_column(ctx: Context, request: models.FetchTableBlobsRequest | models.R
     if not request.column:
         raise InvalidInputError("Name a column of blobs.")
     table, scope = open_with_policies(ctx, request.id, Branch.parse(request.branch), request.version)
-    names = path_names(request.column)
+    known = table.snapshot.fact(_no_known_columns)
+    names = known.get(request.column) or path_names(request.column)
     if scope is not None:
         scope.check_visible(names[0], "request")
-    with lance_errors(table.dataset):
-        if not is_blob(arrow_field(table.dataset, request.column)):
-            raise InvalidInputError(f"The column '{request.column}' holds no blobs: query it for its values.")
+    if request.column not in known:
+        with lance_errors(table.dataset):
+            if not is_blob(arrow_field(table.dataset, request.column)):
+                raise InvalidInputError(f"The column '{request.column}' holds no blobs: query it for its values.")
+        if len(known) < MAX_KNOWN_COLUMNS:
+            known[request.column] = names
     return _BlobColumn(table.snapshot, quote_path(names), scope)
+
+
+def _no_known_columns(dataset: lance.LanceDataset) -> dict[str, tuple[str, ...]]:
+    """Return what is to have the columns of blobs that requests have named: to look at a field takes 0.3 ms."""
+    return {}
 
 
 class _OpenBlobs:

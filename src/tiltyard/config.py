@@ -105,7 +105,8 @@ BOUNDS = {
     "max_result_bytes": (0, 1 << 50),
     "sql_queries": (1, 1 << 16),
     "sql_memory_bytes": (1 << 20, 1 << 50),
-    "sql_spill_bytes": (0, 1 << 50),
+    "sql_spill_bytes": (1 << 20, 1 << 50),
+    "sql_kept_bytes": (0, 1 << 50),
     "sql_max_rows": (0, 1 << 50),
     "sql_max_length": (100, 1 << 20),
     "max_connections": (0, 1 << 20),
@@ -295,15 +296,21 @@ class Settings:
     max_result_bytes: int = field(
         default=0, metadata={"help": "Largest response to a query, in bytes of Arrow; 0 is no limit."}
     )
+    sql_port: str = field(
+        default="auto",
+        metadata={"help": "Port of SQL over Arrow Flight: auto (port + 1, where its packages are there), off, or one."},
+    )
     sql_queries: int = field(default=8, metadata={"help": "SQL queries that one server process runs at once."})
     sql_memory_bytes: int = field(
         default=256 << 20, metadata={"help": "Memory of one SQL query for its joins, aggregates and sorts, in bytes."}
     )
-    sql_spill_bytes: int = field(
-        default=4 << 30, metadata={"help": "Disk that one SQL query may spill to, in bytes; 0: it does not spill."}
-    )
+    sql_spill_bytes: int = field(default=4 << 30, metadata={"help": "Disk that one SQL query may spill to, in bytes."})
     sql_spill_folder: str = field(
         default="", metadata={"help": "Folder that SQL queries spill to [default: the system's for temporary files]."}
+    )
+    sql_kept_bytes: int = field(
+        default=256 << 20,
+        metadata={"help": "Bytes of rows that ended SQL queries of one process keep for their readers."},
     )
     sql_max_rows: int = field(default=0, metadata={"help": "Maximal rows of an SQL query's result; 0 is no limit."})
     sql_max_length: int = field(default=100_000, metadata={"help": "Maximal characters of an SQL query."})
@@ -395,6 +402,9 @@ def _check_values(settings: Settings) -> None:
     for name, choices in CHOICES.items():
         if getattr(settings, name).lower() not in choices:
             raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)!r}: {', '.join(choices)}.")
+    port = settings.sql_port
+    if port not in ("auto", "off") and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ConfigError(f"The setting sql_port cannot be {port!r}: auto, off, or a port.")
 
 
 def _check_identity(settings: Settings) -> None:

@@ -6,6 +6,7 @@ Route → authenticate → bind → execute (which authorizes first, where the o
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,17 @@ from tiltyard.model.spec import JSON
 Scope = dict[str, Any]
 
 MAX_REQUEST_ID = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all protocols of a process share: limits hold for their requests together, and one log has them all."""
+
+    services: Services
+    pools: ThreadPools
+    limits: Limits
+    log: RequestLog
+    authentication: RequestAuthentication
 
 
 class Api:
@@ -238,6 +250,11 @@ class Api:
         if 0 < len(own_id) <= MAX_REQUEST_ID and own_id.isascii() and (text := own_id.decode()).isprintable():
             return text
         return f"{self._random.getrandbits(128):032x}"
+
+    @property
+    def shared(self) -> Shared:
+        """What other protocols of the process share with this one."""
+        return Shared(self._services, self._pools, self._limits, self._log, self._authentication)
 
     def close(self) -> None:
         """Start nothing more, and write the audit records that wait."""

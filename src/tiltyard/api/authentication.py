@@ -43,6 +43,18 @@ class RequestAuthentication:
         credentials = from_headers(headers)
         return None if credentials is None else self.authenticator.cached_principal(credentials)
 
+    async def authenticate_headers(self, headers: Headers) -> Principal:
+        """Return the principal of a request that no browser can send and whose body has no credentials.
+
+        Raises UnauthenticatedError, ServiceUnavailableError.
+        """
+        if self.is_open:
+            return EVERYBODY
+        credentials = from_headers(headers)
+        if credentials is None:
+            raise UnauthenticatedError(NO_CREDENTIALS)
+        return self.authenticator.cached_principal(credentials) or await self._principal(credentials)
+
     def check_browser(self, headers: Headers) -> None:
         """Raise PermissionDeniedError for a request of a foreign page, on a server without authentication."""
         if self.is_open:

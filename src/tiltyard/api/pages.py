@@ -124,7 +124,10 @@ class Pages:
     def _gauges(self) -> dict[str, float]:
         """Return how much waits, runs, is cached or was lost in this process, by name."""
         cached = {"bytes of rows in memory": self._services.storage.datasets.column_cache.size}
-        running = {"queries running": self._limits.running_queries}
+        running = {
+            "queries running": self._limits.running_queries,
+            "SQL queries running": self._services.sql_sessions.running,
+        }
         connected = self._connections.gauges() if self._connections is not None else {}
         outages = [mount.outage for mount in self._services.mounts.all() if mount.outage is not None]
         mounts = {"mounts without an answer": float(len(outages))}

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 
 from tiltyard.config import Settings
 from tiltyard.runtime.lazy_imports import import_lazily
+from tiltyard.server.flight_address import FlightAddress
 from tiltyard.server.supervisor import SERVING, STOP_SECONDS
 
 HEARTBEAT_SECONDS = 1.0
@@ -61,8 +62,8 @@ def _stop() -> None:
     os._exit(1)
 
 
-def run(parent: Connection, listener: socket.socket, settings: Settings) -> None:
-    """Serve on a listening socket until SIGTERM, or until the parent is gone."""
+def run(parent: Connection, listener: socket.socket, settings: Settings, flight: FlightAddress | None) -> None:
+    """Serve on a listening socket, and SQL at `flight`, until SIGTERM, or until the parent is gone."""
     for number in (signal.SIGTERM, signal.SIGINT):  # the server takes them over once it runs
         signal.signal(number, lambda *_: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal's goes to the parent as well, which decides
@@ -71,4 +72,4 @@ def run(parent: Connection, listener: socket.socket, settings: Settings) -> None
     import_lazily()
     from tiltyard.server.process import serve_shared_socket
 
-    serve_shared_socket(settings, listener, heartbeat.report_serving)
+    serve_shared_socket(settings, listener, flight, heartbeat.report_serving)

@@ -21,6 +21,8 @@ from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.runtime.fatal import refuse
 from tiltyard.server.file_limits import connection_limit, raise_descriptor_limit
+from tiltyard.server.flight_address import FlightAddress
+from tiltyard.server.flight_listener import FlightListener
 from tiltyard.server.http_protocol import HttpProtocol
 from tiltyard.server.memory import keep_large_buffers, release_when_idle, tune_garbage_collector
 from tiltyard.server.startup_checks import uvicorn_network_options
@@ -42,13 +44,17 @@ log = logging.getLogger("tiltyard")
 class Application:
     """The ASGI application of one process: the API, and a worker beside it for as long as it serves."""
 
-    def __init__(self, services: Services, on_started: Callable[[], None] = lambda: None) -> None:
-        """Make the application; `on_started` is called once it answers requests."""
+    def __init__(
+        self, services: Services, on_started: Callable[[], None] = lambda: None, flight: FlightAddress | None = None
+    ) -> None:
+        """Make the application; `on_started` is called once it answers requests, `flight` is where it serves SQL."""
         self._services = services
         settings = services.settings
         self._on_started = on_started
         self._connections = Connections(settings, connection_limit(settings.max_connections))
         self._api = Api(services, self._connections)
+        self._flight_address = flight
+        self._flight: FlightListener | None = None
         self._worker = Worker(services, services.settings.jobs)
         # Of several server processes none runs jobs: each would start a Spark of its own.
         self._drivers = job_drivers(services) if services.settings.workers == 1 else None
@@ -78,7 +84,11 @@ class Application:
         release_when_idle()
         await send({"type": "lifespan.startup.complete"})
         self._on_started()
+        if self._flight_address is not None:
+            self._flight = FlightListener(self._flight_address, self._api.shared)
         await receive()
+        if self._flight is not None:
+            await self._flight.stop()
         if self._drivers:
             self._drivers.stop(DRIVER_SECONDS)
         if self._services.settings.jobs:
@@ -87,6 +97,7 @@ class Application:
         self._services.finalized_log.close()
         self._services.change_log.flush()
         self._services.mounts.close()
+        self._services.sql_sessions.close()
         self._services.storage.close()
         self._services.store.close()
         await send({"type": "lifespan.shutdown.complete"})
@@ -139,11 +150,13 @@ def http_server(settings: Settings, application: Application, loop: str) -> uvic
     return uvicorn.Server(config)
 
 
-def serve_shared_socket(settings: Settings, listener: socket.socket, on_started: Callable[[], None]) -> None:
+def serve_shared_socket(
+    settings: Settings, listener: socket.socket, flight: FlightAddress | None, on_started: Callable[[], None]
+) -> None:
     """Serve in one of several processes on the socket that they share, until a signal stops it."""
     services = open_services_or_refuse(settings)
     exit_on_signals()
-    server = http_server(settings, Application(services, on_started), BALANCING_LOOP)
+    server = http_server(settings, Application(services, on_started, flight), BALANCING_LOOP)
     server.run(sockets=[listener])
     exit_now()
 

@@ -21,6 +21,7 @@ from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts
+from tiltyard.server.flight_address import FlightAddress, flight_address
 from tiltyard.server.memory import release_when_idle
 from tiltyard.server.process import (
     BALANCING_LOOP,
@@ -53,29 +54,30 @@ def run_server(settings: Settings) -> None:
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     check_exposure(settings, host)
+    flight = flight_address(settings, host, port)
     services = open_services_or_refuse(settings)
     announce_access(services, host)
     url_host = f"[{host}]" if ":" in host else host
     # uvloop's own server does not let us limit how many connections are at their TLS handshake.
     loop = BALANCING_LOOP if settings.tls_certificate else "uvloop"
-    server = None if settings.workers > 1 else http_server(settings, Application(services), loop)
+    server = None if settings.workers > 1 else http_server(settings, Application(services, flight=flight), loop)
     exit_on_signals()  # before the line below says that there is a server to stop
     print(f"Tiltyard serves {settings.root} on {url_scheme(settings)}://{url_host}:{port}", file=sys.stderr, flush=True)
     if server is None:
         services.store.close()
-        _supervise(settings, listener)
+        _supervise(settings, listener, flight)
     else:
         with shared_connection_counts(1) if settings.tls_certificate else nullcontext():
             server.run(sockets=[listener])
     exit_now()
 
 
-def _supervise(settings: Settings, listener: socket.socket) -> None:
+def _supervise(settings: Settings, listener: socket.socket, flight: FlightAddress | None) -> None:
     """Serve by several processes. Ends the command where none of them comes to serve."""
     spawn = multiprocessing.get_context("spawn")  # Lance does not survive a fork
 
     def start(child: Connection) -> BaseProcess:
-        process = spawn.Process(target=child_process.run, args=(child, listener, settings))
+        process = spawn.Process(target=child_process.run, args=(child, listener, settings, flight))
         process.start()
         return process
 

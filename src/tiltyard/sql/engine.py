@@ -9,11 +9,11 @@ The reader is the context's principal: each table of the query needs `read`, and
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
@@ -58,6 +58,7 @@ def plan_query(
     query: str,
     default_namespace: Id = _ROOT,
     parameters: Sequence[pa.Scalar] | None = (),
+    named: list[Id] | None = None,
     *,
     is_view: bool = False,
 ) -> PlannedQuery:
@@ -65,6 +66,7 @@ def plan_query(
 
     `parameters` are the values of `$1`, `$2`, … (or of each `?`); None plans for the schema a query that is not run.
     `is_view` says that it is the query of a view, which reads tables and no other views.
+    `named` gets the ids of the query's tables, also if it fails.
 
     Raises InvalidInputError, UnsupportedOperationError (it does more than read), TableNotFoundError,
     NamespaceNotFoundError, PermissionDeniedError, ThrottlingError, and what opening its tables raises.
@@ -77,10 +79,14 @@ def plan_query(
     try:
         with query_errors(tables):
             frame = _plan(session, statement.text, parameters)
-            return PlannedQuery(ctx, session, tables, frame)
-    except BaseException:
-        ctx.services.sql_sessions.release(None)
+            return PlannedQuery(ctx, session, tables, frame, statement.placeholders)
+    except BaseException as error:
+        failed_as_expected = isinstance(error, LanceNamespaceError) and not isinstance(error, InternalError)
+        ctx.services.sql_sessions.release(session, is_reusable=failed_as_expected)
         raise
+    finally:
+        if named is not None:
+            named += tables.paths
 
 
 @contextmanager
@@ -101,20 +107,22 @@ def query_errors(tables: QueryTables) -> Iterator[None]:
 def _plan(session: Session, text: str, parameters: Sequence[pa.Scalar] | None) -> Any:
     from datafusion import SQLOptions
 
-    from tiltyard.sql.plans import check_plan
+    from tiltyard.sql.plans import check_plan, check_products
 
     options = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
     values = {str(number): value for number, value in enumerate(parameters or (), 1)}
     frame = session.context.sql_with_options(text, options, param_values=values)
     tables = session.catalog.tables
-    check_plan(frame.logical_plan(), is_restricted=tables is not None and tables.is_restricted)
+    assert tables is not None
+    check_plan(frame.logical_plan(), is_restricted=tables.is_restricted)
+    check_products(frame, tables.rows_of)
     return frame
 
 
 class PlannedQuery:
     """A query that was planned: its schema, the ids of its tables, and its rows, which can be read once."""
 
-    def __init__(self, ctx: Context, session: Session, tables: QueryTables, frame: Any) -> None:
+    def __init__(self, ctx: Context, session: Session, tables: QueryTables, frame: Any, placeholders: int) -> None:
         self._ctx = ctx
         self._sessions = ctx.services.sql_sessions
         self._session: Session | None = session
@@ -123,6 +131,11 @@ class PlannedQuery:
         self._frame = frame
         self.schema: pa.Schema = frame.schema()
         self.paths = tuple(tables.paths)
+        self.placeholders = placeholders
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Translate what reading the stream raises, as `batches` does."""
+        return query_errors(self._tables)
 
     def open(self) -> Any:
         """Start the query; return DataFusion's stream of batches, an iterator and an asynchronous one.
@@ -134,7 +147,7 @@ class PlannedQuery:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Run the query and yield its rows; it is closed at the end. Raises as `run` says."""
-        has_ended = False
+        has_ended = has_failed = False
         rows = 0
         try:
             with query_errors(self._tables):
@@ -144,15 +157,21 @@ class PlannedQuery:
                     check_rows(self._ctx, rows)
                     yield output
             has_ended = True
+        except Exception:
+            has_failed = True
+            raise
         finally:
-            self.close(is_reusable=has_ended)
+            self.close(is_reusable=has_ended, has_failed=has_failed)
 
-    def close(self, *, is_reusable: bool = True) -> None:
-        """Give the session back. `is_reusable` says that nothing of the query runs any more. Idempotent."""
+    def close(self, *, is_reusable: bool = True, has_failed: bool = False) -> None:
+        """Give the session back. `is_reusable` says that nothing of the query runs any more, `has_failed` why.
+
+        Idempotent.
+        """
         with self._lock:
             session, self._session, self._frame = self._session, None, None
         if session is not None:
-            self._sessions.release(session if is_reusable else None)
+            self._sessions.release(session, is_reusable=is_reusable, has_failed=has_failed)
 
 
 def check_rows(ctx: Context, rows: int) -> None:

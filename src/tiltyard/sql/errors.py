@@ -31,7 +31,7 @@ _PREFIXES = re.compile(
     r"|This feature is not implemented|Invalid user input|type_coercion|simplify_expressions): ?\n?"
 )
 _READ_ONLY = re.compile(r"(?:DDL|DML|Statement) not supported|Unsupported SQL statement")
-_RESOURCES = re.compile(r"Resources exhausted|[Mm]emory [Ll]imit|max_temp_directory_size")
+_RESOURCES = re.compile(r"Resources exhausted|Not enough memory|[Mm]emory [Ll]imit|max_temp_directory_size")
 _MISSING = re.compile(r"table '([^']*)' not found")
 _INTERNAL = re.compile(r"Internal error|panicked|bug in DataFusion|PyErr \{")
 _OWN_CATALOG = re.compile(r"\btiltyard\.(?:current\.)?(?=[\w$\"])")

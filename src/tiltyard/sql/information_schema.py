@@ -12,6 +12,7 @@ import pyarrow as pa
 from tiltyard.access.filtered_lists import list_all_tables
 from tiltyard.model.ids import Id
 from tiltyard.sql.row_sources import RowSource
+from tiltyard.sql.visible_schemas import visible_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -95,7 +96,7 @@ class InformationSchema:
 
     def _column_rows(self, table: ListedTable) -> list[dict[str, Any]]:
         self._tables.ctx.check_deadline()
-        schema = self._tables.visible_schema(Id((*table.namespace, table.name)))
+        schema = visible_schema(self._tables.ctx, Id((*table.namespace, table.name)))
         return [
             {
                 "table_catalog": CATALOG_NAME,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import threading
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import ThrottlingError, UnsupportedOperationError
@@ -14,16 +19,21 @@ if TYPE_CHECKING:
 
 MISSING = "This server has no SQL: install it with its extra, `pip install 'tiltyard[sql]'`."
 
+_THREADS = "TOKIO_WORKER_THREADS"
+_importing = threading.Lock()
+
 
 class Session:
-    """A session: `context` is DataFusion's, `catalog` names the tables of its current query."""
+    """A session: `context` is DataFusion's, `catalog` names the tables of its current query.
+
+    DataFusion removes its folder inside `folder` once nothing of the session runs any more.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """Open a session. Raises UnsupportedOperationError where DataFusion is not installed."""
-        try:
-            from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
-        except ImportError as error:
-            raise UnsupportedOperationError(MISSING) from error
+        import_datafusion(settings.sql_queries)
+        from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
+
         from tiltyard.sql.plans import remove_other_functions
         from tiltyard.sql.table_functions import register_table_functions
 
@@ -34,52 +44,108 @@ class Session:
             .with_information_schema(False)
         )
         runtime = RuntimeEnvBuilder().with_fair_spill_pool(settings.sql_memory_bytes)
-        if not settings.sql_spill_bytes:
-            runtime = runtime.with_disk_manager_disabled()
-        elif settings.sql_spill_folder:
-            runtime = runtime.with_disk_manager_specified(settings.sql_spill_folder)
         context: Any = SessionContext(config, runtime)  # not typed: its catalogs are any that have the methods
         self.context = context
-        if settings.sql_spill_bytes:
-            self.context.sql(f"SET datafusion.runtime.max_temp_directory_size = '{settings.sql_spill_bytes >> 20}M'")
+        self.folder = Path(mkdtemp(prefix="tiltyard-sql-", dir=settings.sql_spill_folder or None))
+        quoted = str(self.folder).replace("'", "''")
+        for name, value in (
+            ("max_temp_directory_size", f"{settings.sql_spill_bytes >> 20}M"),
+            ("temp_directory", quoted),  # the last one: the others lose it
+        ):
+            context.sql(f"SET datafusion.runtime.{name} = '{value}'")
         self.catalog = SessionCatalog()
         self.context.register_catalog_provider(CATALOG, self.catalog)
         remove_other_functions(self.context)
         register_table_functions(self.context, self.catalog)
 
 
+def import_datafusion(queries: int) -> None:
+    """Import DataFusion, whose threads are made now: so many that `queries` of them cannot take all.
+
+    It has as many threads as processors, and a join or a sort holds one for as long as a batch of its input takes,
+    which may be minutes: two such queries would stop all others. Raises UnsupportedOperationError.
+    """
+    threads = (os.cpu_count() or 1) * (queries + 1)
+    with _importing:
+        if "datafusion" in sys.modules:
+            return
+        os.environ.setdefault(_THREADS, str(threads))
+        try:
+            import datafusion
+        except ImportError as error:
+            raise UnsupportedOperationError(MISSING) from error
+        datafusion.SessionContext().sql("SELECT 1").collect()
+
+
 class SqlSessions:
     """The sessions of one process. Thread-safe.
 
-    To make a session takes as long as a point query, so those of queries that succeeded are used again.
+    To make a session takes as long as a point query, so those of queries that succeeded are used again. One of a query
+    that was cancelled counts as running until nothing of it runs any more, which takes DataFusion until the end of a
+    batch: however often a caller cancels queries, there are not more of them.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._idle: list[Session] = []
-        self.running = 0
+        self._active = 0
+        self._ending: list[Path] = []
+
+    @property
+    def running(self) -> int:
+        """How many queries run, with those that were cancelled and have not ended yet."""
+        with self._lock:
+            return self._count()
 
     def acquire(self) -> Session:
         """Return a session. Raises ThrottlingError if as many queries run as may, UnsupportedOperationError."""
         with self._lock:
-            if self.running >= self._settings.sql_queries:
-                raise ThrottlingError(f"{self.running} SQL queries run already: try again in a moment.")
-            self.running += 1
+            if (running := self._count()) >= self._settings.sql_queries:
+                raise ThrottlingError(f"{running} SQL queries run already: try again in a moment.")
+            self._active += 1
             session = self._idle.pop() if self._idle else None
         if session is None:
             try:
                 session = Session(self._settings)
             except BaseException:
-                self.release(None)
+                with self._lock:
+                    self._active -= 1
                 raise
         return session
 
-    def release(self, session: Session | None) -> None:
-        """Return a session; None instead of one that must not be used again."""
-        if session is not None:
+    def release(self, session: Session, *, is_reusable: bool, has_failed: bool = False) -> None:
+        """Return a session; it is used again if nothing of its query runs any more.
+
+        That of a query that failed is not, and does not count any longer: DataFusion has ended it.
+        """
+        if session.catalog.tables is not None:
+            session.catalog.tables.close()
             session.catalog.tables = None
         with self._lock:
-            self.running -= 1
-            if session is not None:
+            self._active -= 1
+            if is_reusable:
                 self._idle.append(session)
+            elif not has_failed:
+                self._ending.append(session.folder)
+
+    def close(self) -> None:
+        """Remove the folders of all sessions."""
+        with self._lock:
+            for folder in (*self._ending, *(session.folder for session in self._idle)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _count(self) -> int:
+        self._ending = [folder for folder in self._ending if not _remove_if_empty(folder)]
+        return self._active + len(self._ending)
+
+
+def _remove_if_empty(folder: Path) -> bool:
+    """Remove a folder that DataFusion has removed its own from; return whether it is gone."""
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:  # not empty
+        return False
+    return True

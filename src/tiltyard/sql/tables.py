@@ -7,7 +7,7 @@ the whole query, however often it is named.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +22,16 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.authorization import authorize_table, effective_policy_of
+from tiltyard.access.authorization import effective_policy_of
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import Id, parse_id
 from tiltyard.model.plain_views import PlainView
-from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA, InformationSchema
 from tiltyard.sql.row_sources import RowSource, to_table
+from tiltyard.sql.visible_schemas import authorize_reading, readable_schema, restricted_source
 from tiltyard.tables.opening import open_for_reading
-from tiltyard.tables.query.plan import NO_LIMIT
 from tiltyard.tables.query.policy_enforcement import policy_scope_of_latest
-from tiltyard.tables.query.query import query_table
 from tiltyard.tables.query.view_rows import run_view
 
 if TYPE_CHECKING:
@@ -68,9 +66,10 @@ class QueryTables:
     def __init__(self, ctx: Context, context: SessionContext, default_namespace: Id, *, is_view: bool = False) -> None:
         self.ctx = ctx
         self._is_view = is_view
-        self._context = context
+        self._context: SessionContext | None = context
         self._default_namespace = default_namespace
         self._tables: dict[TableRef, Any] = {}
+        self._rows: dict[str, float] = {}
         self.paths: dict[Id, None] = {}
         """The ids of all tables that the query has named, also of those that were refused."""
         self.missing: dict[Id, LanceNamespaceError] = {}
@@ -79,6 +78,11 @@ class QueryTables:
         """What reading a table has raised where DataFusion called it, and leaves no more of it than a text."""
         self.is_restricted = False
         """Whether policies restrict the reader on a table of the query."""
+
+    def close(self) -> None:
+        """Let go of the tables and the session, a cycle of references that the garbage collector cannot see."""
+        self._tables.clear()
+        self.failure = self._context = None
 
     def namespace(self, schema: str) -> Id:
         """Return the namespace that is a schema. Raises InvalidInputError for a name that no namespace has."""
@@ -114,18 +118,12 @@ class QueryTables:
     def authorized(self, path: Id) -> Context:
         """Return a context in which the reader may read a table. Raises as `table` does."""
         try:
-            ctx = self._authorize(path)
+            ctx = authorize_reading(self.ctx, path)
         except PermissionDeniedError:
             self.paths[path] = None
             raise
         self.paths[path] = None
         return ctx
-
-    def _authorize(self, path: Id) -> Context:
-        if self.ctx.principal.administrator:
-            return self.ctx.with_resolved({path: self.ctx.find_table(path)})
-        record = authorize_table(self.ctx, path, Privilege.READ.value, enforces_policies=True)
-        return self.ctx.with_resolved({path: record})
 
     def source(self, source: RowSource) -> Any:
         """Return a table for DataFusion of rows that a function returns."""
@@ -134,6 +132,7 @@ class QueryTables:
             with self.recorded_failure():
                 yield from source.read(columns)
 
+        assert self._context is not None
         return to_table(self._context, RowSource(source.schema, read))
 
     @contextmanager
@@ -145,16 +144,14 @@ class QueryTables:
             self.failure = error
             raise
 
-    def visible_schema(self, path: Id) -> pa.Schema:
-        """Return the columns of a table that the reader may read; none of one that it may not, or that has no data."""
-        with suppress(LanceNamespaceError):
-            return _readable_schema(self._authorize(path), path)
-        return pa.schema([])
-
     def search_schema(self, ctx: Context, request: models.QueryTableRequest) -> pa.Schema:
         """Return the columns of what a search finds: those of its table, and a distance or a score."""
         score = "_distance" if request.vector is not None else "_score"
-        return _readable_schema(ctx, Id(request.id or ())).append(pa.field(score, pa.float32()))
+        return readable_schema(ctx, Id(request.id or ())).append(pa.field(score, pa.float32()))
+
+    def rows_of(self, name: str) -> float:
+        """Return how many rows a table that the query calls so may have; what has no name of the catalog, the most."""
+        return self._rows.get(name, max(self._rows.values(), default=1.0))
 
     def check_policies(self, ctx: Context, path: Id) -> None:
         """Note whether policies restrict the reader on a table. Raises PermissionDeniedError, as a policy may."""
@@ -167,6 +164,7 @@ class QueryTables:
             return self._open_view(ctx, view, ref)
         opened = open_for_reading(ctx, ref.path, branch=ref.branch, version=ref.version, tag=ref.tag)
         version = opened.dataset.version if ref.tag is not None else ref.version
+        self._rows[ref.path.name] = max(opened.snapshot.count_rows(), self._rows.get(ref.path.name, 1.0))
         scope = policy_scope_of_latest(ctx, opened.record, ref.branch, version, opened.dataset)
         if scope is None:
             return lance.FFILanceTableProvider(opened.dataset, with_row_id=False, with_row_addr=False)
@@ -183,27 +181,6 @@ class QueryTables:
                 yield batch.select(list(columns))
 
         return self.source(RowSource(view.schema, read))
-
-
-def _readable_schema(ctx: Context, path: Id) -> pa.Schema:
-    """Return the columns of a table that its reader, who is authorized, may read."""
-    if (view := PlainView.from_properties(ctx.find_table(path).properties)) is not None:
-        return view.schema
-    opened = open_for_reading(ctx, path)
-    policy = effective_policy_of(ctx, opened.record)
-    return opened.dataset.schema if policy is None else restricted_source(ctx, path).schema
-
-
-def restricted_source(ctx: Context, path: Id) -> RowSource:
-    """Return the rows and columns of a table that policies leave its reader, read as QueryTable reads them."""
-    schema = query_table(ctx, models.QueryTableRequest(id=list(path), vector=None, k=0)).schema
-
-    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        requested = models.QueryTableColumns(column_names=list(columns))
-        request = models.QueryTableRequest(id=list(path), vector=None, k=NO_LIMIT, columns=requested)
-        yield from query_table(ctx, request).batches
-
-    return RowSource(schema, read)
 
 
 class NamespaceSchema:

@@ -1,0 +1,224 @@
+"""Answer Flight SQL's questions about the catalog: its schemas, tables, table types, and what the server can do.
+
+Each is a table whose form the format fixes. Lists have what the caller can see, up to MAX_ROWS rows.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard import __version__
+from tiltyard.access.filtered_lists import list_all_tables
+from tiltyard.flight.encoding import schema_message
+from tiltyard.model.ids import Id
+from tiltyard.sql.information_schema import BASE_TABLE, CATALOG_NAME, PUBLIC_SCHEMA, schema_name
+from tiltyard.sql.visible_schemas import visible_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tiltyard.context import Context
+    from tiltyard.store import ListedTable
+
+MAX_ROWS = 100_000
+_PAGE = 500
+_TEXT = pa.string()
+
+
+def _required(*names: str) -> list[pa.Field]:
+    return [pa.field(name, _TEXT, nullable=False) for name in names]
+
+
+_CATALOGS = pa.schema(_required("catalog_name"))
+_SCHEMAS = pa.schema([("catalog_name", _TEXT), *_required("db_schema_name")])
+_TABLES = pa.schema([("catalog_name", _TEXT), ("db_schema_name", _TEXT), *_required("table_name", "table_type")])
+_TABLES_WITH_SCHEMA = _TABLES.append(pa.field("table_schema", pa.binary(), nullable=False))
+_TABLE_TYPES = pa.schema(_required("table_type"))
+_PRIMARY_KEYS = pa.schema(
+    [
+        ("catalog_name", _TEXT),
+        ("db_schema_name", _TEXT),
+        *_required("table_name", "column_name"),
+        ("key_name", _TEXT),
+        pa.field("key_sequence", pa.int32(), nullable=False),
+    ]
+)
+_FOREIGN_KEYS = pa.schema(
+    [
+        ("pk_catalog_name", _TEXT),
+        ("pk_db_schema_name", _TEXT),
+        *_required("pk_table_name", "pk_column_name"),
+        ("fk_catalog_name", _TEXT),
+        ("fk_db_schema_name", _TEXT),
+        *_required("fk_table_name", "fk_column_name"),
+        pa.field("key_sequence", pa.int32(), nullable=False),
+        ("fk_key_name", _TEXT),
+        ("pk_key_name", _TEXT),
+        pa.field("update_rule", pa.uint8(), nullable=False),
+        pa.field("delete_rule", pa.uint8(), nullable=False),
+    ]
+)
+_INFO_VALUE = pa.dense_union(
+    [
+        pa.field("string_value", _TEXT),
+        pa.field("bool_value", pa.bool_()),
+        pa.field("bigint_value", pa.int64()),
+        pa.field("int32_bitmask", pa.int32()),
+        pa.field("string_list", pa.list_(pa.field("item", _TEXT))),
+        pa.field("int32_to_int32_list_map", pa.map_(pa.int32(), pa.list_(pa.field("item", pa.int32())))),
+    ]
+)
+_SQL_INFO = pa.schema(
+    [pa.field("info_name", pa.uint32(), nullable=False), pa.field("value", _INFO_VALUE, nullable=False)]
+)
+
+_INFO: dict[int, str | bool | int] = {
+    0: "Tiltyard",  # the server's name
+    1: __version__,
+    2: pa.__version__,  # the version of Arrow
+    3: True,  # read only
+    4: True,  # SQL
+    5: False,  # Substrait
+    8: 0,  # transactions: none
+    9: True,  # a query can be cancelled
+    10: False,  # bulk ingestion
+    500: False,  # DDL of catalogs
+    501: False,  # of schemas
+    502: False,  # of tables
+    503: 0,  # names without quotes: in any case
+    504: '"',
+    505: 3,  # names in quotes: as they are
+}
+"""What the server can do, by the numbers of the format."""
+
+
+def schema_of(name: str, command: Any) -> pa.Schema | None:
+    """Return the form of a command's table; None for a command that is none of these."""
+    if name == "CommandGetTables" and command.include_schema:
+        return _TABLES_WITH_SCHEMA
+    found = _COMMANDS.get(name)
+    return None if found is None else found[0]
+
+
+def answer(ctx: Context, name: str, command: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a command's table. Raises InvalidInputError."""
+    schema = schema_of(name, command)
+    assert schema is not None
+    if name == "CommandGetSqlInfo":
+        yield _sql_info(tuple(command.info))
+        return
+    rows: list[dict[str, Any]] = []
+    for number, row in enumerate(_COMMANDS[name][1](ctx, command)):
+        if number >= MAX_ROWS:
+            raise InvalidInputError(f"The catalog has more than {MAX_ROWS} entries: narrow the pattern.")
+        rows.append(row)
+        if len(rows) >= _PAGE:
+            yield pa.RecordBatch.from_pylist(rows, schema=schema)
+            rows = []
+    yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def _catalogs(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
+    yield {"catalog_name": CATALOG_NAME}
+
+
+def _schemas(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
+    matches = _pattern(command, "db_schema_filter_pattern")
+    if not _is_ours(command):
+        return
+    names = {PUBLIC_SCHEMA, *(schema_name(table.namespace) for table in _tables_of_catalog(ctx))}
+    for name in sorted(filter(matches, names)):
+        yield {"catalog_name": CATALOG_NAME, "db_schema_name": name}
+
+
+def _tables(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
+    in_schema = _pattern(command, "db_schema_filter_pattern")
+    has_name = _pattern(command, "table_name_filter_pattern")
+    types = set(command.table_types)
+    if not _is_ours(command) or (types and BASE_TABLE not in types and "TABLE" not in types):
+        return
+    for table in _tables_of_catalog(ctx):
+        schema = schema_name(table.namespace)
+        if in_schema(schema) and has_name(table.name):
+            row: dict[str, Any] = {
+                "catalog_name": CATALOG_NAME,
+                "db_schema_name": schema,
+                "table_name": table.name,
+                "table_type": BASE_TABLE,
+            }
+            if command.include_schema:
+                ctx.check_deadline()
+                row["table_schema"] = schema_message(visible_schema(ctx, Id((*table.namespace, table.name))))
+            yield row
+
+
+def _tables_of_catalog(ctx: Context) -> Iterator[ListedTable]:
+    after = None
+    while True:
+        ctx.check_deadline()
+        page = list_all_tables(ctx, after, _PAGE, False)
+        yield from page
+        if len(page) < _PAGE:
+            return
+        after = page[-1].namespace_id, page[-1].name
+
+
+def _table_types(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
+    yield {"table_type": BASE_TABLE}
+
+
+def _nothing(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
+    yield from ()
+
+
+def _is_ours(command: Any) -> bool:
+    return not command.HasField("catalog") or command.catalog in ("", CATALOG_NAME)
+
+
+def _pattern(command: Any, field: str) -> Callable[[str], bool]:
+    """Return whether a name matches a pattern of LIKE; any name where there is no pattern."""
+    if not command.HasField(field):
+        return lambda name: True
+    text = getattr(command, field)
+    if len(text) > 1_000 or text.count("%") > 10:
+        raise InvalidInputError("The pattern of names is too long, or has more than ten of '%'.")
+    parts = {"%": ".*", "_": "."}
+    expression = re.compile("".join(parts.get(sign) or re.escape(sign) for sign in text), re.DOTALL)
+    return lambda name: expression.fullmatch(name) is not None
+
+
+@cache
+def _sql_info(numbers: tuple[int, ...]) -> pa.RecordBatch:
+    wanted = [number for number in _INFO if not numbers or number in numbers]
+    children: list[list[Any]] = [[] for _ in _INFO_VALUE]
+    types, offsets = [], []
+    for number in wanted:
+        value = _INFO[number]
+        kind = 0 if isinstance(value, str) else 1 if isinstance(value, bool) else 2
+        types.append(kind)
+        offsets.append(len(children[kind]))
+        children[kind].append(value)
+    values = pa.UnionArray.from_dense(
+        pa.array(types, pa.int8()),
+        pa.array(offsets, pa.int32()),
+        [pa.array(child, field.type) for child, field in zip(children, _INFO_VALUE, strict=True)],
+        [field.name for field in _INFO_VALUE],
+    )
+    return pa.RecordBatch.from_arrays([pa.array(wanted, pa.uint32()), values.cast(_INFO_VALUE)], schema=_SQL_INFO)
+
+
+_COMMANDS: dict[str, tuple[pa.Schema, Callable[[Context, Any], Iterator[dict[str, Any]]]]] = {
+    "CommandGetCatalogs": (_CATALOGS, _catalogs),
+    "CommandGetDbSchemas": (_SCHEMAS, _schemas),
+    "CommandGetTables": (_TABLES, _tables),
+    "CommandGetTableTypes": (_TABLE_TYPES, _table_types),
+    "CommandGetPrimaryKeys": (_PRIMARY_KEYS, _nothing),
+    "CommandGetExportedKeys": (_FOREIGN_KEYS, _nothing),
+    "CommandGetImportedKeys": (_FOREIGN_KEYS, _nothing),
+    "CommandGetSqlInfo": (_SQL_INFO, _nothing),
+}

@@ -1,0 +1,244 @@
+"""Queries that run in this process: started by their submission, read once, and ended by their deadline.
+
+A query runs ahead of its reader by some megabytes of encoded rows, and then waits (backpressure). Its deadline counts
+from its submission and includes its reading, so that a result nobody reads frees its memory, its session and its slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
+
+from tiltyard.api.bodies.arrow_responses import ResponseTooLargeError
+from tiltyard.api.deadlines import Deadline
+from tiltyard.api.errors import clear_tracebacks
+from tiltyard.flight.encoding import encode_batch, encode_schema, has_dictionaries
+from tiltyard.sql.engine import check_rows
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from concurrent.futures import Executor
+
+    from tiltyard.context import Context
+    from tiltyard.flight.handles import QueryHandle
+    from tiltyard.sql.engine import PlannedQuery
+
+AHEAD_BYTES = 8 << 20
+"""Bytes of encoded rows that a query holds for its reader."""
+MAX_ENDED = 1_000
+"""Ended queries whose state can still be described."""
+UNLIMITED_SECONDS = 3600.0
+"""How long a query is kept where `query_timeout` is 0."""
+_INLINE_BYTES = 64 << 10
+"""A batch of up to so many bytes is encoded on the event loop: another thread would take longer."""
+
+log = logging.getLogger("tiltyard.flight")
+
+
+class QueryState(StrEnum):
+    """What a query is doing."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class QueryCancelledError(InvalidInputError):
+    """The query was cancelled."""
+
+
+class RunningQuery:
+    """A query that was started. Its methods run on the event loop."""
+
+    def __init__(self, ctx: Context, handle: QueryHandle, planned: PlannedQuery, pool: Executor) -> None:
+        self.handle = handle
+        self.ctx = ctx
+        self.principal = ctx.principal.name
+        self.schema = planned.schema
+        self.paths = planned.paths
+        self.state = QueryState.RUNNING
+        self.error: BaseException | None = None
+        self.is_read = False
+        self.deadline = Deadline.start(ctx.settings.query_timeout or UNLIMITED_SECONDS, "query")
+        self.expires_at = time.time() + self.deadline.seconds
+        self._planned = planned
+        self._pool = pool
+        self._messages: deque[bytes] = deque([encode_schema(planned.schema)])
+        self._bytes = 0
+        self._sent_bytes = 0
+        self._changed = asyncio.Event()
+        self._has_ended = False
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def when_ended(self, call: Callable[[RunningQuery], None]) -> None:
+        """Call a function once nothing of the query runs any more, whatever came of it."""
+        self._task.add_done_callback(lambda _: call(self))
+
+    async def wait_ended(self, seconds: float) -> None:
+        """Wait until the query has ended, up to some seconds."""
+        await asyncio.wait([self._task], timeout=seconds)
+
+    def cancel(self) -> None:
+        """Stop the query. Idempotent, and without effect on one that has ended."""
+        if self.state is QueryState.RUNNING:
+            self.state = QueryState.CANCELLED
+        self._task.cancel()
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Yield the rows as FlightData; once. Raises what has ended the query, if it failed, QueryCancelledError."""
+        self.is_read = True
+        while True:
+            while self._messages:
+                message = self._messages.popleft()
+                self._bytes -= len(message)
+                self._notify()
+                yield message
+            if self.state is QueryState.CANCELLED:
+                raise QueryCancelledError("The query was cancelled.")
+            if self.error is not None:
+                raise self.error
+            if self._has_ended:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+    async def _run(self) -> None:
+        """Run the query to its end, into the messages."""
+        is_reusable = has_failed = False
+        try:
+            async with asyncio.timeout(self.deadline.seconds):
+                await self._produce()
+            self.state = QueryState.FINISHED
+            is_reusable = True
+        except TimeoutError:
+            self._fail(self.deadline.exceeded())
+        except asyncio.CancelledError:
+            self.state = QueryState.CANCELLED
+        except Exception as error:  # noqa: BLE001  # its reader raises it
+            has_failed = True
+            self._fail(error)
+        finally:
+            if self.state is not QueryState.FINISHED:
+                self._messages.clear()
+            self._planned.close(is_reusable=is_reusable, has_failed=has_failed)
+            self._has_ended = True
+            self._notify()
+
+    def _fail(self, error: BaseException) -> None:
+        clear_tracebacks(error)  # their frames hold the query's stream, and so its memory
+        self.state = QueryState.FAILED
+        self.error = error
+        if not isinstance(error, LanceNamespaceError):
+            log.debug("query %s failed: %s", self.handle.id, error)
+
+    async def _produce(self) -> None:
+        """Read the batches of the query, encode them, and wait where the reader is slow."""
+        loop = asyncio.get_running_loop()
+        encode = partial(encode_batch, dictionaries=has_dictionaries(self.schema))
+        stream = await loop.run_in_executor(self._pool, self._planned.open)
+        rows = 0
+        with self._planned.errors():
+            while True:
+                try:
+                    batch = (await anext(stream)).to_pyarrow()
+                except StopAsyncIteration:
+                    break
+                rows += batch.num_rows
+                check_rows(self.ctx, rows)
+                if batch.nbytes <= _INLINE_BYTES:
+                    messages = encode(batch)
+                else:
+                    messages = await loop.run_in_executor(self._pool, encode, batch)
+                del batch
+                for message in messages:
+                    await self._put(message)
+
+    async def _put(self, message: bytes) -> None:
+        limit = self.ctx.settings.max_result_bytes
+        self._sent_bytes += len(message)
+        if limit and self._sent_bytes > limit:
+            raise ResponseTooLargeError(limit)
+        while self._messages and self._bytes + len(message) > AHEAD_BYTES:
+            self._changed.clear()
+            await self._wait_for_reader()
+        self._messages.append(message)
+        self._bytes += len(message)
+        self._notify()
+
+    async def _wait_for_reader(self) -> None:
+        seconds = self.ctx.settings.send_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            message = f"Nothing of the query's rows was read for {seconds:g} s (send_timeout), so it was stopped."
+            raise ServiceUnavailableError(message) from None
+
+    def drop_unread(self) -> int:
+        """Let go of rows that were not read yet; return their bytes."""
+        dropped = self._bytes
+        if not self.is_read:
+            self.is_read = True
+            self._messages.clear()
+            self._bytes = 0
+        return dropped
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes of an ended query's rows that wait for their reader."""
+        return 0 if self.is_read or not self._has_ended else self._bytes
+
+
+class Queries:
+    """The queries of this process by id: those that run, and the last ones that have ended."""
+
+    def __init__(self, kept_bytes: int) -> None:
+        """`kept_bytes` is how many bytes of rows ended queries may hold together for their readers."""
+        self._kept_bytes = kept_bytes
+        self._queries: OrderedDict[str, RunningQuery] = OrderedDict()
+
+    def add(self, query: RunningQuery) -> None:
+        """Keep a query, and let go of the oldest that have ended where there are many."""
+        self._queries[query.handle.id] = query
+        seconds = query.deadline.remaining
+        asyncio.get_running_loop().call_later(max(0.0, seconds), query.drop_unread)
+        query.when_ended(lambda _: self._limit_kept())
+        excess = len(self._queries) - MAX_ENDED
+        for old in list(self._queries.values())[: max(0, excess)]:
+            if old.state is not QueryState.RUNNING:
+                del self._queries[old.handle.id]
+
+    def find(self, handle: QueryHandle, ctx: Context) -> RunningQuery | None:
+        """Return the caller's query of this handle, None for one that this process does not know as its own."""
+        query = self._queries.get(handle.id)
+        return query if query is not None and query.principal == ctx.principal.name else None
+
+    def take_unread(self, handle: QueryHandle, ctx: Context) -> RunningQuery | None:
+        """Return the caller's query if its rows can still be read. Raises QueryCancelledError."""
+        query = self.find(handle, ctx)
+        if query is not None and query.state is QueryState.CANCELLED:
+            raise QueryCancelledError("The query was cancelled.")
+        return None if query is None or query.is_read else query
+
+    def _limit_kept(self) -> None:
+        """Let go of the rows of the queries that ended first, where all together hold too many."""
+        excess = sum(query.unread_bytes for query in self._queries.values()) - self._kept_bytes
+        for query in list(self._queries.values()) if excess > 0 else ():
+            if query.unread_bytes and excess > 0:
+                excess -= query.drop_unread()
+
+    def cancel_all(self) -> None:
+        """Stop all queries."""
+        for query in self._queries.values():
+            query.cancel()

@@ -1,0 +1,60 @@
+"""The gRPC server of one process, on its event loop."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from tiltyard.flight.service import FlightService
+
+if TYPE_CHECKING:
+    from tiltyard.api.app import Shared
+
+MAX_CALLS = 256
+"""Calls that one process answers at once, and those of one connection."""
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_METADATA_BYTES = 64 << 10
+GRACE_SECONDS = 1.0
+HANDSHAKE_MS = 10_000
+
+log = logging.getLogger("tiltyard.flight")
+
+
+class FlightServer:
+    """Serves Flight beside HTTP. Its methods run on the event loop."""
+
+    def __init__(self, shared: Shared, host: str, port: int, *, shares_port: bool) -> None:
+        """`shares_port`: other processes of the server listen on it, and the kernel distributes connections."""
+        settings = shared.services.settings
+        self._service = FlightService(shared)
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", int(shares_port)),
+                ("grpc.max_concurrent_streams", MAX_CALLS),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+            ],
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )
+        self._server.add_generic_rpc_handlers((self._service.handler(),))
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if settings.tls_certificate:
+            pair = Path(settings.tls_key).read_bytes(), Path(settings.tls_certificate).read_bytes()
+            self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        else:
+            self._server.add_insecure_port(address)
+
+    async def start(self) -> None:
+        """Answer calls from now on."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Answer no new calls, and end those that run, with their queries."""
+        self._service.queries.cancel_all()
+        await self._server.stop(GRACE_SECONDS)

@@ -1,0 +1,389 @@
+"""The service of Arrow Flight: queries of lancedb (PollFlightInfo), ADBC and JDBC (Flight SQL), and their rows.
+
+lancedb submits a query by PollFlightInfo, which starts it, and reads it by DoGet while it runs. The drivers of Flight
+SQL plan it by GetFlightInfo, or prepare it, and DoGet runs it. Tickets and descriptors carry the query itself, so that
+any process of the server can serve each of these calls: a process that does not know a ticket's query runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+from msgspec import structs
+
+from tiltyard.api.deadlines import Deadline
+from tiltyard.flight.calls import Call, Calls
+from tiltyard.flight.catalog_commands import answer, schema_of
+from tiltyard.flight.encoding import encode_batch, encode_schema, schema_message
+from tiltyard.flight.handles import QueryHandle, decode_handle, encode_parameters
+from tiltyard.flight.messages import (
+    CANCELLED,
+    DESCRIPTOR_OF_COMMAND,
+    MESSAGES,
+    NOT_CANCELLABLE,
+    SERVICE,
+    Timestamp,
+    pack,
+    unpack,
+)
+from tiltyard.flight.queries import Queries, QueryState, RunningQuery
+from tiltyard.model.ids import Id
+from tiltyard.model.operations import Pool
+from tiltyard.sql.engine import plan_query
+from tiltyard.sql.errors import READ_ONLY
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from tiltyard.api.app import Shared
+    from tiltyard.api.request_limits import QuerySlot
+    from tiltyard.sql.engine import PlannedQuery
+
+EXECUTE = "ExecuteQuery"
+PLAN = "PlanQuery"
+DESCRIBE = "DescribeQuery"
+READ = "ReadQuery"
+CANCEL = "CancelQuery"
+LIST_CATALOG = "ListCatalog"
+"""Names of what calls do, in the audit log and the metrics."""
+
+SUBMIT_SECONDS = 0.05
+"""How long a submission waits for the end of its query: lancedb's client looks every 50 ms whether one that it was told
+to be running has ended, even when it has all rows."""
+POLL_SECONDS = 0.2
+"""How long a poll waits for the end of its query."""
+MAX_PUT_BYTES = 1 << 20
+"""Bytes of the parameters that a client binds."""
+_ACTIONS = {
+    "CancelFlightInfo": "Cancel a query.",
+    "CreatePreparedStatement": "Prepare a query.",
+    "ClosePreparedStatement": "Forget a prepared query.",
+    "CancelQuery": "Cancel a query.",
+}
+
+
+class FlightService:
+    """The calls of Flight, in one process. Runs on the event loop; planning and encoding take threads."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._calls = Calls(shared)
+        self._pool = shared.pools[Pool.QUERIES]
+        self.queries = Queries(shared.services.settings.sql_kept_bytes)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the handlers of all methods, for a server of gRPC."""
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        exchange = grpc.stream_stream_rpc_method_handler
+        methods = {
+            "GetFlightInfo": unary(self.get_flight_info, *_codec("FlightDescriptor")),
+            "PollFlightInfo": unary(self.poll_flight_info, *_codec("FlightDescriptor")),
+            "GetSchema": unary(self.get_schema, *_codec("FlightDescriptor")),
+            "DoGet": stream(self.do_get, MESSAGES["Ticket"].FromString),
+            "DoAction": stream(self.do_action, *_codec("Action")),
+            "ListActions": stream(self.list_actions, *_codec("Empty")),
+            "DoPut": exchange(self.do_put, *_codec("FlightData")),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    # Plan
+
+    async def get_flight_info(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Plan a query, or describe the table that answers a question about the catalog."""
+        async with self._calls.open(context, PLAN) as call:
+            name, command = _command(request)
+            schema = schema_of(name, command)
+            if schema is not None:
+                return _flight_info(schema, request, request.cmd)
+            handle = _new_handle(name, command, call.namespace)
+            schema = await self._plan_schema(call, handle)
+            return _flight_info(schema, request, handle.ticket)
+
+    async def get_schema(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Return the schema of what GetFlightInfo would describe."""
+        async with self._calls.open(context, PLAN) as call:
+            name, command = _command(request)
+            schema = schema_of(name, command)
+            if schema is None:
+                schema = await self._plan_schema(call, _new_handle(name, command, call.namespace))
+            return MESSAGES["SchemaResult"](schema=schema_message(schema))
+
+    async def _plan_schema(self, call: Call, handle: QueryHandle) -> pa.Schema:
+        with self._slot(call):
+            planned = await self._plan(call, handle, PLAN)
+            planned.close()
+            return planned.schema
+
+    async def _plan(self, call: Call, handle: QueryHandle, operation: str) -> PlannedQuery:
+        """Plan a query in a thread, and record its tables."""
+        deadline = Deadline.for_query(call.ctx.settings.query_timeout)
+        ctx = call.ctx if deadline is None else deadline.apply_to(call.ctx)
+        named: list[Id] = []
+
+        def plan() -> PlannedQuery:
+            return plan_query(ctx, handle.query, Id(handle.namespace), handle.scalars(), named=named)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, plan)
+        finally:
+            call.record_tables(operation, named)
+
+    # Run
+
+    async def poll_flight_info(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Start a query, or tell how one that was started does."""
+        async with self._calls.open(context, EXECUTE) as call:
+            name, command = _command(request)
+            if name != "TicketStatementQuery":
+                query = await self._start(call, _new_handle(name, command, call.namespace))
+                await query.wait_ended(SUBMIT_SECONDS)
+                return _poll_info(query, request)
+            call.record_tables(DESCRIBE, ())
+            handle = decode_handle(command.statement_handle)
+            found = self.queries.find(handle, call.ctx)
+            if found is None:
+                raise InvalidInputError(
+                    "This server process does not know the query, or no longer: read its rows, or submit it again."
+                )
+            await found.wait_ended(POLL_SECONDS)
+            return _poll_info(found, request)
+
+    async def do_get(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Stream the rows of a query, which is run now unless it was submitted, or those of a question's answer."""
+        async with self._calls.open(context, READ) as call:
+            name, command = _unpacked(request.ticket)
+            if name != "TicketStatementQuery":
+                async for message in self._answer(call, name, command):
+                    yield message
+                return
+            handle = decode_handle(command.statement_handle)
+            query = self.queries.take_unread(handle, call.ctx)
+            if query is None:
+                query = await self._start(call, handle)
+            else:
+                call.record_tables(READ, query.paths)
+            context.add_done_callback(lambda _: query.cancel())  # its client may leave while gRPC sends
+            try:
+                async for message in query.messages():
+                    call.on_first_byte()
+                    yield message
+            finally:
+                query.cancel()  # its client may have left
+
+    async def _start(self, call: Call, handle: QueryHandle) -> RunningQuery:
+        """Plan and start a query. Raises HttpError 429 and what planning raises."""
+        slot = self._slot(call)
+        with slot:
+            planned = await self._plan(call, handle, EXECUTE)
+            query = RunningQuery(call.ctx, handle, planned, self._pool)
+            query.when_ended(lambda _: slot.release())
+            slot.keep()
+        self.queries.add(query)
+        return query
+
+    def _slot(self, call: Call) -> _Slot:
+        """Acquire the slot of a query. Raises HttpError 429."""
+        return _Slot(self._shared.limits.acquire_slot(call.ctx, call.address))
+
+    async def _answer(self, call: Call, name: str, command: Any) -> AsyncIterator[bytes]:
+        """Yield the rows that answer a question about the catalog."""
+        schema = schema_of(name, command)
+        if schema is None:
+            raise UnsupportedOperationError(f"{name} is not supported by this server.")
+        call.record_tables(LIST_CATALOG, ())
+        deadline = Deadline.for_query(call.ctx.settings.query_timeout)
+        ctx = call.ctx if deadline is None else deadline.apply_to(call.ctx)
+        yield encode_schema(schema)
+        loop, rows = asyncio.get_running_loop(), answer(ctx, name, command)
+        while (batch := await loop.run_in_executor(self._pool, next, rows, None)) is not None:
+            for message in encode_batch(batch, dictionaries=False):
+                yield message
+
+    # Actions and prepared statements
+
+    async def do_action(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        """Cancel a query, or prepare one."""
+        async with self._calls.open(context, PLAN) as call:
+            match request.type:
+                case "CancelFlightInfo":
+                    info = MESSAGES["CancelFlightInfoRequest"].FromString(request.body).info
+                    status = self._cancel(call, info)
+                    result = MESSAGES["CancelFlightInfoResult"](status=status).SerializeToString()
+                case "CancelQuery":
+                    _, command = _unpacked(request.body)
+                    status = self._cancel(call, MESSAGES["FlightInfo"].FromString(command.info))
+                    result = pack("ActionCancelQueryResult", result=status)
+                case "CreatePreparedStatement":
+                    result = await self._prepare(call, _unpacked(request.body)[1])
+                case "ClosePreparedStatement":
+                    return
+                case kind:
+                    raise UnsupportedOperationError(
+                        f"The action {kind[:60]!r} is not supported: {', '.join(_ACTIONS)}."
+                    )
+            yield MESSAGES["Result"](body=result)
+
+    async def list_actions(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        """List the actions."""
+        async with self._calls.open(context, LIST_CATALOG):
+            for name, text in _ACTIONS.items():
+                yield MESSAGES["ActionType"](type=name, description=text)
+
+    def _cancel(self, call: Call, info: Any) -> int:
+        """Cancel a query; return whether that had an effect, as the format says it."""
+        call.record_tables(CANCEL, ())
+        if not info.endpoint:
+            raise InvalidInputError("The FlightInfo names no query to cancel.")
+        name, command = _unpacked(info.endpoint[0].ticket.ticket)
+        if name != "TicketStatementQuery":
+            return NOT_CANCELLABLE
+        query = self.queries.find(decode_handle(command.statement_handle), call.ctx)
+        if query is None:
+            return NOT_CANCELLABLE
+        query.cancel()
+        return CANCELLED if query.state is QueryState.CANCELLED else NOT_CANCELLABLE
+
+    async def _prepare(self, call: Call, command: Any) -> bytes:
+        """Prepare a query: its handle is all that there is of it."""
+        handle = QueryHandle.of(command.query, call.namespace)
+
+        def infer() -> PlannedQuery:
+            return plan_query(call.ctx, handle.query, call.namespace, None)
+
+        with self._slot(call):
+            planned = await asyncio.get_running_loop().run_in_executor(self._pool, infer)
+            planned.close()
+        call.record_tables(PLAN, planned.paths)
+        parameters = pa.schema([(str(number), pa.null()) for number in range(1, planned.placeholders + 1)])
+        return pack(
+            "ActionCreatePreparedStatementResult",
+            prepared_statement_handle=handle.encode(),
+            dataset_schema=schema_message(planned.schema),
+            parameter_schema=schema_message(parameters) if planned.placeholders else b"",
+        )
+
+    async def do_put(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        """Bind parameters to a prepared statement: its new handle has them. Nothing else can be put."""
+        async with self._calls.open(context, PLAN) as call:
+            messages: list[Any] = []
+            size = 0
+            async for message in requests:
+                size += len(message.data_header) + len(message.data_body)
+                if size > MAX_PUT_BYTES:
+                    raise InvalidInputError(f"The parameters have more than {MAX_PUT_BYTES} bytes.")
+                messages.append(message)
+            if not messages:
+                raise InvalidInputError("The call has no message.")
+            name, command = _command(messages[0].flight_descriptor)
+            if name != "CommandPreparedStatementQuery":
+                raise UnsupportedOperationError(READ_ONLY)
+            call.record_tables(PLAN, ())
+            handle = decode_handle(command.prepared_statement_handle)
+            bound = structs.replace(handle, parameters=encode_parameters(_read_batch(messages)))
+            yield MESSAGES["PutResult"](
+                app_metadata=MESSAGES["DoPutPreparedStatementResult"](
+                    prepared_statement_handle=bound.encode()
+                ).SerializeToString()
+            )
+
+
+class _Slot:
+    """The slot of a query: released at the end of the block, unless the query keeps it."""
+
+    def __init__(self, slot: QuerySlot | None) -> None:
+        self._slot = slot
+        self._is_kept = False
+
+    def __enter__(self) -> None:
+        """Do nothing: it was acquired."""
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_kept:
+            self.release()
+
+    def keep(self) -> None:
+        """Leave it to `release`."""
+        self._is_kept = True
+
+    def release(self) -> None:
+        """Free the slot."""
+        if self._slot is not None:
+            self._slot.release()
+
+
+def _codec(request: str) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
+    return MESSAGES[request].FromString, lambda message: message.SerializeToString()
+
+
+def _command(descriptor: Any) -> tuple[str, Any]:
+    """Return the command of a descriptor. Raises InvalidInputError."""
+    if descriptor.type != DESCRIPTOR_OF_COMMAND:
+        raise InvalidInputError("The descriptor names no command: this server has no paths.")
+    return _unpacked(descriptor.cmd)
+
+
+def _unpacked(command: bytes) -> tuple[str, Any]:
+    """Return a command of Flight SQL. Raises InvalidInputError, UnsupportedOperationError."""
+    unpacked = unpack(command)
+    if unpacked is None:
+        raise UnsupportedOperationError("The command is none of Flight SQL's that this server supports.")
+    return unpacked
+
+
+def _new_handle(name: str, command: Any, namespace: Id) -> QueryHandle:
+    """Return the handle of a new query. Raises InvalidInputError, UnsupportedOperationError."""
+    if name == "CommandStatementQuery":
+        return QueryHandle.of(command.query, namespace)
+    if name == "CommandPreparedStatementQuery":
+        prepared = decode_handle(command.prepared_statement_handle)
+        return QueryHandle.of(prepared.query, prepared.namespace, prepared.parameters)
+    if name in ("CommandStatementUpdate", "CommandPreparedStatementUpdate"):
+        raise UnsupportedOperationError(READ_ONLY)
+    raise UnsupportedOperationError(f"{name} is not supported by this server.")
+
+
+def _flight_info(schema: pa.Schema, descriptor: Any, ticket: bytes) -> Any:
+    endpoint = MESSAGES["FlightEndpoint"](ticket=MESSAGES["Ticket"](ticket=ticket))
+    return MESSAGES["FlightInfo"](
+        schema=schema_message(schema),
+        flight_descriptor=descriptor,
+        endpoint=[endpoint],
+        total_records=-1,
+        total_bytes=-1,
+    )
+
+
+def _poll_info(query: RunningQuery, descriptor: Any) -> Any:
+    """Return the state of a query: without a descriptor to poll once it is complete. Raises what it failed by."""
+    if query.state is QueryState.FAILED and query.error is not None:
+        raise query.error
+    info = _flight_info(query.schema, descriptor, query.handle.ticket)
+    seconds = int(query.expires_at)
+    poll = MESSAGES["PollInfo"](info=info, expiration_time=Timestamp(seconds=seconds))
+    if query.state is QueryState.RUNNING:
+        poll.flight_descriptor.type = DESCRIPTOR_OF_COMMAND
+        poll.flight_descriptor.cmd = query.handle.ticket
+        poll.progress = 0.0
+    else:
+        poll.progress = 1.0
+    return poll
+
+
+def _read_batch(messages: list[Any]) -> pa.RecordBatch:
+    """Return the batch that FlightData carries: a schema and one batch. Raises InvalidInputError."""
+    stream = b"".join(
+        b"\xff\xff\xff\xff" + len(message.data_header).to_bytes(4, "little") + message.data_header + message.data_body
+        for message in messages
+        if message.data_header
+    )
+    try:
+        batches = list(pa.ipc.open_stream(stream))
+    except pa.ArrowException as error:
+        raise InvalidInputError("The parameters are no Arrow stream.") from error
+    if len(batches) != 1:
+        raise InvalidInputError(f"A statement is run once with one row of parameters, not with {len(batches)} batches.")
+    return batches[0]

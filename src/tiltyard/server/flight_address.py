@@ -1,0 +1,64 @@
+"""Where a server serves SQL over Arrow Flight: the port after that of HTTP, unless the settings say otherwise."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from tiltyard.config import Settings
+from tiltyard.runtime.fatal import refuse
+
+PACKAGES = ("datafusion", "grpc", "google.protobuf")
+MISSING = "SQL over Arrow Flight needs further packages: pip install 'tiltyard[sql]'."
+AUTO, OFF = "auto", "off"
+
+log = logging.getLogger("tiltyard")
+
+
+@dataclass(frozen=True, slots=True)
+class FlightAddress:
+    """Where to listen. `is_shared`: all processes of the server do; `is_required`: it was named by the settings."""
+
+    host: str
+    port: int
+    is_shared: bool
+    is_required: bool
+
+
+def flight_address(settings: Settings, host: str, http_port: int) -> FlightAddress | None:
+    """Return where SQL is served; None where it is off, or is served by default and cannot be, which the log says.
+
+    Ends the command where the settings name a port that cannot be served.
+    """
+    if settings.sql_port == OFF:
+        return None
+    is_required = settings.sql_port != AUTO
+    port = int(settings.sql_port) if is_required else http_port + 1
+    if problem := _problem(host, port):
+        if is_required:
+            refuse(problem)
+        log.info("SQL is not served: %s", problem)
+        return None
+    return FlightAddress(host, port, settings.workers > 1, is_required)
+
+
+def _problem(host: str, port: int) -> str | None:
+    if not all(map(_is_installed, PACKAGES)):
+        return MISSING
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return f"Cannot listen on {host}:{port} for SQL ({reason}): choose another --sql-port, or off."
+    return None
+
+
+def _is_installed(name: str) -> bool:
+    with suppress(ModuleNotFoundError):
+        return find_spec(name) is not None
+    return False

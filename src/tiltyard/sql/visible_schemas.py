@@ -1,0 +1,62 @@
+"""What a reader may read of a table: authorization, and its columns within the policies that bind the reader."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from lance_namespace.errors import LanceNamespaceError
+
+from tiltyard.access.authorization import authorize_table, effective_policy_of
+from tiltyard.model.plain_views import PlainView
+from tiltyard.model.privileges import Privilege
+from tiltyard.model.spec import models
+from tiltyard.sql.row_sources import RowSource
+from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.query.plan import NO_LIMIT
+from tiltyard.tables.query.query import query_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tiltyard.context import Context
+    from tiltyard.model.ids import Id
+
+
+def authorize_reading(ctx: Context, path: Id) -> Context:
+    """Return a context in which the principal may read a table, within its policies.
+
+    Raises TableNotFoundError, NamespaceNotFoundError, PermissionDeniedError.
+    """
+    if ctx.principal.administrator:
+        return ctx.with_resolved({path: ctx.find_table(path)})
+    return ctx.with_resolved({path: authorize_table(ctx, path, Privilege.READ.value, enforces_policies=True)})
+
+
+def visible_schema(ctx: Context, path: Id) -> pa.Schema:
+    """Return the columns of a table that the principal may read; none of one that it may not, or that has no data."""
+    with suppress(LanceNamespaceError):
+        return readable_schema(authorize_reading(ctx, path), path)
+    return pa.schema([])
+
+
+def readable_schema(ctx: Context, path: Id) -> pa.Schema:
+    """Return the columns of a table that its reader, who is authorized, may read."""
+    if (view := PlainView.from_properties(ctx.find_table(path).properties)) is not None:
+        return view.schema
+    opened = open_for_reading(ctx, path)
+    policy = effective_policy_of(ctx, opened.record)
+    return opened.dataset.schema if policy is None else restricted_source(ctx, path).schema
+
+
+def restricted_source(ctx: Context, path: Id) -> RowSource:
+    """Return the rows and columns of a table that policies leave its reader, read as QueryTable reads them."""
+    schema = query_table(ctx, models.QueryTableRequest(id=list(path), vector=None, k=0)).schema
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        requested = models.QueryTableColumns(column_names=list(columns))
+        request = models.QueryTableRequest(id=list(path), vector=None, k=NO_LIMIT, columns=requested)
+        yield from query_table(ctx, request).batches
+
+    return RowSource(schema, read)

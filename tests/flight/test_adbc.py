@@ -1,0 +1,87 @@
+"""SQL by ADBC's driver for Flight SQL."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import adbc_driver_flightsql.dbapi as adbc
+import adbc_driver_manager
+import pyarrow as pa
+import pytest
+
+from tests.flight.conftest import NUMBERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.flight.conftest import SqlServer
+
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot disable autocommit")
+
+
+@contextmanager
+def connect(sql: SqlServer, name: str = "administrator") -> Iterator[Any]:
+    header = {"adbc.flight.sql.rpc.call_header.x-api-key": sql.secured.keys[name]}
+    with adbc.connect(f"grpc://127.0.0.1:{sql.port}", db_kwargs=header) as connection:
+        yield connection
+
+
+def test_queries_with_and_without_parameters(sql: SqlServer) -> None:
+    with connect(sql, "ann") as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT id, title FROM films WHERE id < 3 ORDER BY id")
+        assert cursor.fetchall() == [(1, "Alien"), (2, "Brazil")]
+        cursor.execute("SELECT id, ? AS p FROM films WHERE budget > ? AND owner = ? ORDER BY id", (1.5, 7, "bob"))
+        assert cursor.fetchall() == [(2, 1.5), (4, 1.5)]
+        cursor.execute("SELECT * FROM numbers")
+        assert cursor.fetch_arrow_table().sort_by("n") == NUMBERS
+
+
+def test_catalog_has_what_the_caller_sees(sql: SqlServer) -> None:
+    with connect(sql) as connection:
+        assert connection.adbc_get_info()["vendor_name"] == "Tiltyard"
+        assert connection.adbc_get_table_types() == ["BASE TABLE"]
+        assert tables(connection) == {("public", "films"), ("public", "numbers"), ("sales", "ratings")}
+        assert tables(connection, db_schema_filter="sal%") == {("sales", "ratings")}
+        assert tables(connection, table_name_filter="n_mbers") == {("public", "numbers")}
+        assert connection.adbc_get_table_schema("numbers") == NUMBERS.schema
+    with connect(sql, "bob") as connection:
+        assert tables(connection) == {("public", "films")}
+    with connect(sql, "cy") as connection:
+        assert tables(connection) == set()
+
+
+def tables(connection: Any, **filters: str) -> set[tuple[str, str]]:
+    (catalog,) = connection.adbc_get_objects(depth="all", **filters).read_all().to_pylist()
+    return {
+        (schema["db_schema_name"], table["table_name"])
+        for schema in catalog["catalog_db_schemas"] or ()
+        for table in schema["db_schema_tables"] or ()
+    }
+
+
+def test_rows_are_within_policies(sql: SqlServer) -> None:
+    with connect(sql, "bob") as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT title, budget FROM films WHERE id > ? ORDER BY id", (1,))
+        assert cursor.fetchall() == [("Brazil", None), ("Dune", None), ("Fargo", None)]
+
+
+def test_what_changes_is_refused(sql: SqlServer) -> None:
+    with connect(sql) as connection, connection.cursor() as cursor:
+        with pytest.raises(adbc_driver_manager.NotSupportedError, match="only read"):
+            cursor.execute("DROP TABLE films")
+        with pytest.raises(adbc_driver_manager.Error):
+            cursor.executemany("INSERT INTO films VALUES (?)", [(1,)])
+        with pytest.raises(adbc_driver_manager.NotSupportedError):
+            cursor.adbc_ingest("new", pa.table({"a": [1]}))
+
+
+def test_wrong_key_is_refused(sql: SqlServer) -> None:
+    header = {"adbc.flight.sql.rpc.call_header.x-api-key": "tilt_no"}
+    uri = f"grpc://127.0.0.1:{sql.port}"
+    with (
+        pytest.raises(adbc_driver_manager.Error, match=r"(?i)unauth"),
+        adbc.connect(uri, db_kwargs=header) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SELECT 1")

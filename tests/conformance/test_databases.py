@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def test_every_operation_of_a_table_is_one_within_the_database(server: ServerPro
     table.add_columns({"d": "x * 2"})
     table.tags.create("first", 1)
     table.branches.create("dev")
-    table.create_index("id", config=BTree())
+    table.create_index("id", config=BTree(), wait_timeout=datetime.timedelta(seconds=60))
     assert (table.count_rows(), "dev" in table.branches.list()) == (9, True)
     database.create_namespace(["other"])
     database.rename_table("t", "moved", cur_namespace_path=["inner"], new_namespace_path=["other"])

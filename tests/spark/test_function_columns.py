@@ -9,6 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import PermissionDeniedError
 from lancedb import col
+from lancedb.exceptions import JobCancelledError
 from lancedb.remote.errors import HttpError
 from lancedb.secrets import EnvVarSecret
 
@@ -25,6 +27,7 @@ from tests.functions import definitions
 from tests.services.jvm import LIGHT_JVM
 from tests.services.secured import Secured, kept_lines, secured_server
 from tests.services.server import ServerProcess
+from tests.spark.job_processes import wait_for
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
 from tiltyard.pipeline.operation_client import OperationClient
@@ -324,3 +327,27 @@ def test_worker_of_a_server_runs_a_function_with_its_secret(
         assert events and not [text for text in [*kept, *events, *server.log] if SECRET in text]
     finally:
         server.stop()
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("driven")
+def test_function_that_never_returns_ends_with_its_canceled_job(db: Any, table: Any) -> None:
+    endless = db.create_function(definitions.forever, namespace_path=["fn"])
+    table.add_columns({"never": endless(x=col("x"))})
+    before = _hosts()
+    job = table.refresh_column_async("never")
+    wait_for(lambda: _hosts() - before, 120)
+    job.cancel()
+    with pytest.raises(JobCancelledError):
+        job.wait()
+    wait_for(lambda: not _hosts() - before, 60)
+
+
+def _hosts() -> set[str]:
+    """The processes that run functions."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if b"pipeline/functions/host.py" in path.read_bytes():
+                found.add(path.parent.name)
+    return found

@@ -42,8 +42,9 @@ class FlightListener:
 
     async def stop(self) -> None:
         """Stop it, and the queries that run."""
-        await asyncio.wait([self._starting])
-        if self._server is not None:
+        if self._server is None:
+            self._starting.cancel()  # the import of gRPC goes on in its thread, which the end of the process ends
+        else:
             await self._server.stop()
 
 

@@ -243,8 +243,9 @@ def _table_description(response: models.DescribeTableResponse) -> Fields:
 
 
 def _update_count(response: models.UpdateTableResponse) -> Fields:
+    """Rename the count of rows: lancedb 0.41 reads both names as one field, and refuses a response with both."""
     fields: Fields = msgspec.to_builtins(response)
-    return fields | {"rows_updated": response.updated_rows}
+    return {"rows_updated" if name == "updated_rows" else name: value for name, value in fields.items()}
 
 
 def _bare_tags(response: models.ListTableTagsResponse) -> Any:

@@ -23,7 +23,7 @@ def main() -> int:
     """Print the outcome of each call; return 1 if one failed, 2 where it cannot be compiled here."""
     for tool in ("cargo", "protoc"):
         if shutil.which(tool) is None:
-            print(f"Not run: {tool} is missing (Rust's toolchain; protobuf-compiler).", file=sys.stderr)
+            sys.stderr.write(f"Not run: {tool} is missing (Rust's toolchain; protobuf-compiler).\n")
             return 2
     subprocess.run(["cargo", "build", "--quiet"], cwd=PROGRAM, check=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -35,7 +35,7 @@ def main() -> int:
             server.stop()
     outcomes = [json.loads(line) for line in run.stdout.splitlines()]
     for outcome in outcomes:
-        print(f"{outcome['call']}: {outcome['error'] or 'works'}")
+        sys.stdout.write(f"{outcome['call']}: {outcome['error'] or 'works'}\n")
     return int(any(outcome["error"] for outcome in outcomes))
 
 

@@ -31,6 +31,8 @@ _ROWS_PER_LOOKUP = 500
 _INDICES = frozenset({"btree", "bitmap"})
 _SMALL_FRAGMENT = 10_000
 """Rows of a fragment whose keys are worth keeping in memory."""
+_SCANNED_ROWS = 1 << 18
+"""Rows of a batch of a scan: comparing one begins with a hash table of all keys that are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,8 @@ def read_keys(
         return
     with lance_errors(dataset):
         chosen = None if fragments is None else _fragments(dataset, sorted(fragments))
-        for batch in dataset.scanner(columns=list(columns), fragments=chosen).to_batches():
+        scanner = dataset.scanner(columns=list(columns), fragments=chosen, batch_size=_SCANNED_ROWS)
+        for batch in scanner.to_batches():
             yield pa.Table.from_batches([batch])
 
 

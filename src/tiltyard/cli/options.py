@@ -22,13 +22,13 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
     """Add an option for each of these settings, and --config.
 
     The command gets `settings`, from flags, variables and the settings file; its own arguments are passed on as they
-    are.
+    are, also one that has the name of a setting which is not among these.
     """
     specs = {spec.name: spec for spec in dataclasses.fields(Settings)}
 
     def decorate(command: Command) -> Command:
         def run(config: Path | None, **flags: Any) -> None:
-            arguments = {name: flags.pop(name) for name in list(flags) if name not in specs}
+            arguments = {name: flags.pop(name) for name in list(flags) if name not in names}
             try:
                 command(load_settings(flags, config), **arguments)
             except ConfigError as error:

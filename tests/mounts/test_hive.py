@@ -185,16 +185,18 @@ def test_a_metastore_that_is_killed_is_unavailable_and_then_goes_on_without_a_lo
 
     with ThreadPoolExecutor(8) as threads:
         writers = [threads.submit(write, writer) for writer in range(8)]
-        wait_for_tables(catalog, namespace, 8)
-        hive.kill()
-        started = time.monotonic()
-        with pytest.raises(ServiceUnavailableError):
-            catalog.list_tables(namespace)
-        assert time.monotonic() - started < 20
-        hive.start()
-        before = len(catalog.list_tables(namespace).names)
-        wait_for_tables(catalog, namespace, before + 8)
-        stop.set()
+        try:
+            wait_for_tables(catalog, namespace, 8)
+            hive.kill()
+            started = time.monotonic()
+            with pytest.raises(ServiceUnavailableError):
+                catalog.list_tables(namespace)
+            assert time.monotonic() - started < 20
+            hive.start()
+            before = len(catalog.list_tables(namespace).names)
+            wait_for_tables(catalog, namespace, before + 8)
+        finally:
+            stop.set()  # also after a failure: what it was would be lost behind writers that go on
         acknowledged = set().union(*(writer.result() for writer in writers))
     assert acknowledged <= set(catalog.list_tables(namespace).names)
     catalog.close()

@@ -52,18 +52,33 @@ def list_materialized_views(
     ctx: Context, request: models.ListMaterializedViewsRequest
 ) -> models.ListMaterializedViewsResponse:
     """List the names of the materialized views directly in a namespace. Raises NamespaceNotFoundError."""
+    names, token = page_of_views(ctx, request, "materialized views", ctx.store.views_among)
+    return models.ListMaterializedViewsResponse(views=names, page_token=token)
+
+
+def page_of_views(
+    ctx: Context,
+    request: models.ListMaterializedViewsRequest | models.ListViewsRequest,
+    kind: str,
+    select: Callable[[int, Sequence[str]], set[str]],
+) -> tuple[list[str], str | None]:
+    """Return a page of the visible views of a kind directly in a namespace, and the token of the next page.
+
+    `select(namespace id, names)` picks the views among names of tables. Raises NamespaceNotFoundError,
+    InvalidInputError.
+    """
     path = namespace_id(request.id)
     names, token = ctx.paging.fetch_page(
-        f"materialized views {path!r}",
+        f"{kind} {path!r}",
         request.page_token,
         request.limit,
-        lambda after, count: visible_among(ctx, path, after, count, ctx.store.views_among),
+        lambda after, count: _visible_among(ctx, path, after, count, select),
         lambda name: name,
     )
-    return models.ListMaterializedViewsResponse(views=list(names), page_token=token)
+    return list(names), token
 
 
-def visible_among(
+def _visible_among(
     ctx: Context, path: Id, after: str | None, count: int, select: Callable[[int, Sequence[str]], set[str]]
 ) -> list[str]:
     """Return up to `count` names of visible tables of a namespace that `select(namespace id, names)` picks."""

@@ -13,10 +13,10 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableNotFoundError, UnsupportedOperationError
 
 from tiltyard.access.needs import DECLARE_VIEW, SEE_NAMESPACE, creator_for, on_table
-from tiltyard.catalog.materialized_views import visible_among
+from tiltyard.catalog.materialized_views import page_of_views
 from tiltyard.catalog.tables import drop_table
 from tiltyard.context import Context
-from tiltyard.model.ids import Id, namespace_id, table_id
+from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.plain_views import PlainView
 from tiltyard.model.privileges import Privilege
@@ -95,15 +95,8 @@ def describe_view(ctx: Context, request: models.DescribeViewRequest) -> models.D
 @operation(needs=SEE_NAMESPACE, changes=False)
 def list_views(ctx: Context, request: models.ListViewsRequest) -> models.ListViewsResponse:
     """List the names of the views directly in a namespace. Raises NamespaceNotFoundError."""
-    path = namespace_id(request.id)
-    names, token = ctx.paging.fetch_page(
-        f"views {path!r}",
-        request.page_token,
-        request.limit,
-        lambda after, count: visible_among(ctx, path, after, count, ctx.store.plain_views_among),
-        lambda name: name,
-    )
-    return models.ListViewsResponse(views=list(names), page_token=token)
+    names, token = page_of_views(ctx, request, "views", ctx.store.plain_views_among)
+    return models.ListViewsResponse(views=names, page_token=token)
 
 
 @operation(needs=on_table(Privilege.DROP, enforces_policies=True))

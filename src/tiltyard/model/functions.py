@@ -16,6 +16,8 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
+from tiltyard.model.schemas.arrow_json import PLAIN
+
 MOST_SOURCE_BYTES = 1 << 20
 MOST_FIELDS = 64
 MOST_PACKAGES = 64
@@ -315,23 +317,11 @@ def check_function_name(name: str) -> str:
 
 
 PLAIN_TYPES: Mapping[str, pa.DataType] = {
-    "bool": pa.bool_(),
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "uint8": pa.uint8(),
-    "uint16": pa.uint16(),
-    "uint32": pa.uint32(),
-    "uint64": pa.uint64(),
-    "float16": pa.float16(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "utf8": pa.utf8(),
-    "large_utf8": pa.large_utf8(),
-    "binary": pa.binary(),
-    "date32": pa.date32(),
-    "date64": pa.date64(),
+    word: PLAIN[word]
+    for word in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "utf8", "large_utf8", "binary", "date32", "date64"),
+    )
 }
 """The words for types without children; there are no others."""
 _LIST = re.compile(r"(list|large_list)<(.+)>")

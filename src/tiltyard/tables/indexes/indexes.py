@@ -152,9 +152,13 @@ def _queue(ctx: Context, table: OpenTable, path: Id, spec: IndexSpec, waiting: I
 
 
 def _indices(dataset: lance.LanceDataset) -> list[IndexDescription]:
-    """Return the indexes of users, without those that Lance creates for itself."""
     with lance_errors(dataset):
-        return [index for index in dataset.describe_indices() if not index.name.startswith(_INTERNAL_PREFIX)]
+        return user_indexes(dataset)
+
+
+def user_indexes(dataset: lance.LanceDataset) -> list[IndexDescription]:
+    """Return the indexes of users, without those that Lance creates for itself. Raises what Lance raises."""
+    return [index for index in dataset.describe_indices() if not index.name.startswith(_INTERNAL_PREFIX)]
 
 
 @operation(needs=on_table(Privilege.USE), changes=False)

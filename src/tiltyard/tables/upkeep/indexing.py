@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.indexes.indexes import user_indexes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     import lance
     from lance.lance.indices import IndexDescription
 
-INTERNAL_PREFIX = "__lance_"
-"""Prefix of the names of indexes that Lance creates for itself."""
 _MERGE_RATIO = 2
 _SMALL_SEGMENT = 1000
 """Rows up to which a segment is always merged with the next one."""
@@ -38,7 +37,7 @@ class IndexState:
 def index_states(dataset: lance.LanceDataset) -> list[IndexState]:
     """Return the state of each index of users. Reads manifests alone."""
     with lance_errors(dataset):
-        indexes = [index for index in dataset.describe_indices() if not index.name.startswith(INTERNAL_PREFIX)]
+        indexes = user_indexes(dataset)
         if not indexes:
             return []
         rows = dataset.count_rows()

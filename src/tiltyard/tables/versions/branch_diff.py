@@ -21,6 +21,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.indexes.indexes import user_indexes
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.versions.branches import branches_of
 
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata, LanceFragment
 
     from tiltyard.context import Context
-
-_INTERNAL_PREFIX = "__lance_"
-"""Prefix of the names of indexes that Lance creates for itself."""
 
 
 @operation(needs=on_table(Privilege.READ), changes=False)
@@ -332,8 +330,7 @@ def _indexes(dataset: lance.LanceDataset) -> dict[str, models.BranchIndex]:
         index.name: models.BranchIndex(
             indexName=index.name, columns=list(index.field_names), indexType=index.index_type, status="done"
         )
-        for index in dataset.describe_indices()
-        if not index.name.startswith(_INTERNAL_PREFIX)
+        for index in user_indexes(dataset)
     }
 
 

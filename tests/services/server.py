@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tests.services.forked_process import ForkedProcess
-from tests.services.ports import reserve_port
+from tests.services.ports import reserve_two_ports
 
 SECRETS = re.compile(r"tilt_[0-9a-f]{16}_[\w-]|eyJ[\w-]{10,}\.[\w-]{10,}")
 """API keys, and tokens."""
@@ -55,7 +55,8 @@ class ServerProcess:
         # Without upkeep, unless a test is of it: its commits would be among the versions that tests count.
         self._environ = {"TILTYARD_UPKEEP": "false", **os.environ, **(environ or {})}
         # Of all addresses where the server listens on all: else one of them may have the port already.
-        self._port, self._reserved = reserve_port(flags[flags.index("--host") + 1] if "--host" in flags else LOOPBACK)
+        host = flags[flags.index("--host") + 1] if "--host" in flags else LOOPBACK
+        self._port, self._reserved = reserve_two_ports(host)
         self._readers: list[threading.Thread] = []
         self.start()
 

@@ -11,6 +11,7 @@ Requests may be upstream's models or mappings; responses are upstream's models.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import uuid
@@ -74,8 +75,8 @@ class Namespace(upstream.LanceNamespace):
         except LanceNamespaceError:
             self._services.store.close()
             raise
-        # Where nobody calls close(): records of finalized versions are written when this is collected, or Python ends.
-        weakref.finalize(self, _close_log, self._services.finalized_log, os.getpid())
+        # Where nobody calls close(): what the log has yet to mark is marked by its timer, or when Python ends.
+        _open_logs.add(self._services.finalized_log)
         self._worker = Worker(self._services, self._services.settings.jobs)
         if self._services.settings.jobs:
             self._worker.start()
@@ -162,9 +163,19 @@ class ArrowFile(bytes):
         return self
 
 
-def _close_log(finalized_log: FinalizedLog, process: int) -> None:
-    if os.getpid() == process:  # a fork has the log's entries, too, but none of its threads
+_open_logs: weakref.WeakSet[FinalizedLog] = weakref.WeakSet()
+"""Logs of this process. None is closed when its namespace is collected: that happens in any thread at any point, which
+may be within the log itself, holding the locks that closing takes.
+"""
+
+
+@atexit.register
+def _close_logs() -> None:
+    for finalized_log in list(_open_logs):
         finalized_log.close()
+
+
+os.register_at_fork(after_in_child=_open_logs.clear)  # a fork has the logs' entries, too, but none of their threads
 
 
 def _reopen(properties: dict[str, Any]) -> Namespace:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,27 @@ namespace.query_table({{"id": ["t"], "k": 1, "vector": {{}}}}).data
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     with open_store(f"sqlite:///{tmp_path}/catalog.db") as store:
         assert [record.version for record in store.list_versions(store.describe_table(("t",)).id)] == [1]
+        assert store.pending_versions() == []
+
+
+def test_namespace_that_is_collected_while_its_versions_are_marked_blocks_nobody(tmp_path: Path) -> None:
+    """Python collects cycles in any thread, so also in the one that marks versions, and holds locks for that."""
+    namespaces: list[Any] = [tiltyard.Namespace(str(tmp_path), jobs=0)]
+    lance.write_dataset(ROWS, namespace_client=namespaces[0], table_id=["t"])
+    reference, log = weakref.ref(namespaces[0]), namespaces[0]._services.finalized_log
+    sync = log._sync
+
+    def sync_and_collect(paths: Any) -> None:
+        namespaces.clear()
+        gc.collect()
+        sync(paths)
+
+    log._sync = sync_and_collect
+    marking = threading.Thread(target=log.flush, daemon=True)
+    marking.start()
+    marking.join(60)
+    assert not marking.is_alive() and reference() is None
+    with open_store(f"sqlite:///{tmp_path}/catalog.db") as store:
         assert store.pending_versions() == []
 
 

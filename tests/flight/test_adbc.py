@@ -37,6 +37,18 @@ def test_queries_with_and_without_parameters(sql: SqlServer) -> None:
         assert cursor.fetch_arrow_table().sort_by("n") == NUMBERS
 
 
+def test_user_connects_with_a_key_as_password(sql: SqlServer) -> None:
+    with connect_as(sql, "ann", sql.secured.keys["ann"]) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM films")
+        assert cursor.fetchall() == [(6,)]
+    with pytest.raises(adbc_driver_manager.Error, match="user"), connect_as(sql, "bob", sql.secured.keys["ann"]):
+        pass
+
+
+def connect_as(sql: SqlServer, user: str, password: str) -> Any:
+    return adbc.connect(f"grpc://127.0.0.1:{sql.port}", db_kwargs={"username": user, "password": password})
+
+
 def test_catalog_has_what_the_caller_sees(sql: SqlServer) -> None:
     with connect(sql) as connection:
         assert connection.adbc_get_info()["vendor_name"] == "Tiltyard"

@@ -110,7 +110,7 @@ def running_queries(sql: SqlServer) -> int:
         ("PollFlightInfo", MESSAGES["FlightDescriptor"](type=2, cmd=b"SELECT 1"), "INVALID_ARGUMENT"),
         ("PollFlightInfo", MESSAGES["FlightDescriptor"](type=2), "UNIMPLEMENTED"),
         ("PollFlightInfo", command("CommandStatementUpdate", query="DROP TABLE films"), "UNIMPLEMENTED"),
-        ("PollFlightInfo", command("CommandGetXdbcTypeInfo"), "UNIMPLEMENTED"),
+        ("PollFlightInfo", command("CommandGetTables"), "UNIMPLEMENTED"),
         ("PollFlightInfo", command("TicketStatementQuery", statement_handle=b"\x93"), "INVALID_ARGUMENT"),
         ("PollFlightInfo", command("CommandStatementQuery", query="x" * 200_000), "INVALID_ARGUMENT"),
         (
@@ -139,6 +139,35 @@ def test_malformed_ticket_is_refused(sql: SqlServer, ticket: bytes) -> None:
         assert status_of(lambda: wire.stream("DoAction", MESSAGES["Action"](type="Shutdown"), "Result")) is (
             grpc.StatusCode.UNIMPLEMENTED
         )
+
+
+def test_types_are_described_by_their_codes(sql: SqlServer) -> None:
+    with sql.channel("cy") as wire:
+        info = wire.call("GetFlightInfo", command("CommandGetXdbcTypeInfo"), "FlightInfo")
+        schema = pa.ipc.read_schema(pa.py_buffer(info.schema))
+        types = read_rows(wire, info)
+        assert types.schema == schema
+        codes = types.column("data_type").to_pylist()
+        assert codes == sorted(codes)
+        assert {"BOOLEAN", "BIGINT", "DOUBLE", "VARCHAR", "TIMESTAMP"} <= set(types.column("type_name").to_pylist())
+        one = wire.call("GetFlightInfo", command("CommandGetXdbcTypeInfo", data_type=12), "FlightInfo")
+        assert read_rows(wire, one).column("type_name").to_pylist() == ["VARCHAR"]
+
+
+def read_rows(wire: Wire, info: Any) -> pa.Table:
+    """What a question about the catalog is answered with."""
+    stream = b"".join(
+        b"\xff\xff\xff\xff" + len(data.data_header).to_bytes(4, "little") + data.data_header + data.data_body
+        for data in wire.stream("DoGet", info.endpoint[0].ticket)
+    )
+    return pa.ipc.open_stream(stream).read_all()
+
+
+@pytest.mark.parametrize("text", ["", "YTpi", "!", "OnRpbHRfbm8=", "ZXZl", "YWRtaW5pc3RyYXRvcjo="])
+def test_basic_credentials_without_a_valid_key_are_refused(sql: SqlServer, text: str) -> None:
+    with sql.channel(None) as wire:
+        other = type(wire)(wire.channel, (("authorization", f"Basic {text}"),))
+        assert status_of(lambda: other.poll("SELECT 1")) is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_queries_are_in_the_audit_log_and_the_metrics(sql: SqlServer) -> None:

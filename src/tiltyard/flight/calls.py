@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import grpc
 import msgspec
 from google.protobuf.message import DecodeError
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, UnauthenticatedError
 
 from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.context import Context
+from tiltyard.flight.credentials import normalize_credentials, read_headers
 from tiltyard.model.ids import Id, parse_id
 from tiltyard.sql.tables import PUBLIC
 
@@ -88,10 +89,7 @@ class Calls:
     @asynccontextmanager
     async def open(self, context: grpc.aio.ServicerContext, operation: str) -> AsyncIterator[Call]:
         """Open a call for its handler; whatever the handler raises becomes the call's status."""
-        headers = {
-            key.encode(): value if isinstance(value, bytes) else value.encode()
-            for key, value in context.invocation_metadata() or ()
-        }
+        headers = read_headers(context)
         scope = {"client": _address(context.peer())}
         logged = self._shared.log.start(scope, _request_id(headers))
         logged.operation = operation
@@ -105,7 +103,10 @@ class Calls:
             logged.end()
 
     async def _begin(self, headers: dict[bytes, bytes], logged: LoggedRequest) -> Call:
+        headers, user = normalize_credentials(headers)
         principal = await self._shared.authentication.authenticate_headers(headers)
+        if user and user != principal.name and not self._shared.authentication.is_open:
+            raise UnauthenticatedError("The key is not one of this user.")
         ctx = logged.ctx = Context(self._shared.services, logged.request_id, principal=principal)
         self._shared.limits.check_rate(ctx, logged.address)
         return Call(ctx, default_namespace(headers), logged)

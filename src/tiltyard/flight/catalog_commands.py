@@ -6,15 +6,14 @@ Each is a table whose form the format fixes. Lists have what the caller can see,
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard import __version__
 from tiltyard.access.filtered_lists import list_all_tables
 from tiltyard.flight.encoding import schema_message
+from tiltyard.flight.server_info import SQL_INFO_SCHEMA, TYPE_INFO_SCHEMA, sql_info, type_info
 from tiltyard.model.ids import Id
 from tiltyard.sql.information_schema import BASE_TABLE, CATALOG_NAME, PUBLIC_SCHEMA, schema_name
 from tiltyard.sql.visible_schemas import visible_schema
@@ -63,38 +62,6 @@ _FOREIGN_KEYS = pa.schema(
         pa.field("delete_rule", pa.uint8(), nullable=False),
     ]
 )
-_INFO_VALUE = pa.dense_union(
-    [
-        pa.field("string_value", _TEXT),
-        pa.field("bool_value", pa.bool_()),
-        pa.field("bigint_value", pa.int64()),
-        pa.field("int32_bitmask", pa.int32()),
-        pa.field("string_list", pa.list_(pa.field("item", _TEXT))),
-        pa.field("int32_to_int32_list_map", pa.map_(pa.int32(), pa.list_(pa.field("item", pa.int32())))),
-    ]
-)
-_SQL_INFO = pa.schema(
-    [pa.field("info_name", pa.uint32(), nullable=False), pa.field("value", _INFO_VALUE, nullable=False)]
-)
-
-_INFO: dict[int, str | bool | int] = {
-    0: "Tiltyard",  # the server's name
-    1: __version__,
-    2: pa.__version__,  # the version of Arrow
-    3: True,  # read only
-    4: True,  # SQL
-    5: False,  # Substrait
-    8: 0,  # transactions: none
-    9: True,  # a query can be cancelled
-    10: False,  # bulk ingestion
-    500: False,  # DDL of catalogs
-    501: False,  # of schemas
-    502: False,  # of tables
-    503: 0,  # names without quotes: in any case
-    504: '"',
-    505: 3,  # names in quotes: as they are
-}
-"""What the server can do, by the numbers of the format."""
 
 
 def schema_of(name: str, command: Any) -> pa.Schema | None:
@@ -110,7 +77,10 @@ def answer(ctx: Context, name: str, command: Any) -> Iterator[pa.RecordBatch]:
     schema = schema_of(name, command)
     assert schema is not None
     if name == "CommandGetSqlInfo":
-        yield _sql_info(tuple(command.info))
+        yield sql_info(tuple(command.info))
+        return
+    if name == "CommandGetXdbcTypeInfo":
+        yield type_info(command.data_type if command.HasField("data_type") else None)
         return
     rows: list[dict[str, Any]] = []
     for number, row in enumerate(_COMMANDS[name][1](ctx, command)):
@@ -192,26 +162,6 @@ def _pattern(command: Any, field: str) -> Callable[[str], bool]:
     return lambda name: expression.fullmatch(name) is not None
 
 
-@cache
-def _sql_info(numbers: tuple[int, ...]) -> pa.RecordBatch:
-    wanted = [number for number in _INFO if not numbers or number in numbers]
-    children: list[list[Any]] = [[] for _ in _INFO_VALUE]
-    types, offsets = [], []
-    for number in wanted:
-        value = _INFO[number]
-        kind = 0 if isinstance(value, str) else 1 if isinstance(value, bool) else 2
-        types.append(kind)
-        offsets.append(len(children[kind]))
-        children[kind].append(value)
-    values = pa.UnionArray.from_dense(
-        pa.array(types, pa.int8()),
-        pa.array(offsets, pa.int32()),
-        [pa.array(child, field.type) for child, field in zip(children, _INFO_VALUE, strict=True)],
-        [field.name for field in _INFO_VALUE],
-    )
-    return pa.RecordBatch.from_arrays([pa.array(wanted, pa.uint32()), values.cast(_INFO_VALUE)], schema=_SQL_INFO)
-
-
 _COMMANDS: dict[str, tuple[pa.Schema, Callable[[Context, Any], Iterator[dict[str, Any]]]]] = {
     "CommandGetCatalogs": (_CATALOGS, _catalogs),
     "CommandGetDbSchemas": (_SCHEMAS, _schemas),
@@ -220,5 +170,7 @@ _COMMANDS: dict[str, tuple[pa.Schema, Callable[[Context, Any], Iterator[dict[str
     "CommandGetPrimaryKeys": (_PRIMARY_KEYS, _nothing),
     "CommandGetExportedKeys": (_FOREIGN_KEYS, _nothing),
     "CommandGetImportedKeys": (_FOREIGN_KEYS, _nothing),
-    "CommandGetSqlInfo": (_SQL_INFO, _nothing),
+    "CommandGetCrossReference": (_FOREIGN_KEYS, _nothing),
+    "CommandGetSqlInfo": (SQL_INFO_SCHEMA, _nothing),
+    "CommandGetXdbcTypeInfo": (TYPE_INFO_SCHEMA, _nothing),
 }

@@ -18,6 +18,7 @@ from msgspec import structs
 from tiltyard.api.deadlines import Deadline
 from tiltyard.flight.calls import Call, Calls
 from tiltyard.flight.catalog_commands import answer, schema_of
+from tiltyard.flight.credentials import bearer_token
 from tiltyard.flight.encoding import encode_batch, encode_schema, schema_message
 from tiltyard.flight.handles import QueryHandle, decode_handle, encode_parameters
 from tiltyard.flight.messages import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from tiltyard.api.request_limits import QuerySlot
     from tiltyard.sql.engine import PlannedQuery
 
+AUTHENTICATE = "Authenticate"
 EXECUTE = "ExecuteQuery"
 PLAN = "PlanQuery"
 DESCRIBE = "DescribeQuery"
@@ -80,6 +82,7 @@ class FlightService:
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         exchange = grpc.stream_stream_rpc_method_handler
         methods = {
+            "Handshake": exchange(self.handshake, *_codec("HandshakeRequest")),
             "GetFlightInfo": unary(self.get_flight_info, *_codec("FlightDescriptor")),
             "PollFlightInfo": unary(self.poll_flight_info, *_codec("FlightDescriptor")),
             "GetSchema": unary(self.get_schema, *_codec("FlightDescriptor")),
@@ -89,6 +92,21 @@ class FlightService:
             "DoPut": exchange(self.do_put, *_codec("FlightData")),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def handshake(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        """Verify the credentials of a call, and return them as the token that further calls have to bring.
+
+        The drivers of JDBC and ADBC send a user and a password here, and here alone.
+        """
+        async with self._calls.open(context, AUTHENTICATE):
+            token = bearer_token(context)
+            if token is not None:
+                await context.send_initial_metadata((("authorization", token),))
+            async for _ in requests:
+                pass
+        responses: tuple[Any, ...] = ()  # the token is in the metadata alone
+        for response in responses:
+            yield response
 
     # Plan
 
@@ -251,14 +269,17 @@ class FlightService:
         """Prepare a query: its handle is all that there is of it."""
         handle = QueryHandle.of(command.query, call.namespace)
 
-        def infer() -> PlannedQuery:
-            return plan_query(call.ctx, handle.query, call.namespace, None)
+        def infer() -> tuple[PlannedQuery, list[pa.DataType]]:
+            planned = plan_query(call.ctx, handle.query, call.namespace, None)
+            try:
+                return planned, planned.parameter_types()
+            finally:
+                planned.close()
 
         with self._slot(call):
-            planned = await asyncio.get_running_loop().run_in_executor(self._pool, infer)
-            planned.close()
+            planned, types = await asyncio.get_running_loop().run_in_executor(self._pool, infer)
         call.record_tables(PLAN, planned.paths)
-        parameters = pa.schema([(str(number), pa.null()) for number in range(1, planned.placeholders + 1)])
+        parameters = pa.schema([(str(number), kind) for number, kind in enumerate(types, 1)])
         return pack(
             "ActionCreatePreparedStatementResult",
             prepared_statement_handle=handle.encode(),

@@ -133,6 +133,13 @@ class PlannedQuery:
         self.paths = tuple(tables.paths)
         self.placeholders = placeholders
 
+    def parameter_types(self) -> list[pa.DataType]:
+        """Return the types of the parameters; that of text for one whose type the query leaves open."""
+        from tiltyard.sql.plans import placeholder_types
+
+        types = placeholder_types(self._frame.logical_plan()) if self.placeholders else {}
+        return [types.get(number, pa.string()) for number in range(1, self.placeholders + 1)]
+
     def errors(self) -> AbstractContextManager[None]:
         """Translate what reading the stream raises, as `batches` does."""
         return query_errors(self._tables)

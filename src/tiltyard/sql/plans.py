@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.sql.errors import READ_ONLY
@@ -35,6 +38,25 @@ MAX_PAIRS = 1e9
 """Pairs of rows that a join without equal columns may compare: some seconds."""
 _TABLE_FUNCTIONS = frozenset({"generate_series", "range"})
 """DataFusion's own, which are endless where their caller says so."""
+
+
+_EXPRESSIONS_OF_NODES = ("predicate", "projections", "filter", "aggregate_exprs", "group_by_exprs")
+"""Methods of the plan's nodes that return expressions."""
+_CAST_PLACEHOLDER = re.compile(r"CAST\(\$(\d+) AS (.+)\)")
+_CAST_TYPES = {
+    "Boolean": pa.bool_(),
+    "Binary": pa.binary(),
+    "Date32": pa.date32(),
+    "Float32": pa.float32(),
+    "Float64": pa.float64(),
+    "Int8": pa.int8(),
+    "Int16": pa.int16(),
+    "Int32": pa.int32(),
+    "Int64": pa.int64(),
+    "Timestamp(ns)": pa.timestamp("ns"),
+    "Timestamp(Nanosecond, None)": pa.timestamp("ns"),
+}
+"""Types by the names that DataFusion's expressions have for them; a parameter of another one is sent as text."""
 
 
 def remove_other_functions(context: SessionContext) -> None:
@@ -101,6 +123,36 @@ def _most_rows(plan: Any, rows_of: Callable[[str], float]) -> float:
         case "Union":
             return sum(sides)
     return max(sides, default=1.0)
+
+
+def placeholder_types(plan: Any) -> dict[int, pa.DataType]:
+    """Return the types of the placeholders that are compared with or computed from a typed value, by their numbers."""
+    types: dict[int, pa.DataType] = {}
+    for node in _nodes(plan):
+        for name in _EXPRESSIONS_OF_NODES:
+            found = getattr(node, name)() if hasattr(node, name) else None
+            for expression in found if isinstance(found, list) else [found]:
+                _add_placeholder_types(expression, types)
+    return types
+
+
+def _add_placeholder_types(expression: Any, types: dict[int, pa.DataType]) -> None:
+    """Add the types of the placeholders within an expression; a sort key and a missing filter are none."""
+    if not hasattr(expression, "variant_name"):
+        return
+    if expression.variant_name() == "Placeholder":
+        placeholder = expression.to_variant()
+        if (field := placeholder.field()) is not None:
+            types[int(placeholder.id().removeprefix("$"))] = field.type
+        return
+    text = expression.canonical_name()
+    if cast := _CAST_PLACEHOLDER.fullmatch(text):
+        types[int(cast[1])] = _CAST_TYPES.get(cast[2], pa.string())
+        return
+    with suppress(ValueError, RuntimeError):  # a kind of expression whose parts DataFusion does not show
+        for operand in expression.rex_call_operands():
+            if operand.canonical_name() != text:  # a column is its own operand
+                _add_placeholder_types(operand, types)
 
 
 def _nodes(plan: Any) -> list[Any]:

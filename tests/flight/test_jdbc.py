@@ -1,0 +1,83 @@
+"""SQL by the JDBC driver of Arrow Flight SQL: a Java program, whose output is checked."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.services.jvm import OPTIONS
+
+if TYPE_CHECKING:
+    from tests.flight.conftest import SqlServer
+
+pytestmark = pytest.mark.extended
+
+PROGRAM = Path(__file__).parent / "jdbc" / "JdbcProgram.java"
+DRIVER = "org.apache.arrow:flight-sql-jdbc-driver:18.3.0"
+
+
+@pytest.fixture(scope="module")
+def driver() -> Path:
+    """The driver's jar, from Maven's cache."""
+    group, name, version = DRIVER.split(":")
+    jar = Path.home() / ".m2" / "repository" / group.replace(".", "/") / name / version / f"{name}-{version}.jar"
+    if jar.exists():
+        return jar
+    if shutil.which("mvn") is None or shutil.which("java") is None:
+        pytest.skip("Java and Maven, which bring the JDBC driver, are not here")
+    command = ["mvn", "--quiet", "dependency:get", "-Dtransitive=false", f"-Dartifact={DRIVER}"]
+    try:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=280)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"Maven does not bring the JDBC driver: {error}")
+    return jar
+
+
+@pytest.fixture(scope="module")
+def answers(sql: SqlServer, driver: Path) -> dict[str, str]:
+    """What the program has read, by name."""
+    url = f"jdbc:arrow-flight-sql://127.0.0.1:{sql.port}/?useEncryption=false"
+    command = ["java", *OPTIONS.split(), "--add-opens=java.base/java.nio=ALL-UNNAMED", "-cp", str(driver)]
+    command += [str(PROGRAM), url, sql.secured.keys["ann"]]
+    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    return dict(line.split("\t", 1) for line in run.stdout.splitlines() if "\t" in line)
+
+
+def test_each_kind_of_credentials_connects(answers: dict[str, str]) -> None:
+    assert answers["connect by password"] == answers["connect by token"] == "[[1]]"
+    assert "not one of this user" in answers["connect by password of another"]
+    assert "unknown" in answers["connect by wrong password"]
+    assert "requires authentication" in answers["connect by no credentials"]
+
+
+def test_queries_with_and_without_parameters(answers: dict[str, str]) -> None:
+    assert answers["select"] == "[[1, Alien], [2, Brazil]]"
+    assert answers["many"] == "200000 19999900000"
+    assert (answers["parameters"], answers["columns of the prepared"]) == ("3", "2")
+    assert answers["prepared"] == "[[Brazil, 5], [Dune, 5]]"
+    assert answers["prepared again"] == "[[Dune, 5]]"
+    assert answers["types of parameters"] == f"{1 << 40} true 2024-02-29 null 2"
+
+
+def test_metadata_describes_the_catalog(answers: dict[str, str]) -> None:
+    assert answers["failed questions"] == "[]", "each question about the server has an answer"
+    assert (answers["product"], answers["read only"], answers["catalogs"]) == ("Tiltyard", "true", "[[tiltyard]]")
+    assert answers["schemas"] == "[public, sales]"
+    films, numbers, ratings = (f"{name} BASE TABLE" for name in ("public films", "public numbers", "sales ratings"))
+    assert answers["tables"] == f"[{films}, {numbers}, {ratings}]"
+    assert answers["tables of a schema"] == "[ratings]"
+    assert answers["columns"] == "[id BIGINT -5, title VARCHAR 12, owner VARCHAR 12, budget DOUBLE 8]"
+    assert answers["table types"] == "[[BASE TABLE]]"
+    assert {answers[name] for name in ("primary keys", "imported keys", "exported keys", "cross reference")} == {"[]"}
+
+
+def test_failure_says_why(answers: dict[str, str]) -> None:
+    assert "Table not found: nothing" in answers["missing table"]
+    assert "Expected: an SQL statement" in answers["syntax"]
+    assert "Divide by zero" in answers["division"]
+    assert "only read" in answers["change"]

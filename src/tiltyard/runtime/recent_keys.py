@@ -1,7 +1,7 @@
-"""Keys of fragments that no index covers yet, in memory, so that looking up a few keys need not read all of these.
+"""Hashes of keys of fragments that no index covers yet, in memory, so that a few keys are looked up without these.
 
-The keys of a fragment are all that its files have: those of deleted rows, too. So a key that is not here is in none of
-the fragments, and one that is here may be in one, which a query decides.
+The hashes of a fragment are those of all keys that its files have: of deleted rows, too. So a key whose hash is not
+here is in none of the fragments, and one whose hash is here may be in one, which a query decides.
 """
 
 from __future__ import annotations
@@ -11,26 +11,52 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    Key = tuple[Hashable, ...]
+    from numpy.typing import NDArray
+
+    Hashes = NDArray[np.uint64]
 
 
-MOST_KEYS = 200_000
-"""Keys of one table, and of all tables of a process: some tens of megabytes."""
+MOST_KEYS = 2_000_000
+"""Keys of one table, and of all tables of a process: 16 MB."""
 _MOST_STALE = 256
 """Fragments of a table that are remembered although they are indexed, compacted or deleted by now."""
+_RUN_RATIO = 4
+"""A sorted run has more than so many times as many hashes as the next one, so few runs are searched."""
 
 
 @dataclass(slots=True)
 class _TableKeys:
+    """Files, and the hashes of their keys in sorted runs, the largest first."""
+
     files: set[str] = field(default_factory=set)
-    keys: set[Key] = field(default_factory=set)
+    runs: list[Hashes] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return sum(run.size for run in self.runs)
+
+    def add(self, hashes: Hashes) -> None:
+        merged = [hashes]
+        while self.runs and self.runs[-1].size <= _RUN_RATIO * sum(run.size for run in merged):
+            merged.append(self.runs.pop())
+        if hashes.size:
+            self.runs.append(np.sort(np.concatenate(merged)))
+
+    def has_any(self, hashes: Hashes) -> bool:
+        for run in self.runs:
+            positions = np.minimum(np.searchsorted(run, hashes), run.size - 1)
+            if (run[positions] == hashes).any():
+                return True
+        return False
 
 
 class RecentKeys:
-    """Keys by table and, in one, by file. `scope` names a declaration of a key. Thread-safe."""
+    """Hashes of keys by table and, in one, by file. `scope` names a declaration of a key. Thread-safe."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[str, _TableKeys] = OrderedDict()
@@ -48,18 +74,18 @@ class RecentKeys:
             self._tables.move_to_end(scope)
             return [file for file in files if file not in table.files]
 
-    def add(self, scope: str, files: Iterable[str], keys: Iterable[Key]) -> None:
+    def add(self, scope: str, files: Iterable[str], hashes: Hashes) -> None:
         """Add the keys of files, all of them; the least recently used tables are dropped where there are too many."""
         with self._lock:
             table = self._tables.setdefault(scope, _TableKeys())
             table.files.update(files)
-            table.keys.update(keys)
-            total = sum(len(other.keys) for other in self._tables.values())
+            table.add(hashes)
+            total = sum(other.size for other in self._tables.values())
             while total > MOST_KEYS and self._tables:
-                total -= len(self._tables.popitem(last=False)[1].keys)
+                total -= self._tables.popitem(last=False)[1].size
 
-    def may_have(self, scope: str, files: Iterable[str], keys: Iterable[Key]) -> bool:
+    def may_have(self, scope: str, files: Iterable[str], hashes: Hashes) -> bool:
         """Return whether one of the keys may be in one of the files; True for files whose keys are not here."""
         with self._lock:
             table = self._tables.get(scope)
-            return table is None or not table.files.issuperset(files) or not table.keys.isdisjoint(keys)
+            return table is None or not table.files.issuperset(files) or table.has_any(hashes)

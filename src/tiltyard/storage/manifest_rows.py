@@ -90,12 +90,6 @@ def compare_rows(before: bytes | None, after: bytes, columns: frozenset[int], *,
     return RowChange(unchanged, kept_ids, frozenset(fragment.id for fragment in brought))
 
 
-def key_files(content: bytes, columns: frozenset[int]) -> dict[int, str]:
-    """Return, by the ids of a valid manifest's fragments, what identifies the files that have these columns."""
-    fragments = (_parse(raw, columns) for raw in byte_fields(message_of(content), _FRAGMENTS))
-    return {fragment.id: repr(fragment.files) for fragment in fragments}
-
-
 def _live_rows(fragments: Iterable[_Fragment]) -> int:
     return sum(fragment.rows - fragment.deleted for fragment in fragments)
 

@@ -15,21 +15,26 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.model.primary_keys import PrimaryKey
 from tiltyard.tables.keys.enforcement import MAX_KEYS, check_new_keys, is_checked, key_lookup
 from tiltyard.tables.keys.errors import duplicate_error
-from tiltyard.tables.keys.key_values import key_tuples, matching_keys
-from tiltyard.tables.keys.lookup import fragment_file
+from tiltyard.tables.keys.key_values import key_hashes, key_tuples, matching_keys
+from tiltyard.tables.keys.lookup import KeyFacts, key_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from lance.fragment import FragmentMetadata
+    from numpy.typing import NDArray
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
+    from tiltyard.storage.version_cache import Snapshot
     from tiltyard.store import NewVersion, TableRecord
     from tiltyard.tables.keys.key_values import Key
+    from tiltyard.tables.keys.lookup import Coverage, KeyLookup
     from tiltyard.tables.rows.write_target import WriteTarget
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CheckedAppend:
     """An append to a version whose rows fulfil a declaration of a key together with all rows of that version."""
 
@@ -37,16 +42,23 @@ class CheckedAppend:
     token: str
     branch: str
     version: int
-    keys: tuple[Key, ...]
+    hashes: NDArray[np.uint64]
+    coverage: Coverage
 
     def covers(self, table: TableRecord, new: NewVersion) -> bool:
         """Return whether a version is this append, to the version that it was checked against."""
         is_next = new.version == self.version + 1 and new.branch == self.branch
         return is_next and table.primary_key == self.primary_key
 
-    def remember(self, ctx: Context, fragments: Sequence[FragmentMetadata]) -> None:
-        """Keep the keys of the committed fragments in memory, for the appends to come."""
-        ctx.services.recent_keys.add(self.token, [fragment_file(fragment) for fragment in fragments], self.keys)
+    def remember(self, ctx: Context, committed: Snapshot, fragments: Sequence[FragmentMetadata]) -> None:
+        """Keep what is known of the committed version and its new fragments in memory, for the appends to come."""
+        files = [key_files(fragment, self.coverage.field_ids) for fragment in fragments]
+        ctx.services.recent_keys.add(self.token, files, self.hashes)
+        if committed.dataset.version == self.version + 1:
+            facts = KeyFacts.of(committed)
+            facts.fulfilled.add(self.token)
+            if (coverage := self.coverage.with_appended(committed.dataset, fragments)) is not None:
+                facts.coverage[self.token] = coverage
 
 
 def check_append(
@@ -66,12 +78,13 @@ def check_append(
     names = list(key.columns)
     if any(name not in request.column_names for request in requests for name in names):
         return None, {}
-    if not is_checked(ctx, table, target.branch, version, key):
-        return None, {}
     lookup = key_lookup(ctx, table, target.branch, version, key)
-    if not lookup.is_fast_for(rows):
+    if not _is_fulfilled(ctx, table, target.branch, key, lookup):
         return None, {}
-    accepted, errors = _check_requests(ctx, table, key, [request.select(names) for request in requests])
+    selected = [request.select(names) for request in requests]
+    if not lookup.is_fast_for(pa.concat_tables(selected)):
+        return None, {}
+    accepted, errors = _check_requests(ctx, table, key, selected)
     if not accepted:
         return None, errors
     keys = pa.concat_tables(list(accepted.values()))
@@ -84,7 +97,16 @@ def check_append(
                 errors[position] = duplicate_error(ctx, table, key, values, "exists in this table already")
         left = [request for position, request in accepted.items() if position not in errors]
         keys = pa.concat_tables(left) if left else keys.slice(0, 0)
-    return CheckedAppend(table.primary_key, key.token, target.branch.key, version, tuple(key_tuples(keys))), errors
+    branch = target.branch.key
+    return CheckedAppend(table.primary_key, key.token, branch, version, key_hashes(keys), lookup.coverage), errors
+
+
+def _is_fulfilled(ctx: Context, table: TableRecord, branch: Branch, key: PrimaryKey, lookup: KeyLookup) -> bool:
+    """Return whether a version is known to fulfil a declaration, by an append of this process or by the catalog."""
+    facts = KeyFacts.of(lookup.snapshot)
+    if key.token not in facts.fulfilled and is_checked(ctx, table, branch, lookup.snapshot.dataset.version, key):
+        facts.fulfilled.add(key.token)
+    return key.token in facts.fulfilled
 
 
 def _check_requests(

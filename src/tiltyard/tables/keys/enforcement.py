@@ -142,7 +142,7 @@ class _VersionCheck:
         if self.base is None or not unchanged:
             return _first_found(scan_for_keys(staged, keys, unchanged | kept))
         lookup = key_lookup(self.ctx, self.table, self.branch, self.base, self.key)
-        if not lookup.is_fast_for(keys.num_rows):
+        if not lookup.is_fast_for(keys):
             return _first_found(scan_for_keys(staged, keys, unchanged | kept))
         if (existing := _first_found(found for found, _ in lookup.find(keys, unchanged))) is not None:
             return existing

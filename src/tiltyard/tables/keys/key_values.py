@@ -5,16 +5,24 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
 Key = tuple[Any, ...]
 
 MAX_LISTED = 1000
 """Values of one IN list."""
+_RANGE_RATIO = 2
+"""Integers are looked up as a range which has up to so many times as many numbers as there are integers."""
+_HASH_MASK = 2**64 - 1
+_LEAST_LITERAL = -(2**63)
+"""The integer that SQL has no plain literal of."""
 
 
 def first_null(keys: pa.Table) -> str | None:
@@ -52,6 +60,14 @@ def key_tuples(keys: pa.Table) -> list[Key]:
     return list(zip(*(_comparable(column).to_pylist() for column in keys.columns), strict=True))
 
 
+def key_hashes(keys: pa.Table) -> NDArray[np.uint64]:
+    """Return a hash of each key: equal ones for equal keys, in this process. Those of one integer are different."""
+    type_ = keys.column(0).type
+    if keys.num_columns == 1 and (pa.types.is_integer(type_) or _is_date_or_time(type_)):
+        return np.asarray(_comparable(keys.column(0))).astype(np.uint64, casting="unsafe")
+    return np.fromiter((hash(values) & _HASH_MASK for values in key_tuples(keys)), np.uint64, keys.num_rows)
+
+
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(_integer_type(column.type)) if _is_date_or_time(column.type) else column
 
@@ -61,11 +77,28 @@ def _integer_type(type_: pa.DataType) -> pa.DataType:
     return pa.int32() if pa.types.is_date32(type_) else pa.int64()
 
 
+def is_dense(keys: pa.Table) -> bool:
+    """Return whether keys are integers next to each other, as those of a counter, which one range has."""
+    if keys.num_columns > 1 or not keys.num_rows or not pa.types.is_integer(keys.column(0).type):
+        return False
+    least, most = _bounds(keys.column(0))
+    return bool(most - least < _RANGE_RATIO * keys.num_rows)
+
+
 def lookup_filter(keys: pa.Table, columns: Sequence[str]) -> str:
     """Return SQL that these columns have values of `keys`: a condition that all rows with one of the keys meet."""
+    if keys.num_rows > 1 and is_dense(keys):
+        least, most = map(_integer_literal, _bounds(keys.column(0)))
+        return f"`{columns[0]}` BETWEEN {least} AND {most}"
     return " AND ".join(
         f"`{column}` IN ({', '.join(dict.fromkeys(_literals(keys.column(column))))})" for column in columns
     )
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:
+    """Return the least and the greatest of some integers."""
+    bounds = pc.min_max(column).as_py()
+    return bounds["min"], bounds["max"]
 
 
 def has_literals(type_: pa.DataType) -> bool:
@@ -93,8 +126,12 @@ def _literals(column: pa.ChunkedArray) -> list[str]:
     if _is_date_or_time(type_):
         bits, name = _integer_type(type_).bit_width, _time_name(type_)
         return [f"arrow_cast(arrow_cast('{value}', 'Int{bits}'), '{name}')" for value in values]
-    name = f"{'UInt' if pa.types.is_unsigned_integer(type_) else 'Int'}{type_.bit_width}"
-    return [f"arrow_cast('{value}', '{name}')" for value in values]
+    return [_integer_literal(value) for value in values]
+
+
+def _integer_literal(value: int) -> str:
+    """Return a plain literal, which Lance reads several times faster than a cast."""
+    return str(value) if value > _LEAST_LITERAL else f"arrow_cast('{value}', 'Int64')"
 
 
 def _is_date_or_time(type_: pa.DataType) -> bool:

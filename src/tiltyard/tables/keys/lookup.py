@@ -3,19 +3,28 @@
 A few keys are looked up in the index of a key's columns; fragments that it does not cover yet are in `RecentKeys`. The
 index does not say which rows a later version has deleted, so it decides for fragments that both have alike, and the
 later version is scanned for the others. Many keys, or a table without an index, cost a scan of the key's columns.
+
+Which fragments an index covers is read once for a version; the version of an append gets it from the one before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.runtime.recent_keys import MOST_KEYS
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.keys.key_values import MAX_LISTED, has_literals, key_tuples, lookup_filter, matching_keys
+from tiltyard.tables.keys.key_values import (
+    MAX_LISTED,
+    has_literals,
+    is_dense,
+    key_hashes,
+    lookup_filter,
+    matching_keys,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,32 +38,97 @@ if TYPE_CHECKING:
 _ROWS_PER_LOOKUP = 500
 """How many rows a scan reads in the time that the index takes for one key."""
 _INDICES = frozenset({"btree", "bitmap"})
-_SMALL_FRAGMENT = 10_000
+_SMALL_FRAGMENT = 1 << 17
 """Rows of a fragment whose keys are worth keeping in memory."""
 _SCANNED_ROWS = 1 << 18
 """Rows of a batch of a scan: comparing one begins with a hash table of all keys that are looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Indexes:
-    """The columns of a version with an index for equality, with the fragments that each covers; and all fragments."""
-
-    covered: dict[str, frozenset[int]]
-    fragments: frozenset[int]
+def indexed_columns(dataset: lance.LanceDataset) -> frozenset[str]:
+    """Return the columns of a version that have an index for equality."""
+    return frozenset(_covered_fragments(dataset))
 
 
-def _read_indexes(dataset: lance.LanceDataset) -> _Indexes:
+def _covered_fragments(dataset: lance.LanceDataset) -> dict[str, frozenset[int]]:
+    """Return the fragments that indexes for equality cover, by column."""
     covered: dict[str, frozenset[int]] = {}
     for index in dataset.describe_indices():
         if index.index_type.lower() in _INDICES and len(index.field_names) == 1:
             numbers = frozenset(number for segment in index.segments for number in segment.fragment_ids)
             covered[index.field_names[0]] = covered.get(index.field_names[0], frozenset()) | numbers
-    return _Indexes(covered, frozenset(fragment.fragment_id for fragment in dataset.get_fragments()))
+    return covered
 
 
-def indexed_columns(dataset: lance.LanceDataset) -> frozenset[str]:
-    """Return the columns of a version that have an index for equality."""
-    return frozenset(_read_indexes(dataset).covered)
+class _KeyFiles(NamedTuple):
+    """A fragment that no index covers: its files with the key's columns, which never change, and its rows."""
+
+    files: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The key's columns that have an index; the fragments that all of these cover; and all others by their ids."""
+
+    columns: tuple[str, ...]
+    field_ids: frozenset[int]
+    indexed: frozenset[int]
+    others: Mapping[int, _KeyFiles]
+
+    @classmethod
+    def read(cls, dataset: lance.LanceDataset, names: Sequence[str]) -> Coverage:
+        """Read the coverage of a version from its manifest."""
+        covered, schema = _covered_fragments(dataset), dataset.schema
+        columns = tuple(name for name in names if name in covered and has_literals(schema.field(name).type))
+        wanted = frozenset(names)
+        field_ids = frozenset(each.id() for each in dataset.lance_schema.fields() if each.name() in wanted)
+        fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
+        indexed = frozenset(fragments)
+        for column in columns:
+            indexed &= covered[column]
+        if not columns:
+            indexed = frozenset()
+        others = {
+            number: _KeyFiles(key_files(fragment.metadata, field_ids), fragment.physical_rows)
+            for number, fragment in fragments.items()
+            if number not in indexed
+        }
+        return cls(columns, field_ids, indexed, others)
+
+    def with_appended(self, dataset: lance.LanceDataset, written: Sequence[FragmentMetadata]) -> Coverage | None:
+        """Return the coverage of the next version, which has only these fragments besides; None if it has others."""
+        first = max(max(self.indexed, default=-1), max(self.others, default=-1)) + 1
+        others = dict(self.others)
+        for number, fragment in enumerate(written, first):
+            appended = dataset.get_fragment(number)
+            files = key_files(fragment, self.field_ids)
+            if appended is None or key_files(appended.metadata, self.field_ids) != files:
+                return None
+            others[number] = _KeyFiles(files, fragment.physical_rows)
+        return replace(self, others=others)
+
+
+def key_files(fragment: FragmentMetadata, field_ids: frozenset[int]) -> str:
+    """Return what tells the keys of a fragment from those of every other one: its files with the key's columns."""
+    # `path`, which is public, makes a class each time: that takes five times as long as all the rest for a fragment.
+    return " ".join(file._path for file in fragment.files if not field_ids.isdisjoint(file.fields))
+
+
+@dataclass(slots=True)
+class KeyFacts:
+    """What is known of one version by declarations of keys: which it fulfils, and the coverage of each."""
+
+    fulfilled: set[str] = field(default_factory=set)
+    coverage: dict[str, Coverage] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> KeyFacts:
+        """Return the facts that are kept with a snapshot."""
+        return snapshot.fact(_no_facts)
+
+
+def _no_facts(_dataset: lance.LanceDataset) -> KeyFacts:
+    return KeyFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +140,49 @@ class KeyLookup:
     scope: str
     recent: RecentKeys
 
-    def is_fast_for(self, count: int) -> bool:
-        """Return whether an index finds so many keys faster than a scan of the key's columns."""
-        if not self._indexed_columns():
+    @property
+    def coverage(self) -> Coverage:
+        """Return what the indexes cover. Raises what Lance raises, translated."""
+        known = KeyFacts.of(self.snapshot).coverage
+        if (coverage := known.get(self.scope)) is None:
+            with lance_errors(self.snapshot.dataset):
+                coverage = known[self.scope] = Coverage.read(self.snapshot.dataset, self.columns)
+        return coverage
+
+    def is_fast_for(self, keys: pa.Table) -> bool:
+        """Return whether an index finds these keys faster than a scan of the key's columns."""
+        if not self.coverage.columns:
             return False
-        return count <= MAX_LISTED or count * _ROWS_PER_LOOKUP <= self.snapshot.count_rows()
+        if keys.num_rows <= MAX_LISTED or is_dense(keys):
+            return True
+        return bool(keys.num_rows * _ROWS_PER_LOOKUP <= self.snapshot.count_rows())
 
     def find(self, keys: pa.Table, fragments: Collection[int] | None = None) -> Iterator[tuple[pa.Table, int]]:
         """Yield keys that the version has, with the fragment of each; `fragments` limits where they are looked for.
 
         Needs an index: see `is_fast_for`. Raises what Lance raises, translated.
         """
-        indexes, columns = self.snapshot.fact(_read_indexes), self._indexed_columns()
-        wanted = indexes.fragments if fragments is None else indexes.fragments.intersection(fragments)
-        covered = wanted.intersection(*(indexes.covered[column] for column in columns))
-        for start in range(0, keys.num_rows if covered else 0, MAX_LISTED):
-            yield from self._query_index(keys.slice(start, MAX_LISTED), columns, covered)
-        if uncovered := wanted - covered:
-            yield from self._find_uncovered(keys, sorted(uncovered))
-
-    def _indexed_columns(self) -> list[str]:
-        schema, covered = self.snapshot.dataset.schema, self.snapshot.fact(_read_indexes).covered
-        return [name for name in self.columns if name in covered and has_literals(schema.field(name).type)]
+        coverage = self.coverage
+        covered, others = coverage.indexed, coverage.others
+        if fragments is not None:
+            covered = covered.intersection(fragments)
+            others = {number: others[number] for number in others.keys() & fragments}
+        size = keys.num_rows if is_dense(keys) else MAX_LISTED
+        for start in range(0, keys.num_rows if covered else 0, size):
+            yield from self._query_index(keys.slice(start, size), coverage.columns, covered)
+        if others:
+            yield from self._find_uncovered(keys, others)
 
     def _query_index(
         self, keys: pa.Table, columns: Sequence[str], covered: Collection[int]
     ) -> Iterator[tuple[pa.Table, int]]:
         """Yield the keys that rows of indexed fragments have."""
-        dataset, names = self.snapshot.dataset, list(self.columns)
+        dataset, names, condition = self.snapshot.dataset, list(self.columns), lookup_filter(keys, columns)
         with lance_errors(dataset):
-            scanner = dataset.scanner(
-                columns=names, filter=lookup_filter(keys, columns), with_row_address=True, fast_search=True
-            )
+            # Counting alone takes half the time, and nearly always there is none.
+            if not dataset.scanner(filter=condition, fast_search=True).count_rows():
+                return
+            scanner = dataset.scanner(columns=names, filter=condition, with_row_address=True, fast_search=True)
             for batch in scanner.to_batches():
                 rows = pa.Table.from_batches([batch])
                 numbers = pc.shift_right(rows.column("_rowaddr"), pa.scalar(32, pa.uint64()))
@@ -107,42 +192,43 @@ class KeyLookup:
                         if found.num_rows:
                             yield found, number
 
-    def _find_uncovered(self, keys: pa.Table, uncovered: Sequence[int]) -> Iterator[tuple[pa.Table, int]]:
+    def _find_uncovered(self, keys: pa.Table, uncovered: Mapping[int, _KeyFiles]) -> Iterator[tuple[pa.Table, int]]:
         """Find keys in fragments without index: those of small ones are kept in memory, others are scanned."""
-        dataset = self.snapshot.dataset
-        with lance_errors(dataset):
-            fragments = _fragments(dataset, uncovered)
-        small = [fragment for fragment in fragments if fragment.physical_rows <= _SMALL_FRAGMENT]
-        if sum(fragment.physical_rows for fragment in small) > MOST_KEYS // 2:
-            small = []
-        scanned = set(uncovered).difference(fragment.fragment_id for fragment in small)
+        small = {fragment.files: number for number, fragment in _small_fragments(uncovered)}
+        scanned = set(uncovered).difference(small.values())
         if small:
-            by_file = {fragment_file(fragment.metadata): fragment for fragment in small}
-            if missing := self.recent.missing(self.scope, list(by_file)):
-                self._load({file: by_file[file] for file in missing})
-            if self.recent.may_have(self.scope, by_file, key_tuples(keys)):
-                scanned.update(fragment.fragment_id for fragment in small)
+            if missing := self.recent.missing(self.scope, list(small)):
+                self._load({files: small[files] for files in missing})
+            if self.recent.may_have(self.scope, small, key_hashes(keys)):
+                scanned.update(small.values())
+        dataset = self.snapshot.dataset
         for number in sorted(scanned):
             for found in scan_for_keys(dataset, keys, [number]):
                 yield found, number
 
-    def _load(self, fragments: Mapping[str, lance.LanceFragment]) -> None:
+    def _load(self, fragments: Mapping[str, int]) -> None:
         """Read all keys of fragments, those of deleted rows included: a later version may have these rows again."""
         dataset = self.snapshot.dataset
         with lance_errors(dataset):
             scanner = dataset.scanner(
                 columns=list(self.columns),
-                fragments=list(fragments.values()),
+                fragments=_fragments(dataset, fragments.values()),
                 with_row_id=True,
                 include_deleted_rows=True,
             )
             rows = scanner.to_table().select(list(self.columns))
-        self.recent.add(self.scope, fragments, key_tuples(rows))
+        self.recent.add(self.scope, fragments, key_hashes(rows))
 
 
-def fragment_file(fragment: FragmentMetadata) -> str:
-    """Return what tells the rows of a fragment from those of every other one: its first file, which never changes."""
-    return str(fragment.files[0].path)
+def _small_fragments(fragments: Mapping[int, _KeyFiles]) -> list[tuple[int, _KeyFiles]]:
+    """Return the fragments whose keys are kept in memory: where they are too many, the smallest of them."""
+    small = [(number, fragment) for number, fragment in fragments.items() if fragment.rows <= _SMALL_FRAGMENT]
+    rows = sum(fragment.rows for _, fragment in small)
+    if rows > MOST_KEYS // 2:
+        small.sort(key=lambda item: item[1].rows)
+        while rows > MOST_KEYS // 2:
+            rows -= small.pop()[1].rows
+    return small
 
 
 def scan_for_keys(dataset: lance.LanceDataset, keys: pa.Table, fragments: Collection[int]) -> Iterator[pa.Table]:

@@ -156,9 +156,11 @@ def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) ->
                     raise
                 retry.wait_or_raise(error)
                 continue
-        if checked is not None:
-            checked.remember(target.ctx, written)
-        version = target.finish_commit(committed, is_direct=True)
+        if committed is not dataset:  # of no rows there is no version
+            snapshot = target.ctx.storage.datasets.cache(target.location, target.branch, committed)
+            if checked is not None:
+                checked.remember(target.ctx, snapshot, written)
+        version = target.mark_written(int(committed.version))
         for member in members:
             member.outcome = version
         return

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from tests.services.ports import reserve_port
+from tiltyard.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,7 @@ class PostgresServer:
     def __init__(self, binaries: Path, folder: Path) -> None:
         """Make the cluster and start it."""
         self.binaries, self.folder = binaries, folder
+        self._template: str | None = None
         self.port, self._reserved = reserve_port()
         self._run("initdb", "-D", str(folder / "data"), "-U", "tilt", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
         self.start()
@@ -55,15 +57,28 @@ class PostgresServer:
 
     def new_database(self, *, socket: bool = False) -> str:
         """Create an empty database and return its URL: by TCP, or by the server's socket."""
-        name = f"test_{os.getpid()}_{next(NUMBERS)}"
-        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')
+        name = self._create_database("template1")
         return f"postgresql://tilt@/{name}?host={self.folder}&port={self.port}" if socket else self._url(name)
+
+    def new_catalog(self) -> str:
+        """Create a catalog with the schema of this code and return its URL: a copy, which is made in a third of the
+        time.
+        """
+        if self._template is None:
+            self._template = self._create_database("template1")
+            open_store(self._url(self._template)).close()
+        return self._url(self._create_database(self._template))
 
     def drop_database(self, url: str) -> None:
         """Drop a database that `new_database` made, even if it is in use."""
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
             connection.execute(f'DROP DATABASE "{urlsplit(url).path.lstrip("/")}" WITH (FORCE)')
+
+    def _create_database(self, template: str) -> str:
+        name = f"test_{os.getpid()}_{next(NUMBERS)}"
+        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return name
 
     def _url(self, name: str) -> str:
         return f"postgresql://tilt@127.0.0.1:{self.port}/{name}"

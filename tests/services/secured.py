@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.services.catalogs import prepare_catalog
 from tests.services.server import SECRETS, ServerProcess
 from tests.services.wire import Wire
 from tiltyard.config import Settings
@@ -43,6 +44,7 @@ class Secured:
 
 def make_keys(database_url: str, *names: str) -> dict[str, str]:
     """Keys made on the database, as `tiltyard key create` does; `administrator` is one."""
+    prepare_catalog(database_url)
     with open_store(database_url) as store:
         return {
             name: create_key(store, wall_clock, name, NewKeyOptions(), administrator=name == "administrator").text

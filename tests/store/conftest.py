@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.services.catalogs import prepare_catalog
 from tests.services.postgres import PostgresServer, postgres_server
 from tiltyard.store import Store, open_store
 
@@ -42,17 +44,20 @@ def clock() -> Clock:
 @pytest.fixture
 def new_url(tmp_path: Path, request: pytest.FixtureRequest, database_kind: str) -> Iterator[Callable[[], str]]:
     """Make empty databases of the kind under test."""
+    if database_kind == "sqlite":
+        numbers = count(1)
+        yield lambda: f"sqlite:///{tmp_path}/catalog-{next(numbers)}.db"
+        return
     created: list[str] = []
+    postgres: PostgresServer = request.getfixturevalue("postgres")
 
     def make() -> str:
-        if database_kind == "sqlite":
-            return f"sqlite:///{tmp_path}/catalog-{len(list(tmp_path.iterdir()))}.db"
-        created.append(request.getfixturevalue("postgres").new_database())
+        created.append(postgres.new_database())
         return created[-1]
 
     yield make
     for url in created:
-        request.getfixturevalue("postgres").drop_database(url)
+        postgres.drop_database(url)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
@@ -67,6 +72,20 @@ def url(new_url: Callable[[], str]) -> str:
 
 
 @pytest.fixture
-def store(url: str, clock: Clock) -> Iterator[Store]:
-    with open_store(url, clock=clock) as store:
+def catalog_url(tmp_path: Path, request: pytest.FixtureRequest, database_kind: str) -> Iterator[str]:
+    """Create a catalog of the kind under test, with the schema of this code."""
+    if database_kind == "sqlite":
+        url = f"sqlite:///{tmp_path}/catalog.db"
+        prepare_catalog(url)
+        yield url
+        return
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    url = postgres.new_catalog()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def store(catalog_url: str, clock: Clock) -> Iterator[Store]:
+    with open_store(catalog_url, clock=clock) as store:
         yield store

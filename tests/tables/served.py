@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import msgspec
 from lance_namespace.errors import LanceNamespaceError
+from tests.services.catalogs import prepare_catalog
 
 from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
@@ -28,7 +29,9 @@ class Server:
     """A context, and functions to create tables in its catalog."""
 
     def __init__(self, root: Path, **settings: Any) -> None:
-        self.services = open_services(Settings(root=str(root), **settings))
+        known_settings = Settings(root=str(root), **settings)
+        prepare_catalog(known_settings.database_url)
+        self.services = open_services(known_settings)
         self.ctx = Context(self.services, "test")
 
     def create(self, name: str, data: pa.Table, **options: Any) -> lance.LanceDataset:

@@ -11,6 +11,7 @@ from typing import Any
 import lancedb
 import pyarrow as pa
 import pytest
+from lancedb.exceptions import JobNotFoundError
 from lancedb.index import BTree
 from lancedb.remote.errors import HttpError
 
@@ -179,3 +180,43 @@ def test_database_that_a_caller_cannot_see_does_not_exist_for_it(tmp_path: Path)
         assert connect(secured, hidden, secured.keys["bob"]).open_table("t").count_rows() == 4
         with pytest.raises(Exception, match="not found"):
             connect(secured, "nowhere", secured.keys["bob"]).open_table("t")
+
+
+def test_jobs_of_a_database_are_its_own(server: ServerProcess, raw: Any, name: str, fresh: Fresh) -> None:
+    other = fresh("other")
+    raw.post(f"/v1/namespace/{other}/create")
+    inside, outside = connect(server, name), connect(server, other)
+    table = inside.create_table("t", ROWS)
+    built = table.create_index_async("id", config=BTree())
+    built.wait(timeout=datetime.timedelta(minutes=2))
+    inside.create_namespace(["inner"])
+    inside.create_table("gone", ROWS, namespace_path=["inner"])
+    dropped = inside.drop_table_async("gone", namespace_path=["inner"])
+    outside.create_table("t", ROWS)
+    elsewhere = outside.drop_table_async("t")
+
+    assert {job.job_id: job.table for job in inside.list_jobs()} == {built.id: "t", dropped.id: "inner$gone"}
+    assert [job.job_id for job in outside.list_jobs()] == [elsewhere.id]
+    assert [job.job_id for job in connect(server, f"{name}/inner").list_jobs()] == [dropped.id]
+    assert {built.id, dropped.id, elsewhere.id} <= {job.job_id for job in connect(server, fresh("nowhere")).list_jobs()}
+
+
+def test_job_of_another_database_does_not_exist(server: ServerProcess, raw: Any, name: str, fresh: Fresh) -> None:
+    other = fresh("other")
+    raw.post(f"/v1/namespace/{other}/create")
+    arguments = {"table": "t", "destination": "/tmp/none"}
+    job = raw.post("/tiltyard/v1/job/submit", {"name": "export", "table": [name, "t"], "arguments": arguments})
+    job_id = job.json()["job"]["id"]
+    outside, inside = connect(server, other), connect(server, name)
+    with pytest.raises(JobNotFoundError):
+        outside.open_job(job_id)
+    assert outside.cancel_job(job_id) is False
+    for call in (outside.pause_job, outside.resume_job):
+        with pytest.raises(HttpError) as refused:
+            call(job_id)
+        assert refused.value.status_code == 404
+    events = raw.post("/v1/jobs/query_events", {"job_id": job_id}, headers={"x-lancedb-database": other})
+    assert events.status_code == 404
+    assert inside.open_job(job_id).state == "QUEUED"
+    assert inside.pause_job(job_id) == "pausing"
+    assert (inside.resume_job(job_id), inside.cancel_job(job_id)) == ("resumed", True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, TransactionNotFoundError
 
 from tiltyard.access.authorization import can_see_namespace
 from tiltyard.model.ids import Id, check_id
@@ -52,3 +52,14 @@ def resolve_database(ctx: Context, name: str, prefix: str = "") -> Id:
 def _is_visible(ctx: Context, name: str) -> bool:
     """Return whether a namespace exists and the caller can see it: one that it cannot see does not exist for it."""
     return ctx.store.is_in_root(name) and (ctx.principal.administrator or can_see_namespace(ctx, Id((name,))))
+
+
+def check_job_in_database(ctx: Context, job_id: str) -> None:
+    """Check that a job's object is, or was, in the database of the request: in another one, the job does not exist.
+
+    Raises TransactionNotFoundError, NamespaceNotFoundError (no such database).
+    """
+    if ctx.database:
+        database_id = ctx.store.describe_namespace(ctx.database).id
+        if not ctx.store.is_job_in_namespace(job_id, database_id):
+            raise TransactionNotFoundError(f"Transaction not found: {job_id}")

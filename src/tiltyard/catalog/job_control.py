@@ -14,6 +14,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError, UnsupportedOperationError
 
 from tiltyard.access import filtered_lists
+from tiltyard.access.databases import check_job_in_database
 from tiltyard.access.needs import ALTER_JOB, DESCRIBE_JOB_STATE, LIST_ALL_JOBS, may_see_arguments
 from tiltyard.catalog.garbage import DROP_MOUNTED_TABLE
 from tiltyard.catalog.namespaces import DROP_KIND
@@ -63,8 +64,9 @@ def job_state(record: TransactionRecord) -> str:
 def list_all_jobs(ctx: Context, request: models.ListAllJobsRequest) -> models.ListAllJobsResponse:
     """List the jobs that the caller may describe, newest first: all, or those of a table, a type or a state.
 
-    The servers' own upkeep that has succeeded is listed only for a table, or by its type.
-    Raises InvalidInputError, TableNotFoundError.
+    Within a database of lancedb's clients, those of its objects alone. The servers' own upkeep that has succeeded is
+    listed only for a table, or by its type.
+    Raises InvalidInputError, TableNotFoundError, NamespaceNotFoundError (no such database).
     """
     matching = _filter(ctx, request)
     records, token = ctx.paging.fetch_page(
@@ -89,7 +91,8 @@ def _filter(ctx: Context, request: models.ListAllJobsRequest) -> JobFilter:
     kinds = job_kinds() if request.job_type is None else (request.job_type,)
     # It comes often, for every table: what has succeeded would be nearly all of a list.
     omitted = UPKEEP if request.job_type is None and table is None else None
-    return msgspec.structs.replace(state, kinds=kinds, table_id=table, without_succeeded=omitted)
+    database = ctx.store.describe_namespace(ctx.database).id if ctx.database else None
+    return msgspec.structs.replace(state, kinds=kinds, table_id=table, without_succeeded=omitted, namespace_id=database)
 
 
 def _summary(record: TransactionRecord) -> models.JobSummary:
@@ -108,6 +111,7 @@ def describe_job_state(ctx: Context, request: models.DescribeJobStateRequest) ->
 
     Its arguments are shown to its submitter, and to those who may run such jobs on its table.
     """
+    check_job_in_database(ctx, request.job_id)
     record = ctx.store.describe_transaction(request.job_id)
     spec: dict[str, Any] = {name: record.properties[name] for name in _SHOWN if name in record.properties}
     if (arguments := record.payload.get("arguments")) and may_see_arguments(ctx, record):
@@ -148,6 +152,7 @@ def cancel_job(ctx: Context, request: models.CancelJobRequest) -> models.CancelJ
     def change(status: Status, properties: Mapping[str, str]) -> tuple[Status, Mapping[str, str]]:
         return (status if status.is_final else Status.CANCELED), properties
 
+    check_job_in_database(ctx, request.job_id)
     record = ctx.store.alter_transaction(request.job_id, change, altered_by=ctx.principal.name)
     return models.CancelJobResponse(job_state=job_state(record))
 
@@ -159,6 +164,7 @@ def pause_job(ctx: Context, request: models.PauseJobRequest) -> models.PauseJobR
     Raises TransactionNotFoundError, InvalidTableStateError (it has ended), UnsupportedOperationError (the server's own
     work, once it runs: that has no checkpoints).
     """
+    check_job_in_database(ctx, request.job_id)
     paused = ctx.store.pause_transaction(request.job_id, _check_pausable, ctx.principal.name)
     return models.PauseJobResponse(paused=paused, committing=False)
 
@@ -175,5 +181,6 @@ def _check_pausable(record: TransactionRecord) -> None:
 @operation(needs=ALTER_JOB)
 def resume_job(ctx: Context, request: models.ResumeJobRequest) -> models.ResumeJobResponse:
     """Resume a paused job; one whose driver has not released it yet goes on. Raises TransactionNotFoundError."""
+    check_job_in_database(ctx, request.job_id)
     resumed = ctx.store.resume_transaction(request.job_id, ctx.principal.name)
     return models.ResumeJobResponse(resumed=resumed, still_pausing=False)

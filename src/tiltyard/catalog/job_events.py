@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.access.databases import check_job_in_database
 from tiltyard.access.needs import DESCRIBE_JOB_STATE
 from tiltyard.model.operations import ArrowAnswer, Pool, operation
 from tiltyard.model.spec import ARROW_STREAM
@@ -51,6 +52,7 @@ def query_job_events(ctx: Context, request: models.QueryJobEventsRequest) -> Arr
     if not 1 <= limit <= LARGEST_LIMIT:
         raise InvalidInputError(f"limit is 1 to {LARGEST_LIMIT}, not {limit}.")
     expression = None if request.filter is None else parse_filter(request.filter)
+    check_job_in_database(ctx, request.job_id)
     record = ctx.store.describe_transaction(request.job_id)
     table = _events_table(record, [_creation(record), *ctx.store.list_job_events(record.id)])
     if expression is not None:

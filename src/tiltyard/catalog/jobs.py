@@ -15,6 +15,7 @@ from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
     LanceNamespaceError,
+    NamespaceNotFoundError,
     ServiceUnavailableError,
     TableNotFoundError,
     TransactionNotFoundError,
@@ -59,6 +60,7 @@ def queue_job(
     *,
     required: Privilege,
     record_id: int | None = None,
+    namespace_id: int | None = None,
     table: Sequence[str] = (),
     spark: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
@@ -68,8 +70,9 @@ def queue_job(
 ) -> TransactionRecord:
     """Queue a job, or lease it to `owner` at once. `record_id` is the id of its table, `table` the name.
 
-    `required` are the privileges on the table that the submitter needs, now and when the job is started. `image` is
-    that of the executors where they are containers. Raises TableNotFoundError when the table is gone.
+    `namespace_id` is that of a table that the job is to create. `required` are the privileges on the table that the
+    submitter needs, now and when the job is started. `image` is that of the executors where they are containers.
+    Raises TableNotFoundError when the table is gone.
     """
     payload = {
         "arguments": dict(arguments),
@@ -81,7 +84,14 @@ def queue_job(
     job_properties = {"job": name, **({"table": str(Id(table))} if table else {}), **(properties or {})}
 
     def work(catalog: UnitOfWork) -> TransactionRecord:
-        queued = catalog.create_transaction(name, record_id, payload, job_properties, requested_by=ctx.principal.name)
+        queued = catalog.create_transaction(
+            name,
+            record_id,
+            payload,
+            job_properties,
+            requested_by=ctx.principal.name,
+            namespace_id=namespace_id,
+        )
         return (catalog.claim_job(queued.id, owner, lease_ms) if owner else None) or queued
 
     return ctx.store.transact(work)
@@ -98,12 +108,14 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
         names = ", ".join(sorted(pipeline_jobs()))
         raise InvalidInputError(f"There is no job '{request.name}': choose one of {names}.")
     table = table_id(request.table) if request.table else Id()
+    record_id = _find_table_id(ctx, table)
     record = queue_job(
         ctx,
         request.name,
         validate_arguments(ctx, request.name, table, request.arguments or {}),
         required=Privilege.RUN_UDFS,
-        record_id=_find_table_id(ctx, table),
+        record_id=record_id,
+        namespace_id=_find_parent_id(ctx, table) if record_id is None else None,
         table=table,
         spark=_checked_spark_properties(ctx, request),
         properties=request.properties,
@@ -126,6 +138,16 @@ def _find_table_id(ctx: Context, table: Sequence[str]) -> int | None:
     try:
         return find_table(ctx, table).id
     except TableNotFoundError:
+        return None
+
+
+def _find_parent_id(ctx: Context, table: Id) -> int | None:
+    """Return the id of the namespace where a job is to create its table, if it exists already."""
+    if not table:
+        return None
+    try:
+        return ctx.store.describe_namespace(table.parent).id
+    except NamespaceNotFoundError:
         return None
 
 

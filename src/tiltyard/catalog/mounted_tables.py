@@ -227,6 +227,7 @@ def drop_table(ctx: Context, request: models.DropTableRequest, mount: Mount, bel
             {"table": str(path)},
             TransactionStatus.SUCCEEDED,
             requested_by=ctx.principal.name,
+            namespace_id=record.namespace_id,
         )
         catalog.schedule_deletion(location, ctx.clock() + keep_ms, DROPPED, dropped.id)
         return models.DropTableResponse(

@@ -131,7 +131,10 @@ def _drop_cascade(ctx: Context, path: Id) -> models.DropNamespaceResponse:
     def work(catalog: UnitOfWork) -> models.DropNamespaceResponse:
         kind, status = (DROP_KIND, Status.SUCCEEDED) if keep_ms else (DELETE_FOLDERS, Status.QUEUED)
         payload = {"namespace": list(path)}
-        transaction = catalog.create_transaction(kind, None, payload, {}, status, requested_by=ctx.principal.name)
+        parent_id = catalog.describe_namespace(path.parent).id
+        transaction = catalog.create_transaction(
+            kind, None, payload, {}, status, requested_by=ctx.principal.name, namespace_id=parent_id
+        )
         dropped = catalog.drop_namespace(
             path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms, expected_id=expected_id
         )

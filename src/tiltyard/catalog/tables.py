@@ -365,7 +365,13 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
         record = catalog.remove_table(path, delete_folder=True, keep_ms=keep_ms, expected_id=expected_id)
         properties = {"table": str(path)}
         dropped = catalog.create_transaction(
-            DROP_TABLE, None, {}, properties, TransactionStatus.SUCCEEDED, requested_by=ctx.principal.name
+            DROP_TABLE,
+            None,
+            {},
+            properties,
+            TransactionStatus.SUCCEEDED,
+            requested_by=ctx.principal.name,
+            namespace_id=record.namespace_id,
         )
         return models.DropTableResponse(
             transaction_id=dropped.id, id=list(path), location=record.location, properties=record.properties

@@ -35,11 +35,24 @@ LIST = f"""
     WHERE {{matching}} AND (created_at, id) < (?, ?)
     ORDER BY created_at DESC, id DESC LIMIT ?
 """
+# Where a job's table is now, or where the object of a job was that has none (any more), is in or below a namespace.
+IN_NAMESPACE = """
+    COALESCE((SELECT namespace_id FROM tables WHERE tables.id = transactions.table_id), transactions.namespace_id) IN (
+        WITH RECURSIVE inside (id) AS (
+            SELECT CAST(? AS BIGINT)
+            UNION SELECT namespaces.id FROM inside CROSS JOIN namespaces WHERE namespaces.parent_id = inside.id
+        )
+        SELECT id FROM inside
+    )
+"""
+IS_IN_NAMESPACE = f"SELECT 1 FROM transactions WHERE transactions.id = ? AND {IN_NAMESPACE}"
 NEWEST = (1 << 62, "")
 
 
 class JobFilter(msgspec.Struct, frozen=True):
     """Which jobs are listed: of these kinds, and of one status, paused or not, of one table, if those are given.
+
+    With `namespace_id`, those of the objects in that namespace and below it.
 
     Of the kind `without_succeeded` those that have succeeded are left out.
     """
@@ -49,6 +62,7 @@ class JobFilter(msgspec.Struct, frozen=True):
     is_paused: bool | None = None
     table_id: int | None = None
     without_succeeded: str | None = None
+    namespace_id: int | None = None
 
     def conditions(self) -> tuple[str, tuple[object, ...]]:
         """Return SQL on the columns of `transactions`, and its values."""
@@ -65,6 +79,9 @@ class JobFilter(msgspec.Struct, frozen=True):
         if self.without_succeeded is not None:
             conditions.append("NOT (kind = ? AND status = ?)")
             values += (self.without_succeeded, TransactionStatus.SUCCEEDED.value)
+        if self.namespace_id is not None:
+            conditions.append(IN_NAMESPACE)
+            values.append(self.namespace_id)
         return " AND ".join(conditions), tuple(values)
 
 
@@ -107,6 +124,11 @@ class Jobs(Repository):
     def delete_job_parts(self, transaction_id: str) -> None:
         """Delete the checkpoint of a job that has ended."""
         self.connection.change(DELETE_PARTS, transaction_id)
+
+    @reads
+    def is_job_in_namespace(self, transaction_id: str, namespace_id: int) -> bool:
+        """Return whether the object of a job is, or was, in a namespace or below it."""
+        return self.connection.row(IS_IN_NAMESPACE, transaction_id, namespace_id) is not None
 
     @reads
     def list_jobs(self, matching: JobFilter, before: tuple[int, str] | None, limit: int) -> list[TransactionRecord]:

@@ -20,8 +20,9 @@ Change = Callable[[TransactionStatus, dict[str, str]], tuple[TransactionStatus, 
 
 INSERT = f"""
     INSERT INTO transactions (id, kind, status, table_id, payload, properties, error, attempts, lease_owner,
-        available_at, created_at, updated_at, asked_by)
-    VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?, ?, ?, ?, ?) RETURNING {TransactionRecord.COLUMNS}
+        available_at, created_at, updated_at, asked_by, namespace_id)
+    VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?, ?, ?, ?, ?, COALESCE(?, (SELECT namespace_id FROM tables WHERE id = ?)))
+    RETURNING {TransactionRecord.COLUMNS}
 """
 # Locked until the database transaction ends, so that a concurrent drop of the table cancels this one, too.
 LOCK_TABLE = "SELECT id FROM tables WHERE id = ? /*+ FOR KEY SHARE */"
@@ -90,17 +91,20 @@ class Transactions(Repository):
         owner: str | None = None,
         lease_ms: int = 0,
         requested_by: str | None = None,
+        namespace_id: int | None = None,
     ) -> TransactionRecord:
         """Create a transaction; one that is created Running is leased to `owner` for `lease_ms`.
 
-        `requested_by` is the name of the principal who requested it, None for the servers themselves.
+        `requested_by` is the name of the principal who requested it, None for the servers themselves; `namespace_id`
+        is where its object is or was, without it the namespace of its table.
         Raises TableNotFoundError when the table is gone.
         """
         if table_id is not None and self.connection.row(LOCK_TABLE, table_id) is None:
             raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
         now = self._clock()
         head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(dict(properties))
-        return self._require_row(INSERT, *head, owner, now + lease_ms, now, now, requested_by)
+        place = namespace_id, table_id
+        return self._require_row(INSERT, *head, owner, now + lease_ms, now, now, requested_by, *place)
 
     @reads
     def describe_transaction(self, transaction_id: str) -> TransactionRecord:

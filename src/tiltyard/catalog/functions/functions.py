@@ -73,7 +73,15 @@ def create_function(ctx: Context, request: models.CreateFunctionRequest) -> mode
     def work(catalog: UnitOfWork) -> models.CreateFunctionResponse:
         properties = {"function": version}
         status = TransactionStatus.SUCCEEDED
-        job = catalog.create_transaction(CREATE_FUNCTION, None, {}, properties, status, requested_by=ctx.principal.name)
+        job = catalog.create_transaction(
+            CREATE_FUNCTION,
+            None,
+            {},
+            properties,
+            status,
+            requested_by=ctx.principal.name,
+            namespace_id=parent_id,
+        )
         return models.CreateFunctionResponse(job_id=job.id)
 
     return ctx.transact(work)

@@ -69,3 +69,25 @@ def test_list_jobs_looks_at_kinds_and_status_newest_first(store: Store, clock: C
     assert [record.id for record in store.list_jobs(JobFilter(kinds), (last.created_at, last.id), 10)] == jobs[1:]
     store.claim_job(jobs[1], "one", 1000)
     assert [record.id for record in store.list_jobs(JobFilter(kinds, Status.RUNNING), None, 10)] == [jobs[1]]
+
+
+def test_list_jobs_of_a_namespace_has_those_of_what_is_and_was_in_it(store: Store) -> None:
+    for path in (("a",), ("a", "b"), ("other",)):
+        store.create_namespace(path, {})
+    inner, other = store.describe_namespace(("a", "b")).id, store.describe_namespace(("other",)).id
+    table = store.insert_table(("a", "b", "t"), "file:///t.lance", {})
+    live = store.create_transaction("ingest", table.id, {}, {}).id
+    dropped = store.create_transaction("ingest", None, {}, {}, namespace_id=inner).id
+    elsewhere = store.create_transaction("ingest", None, {}, {}, namespace_id=other).id
+    store.create_transaction("ingest", None, {}, {})  # of no namespace
+
+    def listed(*path: str) -> set[str]:
+        matching = JobFilter(("ingest",), namespace_id=store.describe_namespace(path).id)
+        return {record.id for record in store.list_jobs(matching, None, 10)}
+
+    assert (listed("a"), listed("a", "b"), listed("other")) == ({live, dropped}, {live, dropped}, {elsewhere})
+    store.rename_table(("a", "b", "t"), ("other", "t"))
+    assert (listed("a"), listed("other")) == ({dropped}, {live, elsewhere})
+    store.remove_table(("other", "t"), delete_folder=False)
+    assert (listed("a"), listed("other")) == ({live, dropped}, {elsewhere})
+    assert store.is_job_in_namespace(elsewhere, other) and not store.is_job_in_namespace(elsewhere, inner)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from bench.results import replaced
-from tiltyard.pipeline.backfill.job import CHECKPOINT_SECONDS
+from tiltyard.column_refresh.refresh import CHECKPOINT_SECONDS
 from tiltyard.pipeline.indexes.segments import ROWS_PER_MERGE, ROWS_PER_SEGMENT
 from tiltyard.pipeline.sources.discovery import TASK_BYTES
 from tiltyard.pipeline.sources.filesystem import READ_AHEAD

@@ -93,6 +93,7 @@ BOUNDS = {
     "upkeep_bytes": (1 << 28, 1 << 50),
     "keep_versions_days": (0.01, 36500),
     "view_refresh_rows": (0, 1 << 50),
+    "column_refresh_rows": (0, 1 << 50),
     "audit_days": (0, 36500),
     "transaction_days": (0, 36500),
     "upload_days": (0, 36500),
@@ -256,6 +257,10 @@ class Settings:
     view_refresh_rows: int = field(
         default=10_000_000,
         metadata={"help": "Rows that a server's own worker reads for one refresh of a materialized view, at most."},
+    )
+    column_refresh_rows: int = field(
+        default=1_000_000,
+        metadata={"help": "Rows of a table whose columns of SQL a server's own worker refreshes, at most."},
     )
     udfs: bool = field(
         default=False, metadata={"help": "Whether clients may declare columns that are computed by their own code."}

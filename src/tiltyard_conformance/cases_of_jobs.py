@@ -57,4 +57,5 @@ def _(w: World, f: Fields, r: Any) -> None:
 
 @case("AlterTableBackfillColumns", _computed)
 def _(w: World, f: Fields, r: Any) -> None:
-    assert _queued(w, r.job_id) == "backfill"
+    transaction = w.post(f"/v1/transaction/{r.job_id}/describe")
+    assert transaction["status"] != "Failed"

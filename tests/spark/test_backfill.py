@@ -15,14 +15,15 @@ import pytest
 from lance_namespace.errors import (
     InvalidInputError,
     ServiceUnavailableError,
+    TableBranchNotFoundError,
     TableColumnNotFoundError,
-    UnsupportedOperationError,
 )
 from pyspark import cloudpickle
 
 from tests.services.server import ServerProcess
 from tests.spark import functions
 from tests.spark.functions import Counting, Late
+from tiltyard.column_refresh import refresh
 from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline.backfill import job as backfilling
@@ -198,7 +199,7 @@ def test_backfill_that_fails_keeps_a_column_with_values_and_one_that_was_there(
             LocalRun(), catalog, spark, name, "there", udf="tests.spark.functions:failing", inputs=["x"], type="int64"
         )
     assert target.dataset().schema.names == ["id", "x", "there"]
-    monkeypatch.setattr(backfilling, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(refresh, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(backfilling, "ROWS_PER_TASK", 1)
     run = LocalRun()
     with pytest.raises(InvalidInputError, match="too many"):
@@ -247,6 +248,45 @@ def test_backfill_of_vectors_and_lists_keeps_their_types(
     assert columns.schema.field("vector").type == pa.list_(pa.float32(), 2)
     assert np.array_equal(columns["vector"].to_pylist(), [[float(number), 0.5] for number in columns["id"].to_pylist()])
     assert columns["words"].to_pylist() == [[str(number)] * 2 for number in columns["id"].to_pylist()]
+
+
+def test_backfill_of_a_branch_fills_the_branch_alone_and_resumes(
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    target: Table,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refresh, "CHECKPOINT_SECONDS", 0)
+    counting = Counting(tmp_path)
+    declare(target, counting)
+    target.dataset().create_branch("dev")
+    branch = target.dataset(branch="dev")
+    branch.insert(rows(range(1000, 1100)))
+    branch.delete("id % 7 = 0")
+    run, commit = LocalRun(), JobTable.commit
+
+    def last(*arguments: Any, **options: Any) -> int:
+        version = commit(*arguments, **options)
+        run.canceled.set()
+        return version
+
+    monkeypatch.setattr(JobTable, "commit", last)
+    with pytest.raises(RunCanceledError):
+        backfill(run, catalog, spark, name, "y", branch="dev")
+    monkeypatch.setattr(JobTable, "commit", commit)
+    before = counting.seen()
+    run.canceled.clear()
+    figures = backfill(run, catalog, spark, name, "y", branch="dev", concurrency=1)
+    expected = {number: 20 * number for number in range(1100) if number % 7}
+    assert before and figures["rows"] == len(expected)  # of both drivers
+    assert before + counting.seen() <= len(expected) + 3 * 250  # what was written and not committed is computed again
+    columns = target.dataset(branch="dev").to_table().to_pydict()
+    assert dict(zip(columns["id"], columns["y"], strict=True)) == expected
+    assert values(target) == dict.fromkeys(range(1000))
+    figures = backfill(LocalRun(), catalog, spark, name, "y")
+    assert figures["rows"] == 1000 and values(target) == doubles(range(1000))
 
 
 @pytest.mark.parametrize("writer", ["append", "delete", "update", "merge", "compact", "column"])
@@ -315,7 +355,7 @@ def test_backfill_canceled_keeps_its_checkpoints(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tiltyard.pipeline.backfill.job.CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("tiltyard.column_refresh.refresh.CHECKPOINT_SECONDS", 0)
     counting = Counting(tmp_path)
     declare(target, counting)
     run = LocalRun()
@@ -347,7 +387,7 @@ def test_backfill_that_cannot_be_says_why(
         backfill(LocalRun(), catalog, spark, name, "x")
     with pytest.raises(TableColumnNotFoundError, match="no column 'nothing'"):
         backfill(LocalRun(), catalog, spark, name, "nothing")
-    with pytest.raises(UnsupportedOperationError, match="branch"):
+    with pytest.raises(TableBranchNotFoundError, match="other"):
         backfill(LocalRun(), catalog, spark, name, "y", branch="other")
     with pytest.raises(InvalidInputError, match="not a condition"):
         backfill(LocalRun(), catalog, spark, name, "y", udf=f"{functions.__name__}:doubled", inputs=["x"], where="a(")

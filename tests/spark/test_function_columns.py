@@ -170,12 +170,28 @@ def test_struct_fills_a_column_for_each_field_and_a_class_is_created_with_consta
     table = db.create_table(fresh("texts"), pa.table({"text": ["Ab", "CDE"], "n": pa.array([1, 2], pa.int64())}))
     table.add_columns(function(db, "words")(text=col("text")).rename(columns={"low": "lower"}))
     table.add_columns({"scaled": function(db, "scale")(x=col("n"), factor=10.0)})
-    for column in ("lower", "size", "scaled"):
-        drive(table.refresh_column_async(column))
+    for column, assigned in (("lower", 2), ("size", 0), ("scaled", 2)):  # one call fills all columns of a struct
+        assert drive(table.refresh_column_async(column)).rows_assigned == assigned
     assert table.search().limit(9).to_arrow().select(["lower", "size", "scaled"]).to_pylist() == [
         {"lower": "ab", "size": 2, "scaled": 10.5},
         {"lower": "cde", "size": 3, "scaled": 20.5},
     ]
+    table.add(pa.table({"text": ["f", None], "n": pa.array([3, 4], pa.int64())}))
+    failed = drive(table.refresh_column_async("size"))
+    assert (failed.rows_assigned, failed.rows_failed) == (1, 1)
+    again = drive(table.refresh_column_async("lower"))
+    assert (again.rows_assigned, again.rows_failed) == (0, 1)  # only what failed is tried again
+    assert values(table, "lower") == ["ab", "cde", "f", None] and values(table, "size") == [1, 2, 3, None]
+
+
+def test_function_fills_columns_of_a_branch(secured: Secured, table: Any, db: Any, drive: Callable[..., Any]) -> None:
+    branch = table.branches.create("dev")
+    branch.add_columns({"double": function(db, "twice")(x=col("x"))})
+    branch.add(pa.table({"x": pa.array([50], pa.int64()), "y": pa.array([1], pa.int64())}))
+    result = drive(branch.refresh_column_async("double"))
+    assert (result.rows_assigned, result.published_version) == (5, branch.version)
+    assert values(branch, "double") == [2, 4, 6, 8, 100]
+    assert "double" not in table.schema.names
 
 
 def test_secret_reaches_the_function_through_its_jobs_driver_alone(
@@ -241,7 +257,7 @@ def test_sql_columns_are_declared_and_refreshed_by_both_clients(
     secured: Secured, table: Any, drive: Callable[..., Any]
 ) -> None:
     table.add_columns(computed={"total": "x + coalesce(y, 0)"})
-    assert drive(table.refresh_column_async("total")).rows_assigned == 4
+    assert table.refresh_column_async("total").wait().rows_assigned == 4  # by the server's own worker
     assert values(table, "total") == [2, 3, 4, 7]
 
     async def run() -> str:

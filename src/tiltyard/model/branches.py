@@ -38,6 +38,15 @@ class Branch(msgspec.Struct, frozen=True, gc=False):
         return self.key or _MAIN_NAME
 
     @property
+    def folder(self) -> str:
+        """The folder of the files that were written on the branch, relative to the table's: "" for main."""
+        return f"tree/{self.key}" if self.key else ""
+
+    def base(self, location: str) -> str:
+        """Return where files of the branch are written, of the table at a location."""
+        return f"{location}/{self.folder}" if self.key else location
+
+    @property
     def lance_name(self) -> str | None:
         """The name as pylance takes and returns it: None for main."""
         return self.key or None

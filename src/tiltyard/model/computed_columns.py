@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 PREFIX = "tiltyard.udf."
+SCALAR = "$value"
+"""lancedb's name for the result of a function that returns one value."""
 EXPRESSION = "tiltyard.computed.expression"
 FUNCTION = "tiltyard.udf.function"
 """The metadata of a column that a registered function computes: the fields of `FunctionDeclaration` as JSON."""
@@ -127,6 +133,41 @@ def read_declaration(metadata: Mapping[Any, Any] | None) -> Declaration | None:
     if not {"name", "version", "code", "inputs"} <= values.keys():
         return None
     return UdfDeclaration(**{**values, "inputs": tuple(json.loads(values["inputs"]))})
+
+
+def input_columns(schema: pa.Schema, expression: str) -> tuple[str, ...]:
+    """Return the columns that an SQL expression may read: those whose names are words of it."""
+    return tuple(name for name in schema.names if re.search(rf"\b{re.escape(name)}\b", expression))
+
+
+def result_field(declaration: UdfDeclaration | FunctionDeclaration) -> str:
+    """Return the field of the struct that code returns, which a column holds; "" for the whole value."""
+    if isinstance(declaration, UdfDeclaration):
+        return declaration.struct_field
+    return "" if declaration.result == SCALAR else declaration.result
+
+
+def find_siblings(
+    schema: pa.Schema, column: str, declaration: UdfDeclaration | FunctionDeclaration
+) -> dict[str, UdfDeclaration | FunctionDeclaration]:
+    """Return the declarations of a column, and of those which hold other fields of what the same call returns."""
+    siblings = {column: declaration}
+    for field in schema:
+        other = read_declaration(field.metadata)
+        if (
+            isinstance(other, UdfDeclaration | FunctionDeclaration)
+            and result_field(other)
+            and _call_of(other) == _call_of(declaration)
+        ):
+            siblings.setdefault(field.name, other)
+    return siblings
+
+
+def _call_of(declaration: UdfDeclaration | FunctionDeclaration) -> Any:
+    """Return what is called with which columns, without what a column takes of the result."""
+    if isinstance(declaration, UdfDeclaration):
+        return replace(declaration, struct_field="")
+    return declaration.manifest_digest, declaration.inputs, declaration.initialization
 
 
 def _text(value: Any) -> str:

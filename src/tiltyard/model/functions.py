@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
+from tiltyard.model.computed_columns import SCALAR
 from tiltyard.model.schemas.arrow_json import PLAIN
 
 MOST_SOURCE_BYTES = 1 << 20
@@ -99,10 +100,6 @@ class Signature(_Part, frozen=True):
         if self.output.kind == "scalar":
             return {SCALAR: parse_function_type(self.output.arrow_type or "")}
         return {field.name: parse_function_type(field.arrow_type) for field in self.output.fields}
-
-
-SCALAR = "$value"
-"""lancedb's name for the result of a function that returns one value."""
 
 
 class PythonEnvironment(_Part, frozen=True):

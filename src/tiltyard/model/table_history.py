@@ -78,6 +78,18 @@ def fragments_by_id(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
     return {fragment.fragment_id: fragment.metadata for fragment in dataset.get_fragments()}
 
 
+def field_ids(dataset: lance.LanceDataset, column: str) -> frozenset[int]:
+    """Return the ids of a column's field and its descendants; empty for a missing column."""
+    return frozenset(
+        number for field in dataset.lance_schema.fields() if field.name() == column for number in ids_of_field(field)
+    )
+
+
+def ids_of_field(field: Any) -> list[int]:
+    """Return the ids of a field of Lance's and of its descendants."""
+    return [field.id(), *(number for child in field.children() for number in ids_of_field(child))]
+
+
 def is_same_fragment(left: FragmentMetadata, right: FragmentMetadata) -> bool:
     """Return whether two fragments of one id have the same content: the same files, and the same deleted rows."""
     return left.files == right.files and left.deletion_file == right.deletion_file

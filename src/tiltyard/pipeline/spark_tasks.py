@@ -72,11 +72,13 @@ def run_tasks(
     on_result: Callable[[int, R], None] | None = None,
     name: str = "tiltyard",
     wave: int | None = None,
+    at_once: int | None = None,
 ) -> list[R]:
     """Run `work(payload)` for each payload in Spark tasks; return the results in the order of the payloads.
 
     `work` and payloads are pickled (cloudpickle: closures too). `on_result(position, result)` is called in the caller's
-    thread as results arrive, in any order. `wave` is the number of payloads of one Spark job. Raises RunCanceledError
+    thread as results arrive, in any order. `wave` is the number of payloads of one Spark job; `at_once` bounds how many
+    payloads run at once, where Spark would run more. Raises RunCanceledError
     within a second of the run's cancellation, RefusedError if a task raised it, Spark's own error if a task failed in
     all its attempts; all tasks have ended by then.
 
@@ -87,7 +89,10 @@ def run_tasks(
         return []
     if spark is None:
         return _run_in_threads(run, work, payloads, on_result)
-    size = wave or max(1, task_slots(spark) // 2)
+    waves, size = WAVES, wave or max(1, task_slots(spark) // 2)
+    if at_once is not None and at_once < waves * size:
+        waves = min(WAVES, at_once)
+        size = at_once // waves
     tag = f"tiltyard-{uuid.uuid4().hex}"
     dumps = _cloudpickle().dumps
     results: dict[int, R] = {}
@@ -96,7 +101,7 @@ def run_tasks(
     with ThreadPoolExecutor(WAVES, thread_name_prefix="wave") as pool:
         try:
             while len(results) < len(payloads):
-                while len(pending) < WAVES and (first := next(offsets, None)) is not None:
+                while len(pending) < waves and (first := next(offsets, None)) is not None:
                     next_wave = _Wave(first, tuple(dumps(payload) for payload in payloads[first : first + size]))
                     pending.add(pool.submit(_run_wave, spark, tag, name, work, next_wave))
                 finished, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)

@@ -91,6 +91,10 @@ class TableLocation:
         )
         return dataset.checkout_version((branch, version)) if branch else dataset
 
+    def data_folder(self, branch: str | None) -> str:
+        """Return the folder of the data files that are written on a branch, None being main."""
+        return f"{self.uri}/tree/{branch}/data" if branch else f"{self.uri}/data"
+
     def scan(self, version: int, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some fragments at a version; `options` are those of pylance's scanner."""
         yield from scan_fragments(self.open(version), fragments, **options)

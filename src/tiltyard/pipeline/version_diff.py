@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.model.table_history import fragments_by_id, is_same_fragment, read_transactions
+from tiltyard.model.table_history import field_ids, fragments_by_id, ids_of_field, is_same_fragment, read_transactions
 
 if TYPE_CHECKING:
     import lance
@@ -44,20 +44,9 @@ def get_fragment(dataset: lance.LanceDataset, number: int) -> lance.LanceFragmen
     return fragment
 
 
-def field_ids(dataset: lance.LanceDataset, column: str) -> frozenset[int]:
-    """Return the ids of a column's field and its descendants; empty for a missing column."""
-    return frozenset(
-        number for field in dataset.lance_schema.fields() if field.name() == column for number in _ids(field)
-    )
-
-
 def path_ids(dataset: lance.LanceDataset, path: str) -> frozenset[int]:
     """Return the ids of the field at an existing path (`a`, `a.b`, "`a.b`.c") and of its descendants."""
-    return frozenset(_ids(dataset.lance_schema.field(path)))
-
-
-def _ids(field: Any) -> list[int]:
-    return [field.id(), *(number for child in field.children() for number in _ids(child))]
+    return frozenset(ids_of_field(dataset.lance_schema.field(path)))
 
 
 def diff_fragments(old: lance.LanceDataset, new: lance.LanceDataset) -> FragmentChanges:

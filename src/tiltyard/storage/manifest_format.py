@@ -107,12 +107,7 @@ def _version_of(name: str) -> int:
 
 def versions_folder(branch: Branch) -> str:
     """Return the folder of a branch's manifests, relative to the table's folder."""
-    return "_versions" if branch.is_main else f"tree/{branch.name}/_versions"
-
-
-def data_folder(branch: Branch) -> str:
-    """Return the folder of the data files that were written on a branch, relative to the table's folder."""
-    return "data" if branch.is_main else f"tree/{branch.name}/data"
+    return "_versions" if branch.is_main else f"{branch.folder}/_versions"
 
 
 CodeDeclaration: TypeAlias = frozenset[tuple[bytes, bytes]]

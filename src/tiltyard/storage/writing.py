@@ -93,6 +93,16 @@ def _sync(storage: Storage, base: str, fragments: Iterable[FragmentMetadata], ne
         raise
 
 
+def sync_files(storage: Storage, base: str, names: Sequence[str]) -> None:
+    """Fsync written data files of a table, or of its branch's folder `base`. Raises ServiceUnavailableError."""
+    storage.sync([*(f"{base}/data/{name}" for name in names), f"{base}/data"])
+
+
+def discard_files(storage: Storage, base: str, names: Sequence[str]) -> None:
+    """Delete data files that are in no version, with their blobs; missing ones are ignored."""
+    _delete(storage, [f"{base}/data/{name}" for name in names])
+
+
 def _blob_folders(files: Iterable[str]) -> list[str]:
     """Return where Lance puts the blobs of data files that are too large for these: a folder beside each."""
     return [file.removesuffix(".lance") for file in files]

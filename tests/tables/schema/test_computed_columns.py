@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lance_namespace.errors import (
     InvalidInputError,
     PermissionDeniedError,
     ServiceUnavailableError,
+    TableBranchNotFoundError,
     TableColumnNotFoundError,
     UnsupportedOperationError,
 )
@@ -201,7 +203,8 @@ def test_backfill_columns_queues_the_job_under_its_table(server: Server, trap: P
     add(server, virtual_column=virtual(trap))
     record = server.services.store.describe_transaction(backfill(server, "v", where="a > 1", concurrency=4))
     assert (record.kind, record.status, record.properties["column"]) == ("backfill", "Queued", "v")
-    assert record.payload["arguments"] == {"table": "t", "column": "v", "where": "a > 1"}
+    arguments = {"table": "t", "column": "v", "where": "a > 1", "concurrency": 4}
+    assert record.payload["arguments"] == arguments
     assert record.table_id == server.services.store.describe_table(("t",)).id
     assert not trap.exists()
 
@@ -220,21 +223,41 @@ def test_backfill_columns_of_main_by_its_name_is_one_without_a_branch(server: Se
     assert record.payload["arguments"] == {"table": "t", "column": "v"}
 
 
-def test_backfill_columns_of_a_branch_is_refused_before_anything_is_done(server: Server, trap: Path) -> None:
+def test_backfills_of_a_branch_are_queued_for_it(server: Server, trap: Path) -> None:
     add(server, virtual_column=virtual(trap))
     server.open("t").create_branch("try")
-    with pytest.raises(UnsupportedOperationError, match="fill them on main"):
-        backfill(server, "v", branch="try")
+    with pytest.raises(TableBranchNotFoundError):
+        backfill(server, "v", branch="none")
+    backfill(server, "v", branch="try")
     new = [{"name": "w", "virtual_column": virtual(trap, auto_backfill=True)}]
-    request = ask(models.AlterTableAddColumnsRequest, id="t", branch="try", new_columns=new)
-    with pytest.raises(UnsupportedOperationError, match="fill them on main"):
-        alter_table_add_columns(server.ctx, request)
+    alter_table_add_columns(server.ctx, ask(models.AlterTableAddColumnsRequest, id="t", branch="try", new_columns=new))
     changed = [{"path": "v", "virtual_column": {"udf_version": "2", "auto_backfill": True}}]
     alteration = ask(models.AlterTableAlterColumnsRequest, id="t", branch="try", alterations=changed)
-    with pytest.raises(UnsupportedOperationError, match="fill them on main"):
-        alter_table_alter_columns(server.ctx, alteration)
-    assert server.open("t").checkout_version(("try", None)).version == 2
-    assert server.services.store.transaction_counts() == {}
+    alter_table_alter_columns(server.ctx, alteration)
+    queued = [
+        record.payload["arguments"] for record in server.services.store.list_jobs(JobFilter(["backfill"]), None, 9)
+    ]
+    assert sorted(arguments["column"] for arguments in queued) == ["v", "v", "w"]
+    assert {arguments["branch"] for arguments in queued} == {"try"}
+
+
+def test_sql_over_a_small_table_is_computed_by_the_server_and_all_else_by_spark(
+    server: Server, trap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server, "c", computed="a + 1")
+    add(server, virtual_column=virtual(trap))
+
+    def kind(column: str) -> str:
+        return server.services.store.describe_transaction(backfill(server, column)).kind
+
+    assert (kind("c"), kind("v")) == ("refresh_column", "backfill")
+    rows = server.open("t").count_rows()
+    for most, expected in ((rows, "refresh_column"), (rows - 1, "backfill"), (0, "backfill")):
+        settings = replace(server.services.settings, column_refresh_rows=most)
+        monkeypatch.setattr(server, "ctx", Context(replace(server.services, settings=settings), "test"))
+        assert kind("c") == expected
+    server.open("t").update_field_metadata({"c": ExpressionDeclaration("repeat('x', 1000000000)").metadata()})
+    assert kind("c") == "backfill"  # no request could declare it: a client's own commit did
 
 
 def test_add_columns_with_auto_backfill_queues_it_at_once(server: Server, trap: Path) -> None:

@@ -23,6 +23,7 @@ from tiltyard.catalog.functions.functions import function_not_found, read_defini
 from tiltyard.catalog.functions.secrets import read_secret_value
 from tiltyard.catalog.job_authorization import authorize_submitter
 from tiltyard.catalog.transactions import transaction_id
+from tiltyard.model.branches import Branch
 from tiltyard.model.computed_columns import FunctionDeclaration, read_declaration
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import operation
@@ -83,10 +84,12 @@ def _function_of(ctx: Context, job: TransactionRecord) -> FunctionRecord:
 
 
 def _declaration_of(ctx: Context, job: TransactionRecord) -> FunctionDeclaration:
-    column = (job.payload.get("arguments") or {}).get("column")
-    if job.table_id is not None and isinstance(column, str):
+    arguments = job.payload.get("arguments") or {}
+    column, branch = arguments.get("column"), arguments.get("branch")
+    if job.table_id is not None and isinstance(column, str) and isinstance(branch, str | None):
         table = ctx.store.table_by_id(job.table_id)
-        dataset = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location))
+        options = ctx.storage.options(table.location)
+        dataset = ctx.storage.datasets.open_for_reading(table.location, options, Branch.parse(branch))
         if column in dataset.schema.names:
             declaration = read_declaration(dataset.schema.field(column).metadata)
             if isinstance(declaration, FunctionDeclaration):

@@ -1,47 +1,40 @@
-"""Backfill job: compute a column's values, fragment by fragment, checkpointed by commits, beside concurrent writers.
+"""Backfill job: compute a column's values in Spark's tasks, checkpointed by commits, beside concurrent writers.
 
-    fragments that lack values → tasks write a file for each → commits add the files that are written so far
-
-A file belongs to the physical rows of its fragment, so it stays valid through appends and deletes. A fragment that a
-compaction replaced meanwhile is planned again: values committed before were compacted with it.
+What is computed, and how it is committed, is `tiltyard.column_refresh`, which the server's own worker uses, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import lance
 import pyarrow as pa
 from lance import LanceOperation
-from lance_namespace.errors import (
-    ConcurrentModificationError,
-    InvalidInputError,
-    TableColumnNotFoundError,
-    UnsupportedOperationError,
-)
+from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
-from tiltyard.model.computed_columns import ExpressionDeclaration, FunctionDeclaration, read_declaration
-from tiltyard.model.functions import SCALAR
+from tiltyard.column_refresh.fragment_files import FilledFragment, FragmentPlan
+from tiltyard.column_refresh.freshness import ComputedColumn
+from tiltyard.column_refresh.refresh import ColumnRefresh
+from tiltyard.model.branches import Branch
+from tiltyard.model.computed_columns import (
+    ExpressionDeclaration,
+    FunctionDeclaration,
+    find_siblings,
+    input_columns,
+    read_declaration,
+    result_field,
+)
 from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.backfill.freshness import (
-    ComputedColumn,
-    FragmentState,
-    files_appended_since,
-    fragment_states,
-    without_fields,
-)
 from tiltyard.pipeline.backfill.new_column import NewColumn, try_code
-from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledFragment, FillFragment, fill_fragments
-from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.backfill.tasks import ColumnFunction, FillFragment, Output, fill_fragments
 from tiltyard.pipeline.delete.job import check_condition
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.registered import function_code
@@ -53,20 +46,17 @@ from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.user_functions import PickledFunction, UserFunction, parse_user_function
-from tiltyard.pipeline.version_diff import field_ids, fragments_by_id, group_fragments
+from tiltyard.pipeline.version_diff import group_fragments
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
 
 if TYPE_CHECKING:
-    from lance.fragment import FragmentMetadata
     from pyspark.sql import SparkSession
-
-CHECKPOINT_SECONDS = 10.0
-"""How long files that tasks have written wait for their commit, at most."""
 
 ROWS_PER_TASK = 1 << 20
 """Small fragments share a task up to so many rows, which is the size of the fragments that jobs write."""
 
-MAX_ROUNDS = 20
+_BASE_KEY = "base"
+"""The checkpoint of the version at which the first driver of a run began."""
 
 
 @job("backfill")
@@ -82,7 +72,8 @@ def backfill(
     inputs: Annotated[list[str], "The input columns of the function."] = [],  # noqa: B006  # the registry copies it
     type: Annotated[str | None, "The column's type (float32[128], string, …), if the table lacks the column."] = None,  # noqa: A002  # the option's name
     udf_version: Annotated[str, "Version of the function; values of other versions are stale."] = "",
-    branch: Annotated[str | None, "A branch of the table; not supported yet."] = None,
+    branch: Annotated[str | None, "A branch of the table [default: main]."] = None,
+    concurrency: Annotated[int | None, "How many tasks compute values at once, at most."] = None,
 ) -> Mapping[str, object]:
     """Compute the values of a column that are missing or stale.
 
@@ -94,10 +85,10 @@ def backfill(
       tiltyard job backfill --uri http://127.0.0.1:2333 films embedding
       tiltyard job backfill --uri http://127.0.0.1:2333 films length --udf words.py:length --inputs title --type int64
     """
-    if branch:
-        raise UnsupportedOperationError("Columns of a branch are not backfilled: fill them on main, and branch then.")
+    if concurrency is not None and concurrency < 1:
+        raise InvalidInputError("At least one task at once computes values: concurrency is 1 or more.")
     target = catalog_client.table(catalog, table)
-    job_table = JobTable(target)
+    job_table = JobTable(target, Branch.parse(branch).lance_name)
     dataset = job_table.latest()
     override = _CodeOverride(parse_user_function(udf), tuple(inputs), udf_version) if udf else None
     new_field = pa.field(column, parse_type(type)) if type else None
@@ -109,10 +100,13 @@ def backfill(
             check_column_list(dataset.schema, inputs, "The inputs")
             if new_field is not None and column not in dataset.schema.names:
                 check_column_name(column)
-                try_code(run, spark, job_table, ColumnFunction(new_field, override.inputs, override.code), where)
+                function = ColumnFunction((Output(new_field),), override.inputs, override.code)
+                try_code(run, spark, job_table, function, where)
                 new_column.add(new_field)
                 dataset = job_table.latest()
-        return _plan_backfill(run, target, job_table, dataset, column, override).run_rounds(spark, where)
+        function, columns = _find_function(run, dataset, column, override)
+        host = _SparkHost(run, spark, job_table, function, concurrency)
+        return ColumnRefresh(host, str(target), columns, where).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,241 +124,129 @@ class _CodeOverride:
         return hashlib.sha256(json.dumps([code, self.inputs, self.version]).encode()).hexdigest()
 
 
-def _plan_backfill(
-    run: ColumnRun,
-    table: Table,
-    job_table: JobTable,
-    dataset: lance.LanceDataset,
-    name: str,
-    override: _CodeOverride | None,
-) -> _Backfill:
-    """Find what computes the column. Raises TableColumnNotFoundError, InvalidInputError (nothing computes it)."""
+def _find_function(
+    run: ColumnRun, dataset: lance.LanceDataset, name: str, override: _CodeOverride | None
+) -> tuple[ColumnFunction, tuple[ComputedColumn, ...]]:
+    """Return what computes the column, and the columns that it fills: with it, those of the same call's other results.
+
+    Raises TableColumnNotFoundError, InvalidInputError (nothing computes it).
+    """
     if name not in dataset.schema.names:
         raise TableColumnNotFoundError(f"The table has no column '{name}': declare it, or give --udf and --type.")
-    schema_field = dataset.schema.field(name)
-    declaration = read_declaration(schema_field.metadata)
-    plain_field = pa.field(name, schema_field.type)
+    declaration = read_declaration(dataset.schema.field(name).metadata)
     if override is not None:
-        identity = override.identity
-        function = ColumnFunction(plain_field, override.inputs, override.code)
+        function = ColumnFunction((_output(dataset, name),), override.inputs, override.code)
+        identities = {name: override.identity}
     elif isinstance(declaration, ExpressionDeclaration):
-        expression = declaration.expression
-        inputs = tuple(other for other in dataset.schema.names if re.search(rf"\b{re.escape(other)}\b", expression))
-        identity, function = declaration.identity, ColumnFunction(plain_field, inputs, None, expression)
-    elif isinstance(declaration, FunctionDeclaration):
-        check_client_code_allowed()
-        check_column_list(dataset.schema, declaration.columns, "The inputs")
-        identity = declaration.identity
-        code = function_code(run.read_function(), declaration.initialization)
-        result = "" if declaration.result == SCALAR else declaration.result
-        function = ColumnFunction(plain_field, declaration.columns, code, struct_field=result)
+        inputs = input_columns(dataset.schema, declaration.expression)
+        function = ColumnFunction((_output(dataset, name),), inputs, None, declaration.expression)
+        identities = {name: declaration.identity}
     elif declaration is not None:
         check_client_code_allowed()
-        check_column_list(dataset.schema, declaration.inputs, "The inputs")
-        identity = declaration.identity
-        pickled = PickledFunction(declaration.code)
-        function = ColumnFunction(plain_field, declaration.inputs, pickled, struct_field=declaration.struct_field)
+        siblings = find_siblings(dataset.schema, name, declaration)
+        identities = {sibling: found.identity for sibling, found in siblings.items()}
+        outputs = tuple(_output(dataset, sibling, result_field(found)) for sibling, found in siblings.items())
+        if isinstance(declaration, FunctionDeclaration):
+            code: FunctionCode | PickledFunction = function_code(run.read_function(), declaration.initialization)
+            inputs = declaration.columns
+        else:
+            code, inputs = PickledFunction(declaration.code), declaration.inputs
+        check_column_list(dataset.schema, inputs, "The inputs")
+        function = ColumnFunction(outputs, inputs, code)
     else:
         raise InvalidInputError(
             f"The table does not declare how '{name}' is computed: declare it as a virtual column, or give --udf."
         )
-    input_fields = frozenset(number for other in function.inputs for number in field_ids(dataset, other))
-    column = ComputedColumn(name, field_ids(dataset, name), input_fields, identity)
-    return _Backfill(run, table, job_table, column, function, int(dataset.version))
+    columns = (ComputedColumn.of(dataset, other, function.inputs, identity) for other, identity in identities.items())
+    return function, tuple(columns)
+
+
+def _output(dataset: lance.LanceDataset, name: str, struct_field: str = "") -> Output:
+    return Output(pa.field(name, dataset.schema.field(name).type), struct_field)
 
 
 @dataclass(frozen=True, slots=True)
-class _PendingFile:
-    """A file that waits for its commit; computed from inputs with this digest, when so many rows were deleted."""
-
-    filled: FilledFragment
-    digest: str
-    deletions: int
-
-
-@dataclass(slots=True)
-class _Backfill:
-    """A backfill in progress. `base` is the version at its beginning; `rows` and `fragments` count committed values."""
+class _SparkHost:
+    """Runs a refresh in Spark's tasks, up to `concurrency` at once; commits through the namespace."""
 
     run: ColumnRun
-    table: Table
+    spark: SparkSession
     job_table: JobTable
-    column: ComputedColumn
     function: ColumnFunction
-    base: int
-    rows: int = 0
-    fragments: int = 0
-    version: int = 0
-    _pending: dict[int, _PendingFile] = field(default_factory=dict)
-    _partly_done: set[tuple[int, str]] = field(default_factory=set)
-    """Fragments, with the digest of their inputs, whose rows that match the condition are computed."""
-    _failed: dict[int, int] = field(default_factory=dict)
-    """How many rows of a fragment the function failed on."""
-    _last_commit: float = field(default_factory=time.monotonic)
+    concurrency: int | None
 
-    def run_rounds(self, spark: SparkSession, where: str | None) -> Mapping[str, object]:
-        """Plan, compute and commit, until all fragments of the beginning are up to date; return the figures.
+    @property
+    def id(self) -> str:
+        return self.run.id
 
-        Raises ConcurrentModificationError if others replace fragments in each of `MAX_ROUNDS` rounds.
-        """
-        self.version = self.base
-        self.run.progress(source_version=self.base)
-        for number in range(MAX_ROUNDS):
-            dataset = self.job_table.latest()
-            self._check_same_column(dataset)
-            tasks = self._plan_tasks(dataset, where, is_first=number == 0)
-            if not tasks:
-                self._report_remaining(dataset, where)
-                return {"rows": self.rows, "fragments": self.fragments, "version": self.version}
-            total = self.fragments + len(tasks)
-            fragments = fragments_by_id(dataset)
+    def base_version(self) -> int | None:
+        """Return the version that the first driver of this run has saved; save it, if this is the first."""
+        saved = self.run.checkpoints().get(_BASE_KEY)
+        if saved is None:
+            self.run.save_checkpoint(_BASE_KEY, str(self.job_table.latest().version))
+        return None if saved is None else int(saved)
 
-            def handle_result(
-                _: int,
-                filled: list[FilledFragment],
-                planned: Mapping[int, FragmentMetadata] = fragments,
-                fragments_total: int = total,
-            ) -> None:
-                for result in filled:
-                    self._record_failures(result)
-                    self._add_pending(result, planned[result.fragment_id], partly=where is not None)
-                self.run.progress(rows=self.rows, fragments=self.fragments, fragments_total=fragments_total)
+    def latest(self) -> lance.LanceDataset:
+        return self.job_table.latest()
 
-            rows = {fragment_id: fragments[fragment_id].physical_rows for fragment_id in tasks}
-            groups = group_fragments(rows, ROWS_PER_TASK, task_slots(spark))
-            payloads = [tuple(tasks[fragment_id] for fragment_id in group) for group in groups]
-            name = f"backfill {self.column.name}"
-            run_tasks(spark, self.run, fill_fragments, payloads, on_result=handle_result, name=name)
-            self._commit_pending()
-        raise ConcurrentModificationError(
-            f"Concurrent commits replaced fragments of {self.table} {MAX_ROUNDS} times while they were computed: run "
-            "the job again when no compaction runs. Computed values are kept."
+    def committing(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def commit(
+        self, dataset: lance.LanceDataset, operation: LanceOperation.Update, properties: Mapping[str, str]
+    ) -> int | None:
+        verify = partial(_has_only_appends, dataset)
+        try:
+            return self.job_table.commit(
+                dataset, operation, self.run, self.function.name, verify=verify, properties=properties
+            )
+        except CommitConflictError:
+            return None
+
+    def fill(
+        self,
+        plans: Sequence[FragmentPlan],
+        rows: Mapping[int, int],
+        on_filled: Callable[[Sequence[FilledFragment]], None],
+    ) -> None:
+        """Run the plans in tasks, of which small fragments share some. Raises what `run_tasks` raises."""
+        location, branch = self.job_table.table.location(), self.job_table.branch
+        tasks = {plan.fragment_id: FillFragment(location, branch, plan, self.function) for plan in plans}
+        slots = task_slots(self.spark) if self.concurrency is None else min(self.concurrency, task_slots(self.spark))
+        groups = group_fragments(rows, ROWS_PER_TASK, slots)
+        run_tasks(
+            self.spark,
+            self.run,
+            fill_fragments,
+            [tuple(tasks[fragment_id] for fragment_id in group) for group in groups],
+            on_result=lambda _, filled: on_filled(filled),
+            name=f"backfill {self.function.name}",
+            at_once=self.concurrency,
         )
 
-    def _plan_tasks(self, dataset: lance.LanceDataset, where: str | None, *, is_first: bool) -> dict[int, FillFragment]:
-        """Return a task for each fragment that lacks values; rows appended meanwhile are left to a later run."""
-        fragments = fragments_by_id(dataset)
-        appended = frozenset() if is_first else files_appended_since(dataset, self.base)
-        candidates = [
-            fragment
-            for fragment in fragments.values()
-            if not appended & {str(file.path) for file in fragment.files} and fragment.num_rows
-        ]
-        location = self.table.location()
-        tasks = {}
-        for fragment_id, state in fragment_states(dataset, self.column, candidates).items():
-            fragment = fragments[fragment_id]
-            digest = self.column.digest(fragment)
-            if state is FragmentState.FRESH or (fragment_id, digest) in self._partly_done:
-                continue
-            has_no_values = state is FragmentState.ALL and self.column.file(fragment) is None
-            task_state = FragmentState.NULLS if has_no_values and where else state
-            file_name = self.column.file_name(fragment, state, partly=where is not None)
-            tasks[fragment_id] = FillFragment(
-                location, int(dataset.version), fragment_id, task_state, where, self.function, file_name
-            )
-        return tasks
+    def delete_files(self, names: Sequence[str]) -> None:
+        location = self.job_table.table.location()
+        folder = location.data_folder(self.job_table.branch)
+        delete_files([f"{folder}/{name}" for name in names], location.options)
 
-    def _add_pending(self, filled: FilledFragment, fragment: FragmentMetadata, *, partly: bool) -> None:
-        """Hold a task's file until the next commit; a partial file without any new value is deleted instead."""
-        digest = self.column.digest(fragment)
-        if partly or filled.failed:
-            self._partly_done.add((filled.fragment_id, digest))
-        if (partly or filled.failed) and not filled.rows:
-            self._delete_files([filled])
-        else:
-            self._pending[filled.fragment_id] = _PendingFile(filled, digest, fragment.num_deletions)
-        if time.monotonic() - self._last_commit > CHECKPOINT_SECONDS:
-            self._commit_pending()
-
-    def _record_failures(self, filled: FilledFragment) -> None:
-        """Record the rows that the function failed on, which stay null."""
+    def record_failures(self, filled: FilledFragment, version: int) -> None:
         code = self.function.code
-        if not filled.failed or not isinstance(code, FunctionCode):
-            return
-        self._failed[filled.fragment_id] = filled.failed
+        assert isinstance(code, FunctionCode)  # all other code fails as a whole
         self.run.record_errors(
-            column=self.column.name,
+            column=self.function.name,
             fragment_id=filled.fragment_id,
             rows_skipped=filled.failed,
             function=code.name,
             function_version=str(code.version),
-            table_version=self.base,
+            table_version=version,
             records=[
-                {"row_offset": error.offset, "error_type": error.kind, "error_message": error.message}
+                {"row_offset": error.row, "error_type": error.kind, "error_message": error.message}
                 for error in filled.errors
             ],
         )
 
-    def _report_remaining(self, dataset: lance.LanceDataset, where: str | None) -> None:
-        """Report how many rows have no value: those that failed and, under a condition, those that it left out."""
-        failed = remaining = sum(self._failed.values())
-        if where is not None:
-            remaining = dataset.scanner(
-                columns=[], filter=f"`{self.column.name}` IS NULL", with_row_id=True
-            ).count_rows()
-        if failed or remaining:
-            self.run.progress(rows_failed=failed, rows_remaining=remaining)
-
-    def _delete_files(self, filled: Sequence[FilledFragment]) -> None:
-        if not filled:
-            return
-        location = self.table.location()
-        delete_files([f"{location.uri}/data/{result.file.path}" for result in filled], location.options)
-
-    def _commit_pending(self) -> None:
-        """Commit the pending files on the newest version; delete those that do not fit its fragments any more."""
-        while self._pending:
-            self.run.check()
-            dataset = self.job_table.latest()
-            self._check_same_column(dataset)
-            updated = self._apply_pending(dataset)
-            if not updated:
-                break
-            operation = LanceOperation.Update(
-                updated_fragments=list(updated.values()),
-                fields_modified=sorted(self.column.fields),
-                update_mode="rewrite_columns",
-            )
-            verify = partial(_has_only_appends, dataset)
-            try:
-                self.version = self.job_table.commit(dataset, operation, self.run, self.column.name, verify=verify)
-            except CommitConflictError:
-                continue
-            self.fragments += len(updated)
-            self.rows += sum(self._pending.pop(fragment_id).filled.rows for fragment_id in updated)
-            break
-        for fragment_id in self._pending:
-            self._failed.pop(fragment_id, None)  # another fragment has its rows by now
-        self._delete_files([pending.filled for pending in self._pending.values()])
-        self._pending.clear()
-        self._last_commit = time.monotonic()
-        if self.version > self.base:
-            self.run.progress(version=self.version)
-
-    def _apply_pending(self, dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
-        """Return the fragments of `dataset` with their pending files, of those whose inputs have not changed."""
-        fragments = fragments_by_id(dataset)
-        updated = {}
-        for fragment_id, pending in self._pending.items():
-            fragment = fragments.get(fragment_id)
-            if fragment is None or self.column.digest(fragment) != pending.digest:
-                continue
-            # A restored version may have rows again that were deleted, and so not computed.
-            if fragment.num_deletions >= pending.deletions:
-                files = [without_fields(file, self.column.fields) for file in fragment.files]
-                updated[fragment_id] = replace(fragment, files=[*(file for file in files if file), pending.filled.file])
-        return updated
-
-    def _check_same_column(self, dataset: lance.LanceDataset) -> None:
-        """Raise ConcurrentModificationError if the column was changed, dropped or replaced."""
-        name = self.column.name
-        if name not in dataset.schema.names or dataset.schema.field(name).type != self.function.field.type:
-            raise ConcurrentModificationError(f"The column '{name}' was changed or dropped meanwhile.")
-        if field_ids(dataset, name) != self.column.fields:
-            raise ConcurrentModificationError(
-                f"The column '{name}' was dropped and created again meanwhile: run the job again."
-            )
+    def progress(self, **figures: object) -> None:
+        self.run.progress(**figures)
 
 
 def _has_only_appends(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:

@@ -39,8 +39,10 @@ _MAX_TRIES = 20
 def try_code(run: Run, spark: SparkSession, job_table: JobTable, function: ColumnFunction, where: str | None) -> None:
     """Load the code in a task, and call it with a few rows; nothing is written. Raises RefusedError."""
     dataset = job_table.latest()
-    task = TryCode(job_table.table.location(), int(dataset.version), _first_fragments(dataset), where, function)
-    run_tasks(spark, run, call_task, [task], name=f"backfill {function.field.name}: try")
+    task = TryCode(
+        job_table.table.location(), int(dataset.version), job_table.branch, _first_fragments(dataset), where, function
+    )
+    run_tasks(spark, run, call_task, [task], name=f"backfill {function.name}: try")
 
 
 def _first_fragments(dataset: lance.LanceDataset) -> tuple[int, ...]:
@@ -72,7 +74,7 @@ class NewColumn:
     def add(self, field: pa.Field) -> None:
         """Add the column, without values. Raises RunCanceledError, what Lance raises."""
         self.run.check()
-        self.job_table.table.dataset().add_columns(field)
+        self.job_table.table.dataset(branch=self.job_table.branch).add_columns(field)
         self.fields = field_ids(self.job_table.latest(), self.name)
         self.run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(sorted(self.fields)))
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_ERRORS = 100
-"""How many failing rows of a fragment are recorded."""
+from tiltyard.column_refresh.fragment_files import MOST_ERRORS
 
 
 @dataclass(frozen=True, slots=True)

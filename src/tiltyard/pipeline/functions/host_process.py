@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tiltyard.column_refresh.fragment_files import RowError
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import python_for
 from tiltyard.pipeline.functions.host import read_message, write_message
@@ -27,15 +28,6 @@ MOST_PROCESSES = 4
 _END_SECONDS = 5.0
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 REDACTED = "…"
-
-
-@dataclass(frozen=True, slots=True)
-class RowError:
-    """Why a row has no value: its position in the batch, the type of the error and its message."""
-
-    row: int
-    kind: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

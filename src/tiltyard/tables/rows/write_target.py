@@ -44,6 +44,11 @@ class WriteTarget:
         return self.record.location
 
     @property
+    def base(self) -> str:
+        """Return where the files of the branch are written. A dataset's `uri` says so of main alone."""
+        return self.branch.base(self.record.location)
+
+    @property
     def commit_route(self) -> CommitRoute | None:
         """Return the route of commits whose files are durable already."""
         return self.ctx.commit_route(self.record, durable=True)

@@ -10,7 +10,6 @@ from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
-from tiltyard.model.computed_columns import read_declaration
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
@@ -32,7 +31,7 @@ from tiltyard.tables.schema.computed_columns import (
     virtual_fields,
 )
 from tiltyard.tables.schema.computed_sources import check_no_source
-from tiltyard.tables.schema.field_paths import RESERVED, arrow_field, find_field
+from tiltyard.tables.schema.field_paths import RESERVED, find_field
 from tiltyard.tables.schema.function_columns import check_function_inputs, function_fields, record_uses
 from tiltyard.tables.schema.type_changes import check_lossless
 from tiltyard.tables.sql.amplification import check_growth
@@ -51,7 +50,7 @@ def recover_add_columns(
     ctx: Context, request: models.AlterTableAddColumnsRequest, commit: RecoveredCommit
 ) -> models.AlterTableAddColumnsResponse:
     """Return the response of an interrupted request from its commit; queue its backfills, which come after it."""
-    _queue_missing_backfills(ctx, request.id, backfills_of_new_columns(request), commit)
+    _queue_missing_backfills(ctx, request.id, request.branch, backfills_of_new_columns(request), commit)
     return models.AlterTableAddColumnsResponse(version=commit.version)
 
 
@@ -96,11 +95,11 @@ def alter_table_add_columns(
 
     backfills, branch = backfills_of_new_columns(request), Branch.parse(request.branch)
     if backfills:
-        check_backfill(branch)
+        check_backfill()
     if functions:
         record_uses(ctx, find_table(ctx, table_id(request.id)).id, request.branch or "", functions)
     _, version = commit_with_retry(ctx, request.id, branch, change)
-    queue_backfills(ctx, request.id, backfills)
+    queue_backfills(ctx, request.id, branch, backfills)
     return models.AlterTableAddColumnsResponse(version=version)
 
 
@@ -140,14 +139,13 @@ def backfills_of_new_columns(request: models.AlterTableAddColumnsRequest) -> lis
     return columns
 
 
-def queue_backfills(ctx: Context, names: Sequence[str] | None, columns: Sequence[str]) -> None:
+def queue_backfills(ctx: Context, names: Sequence[str] | None, branch: Branch, columns: Sequence[str]) -> None:
     """Queue a backfill of each column. Raises TableNotFoundError for a table that was dropped meanwhile."""
     if not columns:
         return
-    table, privileges = open_for_reading(ctx, names), Privilege.ALTER | Privilege.RUN_UDFS
+    table, privileges = open_for_reading(ctx, names, branch=branch), Privilege.ALTER | Privilege.RUN_UDFS
     for column in columns:
-        declaration = read_declaration(arrow_field(table.dataset, column).metadata)
-        queue_backfill(ctx, table.record.id, table_id(names), column, declaration, privileges=privileges)
+        queue_backfill(ctx, table, table_id(names), branch, column, privileges=privileges)
 
 
 def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
@@ -168,21 +166,21 @@ def recover_alter_columns(
     ctx: Context, request: models.AlterTableAlterColumnsRequest, commit: RecoveredCommit
 ) -> models.AlterTableAlterColumnsResponse:
     """Return the response of an interrupted request from its commit; queue its backfills, which come after it."""
-    _queue_missing_backfills(ctx, request.id, backfills_of_alterations(request), commit)
+    _queue_missing_backfills(ctx, request.id, request.branch, backfills_of_alterations(request), commit)
     return models.AlterTableAlterColumnsResponse(version=commit.version)
 
 
 def _queue_missing_backfills(
-    ctx: Context, path: Sequence[str] | None, columns: Sequence[str], commit: RecoveredCommit
+    ctx: Context, path: Sequence[str] | None, branch: str | None, columns: Sequence[str], commit: RecoveredCommit
 ) -> None:
     """Queue backfills of an interrupted request. If a column gets a second one, it finds nothing to fill.
 
-    A table or a column that is gone by now needs none.
+    A table, a branch or a column that is gone by now needs none.
     """
     for column in columns:
         with suppress(*GONE, TableColumnNotFoundError):
             if find_table(ctx, path).id == commit.target.record.id:
-                queue_backfills(ctx, path, [column])
+                queue_backfills(ctx, path, Branch.parse(branch), [column])
 
 
 @operation(needs=on_table(Privilege.ALTER), entries="alterations", recovered_by=recover_alter_columns)
@@ -230,9 +228,9 @@ def _alter_virtual(
 
     backfills, branch = backfills_of_alterations(request), Branch.parse(request.branch)
     if backfills:
-        check_backfill(branch)
+        check_backfill()
     _, version = commit_with_retry(ctx, request.id, branch, change)
-    queue_backfills(ctx, request.id, backfills)
+    queue_backfills(ctx, request.id, branch, backfills)
     return models.AlterTableAlterColumnsResponse(version=version)
 
 

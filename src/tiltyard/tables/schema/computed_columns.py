@@ -18,7 +18,6 @@ from tiltyard.access.needs import on_table
 from tiltyard.catalog.jobs import queue_job
 from tiltyard.model.branches import Branch
 from tiltyard.model.computed_columns import (
-    Declaration,
     ExpressionDeclaration,
     FunctionDeclaration,
     UdfDeclaration,
@@ -32,6 +31,7 @@ from tiltyard.model.schemas.arrow_json import parse_type
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN, is_refreshed_here
 from tiltyard.tables.schema.field_paths import arrow_field
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 
     import lance
 
-    from tiltyard.context import Context
+    from tiltyard.context import Context, OpenTable
 
 BACKFILL = "backfill"
+MOST_CONCURRENCY = 100_000
+"""Tasks of one refresh at once, at most."""
 MAX_CODE_LENGTH = 256 << 10
 """How long code may be, in characters of base64: every version's manifest repeats it."""
 _SERVER_PREFIX = "tiltyard."
@@ -152,9 +154,10 @@ def alter_table_backfill_columns(
 ) -> models.AlterTableBackfillColumnsResponse:
     """Queue the job that fills a computed column: its missing and stale values, or those of them that `where` selects.
 
-    The sizes and concurrencies of the request are hints for another engine: the job plans by the table's fragments.
-    Raises TableColumnNotFoundError, InvalidInputError (an ordinary column, a filter that is no SQL, a version to read
-    from), UnsupportedOperationError (code of clients is switched off, a branch).
+    Spark runs it, with up to `concurrency` tasks at once; SQL over a small table is computed by a server's own worker.
+    The request's other sizes are hints for another engine: the job plans by the table's fragments. Raises
+    TableColumnNotFoundError, InvalidInputError (an ordinary column, a filter that is no SQL, a version to read from, a
+    concurrency below 1), TableBranchNotFoundError, UnsupportedOperationError (code of clients is switched off).
     """
     branch = Branch.parse(request.branch)
     table = open_for_reading(ctx, request.id, branch=branch)
@@ -167,19 +170,19 @@ def alter_table_backfill_columns(
         privileges |= Privilege.RUN_UDFS
     if request.read_version not in (None, table.dataset.version):
         raise InvalidInputError("A backfill reads the latest version, and follows it: leave 'read_version' out.")
+    if request.concurrency is not None and not 1 <= request.concurrency <= MOST_CONCURRENCY:
+        raise InvalidInputError(f"The concurrency is 1 to {MOST_CONCURRENCY} tasks, not {request.concurrency}.")
     if request.where is not None:
         check_expression(request.where, "filter 'where'")
         with lance_errors(table.dataset):
             table.dataset.scanner(columns=[], with_row_id=True, filter=request.where).explain_plan()
-    check_backfill(branch)
-    path = table_id(request.id)
-    job_id = queue_backfill(
-        ctx, table.record.id, path, request.column, declaration, request.where, privileges=privileges
-    )
+    options = {"where": request.where, "concurrency": request.concurrency}
+    job_id = queue_backfill(ctx, table, table_id(request.id), branch, request.column, options, privileges=privileges)
     return models.AlterTableBackfillColumnsResponse(job_id=job_id)
 
 
 @job_result(BACKFILL)
+@job_result(REFRESH_COLUMN)
 def refreshed_rows(properties: Mapping[str, str]) -> Mapping[str, Any]:
     """Return what a backfill has done, as the result of its job."""
     source, version = int(properties.get("source_version", "0")), int(properties.get("version", "0"))
@@ -192,40 +195,41 @@ def refreshed_rows(properties: Mapping[str, str]) -> Mapping[str, Any]:
     return result | ({"published_version": version} if version > source else {})
 
 
-def check_backfill(branch: Branch) -> None:
-    """Check that columns of a branch can be filled. Raises UnsupportedOperationError."""
+def check_backfill() -> None:
+    """Check that Spark's job that fills columns is installed. Raises UnsupportedOperationError."""
     if BACKFILL not in pipeline_jobs():
         raise UnsupportedOperationError("This server has no job that fills columns.")
-    if not branch.is_main:
-        raise UnsupportedOperationError("Columns of a branch are not filled: fill them on main, and branch then.")
 
 
 def queue_backfill(
     ctx: Context,
-    record_id: int,
+    table: OpenTable,
     path: Sequence[str],
+    branch: Branch,
     column: str,
-    declaration: Declaration | None,
-    where: str | None = None,
+    options: Mapping[str, Any] | None = None,
     *,
     privileges: Privilege,
 ) -> str:
-    """Queue the job that fills a column of main, after `check_backfill`; return the job's id.
+    """Queue the job that fills a column, by Spark or by a server's worker; return the job's id.
 
-    `privileges` are those that the caller still needs when the job begins.
+    `privileges` are those that the caller still needs when the job begins. Raises TableColumnNotFoundError,
+    UnsupportedOperationError (no such job is installed).
     """
+    declaration = read_declaration(arrow_field(table.dataset, column).metadata)
+    name = REFRESH_COLUMN if is_refreshed_here(ctx, table, column, declaration) else BACKFILL
+    if name == BACKFILL:
+        check_backfill()
     image = declaration.image if isinstance(declaration, UdfDeclaration) else ""
-    options = {"table": str(Id(path)), "column": column, "where": where}
-    arguments = {name: value for name, value in options.items() if value is not None}
-    properties = {"column": column}
+    arguments = {"table": str(Id(path)), "column": column, "branch": branch.lance_name, **(options or {})}
     queued = queue_job(
         ctx,
-        BACKFILL,
-        arguments,
+        name,
+        {key: value for key, value in arguments.items() if value is not None},
         required=privileges,
-        record_id=record_id,
+        record_id=table.record.id,
         table=path,
-        properties=properties,
+        properties={"column": column, **({} if branch.is_main else {"branch": branch.name})},
         image=image,
     )
     return queued.id

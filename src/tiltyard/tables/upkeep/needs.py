@@ -11,6 +11,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.store.upkeep import UPKEEP
 from tiltyard.tables.indexes.build_job import CREATE_INDEX
 from tiltyard.tables.maintenance.garbage import COLLECT_TABLE_GARBAGE
+from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN
 from tiltyard.tables.upkeep.compaction import plan_compaction
 from tiltyard.tables.upkeep.indexing import index_states
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _BLOCKS = "_publishing-"
 """Prefix of the folders that exist while the block of a publication is open (`publishing.staged`)."""
-_CHANGING = {CREATE_INDEX, COLLECT_TABLE_GARBAGE, *PIPELINE_JOBS} - {"export"}
+_CHANGING = {CREATE_INDEX, COLLECT_TABLE_GARBAGE, REFRESH_COLUMN, *PIPELINE_JOBS} - {"export"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors, may_have_committed
-from tiltyard.storage.manifest_format import data_folder, with_column_ids
+from tiltyard.storage.manifest_format import with_column_ids
 from tiltyard.storage.writing import commit_new_columns
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
@@ -108,8 +108,8 @@ def _promote(
     Raises what Lance raises: after a conflict nothing was committed, and the copies are deleted.
     """
     plan = _plan(main, comparison.branch, columns)
-    source = f"{location}/{data_folder(Branch(comparison.name))}"
-    target = f"{location}/{data_folder(MAIN)}"
+    source = f"{Branch(comparison.name).base(location)}/data"
+    target = f"{location}/data"
     try:
         _copy(ctx, source, target, plan.copies)
         return commit_new_columns(main, lance.LanceOperation.Merge(plan.fragments, plan.schema))

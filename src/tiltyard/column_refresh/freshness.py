@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.model.table_history import read_transactions
+from tiltyard.model.table_history import field_ids, read_transactions
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
     from lance.fragment import DataFile, FragmentMetadata
 
 _MARKED_NAME = re.compile(r"-udf-(full|part|some)-([0-9a-f]+)\.lance$")
@@ -39,7 +40,7 @@ class FragmentState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ComputedColumn:
-    """A computed column: the ids of its field and the fields inside it, those of its inputs, and its code's identity.
+    """A computed column: the ids of its field and the fields inside it, those of its inputs, its code's identity.
 
     Data files name the innermost fields only: of a list, the field of its values.
     """
@@ -48,6 +49,13 @@ class ComputedColumn:
     fields: frozenset[int]
     inputs: frozenset[int]
     identity: str
+    type: pa.DataType
+
+    @classmethod
+    def of(cls, dataset: lance.LanceDataset, name: str, inputs: Iterable[str], identity: str) -> ComputedColumn:
+        """Return a column of a dataset, computed from its columns `inputs` by code of this identity."""
+        input_fields = frozenset(number for other in inputs for number in field_ids(dataset, other))
+        return cls(name, field_ids(dataset, name), input_fields, identity, dataset.schema.field(name).type)
 
     def file(self, fragment: FragmentMetadata) -> DataFile | None:
         """Return the file of a fragment that holds the column's values, None if there is none."""

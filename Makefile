@@ -66,8 +66,9 @@ bench: $(DEV) ## Measure against the reference server; the table goes to bench/R
 compatibility: $(DEV) ## Call every operation through every stock client; the table goes to docs/compatibility.md.
 	$(BIN)/python -m tests.conformance.compatibility
 
-services: ## Install what tests start and pip cannot bring (PostgreSQL, Java), where it is missing.
+services: ## Install what tests start and pip cannot bring (PostgreSQL, Java, Chromium), where it is missing.
 	@bash scripts/install_services.sh postgresql java
+	@bash scripts/install_services.sh chromium || echo "Tests of the console in a browser will be skipped."
 
 clean: ## Remove the environment and all caches.
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -15,7 +15,7 @@ import msgspec
 
 from tiltyard.model.settings.mounts import mounts_problem
 from tiltyard.model.settings.spark_properties import spark_limits_problem
-from tiltyard.model.settings.storages import NamedStorage, storages_problem
+from tiltyard.model.settings.storages import NamedStorage, is_reference, storages_problem
 
 ALGORITHMS = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
@@ -28,7 +28,9 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class OidcProvider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An OpenID provider that the server trusts: all of it comes from the settings, nothing from a token.
 
-    `leeway` is how many seconds its clock may differ from ours.
+    `leeway` is how many seconds its clock may differ from ours. The last four are for people who sign in to the
+    console: which client it is at the provider, that client's secret as env:NAME or file:PATH if it has one, and the
+    provider's two endpoints.
     """
 
     issuer: str
@@ -38,6 +40,10 @@ class OidcProvider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     principal_claim: str = "sub"
     groups_claim: str = "groups"
     leeway: float = 30.0
+    client_id: str = ""
+    client_secret: str = ""
+    authorization_url: str = ""
+    token_url: str = ""
 
 
 def providers_problem(providers: Mapping[str, OidcProvider]) -> str | None:
@@ -55,10 +61,28 @@ def providers_problem(providers: Mapping[str, OidcProvider]) -> str | None:
             return (
                 f"The jwks_url of the provider {name} has to be https: without TLS its keys could be forged in transit."
             )
+        if problem := _sign_in_problem(name, provider):
+            return problem
         if not provider.algorithms or set(provider.algorithms) - ALGORITHMS:
             return f"The algorithms of the provider {name} are some of {', '.join(sorted(ALGORITHMS))}."
         if not 0 <= provider.leeway <= 600:
             return f"The leeway of the provider {name} is 0 to 600 seconds."
+    return None
+
+
+def _sign_in_problem(name: str, provider: OidcProvider) -> str | None:
+    """Return what is wrong with the settings by which people sign in to the console; None if nothing is."""
+    urls = {"authorization_url": provider.authorization_url, "token_url": provider.token_url}
+    if not (provider.client_id or provider.client_secret or any(urls.values())):
+        return None
+    if not (provider.client_id and all(urls.values())):
+        return f"To sign in by the provider {name} set client_id, authorization_url and token_url, or none of them."
+    if provider.client_secret and not is_reference(provider.client_secret):
+        return f"The client_secret of the provider {name} is in plain text: write env:NAME or file:PATH."
+    for setting, text in urls.items():
+        url = urlsplit(text)
+        if url.scheme != "https" and not (url.scheme == "http" and url.hostname in LOOPBACK):
+            return f"The {setting} of the provider {name} has to be https: people send their credentials there."
     return None
 
 
@@ -319,6 +343,7 @@ class Settings:
     )
     sql_max_rows: int = field(default=0, metadata={"help": "Maximal rows of an SQL query's result; 0 is no limit."})
     sql_max_length: int = field(default=100_000, metadata={"help": "Maximal characters of an SQL query."})
+    console: bool = field(default=True, metadata={"help": "Serve the web console, at /console."})
     max_connections: int = field(
         default=0,
         metadata={"help": "Connections of one server process; 0 is half of its file descriptors (ulimit -n)."},

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, RSAKey
 
 AUDIENCE = "tiltyard-tests"
+CONSOLE = "tiltyard-console"
+"""The client that a console is."""
 
 
 class OpenIdProvider:
     """A provider: its issuer is `url`, its keys are at `jwks_url`; `fetches` counts the requests for them.
+
+    People sign in at its authorization endpoint as `person`, at once: `codes` has what each code was made for, and the
+    token endpoint gives an ID token for it, once, to whom has the verifier of its challenge (PKCE).
 
     Clients in `secrets` get tokens of their own from its token endpoint (client credentials); `granted` lists for whom.
 
@@ -33,6 +41,9 @@ class OpenIdProvider:
         self.rotations = 0
         self.secrets: dict[str, str] = {}
         self.granted: list[str] = []
+        self.person = "dana"
+        self.groups: list[str] = []
+        self.codes: dict[str, dict[str, str]] = {}
         self.keys: list[RSAKey | ECKey] = []
         self.rotate()
 
@@ -40,6 +51,29 @@ class OpenIdProvider:
     def settings(self) -> dict[str, Any]:
         """The settings of a server that trusts it."""
         return {"issuer": self.url, "audience": AUDIENCE, "jwks_url": self.jwks_url, "algorithms": ["RS256", "ES256"]}
+
+    @property
+    def sign_in_settings(self) -> dict[str, Any]:
+        """The settings of a server whose console people sign in to by it."""
+        endpoints = {"authorization_url": f"{self.url}/authorize", "token_url": f"{self.url}/token"}
+        return {**self.settings, "client_id": CONSOLE, **endpoints}
+
+    def authorize(self, query: Mapping[str, str]) -> str:
+        """Sign the person in, and return where the browser goes on."""
+        code = secrets.token_urlsafe(16)
+        self.codes[code] = dict(query)
+        return f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}"
+
+    def exchange(self, form: Mapping[str, str]) -> bytes | None:
+        """Return the response with the ID token of a code; None for a code, client or verifier that is wrong."""
+        asked = self.codes.pop(form.get("code", ""), None)
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        expected = {"client_id": form.get("client_id"), "redirect_uri": form.get("redirect_uri")}
+        if asked is None or asked["code_challenge"] != challenge or not expected.items() <= asked.items():
+            return None
+        token = self.token(self.person, aud=asked["client_id"], nonce=asked["nonce"], groups=self.groups)
+        return json.dumps({"id_token": token, "access_token": "none", "token_type": "Bearer"}).encode()
 
     def rotate(self, kind: str = "RSA", *, keep: int = 0) -> None:
         """Sign with a new key from now on, and publish as many of the old ones as are kept."""
@@ -88,12 +122,23 @@ def openid_provider() -> Iterator[OpenIdProvider]:
         def do_GET(self) -> None:
             provider.fetches += 1
             bodies = {"/keys": provider.published, "/.well-known/openid-configuration": provider.configuration}
+            path, _, query = self.path.partition("?")
+            if path == "/authorize":
+                self.send_response(302)
+                self.send_header("location", provider.authorize(dict(parse_qsl(query))))
+                self.send_header("content-length", "0")
+                self.end_headers()
+                return
             is_known = self.path in bodies and not provider.away
             self._send(200 if is_known else 503, bodies[self.path]() if is_known else b"")
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            body = provider.grant(self.headers.get("authorization", "")) if self.path == "/token" else None
+            form = dict(parse_qsl(self.rfile.read(int(self.headers["content-length"])).decode()))
+            body = None
+            if self.path == "/token" and form.get("grant_type") == "authorization_code":
+                body = provider.exchange(form)
+            elif self.path == "/token":
+                body = provider.grant(self.headers.get("authorization", ""))
             self._send(401 if body is None else 200, body or b'{"error": "invalid_client"}')
 
         def _send(self, status: int, body: bytes) -> None:

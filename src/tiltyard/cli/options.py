@@ -40,7 +40,9 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
             kind = type(spec.default) if isinstance(spec.default, int | float) else str
             default = f"  [default: {spec.default}]" if spec.default not in ("", dataclasses.MISSING) else ""
             flag = f"--{name.replace('_', '-')}"
-            if kind is bool:
+            if kind is bool and spec.default:
+                run = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=spec.metadata["help"])(run)
+            elif kind is bool:
                 run = click.option(flag, name, is_flag=True, default=None, help=spec.metadata["help"])(run)
             else:
                 text = f"{spec.metadata['help']}{default}"

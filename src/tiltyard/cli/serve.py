@@ -8,7 +8,7 @@ from tiltyard.cli.options import settings_options
 from tiltyard.config import Settings
 
 SERVE_SETTINGS = (
-    *("root", "db", "host", "port", "workers", "jobs", "spark", "sql_port"),
+    *("root", "db", "host", "port", "workers", "jobs", "spark", "sql_port", "console"),
     *("auth", "insecure", "tls_certificate", "tls_key"),
     *("retention_days", "log_level"),
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, UnauthenticatedError
 
-from tiltyard.identity.credentials import CredentialKind, Credentials
+from tiltyard.identity.credentials import CredentialKind, Credentials, SessionIdentity
 from tiltyard.identity.keys import require_valid, verify_key
 from tiltyard.identity.providers import TrustedProvider
 from tiltyard.identity.tokens import ISSUER, ServerTokens, read_unverified
@@ -39,6 +39,8 @@ USE_INTERVAL_MS = 60_000
 TOKEN_MS = 600_000
 """How long a provider's token is cached at most, so that a signing key withdrawn by the provider stops working."""
 MAX_CACHED = 10_000
+NEVER = 1 << 62
+"""When a key without an end expires (ms since 1970)."""
 
 
 class CachedPrincipal(msgspec.Struct, frozen=True):
@@ -97,6 +99,16 @@ class Authenticator:
         self._record_use(key)
         return self.tokens.issue(_require_enabled(record).name, key.id)
 
+    def sign_in(self, secret: str) -> SessionIdentity:
+        """Return the identity of a session for the holder of an API key, with which it ends.
+
+        Raises UnauthenticatedError, ServiceUnavailableError.
+        """
+        self._refresh()
+        key, record = verify_key(self._store, secret.encode(), self._clock())
+        self._record_use(key)
+        return SessionIdentity(_require_enabled(record).name, (), key.id, key.expires_at or NEVER)
+
     def _refresh(self) -> int:
         """Clear the caches if the generation has changed; return the generation that they are of."""
         with self._lock:
@@ -124,6 +136,8 @@ class Authenticator:
     def _verify(self, credentials: Credentials) -> CachedPrincipal:
         if credentials.kind is CredentialKind.TOKEN:
             return self._verify_token(credentials.text)
+        if credentials.kind is CredentialKind.SESSION:
+            return self._verify_session(msgspec.json.decode(credentials.text, type=SessionIdentity))
         now = self._clock()
         key, record = verify_key(self._store, credentials.text, now)
         principal = _principal(record, "api key")
@@ -153,6 +167,24 @@ class Authenticator:
         key, record = records
         require_valid(key, self._clock())
         return CachedPrincipal(_principal(record, "token"), min(claims.expires_at, key.expires_at or claims.expires_at))
+
+    def _verify_session(self, identity: SessionIdentity) -> CachedPrincipal:
+        """Verify that a session, its key and its principal still hold."""
+        now = self._clock()
+        if identity.expires_at <= now:
+            raise UnauthenticatedError("This session has ended: sign in again.")
+        until = min(identity.expires_at, now + USE_INTERVAL_MS)
+        if identity.key_id is None:
+            record = self._store.describe_principal(identity.name)
+            administrator = record is not None and _require_enabled(record).administrator
+            return CachedPrincipal(Principal(identity.name, identity.groups, "session", administrator), until)
+        records = self._store.describe_key(identity.key_id)
+        if records is None or records[1].name != identity.name:
+            raise UnauthenticatedError("The API key of this session is unknown: sign in again.")
+        key, owner = records
+        require_valid(key, now)
+        self._record_use(key)
+        return CachedPrincipal(_principal(owner, "session"), min(until, key.expires_at or until))
 
     def _record_use(self, key: KeyRecord) -> None:
         if key.last_used_at is None or key.last_used_at <= self._clock() - USE_INTERVAL_MS:

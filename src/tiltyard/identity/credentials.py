@@ -20,6 +20,8 @@ class CredentialKind(StrEnum):
 
     KEY = "api key"
     TOKEN = "token"  # noqa: S105 - the name of a kind, not a secret
+    SESSION = "session"
+    """A `SessionIdentity` that was unsealed from a cookie: no request can bring one otherwise."""
 
 
 _DIGEST_PREFIXES = {kind: kind.encode() + b"\0" for kind in CredentialKind}
@@ -44,6 +46,23 @@ class Credentials(msgspec.Struct, frozen=True):
         if len(text) > MAX_BYTES:
             raise UnauthenticatedError(f"The {kind} has more than {MAX_BYTES} bytes.")
         return cls(kind, text, hashlib.sha256(_DIGEST_PREFIXES[kind] + text).digest())
+
+
+class SessionIdentity(msgspec.Struct, frozen=True):
+    """Who signed in to a session: verified then, and checked again by each request.
+
+    `key_id` is the API key that the session ends with, None for one of an OpenID provider, whose token had `groups`;
+    `expires_at` is in ms since 1970.
+    """
+
+    name: str
+    groups: tuple[str, ...]
+    key_id: str | None
+    expires_at: int
+
+    def credentials(self) -> Credentials:
+        """Return the credentials of a request of this session."""
+        return Credentials.of(CredentialKind.SESSION, msgspec.json.encode(self))
 
 
 class _Identity(msgspec.Struct):

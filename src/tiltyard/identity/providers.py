@@ -55,7 +55,7 @@ class ProviderIdentity:
     expires_at: int
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuses redirects: keys come only from the URL of the settings."""
 
     def redirect_request(self, *_: Any) -> None:
@@ -65,7 +65,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def fetch_url(url: str) -> bytes:
     """Return the content of a URL of the settings. Raises OSError."""
     try:
-        with urllib.request.build_opener(_NoRedirect).open(url, timeout=FETCH_TIMEOUT_SECONDS) as response:
+        with urllib.request.build_opener(NoRedirect).open(url, timeout=FETCH_TIMEOUT_SECONDS) as response:
             content: bytes = response.read(MAX_KEYS_BYTES + 1)
     except HTTPException as error:
         raise OSError(f"no HTTP: {error!r}") from error
@@ -135,11 +135,14 @@ class TrustedProvider:
         # An unknown header is ignored, unless the token marks it as critical: then it is refused.
         self._registry = JWSRegistry(algorithms=provider.algorithms, strict_check_header=False)
 
-    def verify(self, text: bytes) -> ProviderIdentity:
-        """Verify a token and return its claims. Raises UnauthenticatedError, ServiceUnavailableError."""
+    def verify(self, text: bytes, nonce: str | None = None) -> ProviderIdentity:
+        """Verify a token and return its claims; with a `nonce`, the token has to be the one made for it.
+
+        Raises UnauthenticatedError, ServiceUnavailableError.
+        """
         try:
             claims = self._verified_claims(text)
-            self._rules().validate(claims)
+            self._rules(nonce).validate(claims)
         except (JoseError, ValueError) as error:
             raise UnauthenticatedError(f"This token is not valid: {refusal_reason(error)}.") from error
         expires_at = int((claims["exp"] + self._provider.leeway) * 1000)
@@ -160,14 +163,16 @@ class TrustedProvider:
     def _decode(self, text: bytes, keys: KeySet) -> dict[str, Any]:
         return jwt.decode(text, keys, algorithms=self._provider.algorithms, registry=self._registry).claims
 
-    def _rules(self) -> jwt.JWTClaimsRegistry:
+    def _rules(self, nonce: str | None) -> jwt.JWTClaimsRegistry:
         provider = self._provider
+        further: dict[str, Any] = {} if nonce is None else {"nonce": {"essential": True, "value": nonce}}
         return jwt.JWTClaimsRegistry(
             now=self._clock() // 1000,
             leeway=int(provider.leeway),
             iss={"essential": True, "value": provider.issuer},
             aud={"essential": True, "value": provider.audience},
             exp={"essential": True},
+            **further,
         )
 
     def _groups(self, claims: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.runtime.fatal import refuse
+from tiltyard.server.console_mount import ConsoleMount, is_console_path
 from tiltyard.server.file_limits import connection_limit, raise_descriptor_limit
 from tiltyard.server.flight_address import FlightAddress
 from tiltyard.server.flight_listener import FlightListener
@@ -53,6 +54,7 @@ class Application:
         self._on_started = on_started
         self._connections = Connections(settings, connection_limit(settings.max_connections))
         self._api = Api(services, self._connections)
+        self._console = ConsoleMount(self._api.shared) if settings.console else None
         self._flight_address = flight
         self._flight: FlightListener | None = None
         self._worker = Worker(services, services.settings.jobs)
@@ -64,7 +66,10 @@ class Application:
     ) -> None:
         """Serve a request, or start and stop with the process."""
         if scope["type"] == "http":
-            await self._api(scope, receive, send)
+            if self._console is not None and is_console_path(scope["raw_path"]):
+                await self._console(scope, receive, send)
+            else:
+                await self._api(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._run_lifespan(scope, receive, send)
         else:

@@ -21,6 +21,7 @@ from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts
+from tiltyard.server.console_mount import console_url
 from tiltyard.server.flight_address import FlightAddress, flight_address
 from tiltyard.server.memory import release_when_idle
 from tiltyard.server.process import (
@@ -62,7 +63,10 @@ def run_server(settings: Settings) -> None:
     loop = BALANCING_LOOP if settings.tls_certificate else "uvloop"
     server = None if settings.workers > 1 else http_server(settings, Application(services, flight=flight), loop)
     exit_on_signals()  # before the line below says that there is a server to stop
-    print(f"Tiltyard serves {settings.root} on {url_scheme(settings)}://{url_host}:{port}", file=sys.stderr, flush=True)
+    url = f"{url_scheme(settings)}://{url_host}:{port}"
+    print(f"Tiltyard serves {settings.root} on {url}", file=sys.stderr, flush=True)
+    if settings.console:
+        print(f"The console is at {console_url(url, host)}", file=sys.stderr, flush=True)
     if server is None:
         services.store.close()
         _supervise(settings, listener, flight)

@@ -1,0 +1,314 @@
+"""The ASGI application of the console: check the browser, find the session, run a page in a thread, render it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, quote
+
+from lance_namespace.errors import ErrorCode, LanceNamespaceError, UnauthenticatedError
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route, Router
+
+from tiltyard.api.connection_limits import RECOGNIZE
+from tiltyard.api.deadlines import Deadline
+from tiltyard.api.errors import HttpError, clear_tracebacks, error_response
+from tiltyard.api.exchange import WATCH_CLIENT
+from tiltyard.console.browse.tree import read_tree
+from tiltyard.console.browser_checks import HEADERS, check_request
+from tiltyard.console.calls import Calls, ClientLeftError
+from tiltyard.console.cookies import Cookies
+from tiltyard.console.errors import advice_for
+from tiltyard.console.navigation import SECTIONS
+from tiltyard.console.page import MAX_PARAMETER, Page, PageRequest, Redirect, parse_path
+from tiltyard.console.routes import ROUTES, PageRoute
+from tiltyard.console.sessions import SECRET_NAME, Seals, Session
+from tiltyard.console.sign_in import SignIn
+from tiltyard.console.static_files import PREFIX, StaticFiles
+from tiltyard.console.templates import make_templates
+from tiltyard.context import Context
+from tiltyard.model.principals import EVERYBODY, Principal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tiltyard.api.app import Shared
+    from tiltyard.api.request_log import LoggedRequest
+
+MAX_FORM_BYTES = 1 << 20
+MAX_FIELDS = 1_000
+THREADS = 8
+HOME = "/console/"
+SIGN_IN = f"{HOME}sign-in"
+CSRF_FIELD = "csrf"
+CSRF_HEADER = "x-csrf-token"
+
+log = logging.getLogger("tiltyard.console")
+
+
+class Console:
+    """The console of one process; lives as long as it."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._settings = shared.services.settings
+        self._pool = ThreadPoolExecutor(THREADS, "console")
+        self._static = StaticFiles()
+        self._templates = make_templates(self._static)
+        self._seals: Seals | None = None
+        self.sign_in = SignIn(shared.services, shared.authentication.authenticator)
+        self._router = Router([_route(self, page) for page in ROUTES], redirect_slashes=False, default=self._missing)
+
+    async def __call__(
+        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        """Serve one request."""
+        path: str = scope["path"]
+        if path == HOME[:-1]:
+            await RedirectResponse(HOME, 303, HEADERS)(scope, receive, send)
+            return
+        if path.startswith(f"{PREFIX}/"):
+            encodings = Request(scope).headers.get("accept-encoding", "")
+            found = self._static.respond(path.removeprefix(f"{PREFIX}/"), encodings)
+            await (found or Response("There is no such file.", 404, HEADERS))(scope, receive, send)
+            return
+        await self._router(scope, receive, send)
+
+    async def _missing(self, scope: Any, receive: Any, send: Any) -> None:
+        response = await self.serve(None, Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def serve(self, route: PageRoute | None, request: Request) -> Response:
+        """Return the response to a request for a page; every failure becomes a page of its own."""
+        logged = self._shared.log.start(dict(request.scope), os.urandom(16).hex())
+        session: Session | None = None
+        try:
+            is_open = self._shared.authentication.is_open
+            changes = request.method not in ("GET", "HEAD")
+            check_request(request.headers, changes=changes, is_open=is_open)
+            session, principal = await self._authenticate(request)
+            response = await self._respond(route, request, logged, session, principal)
+        except Exception as error:  # noqa: BLE001  # the one place where every failure becomes a page
+            response = self._error(error, request, logged, session)
+        logged.status, logged.complete = response.status_code, True
+        logged.end()
+        response.headers.setdefault("x-request-id", logged.request_id)
+        return response
+
+    async def _authenticate(self, request: Request) -> tuple[Session | None, Principal | None]:
+        """Return the session and its principal; none for a visitor who has not signed in.
+
+        Raises ServiceUnavailableError.
+        """
+        if self._seals is None:
+            loop = asyncio.get_running_loop()
+            store = self._shared.services.store
+            secret = await loop.run_in_executor(self._pool, store.shared_secret, SECRET_NAME)
+            self._seals = Seals(secret, self._shared.services.clock)
+        if self._shared.authentication.is_open:
+            return None, EVERYBODY
+        session = Cookies(self._seals, request).session()
+        if session is None:
+            return None, None
+        authenticator, credentials = self._shared.authentication.authenticator, session.identity.credentials()
+        principal = authenticator.cached_principal(credentials)
+        if principal is None:
+            loop = asyncio.get_running_loop()
+            try:
+                principal = await loop.run_in_executor(
+                    self._shared.pools.identity, authenticator.authenticate, credentials
+                )
+            except UnauthenticatedError:
+                return None, None  # its key was revoked, or its time is over: sign in again
+        return session, principal
+
+    async def _respond(
+        self,
+        route: PageRoute | None,
+        request: Request,
+        logged: LoggedRequest,
+        session: Session | None,
+        principal: Principal | None,
+    ) -> Response:
+        """Run the page of a request. Raises HttpError, and what the page raises."""
+        assert self._seals is not None
+        form = await _read_form(request)
+        if request.method == "POST":
+            token = (form.pop(CSRF_FIELD, None) or [request.headers.get(CSRF_HEADER, "")])[-1]
+            self._seals.check_csrf(session, token)
+        if route is not None and route.sign_in is not None:
+            response: Response = await route.sign_in(self, request, form, session, logged)
+            return response
+        if principal is None:
+            return _ask_to_sign_in(request)
+        request.scope.get("extensions", {}).get(RECOGNIZE, lambda: None)()
+        ctx = logged.ctx = Context(self._shared.services, logged.request_id, principal=principal)
+        self._shared.limits.check_rate(ctx, logged.address)
+        if route is None or route.function is None:
+            raise HttpError(404, ErrorCode.UNSUPPORTED, "The console has no page at this address.")
+        page = self._page_request(route, request, form, session, principal, logged)
+        return await self._run(route, page, request)
+
+    def _page_request(
+        self,
+        route: PageRoute,
+        request: Request,
+        form: dict[str, list[str]],
+        session: Session | None,
+        principal: Principal,
+        logged: LoggedRequest,
+    ) -> PageRequest:
+        watch = request.scope.get("extensions", {}).get(WATCH_CLIENT)
+        loop, deadline = asyncio.get_running_loop(), Deadline.for_query(self._settings.query_timeout)
+        has_left = watch() if watch is not None else None
+        calls = Calls(self._shared, loop, request.scope, logged.request_id, principal, deadline, has_left)
+        return PageRequest(
+            calls=calls,
+            services=self._shared.services,
+            principal=principal,
+            session=session,
+            path=parse_path(request.scope["raw_path"], route.view),
+            query=_parse(request.url.query),
+            form=form,
+            is_fragment="hx-request" in request.headers,
+            origin=f"{request.url.scheme}://{request.headers.get('host', '')}",
+        )
+
+    async def _run(self, route: PageRoute, page: PageRequest, request: Request) -> Response:
+        """Run a page in a thread, for as long as a query may take, and render what it returns there."""
+        assert route.function is not None
+        function = route.function
+
+        def work() -> Response:
+            outcome = function(page)
+            if isinstance(outcome, Page):
+                return self._render(outcome, page.session, page.principal, page, route)
+            if isinstance(outcome, Redirect):
+                return _redirect(outcome.address, is_fragment=page.is_fragment)
+            response: Response = outcome
+            return response
+
+        running = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        timeout = self._settings.query_timeout or None
+        done, _ = await asyncio.wait([running], timeout=timeout)
+        if not done:
+            running.add_done_callback(lambda future: future.cancelled() or future.exception())
+            raise Deadline.start(self._settings.query_timeout, "page").exceeded()
+        return running.result()
+
+    def _render(
+        self,
+        page: Page,
+        session: Session | None,
+        principal: Principal | None,
+        request: PageRequest | None = None,
+        route: PageRoute | None = None,
+    ) -> Response:
+        """Return the response of a template, with the tree beside it where its principal is known."""
+        assert self._seals is not None
+        tree = None
+        if request is not None and route is not None and not page.fragment:
+            tree = read_tree(request.calls, request.path, is_table=route.is_table)
+        values = {
+            "csrf": self._seals.csrf_token(session),
+            "principal": principal,
+            "is_open": self._shared.authentication.is_open,
+            "path": request.path if request is not None else (),
+            "now": self._shared.services.clock(),
+            "tree": tree,
+            "sections": SECTIONS,
+            "section": route.view if route is not None else None,
+            "layout": "fragment.html" if page.fragment else "layout.html",
+            **page.values,
+        }
+        text = self._templates.get_template(page.template).render(values)
+        return HTMLResponse(text, page.status, HEADERS | dict(page.headers))
+
+    def respond_page(self, page: Page, session: Session | None = None) -> Response:
+        """Return the response of a page that has no principal: that of signing in."""
+        return self._render(page, session, None)
+
+    @property
+    def seals(self) -> Seals:
+        """The seals of cookies; there are some once a request was authenticated."""
+        assert self._seals is not None
+        return self._seals
+
+    async def run_in_thread(self, work: Callable[[], Any]) -> Any:
+        """Run what waits for the catalog or a provider in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._shared.pools.identity, work)
+
+    def _error(self, error: Exception, request: Request, logged: LoggedRequest, session: Session | None) -> Response:
+        """Return the page that says what failed, and what to do."""
+        if isinstance(error, ClientLeftError):
+            return Response(status_code=499, headers=HEADERS)
+        self._shared.services.outage_log.report(error)
+        status, body, headers = error_response(error, logged.request_id)
+        clear_tracebacks(error)
+        logged.code = body.code
+        is_fragment = "hx-request" in request.headers
+        values = {
+            "status": status,
+            "message": body.error,
+            "advice": advice_for(status, body.code, is_expected=isinstance(error, LanceNamespaceError | HttpError)),
+            "request_id": logged.request_id,
+        }
+        text = self._templates.get_template("error_part.html" if is_fragment else "error.html").render(values)
+        further = {name.decode(): value.decode() for name, value in headers if name == b"retry-after"}
+        return HTMLResponse(text, status, HEADERS | further)
+
+    def close(self) -> None:
+        """Start no more pages."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _route(console: Console, page: PageRoute) -> Route:
+    async def serve(request: Request) -> Response:
+        return await console.serve(page, request)
+
+    return Route(page.address, serve, methods=[page.method])
+
+
+def _ask_to_sign_in(request: Request) -> Response:
+    """Send a visitor to the sign-in, and back afterwards where the page can be read again."""
+    back = request.url.path if request.method == "GET" and "hx-request" not in request.headers else ""
+    if back and request.url.query:
+        back = f"{back}?{request.url.query}"
+    address = f"{SIGN_IN}?next={quote(back, safe='')}" if back not in ("", HOME) else SIGN_IN
+    return _redirect(address, is_fragment="hx-request" in request.headers)
+
+
+def _redirect(address: str, *, is_fragment: bool) -> Response:
+    if is_fragment:
+        return Response(status_code=200, headers=HEADERS | {"hx-redirect": address})
+    return RedirectResponse(address, 303, HEADERS)
+
+
+def _parse(text: str) -> dict[str, list[str]]:
+    """Parse the parameters of an address or a form. Raises HttpError 400 for too many, or ones that are too long."""
+    try:
+        values = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
+    except ValueError as error:
+        raise HttpError(400, ErrorCode.INVALID_INPUT, "The parameters of the page cannot be read.") from error
+    if any(len(value) > MAX_PARAMETER for inner in values.values() for value in inner):
+        raise HttpError(400, ErrorCode.INVALID_INPUT, f"A parameter has more than {MAX_PARAMETER} characters.")
+    return values
+
+
+async def _read_form(request: Request) -> dict[str, list[str]]:
+    """Return the fields of a form. Raises HttpError 413, 415."""
+    if request.method != "POST":
+        return {}
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM_BYTES:
+            raise HttpError(413, ErrorCode.INVALID_INPUT, f"The form has more than {MAX_FORM_BYTES} bytes.")
+    if body and media != "application/x-www-form-urlencoded":
+        raise HttpError(415, ErrorCode.INVALID_INPUT, "Send the form as application/x-www-form-urlencoded.")
+    return _parse(body.decode("utf-8", "replace"))

@@ -1,0 +1,91 @@
+"""The tree of namespaces and tables: a level at a time, in pages, as far as its reader can see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import LanceNamespaceError
+
+from tiltyard.console.page import Page, PageRequest
+from tiltyard.model.ids import Id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiltyard.console.calls import Calls
+
+LEVEL_SIZE = 100
+"""Entries of one level that are shown at once."""
+NAMESPACES, TABLES = "n", "t"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An entry of the tree; `children` is its level where that is unfolded."""
+
+    path: Id
+    is_table: bool
+    is_current: bool = False
+    children: Level | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Some of the entries directly in a namespace; `cursor` continues it, "" at its end."""
+
+    path: Id
+    nodes: Sequence[Node]
+    cursor: str = ""
+
+
+def show(page: PageRequest) -> Page:
+    """Show one level, or its continuation, as the tree loads it when a namespace is unfolded."""
+    level = read_level(page.calls, page.path, page.text("cursor"))
+    return Page("tree_level.html", {"level": level}, fragment=True)
+
+
+def read_level(calls: Calls, path: Id, cursor: str = "", size: int = LEVEL_SIZE) -> Level:
+    """Return a page of a level: namespaces first, then tables. Raises NamespaceNotFoundError, InvalidInputError."""
+    kind, _, token = cursor.partition(":")
+    nodes: list[Node] = []
+    if kind != TABLES:
+        listed = calls.call("ListNamespaces", id=list(path), limit=size, page_token=token or None)
+        nodes += [Node(Id((*path, name)), is_table=False) for name in listed.namespaces]
+        if listed.page_token:
+            return Level(path, nodes, f"{NAMESPACES}:{listed.page_token}")
+        token = ""
+    if (room := size - len(nodes)) <= 0:
+        return Level(path, nodes, f"{TABLES}:")
+    listed = calls.call("ListTables", id=list(path), limit=room, page_token=token or None)
+    nodes += [Node(Id((*path, name)), is_table=True) for name in listed.tables]
+    return Level(path, nodes, f"{TABLES}:{listed.page_token}" if listed.page_token else "")
+
+
+def read_tree(calls: Calls, current: Id, *, is_table: bool) -> Level:
+    """Return the first level, with the namespaces above the current object unfolded.
+
+    What its reader cannot see, or has no answer just now, leaves its level empty: the page beside it says why.
+    """
+    return _unfold(calls, Id(), current, is_table)
+
+
+def _unfold(calls: Calls, path: Id, current: Id, is_table: bool) -> Level:
+    try:
+        level = read_level(calls, path)
+    except LanceNamespaceError:
+        return Level(path, ())
+    if len(current) <= len(path):
+        return level
+    following = Id(current[: len(path) + 1])
+    is_current = following == current
+    node = Node(
+        following,
+        is_table=is_current and is_table,
+        is_current=is_current,
+        children=None if is_current and is_table else _unfold(calls, following, current, is_table),
+    )
+    nodes = [node if (entry.path, entry.is_table) == (node.path, node.is_table) else entry for entry in level.nodes]
+    if node not in nodes:
+        nodes.insert(0, node)  # beyond the first page: shown in front of it
+    return Level(path, nodes, level.cursor)

@@ -1,0 +1,172 @@
+"""Calls of operations for a page: in this process, as its signed-in principal, within the limits of any client.
+
+A page is a function that runs in a thread. What belongs to the event loop (slots, metrics, the audit) is done there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError, UnsupportedOperationError
+
+from tiltyard.api.errors import error_response
+from tiltyard.context import Context
+from tiltyard.model.operations import Handler, bound_operations
+from tiltyard.model.spec import Operation, models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tiltyard.api.app import Shared
+    from tiltyard.api.deadlines import Deadline
+    from tiltyard.api.request_limits import QuerySlot
+    from tiltyard.api.request_log import LoggedRequest
+    from tiltyard.model.operations import ArrowAnswer
+    from tiltyard.model.principals import Principal
+
+T = TypeVar("T")
+
+
+class Calls:
+    """The operations that one page calls. Its methods run in the page's thread."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        loop: asyncio.AbstractEventLoop,
+        scope: Mapping[str, Any],
+        request_id: str,
+        principal: Principal,
+        deadline: Deadline | None,
+        has_client_left: Callable[[], bool] | None,
+    ) -> None:
+        self._shared = shared
+        self._loop = loop
+        self._scope = dict(scope)
+        self._deadline = deadline
+        self._has_client_left = has_client_left
+        self.ctx = Context(shared.services, request_id, principal=principal, check_deadline=self.check)
+
+    def check(self) -> None:
+        """Raise ServiceUnavailableError once the page's time is over, or its reader has left."""
+        if self._has_client_left is not None and self._has_client_left():
+            raise ClientLeftError
+        if self._deadline is not None:
+            self._deadline.check()
+
+    def call(self, name: str, **fields: Any) -> Any:
+        """Run an operation (`DescribeTable`) and return its response. Raises what the operation raises."""
+        with self._started(name, fields) as (handler, ctx, request):
+            return handler.run(ctx, request)
+
+    def attempt(self, name: str, **fields: Any) -> Any:
+        """Run an operation; return None where it cannot be done, as in a part of a page that may be missing."""
+        try:
+            return self.call(name, **fields)
+        except LanceNamespaceError:
+            return None
+
+    @contextmanager
+    def rows(self, **fields: Any) -> Iterator[ArrowAnswer]:
+        """Run QueryTable in a block, and close its rows at the end. Raises HttpError 429, what the operation raises."""
+        with self._started("QueryTable", fields) as (handler, ctx, request):
+            answer: ArrowAnswer = handler.run(ctx, request)
+            try:
+                yield answer
+            finally:
+                if (close := getattr(answer.batches, "close", None)) is not None:
+                    close()
+
+    @contextmanager
+    def _started(self, name: str, fields: Mapping[str, Any]) -> Iterator[tuple[Handler, Context, Any]]:
+        """Authorize a call, within a slot if it is a query, and record its outcome at the end of the block."""
+        operation, handler = find_operation(name)
+        request = make_request(operation, fields)
+        self.check()
+        logged, slot = self._on_loop(lambda: self._begin(operation, handler, request))
+        try:
+            yield handler, handler.authorize(self.ctx, request), request
+            logged.status = operation.status
+            if handler.changes and handler.audited:
+                asyncio.run_coroutine_threadsafe(_write_record(logged), self._loop).result()
+            logged.complete = True
+        except BaseException as error:
+            status, body, _ = error_response(error, self.ctx.request_id) if _is_known(error) else (500, None, ())
+            logged.status, logged.code = status, body.code if body is not None else None
+            raise
+        finally:
+            self._loop.call_soon_threadsafe(_end, logged, slot)
+
+    def _begin(self, operation: Operation, handler: Handler, request: Any) -> tuple[LoggedRequest, QuerySlot | None]:
+        """Acquire a query's slot, and start its record; on the event loop. Raises HttpError 429."""
+        slot = None
+        logged = self._shared.log.start(self._scope, self.ctx.request_id)
+        logged.set_route(operation, handler, {})
+        logged.ctx, logged.request = self.ctx, request
+        if handler.query:
+            try:
+                slot = self._shared.limits.acquire_slot(self.ctx, logged.address)
+            except Exception:
+                logged.status = 429
+                logged.end()
+                raise
+        return logged, slot
+
+    def _on_loop(self, work: Callable[[], T]) -> T:
+        """Run a short piece of work on the event loop, and return its result."""
+
+        async def run() -> T:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+
+class ClientLeftError(Exception):
+    """The reader of a page has closed its connection: there is nobody to send it to."""
+
+
+@cache
+def _operations() -> Mapping[str, tuple[Operation, Handler | None]]:
+    return bound_operations()
+
+
+def find_operation(name: str) -> tuple[Operation, Handler]:
+    """Return an operation and its handler. Raises UnsupportedOperationError."""
+    operation, handler = _operations()[name]
+    if handler is None:
+        raise UnsupportedOperationError(f"{name} is not supported by this server.")
+    return operation, handler
+
+
+def make_request(operation: Operation, fields: Mapping[str, Any]) -> Any:
+    """Return the request of an operation with these fields; those that are None are left out.
+
+    Raises InvalidInputError for a value that is none of the operation's.
+    """
+    if operation.request is None:
+        return None
+    try:
+        present = {name: value for name, value in fields.items() if value is not None}
+        return msgspec.convert(present, getattr(models, operation.request), strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(f"The request is not what {operation.name} takes: {error}") from error
+
+
+async def _write_record(logged: LoggedRequest) -> None:
+    """Write the audit record of a change, before its reader sees that it is done. Raises ServiceUnavailableError."""
+    if (written := logged.before_response(logged.status)) is not None:
+        await written
+
+
+def _end(logged: LoggedRequest, slot: QuerySlot | None) -> None:
+    logged.end()
+    if slot is not None:
+        slot.release()
+
+
+def _is_known(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, ClientLeftError | GeneratorExit)

@@ -1,0 +1,101 @@
+"""What a page gets of its request, and what it returns: a template with its values, or a response of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.model.ids import Id, check_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tiltyard.console.calls import Calls
+    from tiltyard.console.sessions import Session
+    from tiltyard.context import Services
+    from tiltyard.model.principals import Principal
+
+MAX_PARAMETER = 100_000
+"""Characters of one parameter of a page: a filter, a vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """A request for a page, whose principal is known.
+
+    - `path`: the id that the address names, behind the view: `("demo", "films")`.
+    - `query`, `form`: the parameters of the address, and of the form that was sent (without its CSRF token); the last
+      one counts where a name came twice, `all_of` has all.
+    - `is_fragment`: htmx asks for a part of a page.
+    - `origin`: scheme and host that the browser called, for addresses to copy.
+    """
+
+    calls: Calls
+    services: Services
+    principal: Principal
+    session: Session | None
+    path: Id
+    query: Mapping[str, list[str]]
+    form: Mapping[str, list[str]]
+    is_fragment: bool
+    origin: str
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a parameter of the form or the address, without the spaces around it."""
+        values = self.form.get(name) or self.query.get(name)
+        return values[-1].strip() if values else default
+
+    def all_of(self, name: str) -> list[str]:
+        """Return all values of a parameter."""
+        return [*self.form.get(name, ()), *self.query.get(name, ())]
+
+    def integer(self, name: str, default: int, least: int, most: int) -> int:
+        """Return a whole number. Raises InvalidInputError for another text, or one out of bounds."""
+        text = self.text(name)
+        if not text:
+            return default
+        try:
+            value = int(text)
+        except ValueError:
+            raise InvalidInputError(f"The parameter {name} is a whole number, not '{text[:40]}'.") from None
+        if not least <= value <= most:
+            raise InvalidInputError(f"The parameter {name} is {least} to {most}, not {value}.")
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """Return a number that is not negative, None without it. Raises InvalidInputError for another text."""
+        return self.integer(name, 0, 0, (1 << 63) - 1) if self.text(name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A template and its values; `status` is that of the response.
+
+    A `fragment` has no layout around it.
+    """
+
+    template: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    status: int = 200
+    fragment: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Another address of the console, where the browser goes on after a change (303)."""
+
+    address: str
+
+
+def parse_path(raw_path: bytes, view: str) -> Id:
+    """Return the id behind a view in an address, each name percent-encoded. Raises InvalidInputError."""
+    rest = raw_path.removeprefix(f"/console/{view}".encode()).strip(b"/")
+    try:
+        names = [unquote_to_bytes(part).decode() for part in rest.split(b"/") if part]
+    except UnicodeDecodeError as error:
+        raise InvalidInputError("The address is not UTF-8: open the page from the tree.") from error
+    return check_id(Id(names))

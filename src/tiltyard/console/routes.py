@@ -1,0 +1,55 @@
+"""The pages of the console: each address, and the function that makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tiltyard.console import sign_in
+from tiltyard.console.browse import find, namespace, summary, tree
+from tiltyard.console.navigation import TABLE_TABS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiltyard.console.page import PageRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PageRoute:
+    """A page: `view` is the first part of its address behind `/console`.
+
+    `function` makes it of a `PageRequest`, in a thread; `sign_in` makes the pages before there is a principal. With
+    `names_object` the id of a table or a namespace follows the view.
+    """
+
+    view: str
+    function: Callable[[PageRequest], Any] | None = None
+    method: str = "GET"
+    names_object: bool = False
+    sign_in: Callable[..., Any] | None = None
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the object is a table."""
+        return any(tab.view == self.view for tab in TABLE_TABS)
+
+    @property
+    def address(self) -> str:
+        """The pattern of the address, for Starlette."""
+        return f"/console/{self.view}" + ("/{id:path}" if self.names_object else "")
+
+
+ROUTES = (
+    PageRoute("", namespace.show),
+    PageRoute("sign-in", method="GET", sign_in=sign_in.show),
+    PageRoute("sign-in", method="POST", sign_in=sign_in.by_key),
+    PageRoute("sign-out", method="POST", sign_in=sign_in.end),
+    PageRoute("sign-in/{provider}", method="GET", sign_in=sign_in.at_provider),
+    PageRoute("sign-in/{provider}/callback", method="GET", sign_in=sign_in.from_provider),
+    PageRoute("namespace", namespace.show, names_object=True),
+    PageRoute("tree", tree.show, names_object=True),
+    PageRoute("tree", tree.show),
+    PageRoute("find", find.show),
+    PageRoute("summary", summary.show, names_object=True),
+)

@@ -1,0 +1,28 @@
+// What every page does: fold the tree, open the menu on narrow screens, copy snippets, say what failed.
+import { followTree } from "./tree.js";
+import { followCopyButtons } from "./copy.js";
+import { followNotices } from "./notices.js";
+
+followTree(document);
+followCopyButtons(document);
+followNotices(document);
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-toggle]");
+  if (!button) return;
+  const target = document.getElementById(button.dataset.toggle);
+  const isOpen = target.classList.toggle("open");
+  button.setAttribute("aria-expanded", String(isOpen));
+  if (isOpen) target.querySelector("input, a, button")?.focus();
+});
+
+// Forms that apply themselves once a choice is made.
+document.addEventListener("change", (event) => {
+  if (event.target.closest("[data-submit]")) event.target.form.requestSubmit();
+});
+
+// Choices that ask before they are sent.
+document.addEventListener("submit", (event) => {
+  const question = event.target.dataset.confirm;
+  if (question && !window.confirm(question)) event.preventDefault();
+}, true);

@@ -1,0 +1,77 @@
+"""The tree and the lists of the catalog in a browser: by mouse, by keyboard, in each width, light and dark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.viewer import WIDTHS, Viewer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Browser
+
+    from tests.services.server import ServerProcess
+
+ADDRESSES = ("", "namespace/cinema", "namespace/empty", "find?q=film", "find", "namespace/no/where")
+
+
+def test_tree_unfolds_a_namespace_and_leads_to_its_page(viewer: Viewer) -> None:
+    page = viewer.open("")
+    page.get_by_role("button", name="Unfold cinema").click()
+    page.locator("#tree").get_by_role("link", name="films").wait_for()
+    page.locator("#tree").get_by_role("link", name="cinema").click()
+    page.wait_for_url("**/console/namespace/cinema")
+    assert page.get_by_role("heading", level=1).text_content() == "cinema"
+    viewer.check_accessible()
+
+
+def test_filter_box_narrows_the_tree_and_gives_it_back(viewer: Viewer) -> None:
+    page = viewer.open("")
+    box = page.get_by_label("Filter the tree by name")
+    box.fill("pict")
+    page.locator("#tree").get_by_role("link", name="pictures").wait_for()
+    assert page.locator("#tree a").count() == 1
+    box.fill("")
+    page.get_by_role("button", name="Unfold cinema").wait_for()
+
+
+def test_tree_is_walked_by_the_arrow_keys(viewer: Viewer) -> None:
+    page = viewer.open("")
+    page.locator("#tree a").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.locator("#tree").get_by_role("link", name="films").wait_for()
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.textContent") == "films"
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.textContent") == "cinema"
+    page.keyboard.press("ArrowLeft")
+    page.locator("#tree").get_by_role("link", name="films").wait_for(state="hidden")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "address", ["", "namespace/cinema", "namespace/empty", "find?q=film", "find", "table/no/where"]
+)
+def test_page_is_accessible_and_fits_its_window(
+    browser: Browser, server: ServerProcess, tmp_path: Path, address: str, width: int, scheme: str
+) -> None:
+    with Viewer.opened(browser, server.url, tmp_path, width, scheme) as viewer:
+        viewer.open(address)
+        viewer.check_accessible()
+        viewer.check_fits()
+        viewer.shoot(f"{address.split('?', maxsplit=1)[0].replace('/', '-') or 'home'}-{width}-{scheme}")
+
+
+@pytest.mark.extended
+def test_server_that_is_away_is_said_in_one_sentence(browser: Browser, server: ServerProcess, tmp_path: Path) -> None:
+    with Viewer.opened(browser, server.url, tmp_path) as viewer:
+        page = viewer.open("")
+        page.context.set_offline(True)
+        page.get_by_role("button", name="Unfold media").click()
+        page.get_by_text("The server did not answer.").wait_for()
+        viewer.problems.clear()  # the browser itself logs the failed request

@@ -1,0 +1,96 @@
+"""A person at the console: a browser window, which notes whatever a page does that none of the console's may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from axe_playwright_python.sync_playwright import Axe
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+WIDTHS = (360, 1280, 2560)
+MAX_PAGE_BYTES = 300 * 1024
+PATIENCE_MS = 60_000
+
+
+class Viewer:
+    """One window. `problems` has errors of scripts, what the content security policy refused, and foreign requests."""
+
+    def __init__(self, page: Page, url: str, folder: Path) -> None:
+        self.page = page
+        self.url = url
+        self.folder = folder
+        self.problems: list[str] = []
+        self.bytes = 0
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.problems.append(f"script: {error}"))
+        page.on("console", self._note_message)
+        page.on("request", self._note_request)
+        page.on("dialog", self._note_dialog)
+        page.on("requestfinished", self._count)
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, browser: Browser, url: str, folder: Path, width: int = 1280, scheme: Any = "light", **options: Any
+    ) -> Iterator[Self]:
+        """Open a window of this width (CSS pixels); close it at the end, when there must be no problems."""
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True, **options
+        )
+        try:
+            viewer = cls(context.new_page(), url, folder)
+            yield viewer
+            assert viewer.problems == []
+        finally:
+            context.close()
+
+    def open(self, address: str) -> Page:
+        """Open a page of the console, and wait until all of it has loaded; it has to be a light one."""
+        self.bytes = 0
+        self.page.goto(f"{self.url}/console/{address}", wait_until="networkidle")
+        assert 0 < self.bytes < MAX_PAGE_BYTES, f"{address} takes {self.bytes} bytes"
+        return self.page
+
+    def check_accessible(self) -> None:
+        """Have axe-core find nothing serious."""
+        found = Axe().run(self.page, options={"resultTypes": ["violations"]})
+        serious = [
+            (violation["id"], violation["impact"], [node["html"][:200] for node in violation["nodes"][:3]])
+            for violation in found.response["violations"]
+            if violation["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+
+    def check_fits(self) -> None:
+        """Have the page not be wider than its window."""
+        wide = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"the page is {wide} pixels wider than its window"
+
+    def shoot(self, name: str) -> Path:
+        """Keep a screenshot among the test's artefacts."""
+        file = self.folder / f"{name}.png"
+        self.page.screenshot(path=str(file))
+        return file
+
+    def _note_message(self, message: Any) -> None:
+        if message.type in ("error", "warning") and "status of 4" not in message.text:
+            self.problems.append(f"{message.type}: {message.text}")
+
+    def _note_request(self, request: Any) -> None:
+        if urlsplit(request.url).netloc != urlsplit(self.url).netloc and not request.url.startswith("blob:"):
+            self.problems.append(f"request elsewhere: {request.url[:200]}")
+
+    def _note_dialog(self, dialog: Any) -> None:
+        if dialog.type == "alert":
+            self.problems.append(f"dialog: {dialog.message}")
+        dialog.accept()
+
+    def _count(self, request: Any) -> None:
+        sizes = request.sizes()
+        self.bytes += sizes["responseBodySize"] + sizes["responseHeadersSize"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,14 +47,15 @@ def scene(stage: Stage) -> Scene:
 def nobodies(secured: Secured) -> dict[str, httpx.Client]:
     """Those who are not let in, by what is wrong with them."""
     with open_store(Settings(root=str(secured.server.root)).database_url) as store:
-        soon = NewKeyOptions(expires_at=wall_clock() + 1)
-        expired = create_key(store, wall_clock, "owner", soon, administrator=False)
+        past = wall_clock() - 1000
+        brief = NewKeyOptions(expires_at=past + 1)
+        expired = create_key(store, lambda: past, "owner", brief, administrator=False)
         revoked = create_key(store, wall_clock, "owner", NewKeyOptions(), administrator=False)
         store.revoke_key(revoked.record.id)
-    time.sleep(0.005)  # the key lives for a millisecond
     keys = {"bad": secured.keys["owner"][:-2] + "xx", "expired": expired.text, "revoked": revoked.text}
     clients = {
-        name: httpx.Client(base_url=secured.url, headers={"x-api-key": key}, timeout=60) for name, key in keys.items()
+        name: httpx.Client(base_url=secured.url, headers={"x-api-key": key}, timeout=60, verify=False)
+        for name, key in keys.items()
     }
     return {NOBODY[0]: secured.http(), **clients}
 

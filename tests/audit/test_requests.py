@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.audit.conftest import eventually, recorded
-from tests.services.forked_process import run_tiltyard
+from tests.services.forked_process import run_tiltyard, start_tiltyard
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
 
@@ -177,10 +176,9 @@ def test_audit_command_filters_and_prints_json_oldest_first(audited: Secured) ->
 
 
 def test_audit_command_that_follows_prints_new_records(audited: Secured) -> None:
-    command = [sys.executable, "-m", "tiltyard", "audit", "--root", str(audited.server.root), "--follow", "--json"]
-    following = subprocess.Popen([*command, "--object", "followed"], stdout=subprocess.PIPE, text=True)
+    options = ["--root", str(audited.server.root), "--follow", "--json", "--object", "followed"]
+    following = start_tiltyard("audit", *options)
     try:
-        assert following.stdout is not None
         with audited.http("administrator") as client:
             for name in ("followed", "followed$on"):
                 assert client.post(f"/v1/namespace/{name.replace('$', '%24')}/create", json={}).status_code == 200

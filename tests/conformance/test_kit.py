@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from lance.namespace import RestAdapter
 
+from tests.services.forked_process import run_tiltyard
 from tiltyard_conformance.report import failures, markdown, run_cases, summary
 
 OPERATIONS = ("CreateNamespace", "CreateTable", "CountTableRows", "TableExists", "RenameTable")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tiltyard_conformance", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_tiltyard(*arguments, module="tiltyard_conformance")
 
 
 def test_command_prints_a_table_and_ends_with_status_0_where_all_works(server: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from lance_namespace_urllib3_client.api import MetadataApi
 
 from tests.conformance.conftest import Raw
 from tests.conformance.test_catalog import code
+from tests.services.forked_process import start_tiltyard
 from tests.services.server import ServerProcess
 from tiltyard_conformance.cases import ROWS, World, ipc
 
@@ -65,8 +64,7 @@ def test_describe_transaction_queued_names_its_kind_and_the_index_is_listed_as_b
 
 def test_worker_of_its_own_builds_what_a_server_queued(world: World, idle: ServerProcess) -> None:
     table, transaction = queue(world)
-    command = [sys.executable, "-m", "tiltyard", "worker", "--root", str(idle.root)]
-    worker = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    worker = start_tiltyard("worker", "--root", str(idle.root))
     try:
         until(lambda: status(world, transaction) == "Succeeded")
     finally:
@@ -79,8 +77,7 @@ def test_alter_transaction_canceled_is_never_run(world: World, idle: ServerProce
     table, transaction = queue(world)
     assert alter(world, transaction, {"setStatusAction": {"status": "canceled"}}).json()["status"] == "Canceled"
     _, second = queue(world)
-    command = [sys.executable, "-m", "tiltyard", "worker", "--root", str(idle.root)]
-    worker = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    worker = start_tiltyard("worker", "--root", str(idle.root))
     try:
         until(lambda: status(world, second) == "Succeeded")
     finally:
@@ -153,8 +150,7 @@ def test_drop_namespace_cascade_is_seen_at_once_and_its_folders_go_as_a_transact
     [transaction] = world.post(f"/v1/namespace/{space}/drop", {"behavior": "Cascade"})["transaction_id"]
     assert code(world.raw.post(f"/v1/table/{inner}$b/describe")) == (404, 1)
     assert all(folder.exists() for folder in folders)
-    command = [sys.executable, "-m", "tiltyard", "worker", "--root", str(idle.root)]
-    worker = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    worker = start_tiltyard("worker", "--root", str(idle.root))
     try:
         until(lambda: status(world, transaction) == "Succeeded")
     finally:

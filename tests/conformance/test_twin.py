@@ -75,29 +75,41 @@ def test_lancedb_makes_branches_and_has_its_queries_run_by_it(tmp_path: Path) ->
     assert table.search().where("id > 2").to_arrow()["id"].to_pylist() == [3]
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import tiltyard, lance_namespace",
-        "import lance_namespace, tiltyard",
-        "import tiltyard, lancedb",
-        "import tiltyard, importlib.util; importlib.util.find_spec('lance_namespace')",
-    ],
+IMPORTS = (
+    "import tiltyard, lance_namespace",
+    "import lance_namespace, tiltyard",
+    "import tiltyard, lancedb",
+    "import tiltyard, importlib.util; importlib.util.find_spec('lance_namespace')",
 )
-def test_namespace_is_found_by_its_short_name_and_leaves_nothing_half_noted(tmp_path: Path, imports: str) -> None:
-    """As a script does that closes nothing."""
-    script = f"""{imports}
-import sys
+CLOSES_NOTHING = """
+import os, sys
+import lance_namespace_urllib3_client, pandas, pyarrow.dataset  # most of what all of them import, once
+
+root, *ways = sys.argv[1:]
+for number, imports in enumerate(ways):
+    if not os.fork():
+        break
+else:
+    sys.exit(any(os.wait()[1] for _ in ways))
+
+assert "lance_namespace" not in sys.modules
+exec(imports)
 import lance_namespace, lance, pyarrow
-namespace = lance_namespace.connect("tiltyard", {{"root": sys.argv[1], "jobs": "0"}})
-lance.write_dataset(pyarrow.table({{"a": [1]}}), namespace_client=namespace, table_id=["t"])
-namespace.query_table({{"id": ["t"], "k": 1, "vector": {{}}}}).data
+namespace = lance_namespace.connect("tiltyard", {"root": f"{root}/{number}", "jobs": "0"})
+lance.write_dataset(pyarrow.table({"a": [1]}), namespace_client=namespace, table_id=["t"])
+namespace.query_table({"id": ["t"], "k": 1, "vector": {}}).data
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+
+
+def test_namespace_is_found_by_its_short_name_and_leaves_nothing_half_noted(tmp_path: Path) -> None:
+    """As scripts do that close nothing, whichever they import first."""
+    command = [sys.executable, "-c", CLOSES_NOTHING, str(tmp_path), *IMPORTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    with open_store(f"sqlite:///{tmp_path}/catalog.db") as store:
-        assert [record.version for record in store.list_versions(store.describe_table(("t",)).id)] == [1]
-        assert store.pending_versions() == []
+    for number, imports in enumerate(IMPORTS):
+        with open_store(f"sqlite:///{tmp_path}/{number}/catalog.db") as store:
+            assert [record.version for record in store.list_versions(store.describe_table(("t",)).id)] == [1], imports
+            assert store.pending_versions() == [], imports
 
 
 def test_namespace_that_is_collected_while_its_versions_are_marked_blocks_nobody(tmp_path: Path) -> None:

@@ -65,18 +65,24 @@ sys.exit(int(starter.recv(16) or 1) & 255)
 
 
 class ForkedProcess:
-    """A running `tiltyard`, with the part of `subprocess.Popen`'s interface that tests of servers use."""
+    """A running `tiltyard`, or another module; with the part of `subprocess.Popen`'s interface that tests use."""
 
     def __init__(
-        self, arguments: Sequence[str], environ: Mapping[str, str], folder: Path, descriptors: int | None = None
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        folder: Path,
+        descriptors: int | None = None,
+        module: str = "tiltyard",
     ) -> None:
         """Start it in a folder, with these environment variables alone; at most so many `descriptors` are open."""
+        self._module = module
         self.returncode: int | None = None
         self._lock = threading.Lock()
         self._starter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._starter.connect(str(_starter(SERVER_MODULES)))
         order = {
-            "module": "tiltyard",
+            "module": module,
             "arguments": list(arguments),
             "environ": dict(environ),
             "folder": str(folder),
@@ -98,7 +104,7 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end, and return the exit status. Raises subprocess.TimeoutExpired."""
         if (status := self._receive_status(timeout)) is None:
-            raise subprocess.TimeoutExpired("tiltyard", timeout or 0)
+            raise subprocess.TimeoutExpired(self._module, timeout or 0)
         return status
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -141,9 +147,14 @@ class ForkedProcess:
             return self.returncode
 
 
-def run_tiltyard(*arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+def start_tiltyard(*arguments: str, **environ: str) -> ForkedProcess:
+    """Start a command with this process's environment, and further variables."""
+    return ForkedProcess(arguments, {**os.environ, **environ}, Path.cwd())
+
+
+def run_tiltyard(*arguments: str, module: str = "tiltyard", timeout: float = 180) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with this process's environment. Raises subprocess.TimeoutExpired."""
-    process = ForkedProcess(arguments, os.environ, Path.cwd())
+    process = ForkedProcess(arguments, os.environ, Path.cwd(), module=module)
     with process.stdout, process.stderr:
         stdout, stderr = process.communicate(timeout)
         return subprocess.CompletedProcess(arguments, process.wait(), stdout, stderr)

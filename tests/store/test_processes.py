@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.services.forked_process import ForkedProcess
 from tiltyard.store import open_store
 
-PROGRAM = str(Path(__file__).with_name("writer_process.py"))
 
-
-def start(url: str, prefix: str, number: int, threads: int = 4) -> subprocess.Popen[str]:
-    command = [sys.executable, PROGRAM, url, prefix, str(number), str(threads)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def start(url: str, prefix: str, number: int, threads: int = 4) -> ForkedProcess:
+    arguments = [url, prefix, str(number), str(threads)]
+    return ForkedProcess(arguments, os.environ, Path.cwd(), module="tests.store.writer_process")
 
 
 def test_processes_share_one_catalog_and_all_get_their_turn(url: str) -> None:
     processes = [start(url, prefix, 300) for prefix in ("a", "b", "c")]
     names = [process.communicate(timeout=180)[0].split() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert [process.wait() for process in processes] == [0, 0, 0]
     with open_store(url) as store:
         assert store.list_namespaces((), None, 1000) == sorted(
             name for names_of_process in names for name in names_of_process

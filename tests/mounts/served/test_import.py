@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailab
 from tests.mounts.backends import local_directory
 from tests.mounts.served.conftest import MOUNT, environ
 from tests.mounts.served.test_guard import admin, grant, query, set_policy
+from tests.services.forked_process import ForkedProcess, start_tiltyard
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import Wire, check_error, stream
 from tiltyard.cli import main
@@ -343,20 +343,13 @@ class Database:
     root: Path
     lake: MountedCatalog
 
-    def start(self, *arguments: str, fault: str = "") -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tiltyard", *arguments, "--root", str(self.root)]
-        return subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "TILTYARD_FAULT": fault},
-        )
+    def start(self, *arguments: str, fault: str = "") -> ForkedProcess:
+        return start_tiltyard(*arguments, "--root", str(self.root), TILTYARD_FAULT=fault)
 
     def run(self, *arguments: str, fault: str = "") -> tuple[int, str]:
         process = self.start(*arguments, fault=fault)
-        said, _ = process.communicate(timeout=120)
-        return process.returncode, said
+        said = "".join(process.communicate(timeout=120))
+        return process.wait(), said
 
     def listed(self) -> dict[str, tuple[str, ...]]:
         """Return which tables each of the two catalogs has."""
@@ -441,8 +434,8 @@ def test_interrupt_stops_between_two_tables(database: Database, tmp_path: Path) 
     wait_for_file(gate.with_name("gate.reached"))
     process.send_signal(signal.SIGINT)
     gate.unlink()
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
+    said = "".join(process.communicate(timeout=60))
+    assert process.wait() == 130, said
     assert database.listed() == {"ours": ("t",), "theirs": ("u",)}
     assert json.loads((tmp_path / "r.json").read_text())["totals"]["not tried"] == 1
     assert database.run("import-catalog", "lake$a", "own")[0] == 0

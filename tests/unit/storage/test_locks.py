@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import threading
 import time
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
+from tests.services.forked_process import ForkedProcess
 from tiltyard.storage.locks import Locks
 
 
@@ -39,20 +40,10 @@ def test_hold_after_its_timeout_is_a_conflict() -> None:
         pass
 
 
-def _increment(path: str) -> None:
-    for _ in range(50):
-        with Locks().hold("a", 20):
-            value = int(Path(path).read_text())
-            Path(path).write_text(str(value + 1))
-
-
 def test_hold_is_exclusive_between_processes(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_increment, args=(str(counter),)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    module = "tests.unit.storage.counting_process"
+    processes = [ForkedProcess([str(counter)], os.environ, Path.cwd(), module=module) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
     assert counter.read_text() == "100"

@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope -
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --extra sql --custom-compile-command "make lock" --quiet
 
-.PHONY: advisories help compatibility demo test test-all soak lint format spec lock bench services clean
+.PHONY: advisories cli-docs help compatibility demo test test-all soak lint format spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,7 @@ test: $(DEV) services lint ## Prepare all, lint, then test every behaviour, with
 	$(PYTEST) -m "not extended" $(PYTEST_ARGS)
 
 test-all: test ## The same, then what multiplies it: PostgreSQL and S3, clusters, kills, fuzzing at length.
+	@bash scripts/install_services.sh zsh fish
 	$(PYTEST) -m extended $(PYTEST_ARGS)
 
 lint: $(DEV) ## Style, types, direction of imports, and whether generated files are current.
@@ -39,6 +40,7 @@ lint: $(DEV) ## Style, types, direction of imports, and whether generated files 
 	$(BIN)/lint-imports
 	$(BIN)/bandit -q -r src -c pyproject.toml
 	$(BIN)/python scripts/make_models.py --check
+	$(BIN)/python scripts/make_cli_docs.py --check
 	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py --check $(SPEC_FOLDER); fi
 
 format: $(DEV) ## Put all code into its one form.
@@ -48,6 +50,9 @@ format: $(DEV) ## Put all code into its one form.
 spec: $(DEV) ## Write the models again from the specification (its facts first, where SPEC_FOLDER is there).
 	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py $(SPEC_FOLDER); fi
 	$(BIN)/python scripts/make_models.py
+
+cli-docs: $(DEV) ## Write the reference of docs/cli.md from the commands' own help.
+	$(BIN)/python scripts/make_cli_docs.py
 
 lock: $(DEV) ## Resolve the dependencies again, changing only what must change (LOCK_ARGS=--upgrade for all).
 	$(BIN)/$(LOCK) $(LOCK_ARGS) --group dev --output-file requirements-dev.lock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
@@ -25,6 +27,7 @@ HOME = Path(__file__).resolve().parent.parent
 README = (HOME / "README.md").read_text()
 PUBLISHING = (HOME / "docs/publishing.md").read_text()
 SETTINGS = (HOME / "docs/settings.md").read_text()
+COMMAND_LINE = (HOME / "docs/cli.md").read_text()
 DOCUMENTS = sorted([*HOME.glob("*.md"), *(HOME / "docs").glob("*.md")])
 TARGETS_IN = README + (HOME / "CONTRIBUTING.md").read_text()
 SHOWN_URL = "http://127.0.0.1:2333"
@@ -113,8 +116,38 @@ def test_settings_page_example_of_mounts_has_settings_of_their_kinds(
 
 
 @pytest.mark.parametrize("command", list(commands(main)))
-def test_settings_page_has_a_row_for_each_command(command: str) -> None:
-    assert f"| `{command}` |" in SETTINGS, f"docs/settings.md says nothing of {command}"
+def test_settings_page_has_a_row_for_each_command_or_the_command_line_a_section(command: str) -> None:
+    is_described = f"| `{command}` |" in SETTINGS or f"\n### `{command}`\n" in COMMAND_LINE
+    assert is_described, f"neither docs/settings.md nor docs/cli.md says anything of {command}"
+
+
+def test_command_line_page_has_what_the_commands_say_of_themselves() -> None:
+    check = [sys.executable, str(HOME / "scripts/make_cli_docs.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_command_line_page_examples_print_what_they_show(tmp_path: Path) -> None:
+    example = re.search(r"## A first look\n\n```console\n(.*?)```", COMMAND_LINE, re.DOTALL)
+    assert example is not None
+    (tmp_path / "films.csv").write_text(
+        "id,title,year,rating\n1,Roman Holiday,1953,8.0\n2,Up,2009,8.3\n3,Moby Dick,1956,7.3\n"
+    )
+    (tmp_path / "more.csv").write_text("id,title,year,rating\n4,Vertigo,1958,8.3\n")
+    folders = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        for name, value in {**folders, "TILTYARD_ROOT": str(tmp_path / "root")}.items():
+            patch.setenv(name, value)
+        for part in re.split(r"^\$ tiltyard ", example[1], flags=re.MULTILINE)[1:]:
+            line, _, shown = part.partition("\n")
+            done = CliRunner().invoke(main, shlex.split(line))
+            assert (done.exit_code, comparable(done.stdout)) == (0, comparable(shown)), (line, done.output)
+
+
+def comparable(text: str) -> str:
+    """Return what a command has printed, without its widths and the sizes of files."""
+    return re.sub(r"\d+(\.\d+)? [KM]iB", "N KiB", re.sub(r" +", " ", text))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

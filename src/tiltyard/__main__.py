@@ -12,7 +12,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("tiltyard: interrupted.\n")
         raise SystemExit(130) from None
-    commands()
+    commands(prog_name="tiltyard")  # also for `python -m`: completion goes by it
 
 
 if __name__ == "__main__":

@@ -111,7 +111,14 @@ def test_job_that_is_interrupted_is_canceled(
 def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_that_waits(
     server: ServerProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    imports = ("tiltyard.cli", "click", "tiltyard.cli.jobs", "lance_namespace", "pyarrow", "tiltyard.cli.progress_bar")
+    imports = (
+        "tiltyard.cli",
+        "click",
+        "tiltyard.cli.jobs",
+        "lance_namespace",
+        "pyarrow",
+        "tiltyard.cli.output.progress",
+    )
     moments = [*(f"import {name}" for name in imports), "request 1", "request 2"]
     on_spark = ["import pyspark.sql", "start"]
     for moment in [*moments, *on_spark]:

@@ -9,6 +9,15 @@ import click
 
 from tiltyard import __version__
 from tiltyard.cli.audit import audit
+from tiltyard.cli.browsing.changes import cp, mv, rm
+from tiltyard.cli.browsing.console_page import open_page
+from tiltyard.cli.browsing.description import schema, show
+from tiltyard.cli.browsing.diff import diff
+from tiltyard.cli.browsing.listing import du, ls, tree
+from tiltyard.cli.browsing.rows import count, head
+from tiltyard.cli.browsing.search import search
+from tiltyard.cli.browsing.sql import sql
+from tiltyard.cli.browsing.versions import restore, tag, versions
 from tiltyard.cli.database import db
 from tiltyard.cli.grants import can, grant, grants, revoke, whoami
 from tiltyard.cli.import_catalog import import_catalog
@@ -20,6 +29,10 @@ from tiltyard.cli.policies import policy
 from tiltyard.cli.publish_to import publish_to
 from tiltyard.cli.roles import role
 from tiltyard.cli.serve import serve, worker
+from tiltyard.cli.session.completion import completion
+from tiltyard.cli.session.login import list_profiles, login, logout
+from tiltyard.cli.transfer.export_file import export_file
+from tiltyard.cli.transfer.import_file import import_file
 from tiltyard.cli.undrop import undrop
 
 
@@ -86,6 +99,9 @@ def pipeline() -> None:
 
 
 for command in (
+    *(ls, tree, du, show, schema, head, count, search, sql),
+    *(versions, diff, tag, restore, cp, mv, rm, open_page),
+    *(import_file, export_file, login, logout, list_profiles, completion),
     *(serve, worker, db),
     *(grant, revoke, grants, whoami, can, role, policy, key, principal, audit),
     *(mount, publish_to, import_catalog, undrop, gc, repair, maintain),

@@ -17,7 +17,7 @@ import click
 
 from tiltyard.cli.interruption import exit_interrupted, interruptible
 from tiltyard.cli.options import catalog_options
-from tiltyard.cli.progress_bar import progress_bar
+from tiltyard.cli.output.progress import progress_bar
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 

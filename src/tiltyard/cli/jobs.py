@@ -19,7 +19,7 @@ from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError, 
 
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
-from tiltyard.cli.progress_bar import progress_bar
+from tiltyard.cli.output.progress import progress_bar
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import (

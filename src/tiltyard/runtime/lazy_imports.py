@@ -28,10 +28,15 @@ def import_lazily() -> None:
     For processes that run only Tiltyard, before anything else has imported these packages. Modules inside
     `lance_namespace`, such as `errors`, are imported as usual.
     """
-    if UPSTREAM not in sys.modules:
-        _defer(UPSTREAM)
+    defer_lance_namespace()
     if PANDAS not in sys.modules:
         _start_pyarrow_without_pandas()
+
+
+def defer_lance_namespace() -> None:
+    """Execute `lance_namespace` only when one of its own names is read; pyarrow is left alone."""
+    if UPSTREAM not in sys.modules:
+        _defer(UPSTREAM)
 
 
 def _defer(name: str) -> None:

@@ -1,0 +1,1 @@
+"""Commands that look at a catalog, and the small changes: tags, names, restores."""

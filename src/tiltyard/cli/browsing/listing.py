@@ -1,0 +1,183 @@
+"""`tiltyard ls | tree | du`: what there is, and how large it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.session.ids import TABLE_OR_NAMESPACE, TypedId
+from tiltyard.cli.session.target import catalog_command
+
+if TYPE_CHECKING:
+    from tiltyard.cli.session.catalog import Catalog
+
+_CALLS_AT_ONCE = 8
+NAMESPACE, TABLE = "namespace", "table"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A namespace or a table, `depth` levels below where a list begins; `is_last` among those beside it."""
+
+    id: TypedId
+    kind: str
+    depth: int = 0
+    is_last: tuple[bool, ...] = ()
+
+
+@click.command("ls", short_help="List namespaces and tables.")
+@click.argument("namespace", type=TABLE_OR_NAMESPACE, default=".")
+@click.option("-l", "--long", "is_long", is_flag=True, help="Show rows, bytes and the version of each table, too.")
+@format_option
+@catalog_command
+def ls(catalog: Catalog, namespace: TypedId, is_long: bool, form: Format) -> None:
+    """List the namespaces and tables in NAMESPACE, the root without one; ids of namespaces end with a dot.
+
+    \b
+    Examples:
+      tiltyard ls
+      tiltyard ls -l library --root ./data
+      tiltyard ls library --format jsonl | jq -r .id
+    """
+    from tiltyard.cli.output.formats import print_records
+
+    entries = list(_entries_in(catalog, namespace))
+    if not is_long:
+        if form is Format.TABLE:
+            for entry in entries:
+                click.echo(_printed(entry))
+            return
+        print_records(({"id": str(entry.id), "kind": entry.kind} for entry in entries), ("id", "kind"), form)
+        return
+    from tiltyard.cli.output.cells import format_size
+
+    records = list(_measure(catalog, entries))
+    if form is Format.TABLE:
+        for record in records:
+            record["bytes"] = "" if record["bytes"] is None else format_size(record["bytes"])
+    columns = ("id", "kind", "rows", "bytes", "version")
+    print_records(records, columns, form, numbers=("rows", "bytes", "version"))
+
+
+@click.command("tree", short_help="Show namespaces and tables as a tree.")
+@click.argument("namespace", type=TABLE_OR_NAMESPACE, default=".")
+@click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only so many levels.")
+@format_option
+@catalog_command
+def tree(catalog: Catalog, namespace: TypedId, depth: int | None, form: Format) -> None:
+    """Show what is in NAMESPACE, the root without one, and below it.
+
+    \b
+    Example:
+      tiltyard tree --depth 2
+    """
+    from tiltyard.cli.output.cells import printable
+    from tiltyard.cli.output.formats import print_records
+
+    entries = walk(catalog, namespace, depth)
+    if form is not Format.TABLE:
+        records = ({"id": str(entry.id), "kind": entry.kind, "depth": entry.depth} for entry in entries)
+        print_records(records, ("id", "kind", "depth"), form)
+        return
+    click.echo(str(namespace))
+    for entry in entries:
+        stems = "".join("    " if is_last else "│   " for is_last in entry.is_last[:-1])
+        name = printable(entry.id[-1]) + ("." if entry.kind == NAMESPACE else "")
+        click.echo(f"{stems}{'└── ' if entry.is_last[-1] else '├── '}{name}")
+
+
+@click.command("du", short_help="Show how large namespaces and tables are.")
+@click.argument("namespace", type=TABLE_OR_NAMESPACE, default=".")
+@click.option("--depth", type=click.IntRange(min=0), metavar="N", help="Show so many levels; those below are counted.")
+@format_option
+@catalog_command
+def du(catalog: Catalog, namespace: TypedId, depth: int | None, form: Format) -> None:
+    """Show rows and bytes of NAMESPACE, the root without one, and of all namespaces and tables below it, largest first.
+
+    Bytes are those of the data and index files of the newest versions; older versions may have further files.
+
+    \b
+    Example:
+      tiltyard du library --depth 1
+    """
+    from tiltyard.cli.output.cells import format_size
+    from tiltyard.cli.output.formats import print_records
+
+    entries = [Entry(namespace, NAMESPACE), *walk(catalog, namespace, None)]
+    totals: dict[TypedId, tuple[int, int]] = {}
+    for entry, record in zip(entries, _measure(catalog, entries), strict=True):
+        for length in range(len(namespace), len(entry.id) + 1):
+            rows, size = totals.get(TypedId(entry.id[:length]), (0, 0))
+            totals[TypedId(entry.id[:length])] = rows + (record["rows"] or 0), size + (record["bytes"] or 0)
+    shown = [entry for entry in entries if depth is None or len(entry.id) - len(namespace) <= depth]
+    shown.sort(key=lambda entry: (-totals[entry.id][1], entry.id))
+    records = (
+        {
+            "bytes": format_size(totals[entry.id][1]) if form is Format.TABLE else totals[entry.id][1],
+            "rows": totals[entry.id][0],
+            "kind": entry.kind,
+            "id": _printed(entry) if form is Format.TABLE else str(entry.id),
+        }
+        for entry in shown
+    )
+    print_records(records, ("bytes", "rows", "kind", "id"), form, numbers=("bytes", "rows"))
+
+
+def walk(catalog: Catalog, namespace: TypedId, depth: int | None, stems: tuple[bool, ...] = ()) -> Iterator[Entry]:
+    """Yield what is below a namespace, each namespace before what is in it; down to `depth` levels."""
+    entries = list(_entries_in(catalog, namespace))
+    for number, entry in enumerate(entries, 1):
+        is_last = (*stems, number == len(entries))
+        yield Entry(entry.id, entry.kind, len(is_last), is_last)
+        if entry.kind == NAMESPACE and (depth is None or len(is_last) < depth):
+            yield from walk(catalog, entry.id, depth, is_last)
+
+
+def _entries_in(catalog: Catalog, namespace: TypedId) -> Iterator[Entry]:
+    """Yield the namespaces, then the tables in a namespace. Raises lance_namespace.errors."""
+    from tiltyard.cli.session.catalog import list_namespaces, list_tables
+
+    for name in list_namespaces(catalog, namespace):
+        yield Entry(TypedId((*namespace, name)), NAMESPACE)
+    for name in list_tables(catalog, namespace):
+        yield Entry(TypedId((*namespace, name)), TABLE)
+
+
+def _measure(catalog: Catalog, entries: list[Entry]) -> Iterator[dict[str, Any]]:
+    """Yield a record for each entry; nothing is known of namespaces, views, and tables without rows yet."""
+
+    def measure(entry: Entry) -> dict[str, Any]:
+        record = {"id": _printed(entry), "kind": entry.kind, "rows": None, "bytes": None, "version": None}
+        return record if entry.kind == NAMESPACE else {**record, **_figures(catalog, entry.id)}
+
+    if catalog.is_local:
+        yield from map(measure, entries)
+        return
+    with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
+        yield from pool.map(measure, entries)
+
+
+def _figures(catalog: Catalog, table: TypedId) -> dict[str, Any]:
+    """Return rows, bytes and version of a table; none of one without data, or that has gone meanwhile."""
+    from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError, TableNotFoundError
+
+    try:
+        stats = catalog.call("GetTableStats", id=list(table))
+        newest = catalog.call("ListTableVersions", id=list(table), descending=True, limit=1)["versions"]
+    except (InvalidTableStateError, PermissionDeniedError, TableNotFoundError):
+        return {}
+    version = newest[0]["version"] if newest else None
+    return {"rows": stats["num_rows"], "bytes": stats["total_bytes"], "version": version}
+
+
+def _printed(entry: Entry) -> str:
+    from tiltyard.cli.output.cells import printable
+
+    if not entry.id:
+        return "."
+    return printable(str(entry.id)) + ("." if entry.kind == NAMESPACE else "")

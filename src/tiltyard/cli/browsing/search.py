@@ -1,0 +1,174 @@
+"""`tiltyard search`: rows by text, by vector, or by both."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiltyard.cli.browsing.rows import columns_option, parse_columns, query, version_options, where_option
+from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.session.failures import CommandError, ExitStatus
+from tiltyard.cli.session.ids import TABLE, TypedId
+from tiltyard.cli.session.target import catalog_command
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tiltyard.cli.session.catalog import Catalog
+
+ROW_ID, SCORE, DISTANCE, RELEVANCE = "_rowid", "_score", "_distance", "_relevance_score"
+RANK_CONSTANT = 60
+"""What reciprocal rank fusion adds to each rank, as lancedb does."""
+HYBRID_CANDIDATES = 5
+"""Each half of a hybrid search finds so many times the rows that are shown."""
+MAX_VECTOR_BYTES = 1 << 20
+
+
+@click.command("search", short_help="Search a table by text, by vector, or by both.")
+@click.argument("table", type=TABLE)
+@click.argument("text", required=False)
+@click.option("--vector", metavar="JSON|FILE", help="A vector: a JSON list, or a file that holds one.")
+@click.option("--like", metavar="ROW", help="The vector of a row: a filter that selects it, as 'id = 7'.")
+@click.option("--vector-column", help="The column of vectors, where the table has several.")
+@click.option(
+    "--text-columns", metavar="A,B,…", help="Search the text in these columns; in all indexed ones by default."
+)
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), metavar="N", default=10, show_default=True, help="How many rows."
+)
+@columns_option
+@where_option
+@version_options
+@format_option
+@catalog_command
+def search(
+    catalog: Catalog,
+    table: TypedId,
+    text: str | None,
+    vector: str | None,
+    like: str | None,
+    vector_column: str | None,
+    text_columns: str | None,
+    limit: int,
+    columns: str | None,
+    where: str | None,
+    version: str | None,
+    branch: str | None,
+    form: Format,
+) -> None:
+    """Search TABLE for TEXT (it needs a full-text index), for the rows nearest to a vector, or for both together.
+
+    A hybrid search joins the two orders by reciprocal rank fusion. --where selects rows before the search. Vectors are
+    left out of the rows, unless --columns names them.
+
+    \b
+    Examples:
+      tiltyard search library.books 'old ship' -n 5 --columns title,year
+      tiltyard search library.books --vector '[0.1, 0.9]' --where 'year < 1960'
+      tiltyard search library.books --like "title = 'Moby Dick'"
+      tiltyard search library.books 'whale' --like "title = 'Moby Dick'"
+    """
+    from tiltyard.cli.browsing.description import read_schema
+    from tiltyard.cli.output.formats import print_rows
+    from tiltyard.cli.session.catalog import resolve_version
+
+    if text is None and vector is None and like is None:
+        raise CommandError("Name a text, a --vector or a row (--like).", ExitStatus.USAGE)
+    if vector is not None and like is not None:
+        raise CommandError("--vector and --like are both the vector: leave one out.", ExitStatus.USAGE)
+    shared = {"branch": branch, "version": resolve_version(catalog, table, version)}
+    schema = read_schema(catalog, table, version, branch)
+    names = parse_columns(columns) or [field.name for field in schema if not _is_vector(field.type)]
+    request = {**query(table, limit, ",".join(names)), "filter": where, "prefilter": True, **shared}
+    numbers = _vector_of(catalog, table, schema, vector, like, vector_column, shared)
+    by_text = None if text is None else {"full_text_query": _text_query(text, text_columns)}
+    by_vector = None if numbers is None else {"vector": {"single_vector": numbers}, "vector_column": vector_column}
+    if by_text is not None and by_vector is not None:
+        print_rows(_hybrid(catalog, request, by_text, by_vector, limit).to_reader(), form)
+        return
+    print_rows(catalog.read("QueryTable", **{**request, **(by_text or by_vector or {})}), form)
+
+
+def _text_query(text: str, columns: str | None) -> dict[str, Any]:
+    names = parse_columns(columns)
+    return {"string_query": {"query": text, **({"columns": names} if names else {})}}
+
+
+def _hybrid(
+    catalog: Catalog, request: Mapping[str, Any], by_text: Mapping[str, Any], by_vector: Mapping[str, Any], limit: int
+) -> pa.Table:
+    """Return the rows that both searches rank highest together, by reciprocal rank fusion."""
+    import pyarrow as pa
+
+    scores: dict[int, float] = {}
+    positions: dict[int, tuple[int, int]] = {}
+    found = []
+    for number, half in enumerate((by_text, by_vector)):
+        rows = catalog.read("QueryTable", **{**request, "k": limit * HYBRID_CANDIDATES, "with_row_id": True, **half})
+        table = rows.read_all()
+        found.append(table.drop_columns([name for name in (SCORE, DISTANCE, ROW_ID) if name in table.column_names]))
+        for rank, row_id in enumerate(table[ROW_ID].to_pylist()):
+            scores[row_id] = scores.get(row_id, 0.0) + 1 / (rank + 1 + RANK_CONSTANT)
+            positions.setdefault(row_id, (number, rank))
+    best = sorted(scores, key=lambda row_id: -scores[row_id])[:limit]
+    rows = [found[number].slice(rank, 1) for number, rank in (positions[row_id] for row_id in best)]
+    merged = pa.concat_tables(rows) if rows else found[0].slice(0, 0)
+    return merged.append_column(RELEVANCE, pa.array([scores[row_id] for row_id in best], pa.float32()))
+
+
+def _vector_of(
+    catalog: Catalog,
+    table: TypedId,
+    schema: pa.Schema,
+    vector: str | None,
+    like: str | None,
+    vector_column: str | None,
+    shared: Mapping[str, Any],
+) -> list[float] | None:
+    """Return the vector to search for; None without one. Raises CommandError, lance_namespace.errors."""
+    if like is None:
+        return None if vector is None else _parse_vector(vector)
+    column = vector_column or next((field.name for field in schema if _is_vector(field.type)), None)
+    if column is None:
+        raise CommandError(f"{table} has no column of vectors.")
+    rows = catalog.read("QueryTable", **{**query(table, 2, column), "filter": like, **shared}).read_all()
+    if rows.num_rows != 1:
+        many = "no row" if not rows.num_rows else "several rows"
+        raise CommandError(f"--like selects {many} of {table}: write a filter for one row, as \"title = 'Up'\".")
+    values = rows[column][0].as_py()
+    if values is None:
+        raise CommandError(f"The row that --like selects has no vector in '{column}'.")
+    return [float(value) for value in values]
+
+
+def _parse_vector(text: str) -> list[float]:
+    """Parse a JSON list of numbers, or read it from a file. Raises CommandError."""
+    if not text.lstrip().startswith("["):
+        path = Path(text)
+        with path.open(encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_size > MAX_VECTOR_BYTES:
+                raise CommandError(f"{path} has more than {MAX_VECTOR_BYTES >> 20} MiB: one vector has fewer.")
+            text = file.read()
+    try:
+        values = json.loads(text)
+        if not isinstance(values, list) or not values:
+            raise TypeError
+        return [float(value) for value in values]
+    except (ValueError, TypeError) as error:
+        raise CommandError("The vector is no JSON list of numbers, as [0.1, 0.9].", ExitStatus.USAGE) from error
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):  # several vectors to a row
+        kind = kind.value_type
+    return bool(
+        pa.types.is_fixed_size_list(kind)
+        and (pa.types.is_floating(kind.value_type) or pa.types.is_uint8(kind.value_type))
+    )

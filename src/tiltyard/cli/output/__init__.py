@@ -1,0 +1,1 @@
+"""What a command prints: rows and records in every format, and progress."""

@@ -1,0 +1,65 @@
+"""Format values for people: short, on one line, and without anything that a terminal would obey."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+MAX_CELL = 60
+"""Characters of a cell on a terminal."""
+SHOWN_ITEMS = 3
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def format_cell(value: Any, width: int | None = None) -> str:
+    """Format one value; `width` is the number of characters that it may have, None for any number."""
+    text = printable(_format(value, short=width is not None))
+    return text if width is None or len(text) <= width else f"{text[: max(1, width - 1)]}…"
+
+
+def printable(text: str) -> str:
+    """Replace what is no letter to be seen (control characters, escape sequences, changes of direction) by its code.
+
+    A cell comes from whoever wrote the table, and a terminal obeys what it is sent.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def format_size(number: float) -> str:
+    """Format a number of bytes."""
+    unit = 0
+    while number >= 1024 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{number:.0f} {_UNITS[unit]}" if not unit else f"{number:.1f} {_UNITS[unit]}"
+
+
+def format_time(millis: int | None) -> str:
+    """Format milliseconds since 1970 as a time in UTC; empty for None."""
+    if millis is None:
+        return ""
+    return datetime.datetime.fromtimestamp(millis / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _format(value: Any, *, short: bool) -> str:
+    if value is None or value in ([], {}):
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, bytes):
+        return f"<{format_size(len(value))}>"
+    if isinstance(value, list | tuple):
+        items = [_format(item, short=short) for item in (value[:SHOWN_ITEMS] if short else value)]
+        more = f", … {len(value)}" if short and len(value) > SHOWN_ITEMS else ""
+        return f"[{', '.join(items)}{more}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_format(inner, short=short)}' for name, inner in value.items())}}}"
+    return str(value)
+
+
+def _escape(character: str) -> str:
+    if character in "\n\r\t":
+        return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}[character]
+    return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"

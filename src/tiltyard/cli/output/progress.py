@@ -1,0 +1,70 @@
+"""Progress of what takes long, on a terminal: nothing is shown where standard error is none."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tiltyard.runtime.background_thread import run_in_background
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+REFRESH_SECONDS = 0.25
+_COUNTS = ("stage", "rows", "fragments", "bytes")
+
+
+@contextmanager
+def progress_bar(name: str, read_figures: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Show a job's figures for as long as the block runs. `progress` among them is the share that is done, 0 to 1."""
+    if not sys.stderr.isatty():
+        yield
+        return
+
+    def show(done: threading.Event) -> None:
+        with _progress() as progress:
+            task = progress.add_task(name, total=1.0, figures="")
+            ended = False
+            while not ended:
+                ended = done.wait(REFRESH_SECONDS)
+                figures = read_figures()
+                progress.update(task, completed=float(figures.get("progress", "0")), figures=_format_figures(figures))
+
+    with run_in_background("bar", show):
+        yield
+
+
+@contextmanager
+def byte_progress(name: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Yield a function that adds done bytes, with a word on what is done, and shows them."""
+    if not sys.stderr.isatty():
+        yield lambda number, figures: None
+        return
+    with _progress() as progress:
+        task = progress.add_task(name, total=total or None, figures="")
+        yield lambda number, figures: progress.update(task, advance=number, figures=figures)
+
+
+def _progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[figures]}", markup=False),
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr, highlight=False),
+        refresh_per_second=1 / REFRESH_SECONDS,
+    )
+
+
+def _format_figures(figures: Mapping[str, str]) -> str:
+    """Format what stands behind the bar."""
+    eta = figures.get("eta_seconds")
+    counts = [f"{name} {figures[name]}" for name in _COUNTS if name in figures]
+    return ", ".join([*counts, *([f"{eta} s left"] if eta else [])])

@@ -1,0 +1,76 @@
+"""`tiltyard completion`, and what the shell completes: ids from the live catalog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+if TYPE_CHECKING:
+    from tiltyard.cli.session.catalog import Catalog
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_TILTYARD_COMPLETE"
+MAX_COMPLETIONS = 100
+
+
+@click.command("completion", short_help="Print the completion for a shell.")
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete commands, options and the ids of the catalog.
+
+    \b
+    Examples:
+      eval "$(tiltyard completion bash)"          # in ~/.bashrc
+      eval "$(tiltyard completion zsh)"           # in ~/.zshrc, after compinit
+      tiltyard completion fish > ~/.config/fish/completions/tiltyard.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = click.get_current_context().find_root().command
+    click.echo(kind(root, {}, "tiltyard", VARIABLE).source())
+
+
+def complete_id(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Return the ids that begin as `incomplete` does; nothing where the catalog cannot be asked."""
+    from tiltyard.cli.session.failures import CommandError
+    from tiltyard.cli.session.target import choose_target, defer_imports, open_catalog
+
+    defer_imports()
+    from lance_namespace.errors import LanceNamespaceError
+
+    chosen = {name: ctx.params.get(name) or "" for name in ("server", "root", "db", "profile", "key")}
+    try:
+        catalog = open_catalog(choose_target(**chosen))
+        try:
+            return [CompletionItem(text) for text in find_ids(catalog, incomplete)]
+        finally:
+            catalog.close()
+    except (CommandError, LanceNamespaceError, ValueError, OSError):
+        return []
+
+
+def find_ids(catalog: Catalog, incomplete: str) -> list[str]:
+    """Return ids that begin as `incomplete` does, those of namespaces with a dot; a single one of them is opened.
+
+    Raises lance_namespace.errors; ValueError for what begins no id.
+    """
+    from tiltyard.cli.session.ids import TypedId, format_id, parse_typed_id
+
+    before, dot, start = incomplete.rpartition(".")
+    parent = parse_typed_id(before) if dot else TypedId()
+    while True:
+        namespaces = _names_from(catalog, "ListNamespaces", "namespaces", parent, start)
+        tables = _names_from(catalog, "ListTables", "tables", parent, start)
+        if len(namespaces) != 1 or tables:
+            found = [f"{format_id((*parent, name))}." for name in namespaces]
+            return [*found, *(format_id((*parent, name)) for name in tables)][:MAX_COMPLETIONS]
+        parent, start = TypedId((*parent, namespaces[0])), ""
+
+
+def _names_from(catalog: Catalog, operation: str, field: str, parent: Any, start: str) -> list[str]:
+    """Return the first names with a beginning: pages are by name, and a page begins after any name."""
+    token = start[:-1] + chr(ord(start[-1]) - 1) + "\U0010fffd" if start and start[-1] > "!" else None
+    page = catalog.call(operation, id=list(parent), page_token=token, limit=MAX_COMPLETIONS)
+    return [name for name in page[field] if name.startswith(start)]

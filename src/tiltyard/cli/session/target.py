@@ -1,0 +1,151 @@
+"""Which catalog a command works on: a server, or a root in this process; by options, variables or a profile."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure, status_of_code
+from tiltyard.cli.session.ids import TypedId
+
+if TYPE_CHECKING:
+    from tiltyard.cli.session.catalog import Catalog
+
+_OPTIONS = (
+    ("--server", "server", "URL of the server; also TILTYARD_SERVER."),
+    ("--root", "root", "Root of a catalog to open here, without a server; also TILTYARD_ROOT."),
+    ("--db", "db", "Catalog database of --root, where it is not inside; also TILTYARD_DB."),
+    ("--profile", "profile", "A profile that `tiltyard login` has stored; also TILTYARD_PROFILE."),
+    ("--key", "key", "API key for --server; the variable TILTYARD_KEY is safer."),
+)
+TARGET_OPTIONS = tuple(name for _, name, _ in _OPTIONS)
+"""The names of the options that say where the catalog is."""
+_NOWHERE = "Name a server (--server URL) or a root (--root FOLDER), or store one: tiltyard login URL"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server's `url` and `key`, or the `root` and `db` of a catalog in this process."""
+
+    url: str = ""
+    key: str = ""
+    root: str = ""
+    db: str = ""
+
+
+def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Target:
+    """Choose the catalog: by options, then by variables, then by the current profile. Raises CommandError."""
+    from tiltyard.cli.session.profiles import ProfileError, read_profiles
+
+    given = [name for name, value in (("--server", server), ("--root", root), ("--profile", profile)) if value]
+    if len(given) > 1:
+        raise CommandError(f"{given[0]} and {given[1]} both say where: leave one out.", ExitStatus.USAGE)
+    environ = os.environ
+    key = key or environ.get("TILTYARD_KEY", "")
+    if not given:
+        server, profile = environ.get("TILTYARD_SERVER", ""), environ.get("TILTYARD_PROFILE", "")
+        if not (server or profile):
+            root = environ.get("TILTYARD_ROOT", "")
+    if root or (db and not server and not profile):
+        return Target(root=root, db=db)
+    try:
+        profiles = read_profiles()
+    except ProfileError as error:
+        if server:
+            return Target(_check_url(server), key)
+        raise CommandError(str(error), ExitStatus.LOCAL_FILE) from error
+    if server:
+        url = _check_url(server)
+        known = next((each.key for each in profiles.by_name.values() if each.url == url), "")
+        return Target(url, key or known)
+    name = profile or profiles.current
+    if not name:
+        raise CommandError(_NOWHERE, ExitStatus.USAGE)
+    if name not in profiles.by_name:
+        raise CommandError(f"There is no profile '{name}': tiltyard login URL --profile {name}", ExitStatus.USAGE)
+    stored = profiles.by_name[name]
+    return Target(stored.url, key or stored.key)
+
+
+def _check_url(url: str) -> str:
+    """Return the URL of a server without its last slash. Raises CommandError."""
+    if not url.startswith(("http://", "https://")):
+        raise CommandError(f"'{url}' is no address of a server: write http://… or https://…", ExitStatus.USAGE)
+    return url.rstrip("/")
+
+
+def open_catalog(target: Target, *, creates: bool = False) -> Catalog:
+    """Open the catalog; a new one in this process only if the command `creates`. Raises CommandError."""
+    if target.url:
+        from tiltyard.cli.session.server_catalog import ServerCatalog
+
+        return ServerCatalog(target.url, target.key)
+    from tiltyard.cli.session.local_catalog import LocalCatalog
+    from tiltyard.config import ConfigError, load_settings
+
+    try:
+        settings = load_settings({"root": target.root or None, "db": target.db or None, "log_level": "error"})
+    except ConfigError as error:
+        raise CommandError(str(error), ExitStatus.USAGE) from error
+    return LocalCatalog(settings, creates=creates)
+
+
+@contextmanager
+def opened_catalog(target: Target, ids: tuple[TypedId, ...] = (), *, creates: bool = False) -> Iterator[Catalog]:
+    """Yield the catalog; what its operations raise ends the command with one sentence.
+
+    `ids` are the objects that have to exist: where one does not, the nearest names are told.
+    """
+    from lance_namespace.errors import LanceNamespaceError, NamespaceNotFoundError, TableNotFoundError
+
+    from tiltyard.cli.session.catalog import describe_missing
+
+    catalog = open_catalog(target, creates=creates)
+    try:
+        yield catalog
+    except LanceNamespaceError as error:
+        message = None
+        if isinstance(error, TableNotFoundError | NamespaceNotFoundError):
+            message = next(filter(None, (describe_missing(catalog, names) for names in ids)), None)
+        raise CommandError(message or str(error), status_of_code(int(error.code))) from error
+    finally:
+        catalog.close()
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where the catalog is; the command gets `target`, and fails in one sentence."""
+
+    @functools.wraps(command)
+    def run(*args: Any, server: str, root: str, db: str, profile: str, key: str, **arguments: Any) -> None:
+        with exit_on_failure():
+            command(*args, target=choose_target(server, root, db, profile, key), **arguments)
+
+    for flag, name, text in reversed(_OPTIONS):
+        run = click.option(flag, name, default="", metavar=name.upper(), help=text)(run)
+    return run
+
+
+def catalog_command(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where the catalog is; the command gets it as its first argument."""
+
+    @functools.wraps(command)
+    def run(*, target: Target, **arguments: Any) -> None:
+        defer_imports()
+        ids = tuple(value for name, value in arguments.items() if isinstance(value, TypedId) and name != "new_id")
+        with opened_catalog(target, ids) as catalog:
+            command(catalog, **arguments)
+
+    return target_options(run)
+
+
+def defer_imports() -> None:
+    """Have `lance_namespace` executed when it is first used: its errors need nothing of it, and it takes a second."""
+    from tiltyard.runtime.lazy_imports import defer_lance_namespace
+
+    defer_lance_namespace()

@@ -1,0 +1,1 @@
+"""Commands that bring files into tables and tables into files."""

@@ -1,0 +1,80 @@
+"""Where commands find their catalog: options, variables, and stored profiles with their keys."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import printed, records, refused, run_command
+from tests.services.secured import Secured, secured_server
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> object:
+    with secured_server(tmp_path_factory.mktemp("secured")) as secured:
+        yield secured
+
+
+def profiles_file(tmp_path: Path) -> Path:
+    return tmp_path / "config" / "tiltyard" / "profiles.json"
+
+
+def test_login_tries_the_key_and_stores_it_for_its_owner_alone(secured: Secured, tmp_path: Path) -> None:
+    assert "key" in refused(run_command("login", secured.url, "--no-key"), 5).lower()
+    assert "add" not in refused(run_command("login", secured.url, stdin="tilt_0123456789abcdef_no\n"), 5)
+    assert not profiles_file(tmp_path).exists()
+
+    said = printed(run_command("login", secured.url, stdin=f"{secured.keys['administrator']}\n"))
+    assert said.startswith("You are administrator on ") and secured.keys["administrator"] not in said
+    assert stat.S_IMODE(profiles_file(tmp_path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(profiles_file(tmp_path).parent.stat().st_mode) == 0o700
+    assert printed(run_command("ls")) == ""
+
+    printed(run_command("login", secured.url, "--profile", "ann", stdin=f"{secured.keys['ann']}\n"))
+    listed = records(run_command("profiles", "--format", "jsonl"))
+    assert [(each["name"], each["current"]) for each in listed] == [("ann", True), ("default", False)]
+    assert not any(key in json.dumps(listed) for key in secured.keys.values())
+    printed(run_command("profiles", "default"))
+    assert "'ann' is forgotten" in printed(run_command("logout", "--profile", "ann"))
+    assert "no profile 'ann'" in refused(run_command("ls", "--profile", "ann"), 2)
+    printed(run_command("logout"))
+    assert "tiltyard login" in refused(run_command("ls"), 2)
+
+
+def test_keys_in_a_file_that_others_can_read_are_refused(tmp_path: Path, secured: Secured) -> None:
+    printed(run_command("login", secured.url, stdin=f"{secured.keys['ann']}\n"))
+    profiles_file(tmp_path).chmod(0o640)
+    assert "chmod 600" in refused(run_command("ls"), 7)
+    profiles_file(tmp_path).chmod(0o600)
+    profiles_file(tmp_path).write_text("{")
+    assert "damaged" in refused(run_command("ls"), 7)
+
+
+def test_options_win_over_variables_and_those_over_profiles(
+    tmp_path: Path, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed(run_command("login", secured.url, stdin=f"{secured.keys['administrator']}\n"))
+    monkeypatch.setenv("TILTYARD_SERVER", "http://127.0.0.1:1")
+    assert "127.0.0.1:1" in refused(run_command("ls"), 6)
+    assert printed(run_command("ls", "--server", secured.url)) == ""  # with the key of the profile for this address
+    assert "no catalog" in refused(run_command("ls", "--root", str(tmp_path / "nowhere")), 4)
+    assert "leave one out" in refused(run_command("ls", "--root", "x", "--server", secured.url), 2)
+    assert "http://" in refused(run_command("ls", "--server", "lake.example.org"), 2)
+    monkeypatch.setenv("TILTYARD_KEY", "tilt_0123456789abcdef_no")
+    refused(run_command("ls", "--server", secured.url), 5)
+
+
+def test_a_principal_sees_what_its_grants_allow_and_is_told_what_it_lacks(secured: Secured, tmp_path: Path) -> None:
+    file = tmp_path / "numbers.csv"
+    file.write_text("n\n1\n")
+    administrator, ann = ("--server", secured.url, "--key", secured.keys["administrator"]), (
+        "--server", secured.url, "--key", secured.keys["ann"],
+    )  # fmt: skip
+    printed(run_command("import", str(file), "numbers", *administrator))
+    assert printed(run_command("ls", *ann)) == ""
+    refused(run_command("head", "numbers", *ann), 4)
+    refused(run_command("import", str(file), "other", *ann), 5)
+    printed(run_command("rm", "numbers", "--yes", *administrator))

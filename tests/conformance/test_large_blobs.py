@@ -49,6 +49,12 @@ def test_large_blob_is_streamed_in_flat_memory(tmp_path: Path) -> None:
                 assert chunk == film[received : received + len(chunk)]
                 received += len(chunk)
         assert received == SIZE
+        body, received = {"column": "film", "row_ids": [1 << 32]}, 0
+        with httpx.stream("POST", f"{server.url}/v1/table/films/fetch_blobs", json=body, timeout=60) as response:
+            assert response.headers["content-type"].endswith("stream")
+            for chunk in response.iter_raw():
+                received += len(chunk)
+        assert SIZE < received < SIZE + 1000
         (file,) = table.fetch_blob_files("film", [1 << 32])
         assert file.read_range(SIZE - 7 * MEGABYTE, 7 * MEGABYTE) == film[-7 * MEGABYTE :]
         grown = peak_memory(server) - before

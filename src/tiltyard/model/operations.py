@@ -107,6 +107,23 @@ class ArrowAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamedValue:
+    """A row of one column whose value is read as it is sent: `read(offset, length)` returns some of its bytes."""
+
+    size: int
+    read: Callable[[int, int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedAnswer:
+    """A response of one column of `large_binary` in Arrow's stream format; values that are too large are streamed."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch | StreamedValue]
+    media: str
+
+
+@dataclass(frozen=True, slots=True)
 class BytesAnswer:
     """The bytes of one value, of which the server sends the range that the client asks for.
 

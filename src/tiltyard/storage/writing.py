@@ -35,22 +35,23 @@ Rows = Any  # a table or a reader of record batches
 _MAX_REBASES = 50
 
 
-def write_rows(storage: Storage, rows: Rows, dataset: lance.LanceDataset) -> list[FragmentMetadata]:
+def write_rows(storage: Storage, rows: Rows, dataset: lance.LanceDataset, base: str) -> list[FragmentMetadata]:
     """Write rows for a later append to a table, durably, without committing them.
 
-    Raises what Lance raises, ServiceUnavailableError.
+    `base` is the table's location, or its branch's folder, which the `uri` of a dataset does not tell. Raises what
+    Lance raises, ServiceUnavailableError.
     """
-    with _writing_back(storage, dataset.uri, rows):
+    with _writing_back(storage, base, rows):
         fragments: list[FragmentMetadata] = write_fragments(rows, dataset, mode="append")
-    _sync(storage, dataset.uri, fragments)
+    _sync(storage, base, fragments)
     return fragments
 
 
-def write_overwrite(storage: Storage, rows: Rows, dataset: lance.LanceDataset) -> lance.Transaction:
-    """Write rows that are to replace all rows and the schema of a table. Raises as `write_rows` does."""
-    with _writing_back(storage, dataset.uri, rows):
+def write_overwrite(storage: Storage, rows: Rows, dataset: lance.LanceDataset, base: str) -> lance.Transaction:
+    """Write rows that are to replace all rows and the schema of a table. Like `write_rows` in all else."""
+    with _writing_back(storage, base, rows):
         transaction: lance.Transaction = write_fragments(rows, dataset, mode="overwrite", return_transaction=True)
-    _sync(storage, dataset.uri, fragments_of(transaction))
+    _sync(storage, base, fragments_of(transaction))
     return transaction
 
 

@@ -16,6 +16,7 @@ from tiltyard.catalog.tables import declare_table
 from tiltyard.model.operations import ArrowBody
 from tiltyard.model.spec.models import (
     AlterTableAddColumnsRequest,
+    CreateTableBranchRequest,
     CreateTableIndexRequest,
     CreateTableRequest,
     DeclareTableRequest,
@@ -30,6 +31,7 @@ from tiltyard.tables.rows import create, update_delete
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.merge import merge_insert_into_table
 from tiltyard.tables.schema import columns
+from tiltyard.tables.versions.branches import create_table_branch
 
 Body = Callable[[pa.Table], ArrowBody]
 
@@ -73,6 +75,15 @@ def test_insert_is_durable_before_it_is_recorded(
 ) -> None:
     made(server)
     insert_into_table(server.ctx, InsertIntoTableRequest(id=["t"], mode=mode), body(rows(3, 6)))
+
+
+@pytest.mark.parametrize("body", [small, Streamed])
+def test_insert_into_a_branch_is_durable_before_it_is_recorded(
+    server: Server, missing: list[list[str]], body: Body
+) -> None:
+    made(server)
+    create_table_branch(server.ctx, CreateTableBranchRequest(id=["t"], name="dev"))
+    insert_into_table(server.ctx, InsertIntoTableRequest(id=["t"], branch="dev"), body(rows(3, 6)))
 
 
 @pytest.mark.parametrize("body", [small, Streamed])

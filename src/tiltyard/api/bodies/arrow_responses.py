@@ -9,7 +9,8 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api.bodies.byte_ranges import ByteDownload
-from tiltyard.model.operations import ArrowAnswer, BytesAnswer
+from tiltyard.api.bodies.streamed_values import encode_stream
+from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer
 from tiltyard.model.spec import ARROW_FILE, ARROW_STREAM
 
 CHUNK = 512 << 10
@@ -39,11 +40,11 @@ class Download:
     status = 200
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
-    def __init__(self, response: ArrowAnswer, media: str, limit: int = 0) -> None:
+    def __init__(self, response: ArrowAnswer | StreamedAnswer, media: str, limit: int = 0) -> None:
         """`limit` is how many bytes it may have, 0 for any number. Raises ResponseTooLargeError, as `next_chunk`."""
         self.media = media
         self._batches = response.batches
-        self._chunks: Iterator[bytes] = encode(response, media)
+        self._chunks = encode_stream(response) if isinstance(response, StreamedAnswer) else encode(response, media)
         self._limit = limit
         self._encoded_bytes = 0
         try:
@@ -85,7 +86,8 @@ def encode_response(response: Any, media: str, limit: int, byte_range: bytes | N
     """
     if isinstance(response, BytesAnswer):
         return ByteDownload(response, byte_range)
-    return Download(response, response.media or media, limit) if isinstance(response, ArrowAnswer) else response
+    is_arrow = isinstance(response, ArrowAnswer | StreamedAnswer)
+    return Download(response, response.media or media, limit) if is_arrow else response
 
 
 class _Buffer:

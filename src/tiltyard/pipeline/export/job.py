@@ -9,8 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import lance
+import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.blob_columns import is_blob
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.export.tasks import ExportedFile, ExportPart, ExportSpec, export_part
 from tiltyard.pipeline.jobs import job
@@ -65,15 +67,25 @@ def export(
         _check_empty(destination, dict(catalog.storage))
         run.save_checkpoint(_CHECKPOINT_KEY, str(dataset.version))
     scan: dict[str, Any] = {"columns": columns or None, "filter": filter}
-    check_no_blobs(dataset.schema, columns or None)
+    blobs = _blob_columns(dataset.schema, columns or dataset.schema.names)
     try:
         schema = dataset.scanner(**scan).projected_schema
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"These columns, or rows, of {table} cannot be read: {clean_message(error)}."
         ) from error
-    spec = ExportSpec(target.location(), dataset.version, branch, scan, schema, compression, dict(catalog.storage))
+    schema = pa.schema([pa.field(field.name, pa.large_binary()) if field.name in blobs else field for field in schema])
+    spec = ExportSpec(
+        target.location(), dataset.version, branch, scan, schema, compression, dict(catalog.storage), blobs
+    )
     return _write_parts(run, spark, spec, _plan_parts(dataset, destination.rstrip("/"), rows_per_file), destination)
+
+
+def _blob_columns(schema: pa.Schema, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of blobs among these. Raises RefusedError for blobs within structs and lists."""
+    blobs = tuple(field.name for field in schema if field.name in columns and is_blob(field))
+    check_no_blobs(schema, [name for name in columns if name not in blobs])
+    return blobs
 
 
 def _write_parts(

@@ -1,15 +1,19 @@
-"""Tasks of an export: write the rows of some fragments as one Parquet file, atomically."""
+"""Tasks of an export: write the rows of some fragments as one Parquet file, atomically.
+
+A scan returns where blobs are stored. Their bytes are read by the addresses of their rows, a bounded number at a time.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lance
 import obstore
 import pyarrow as pa
 import pyarrow.parquet
@@ -17,6 +21,14 @@ import pyarrow.parquet
 from tiltyard.pipeline.sources.filesystem import is_remote, local_path, open_store
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
+
+BLOB_ROWS = 1024
+"""Rows of a table with blobs that are looked at once."""
+BLOB_BYTES = 32 << 20
+"""Bytes of blobs that are read at once; a larger blob is read alone."""
+_MOST_BLOB_BYTES = (1 << 31) - 1
+_EXTERNAL = 3
+"""The kind of a blob that is a file elsewhere, in Lance's descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,8 @@ class ExportSpec:
     schema: pa.Schema
     compression: str
     storage: Mapping[str, str]
+    blobs: tuple[str, ...] = ()
+    """The columns of `schema` that hold blobs, which the files have as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +70,64 @@ def export_part(spec: ExportSpec, part: ExportPart) -> ExportedFile:
     with _atomic_file(part.path, spec.storage) as file:
         try:
             with pyarrow.parquet.ParquetWriter(file, spec.schema, compression=spec.compression) as writer:
-                for batch in scan_fragments(dataset, part.fragments, **spec.scan) if part.fragments else ():
+                for batch in _read_batches(spec, dataset, part.fragments) if part.fragments else ():
                     writer.write_batch(batch)
                     rows += batch.num_rows
         except pa.ArrowNotImplementedError as error:
             raise RefusedError(f"Parquet cannot hold a column: {error}. Choose others with --columns.") from error
         size = file.stat().st_size
     return ExportedFile(part.path.rpartition("/")[2], rows, size)
+
+
+def _read_batches(spec: ExportSpec, dataset: lance.LanceDataset, fragments: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of fragments with the bytes of their blobs. Raises RefusedError for one that is not to be read."""
+    if not spec.blobs:
+        yield from scan_fragments(dataset, fragments, **spec.scan)
+        return
+    chosen = frozenset(fragments)
+    selected = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id in chosen]
+    scan = {**spec.scan, "columns": spec.schema.names, "batch_size": BLOB_ROWS}
+    for batch in dataset.scanner(fragments=selected, with_row_address=True, **scan).to_batches():
+        sizes = [sum(row) for row in zip(*(_blob_sizes(batch.column(name), name) for name in spec.blobs), strict=True)]
+        for start, end in _groups(sizes):
+            yield _with_bytes(spec, dataset, batch.slice(start, end - start))
+
+
+def _blob_sizes(descriptors: pa.Array, name: str) -> list[int]:
+    """Return the sizes of blobs. Raises RefusedError for one elsewhere, or too large for a Parquet file."""
+    entries = descriptors.to_pylist()
+    if any(entry and entry.get("kind") == _EXTERNAL for entry in entries):
+        raise RefusedError(f"A blob of '{name}' is a file outside the table, which is not read: leave the column out.")
+    sizes = [int(entry["size"]) if entry else 0 for entry in entries]
+    if (largest := max(sizes, default=0)) > _MOST_BLOB_BYTES:
+        raise RefusedError(f"Parquet holds no value of {largest} bytes, as '{name}' has one: leave the column out.")
+    return sizes
+
+
+def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows whose blobs take up to `BLOB_BYTES` together, or are a single one."""
+    start = size = 0
+    for end, row in enumerate(sizes):
+        if end > start and size + row > BLOB_BYTES:
+            yield start, end
+            start, size = end, 0
+        size += row
+    if sizes:
+        yield start, len(sizes)
+
+
+def _with_bytes(spec: ExportSpec, dataset: lance.LanceDataset, rows: pa.RecordBatch) -> pa.RecordBatch:
+    addresses = rows.column("_rowaddr").to_pylist()
+    columns = []
+    for field in spec.schema:
+        column = rows.column(field.name)
+        if field.name in spec.blobs:
+            wanted = [address for address, entry in zip(addresses, column.is_valid().to_pylist(), strict=True) if entry]
+            path = f"`{field.name}`"
+            found = dict(dataset.read_blobs(path, addresses=wanted, preserve_order=True)) if wanted else {}
+            column = pa.array([found.get(address) for address in addresses], field.type)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=spec.schema)
 
 
 @contextmanager

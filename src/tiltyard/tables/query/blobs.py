@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,9 +20,9 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 from tiltyard.access.needs import on_table
 from tiltyard.model.blob_columns import is_blob
 from tiltyard.model.branches import Branch
-from tiltyard.model.operations import ArrowAnswer, BytesAnswer, operation
+from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer, StreamedValue, operation
 from tiltyard.model.privileges import Privilege
-from tiltyard.model.spec import models
+from tiltyard.model.spec import ARROW_STREAM, models
 from tiltyard.model.vector_columns import quote_path
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.query.plan import ROW_ID
@@ -30,7 +31,7 @@ from tiltyard.tables.query.scanners import make_scanner
 from tiltyard.tables.schema.field_paths import arrow_field, path_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import lance
     from lance import BlobFile
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 MAX_BLOBS = 10_000
 """Blobs of one request: their row ids are a list in a filter."""
 MAX_BLOB_BYTES = 64 << 20
-"""Bytes of a blob that is returned whole, and so held in memory: larger ones are read in ranges."""
+"""Bytes of a blob that is held in memory, to be returned in the format that the client chooses."""
 BATCH_BYTES = 8 << 20
 """Bytes of blobs that are read at once; a larger blob is read alone."""
 MAX_OPEN_BLOBS = 256
@@ -54,11 +55,13 @@ _EXTERNAL = 3
 
 
 @operation(needs=on_table(Privilege.READ, enforces_policies=True), changes=False, query=True)
-def fetch_table_blobs(ctx: Context, request: models.FetchTableBlobsRequest) -> ArrowAnswer:
+def fetch_table_blobs(ctx: Context, request: models.FetchTableBlobsRequest) -> ArrowAnswer | StreamedAnswer:
     """Return the blobs of a column in some rows, one row for each id, in the order of the ids; null for a null.
 
+    With a blob above `MAX_BLOB_BYTES` the response is a stream, in which the bytes of large ones are read as they go.
+
     Raises what opening the table raises, TableColumnNotFoundError, InvalidInputError (no column of blobs, no such row,
-    too many blobs or bytes), PermissionDeniedError (a masked column, a file elsewhere).
+    too many blobs), PermissionDeniedError (a masked column, a file elsewhere).
     """
     row_ids = request.row_ids
     if len(row_ids) > MAX_BLOBS:
@@ -68,13 +71,33 @@ def fetch_table_blobs(ctx: Context, request: models.FetchTableBlobsRequest) -> A
     if not row_ids:
         return ArrowAnswer(schema, [])
     sizes = column.sizes(row_ids)
-    for row_id in row_ids:
-        if (sizes[row_id] or 0) > MAX_BLOB_BYTES:
-            raise InvalidInputError(
-                f"The blob of row {row_id} has {sizes[row_id]} bytes, and one that is fetched whole {MAX_BLOB_BYTES} at"
-                " most: read it in ranges (fetch_blob_files)."
-            )
+    if any((size or 0) > MAX_BLOB_BYTES for size in sizes.values()):
+        return StreamedAnswer(schema, _streamed(ctx, column, schema, row_ids, sizes), ARROW_STREAM)
     return ArrowAnswer(schema, _batches(ctx, column, schema, row_ids, sizes))
+
+
+def _streamed(
+    ctx: Context, column: _BlobColumn, schema: pa.Schema, row_ids: Sequence[int], sizes: dict[int, int | None]
+) -> Iterator[pa.RecordBatch | StreamedValue]:
+    """Yield the blobs in batches of bounded size, and those that are larger each by itself."""
+    for is_large, group in groupby(row_ids, lambda row_id: (sizes[row_id] or 0) > BATCH_BYTES):
+        if is_large:
+            for row_id in group:
+                yield StreamedValue(sizes[row_id] or 0, _reader(ctx, column, row_id))
+        else:
+            yield from _batches(ctx, column, schema, list(group), sizes)
+
+
+def _reader(ctx: Context, column: _BlobColumn, row_id: int) -> Callable[[int, int], bytes]:
+    """Return what reads a range of a blob, as long as the request has time."""
+    blob = column.open(row_id)
+
+    def read(offset: int, length: int) -> bytes:
+        ctx.check_deadline()
+        with lance_errors(column.dataset):
+            return blob.read_range(offset, length)
+
+    return read
 
 
 def _batches(
@@ -104,14 +127,7 @@ def read_table_blob(ctx: Context, request: models.ReadTableBlobRequest) -> Bytes
     version = int(column.dataset.version)
     if size is None:
         return BytesAnswer(None, lambda offset, length: b"", version)
-    blob = column.open(request.row_id)
-
-    def read(offset: int, length: int) -> bytes:
-        ctx.check_deadline()
-        with lance_errors(column.dataset):
-            return blob.read_range(offset, length)
-
-    return BytesAnswer(size, read, version)
+    return BytesAnswer(size, _reader(ctx, column, request.row_id), version)
 
 
 def _open_column(ctx: Context, request: models.FetchTableBlobsRequest | models.ReadTableBlobRequest) -> _BlobColumn:

@@ -81,13 +81,13 @@ def append_fragments(
     try:
         target.ctx.before_commit()
     except BaseException:
-        discard(target.ctx.storage, dataset.uri, fragments)
+        discard(target.ctx.storage, target.base, fragments)
         raise
     append = Append(target, None, tuple(fragments), read_version)
     try:
         version: int = target.ctx.storage.append_batcher.submit(target.key, append, _commit_group).result()
     except BaseException as error:
-        discard_after_error(target.ctx.storage, dataset.uri, fragments, error)
+        discard_after_error(target.ctx.storage, target.base, fragments, error)
         raise
     return version
 
@@ -151,7 +151,7 @@ def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) ->
                 with target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds):
                     committed = _commit_fragments(target, dataset, appends, written, retry, checked)
             except BaseException as error:
-                discard_after_error(target.ctx.storage, dataset.uri, written, error)
+                discard_after_error(target.ctx.storage, target.base, written, error)
                 if _uploaded(appends) and _is_permanent(error):
                     raise
                 retry.wait_or_raise(error)
@@ -257,9 +257,10 @@ def _write_rows(
         for tables in groups:
             rows = pa.concat_tables(tables)
             if rows.num_rows:
-                written += write_rows(target.ctx.storage, rows.combine_chunks().unify_dictionaries(), dataset)
+                adapted = rows.combine_chunks().unify_dictionaries()
+                written += write_rows(target.ctx.storage, adapted, dataset, target.base)
     except BaseException:
-        discard(target.ctx.storage, dataset.uri, written)
+        discard(target.ctx.storage, target.base, written)
         raise
     return written
 

@@ -114,7 +114,7 @@ def append(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
     dataset = standardize_map_names(target, dataset)
     adapter = SchemaAdapter(incoming.schema, dataset.schema)
     with incoming.errors(dataset):
-        fragments = write_rows(target.ctx.storage, incoming.reader(adapter), dataset)
+        fragments = write_rows(target.ctx.storage, incoming.reader(adapter), dataset, target.base)
     if not fragments:
         return target.mark_written(dataset.version), 0
     return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
@@ -155,13 +155,13 @@ def overwrite(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
         if created:
             return created
         dataset = target.dataset()
-    folder = dataset.uri
     with incoming.errors(dataset):
-        replacement = write_overwrite(target.ctx.storage, incoming.reader() if rows is None else rows, dataset)
+        source = incoming.reader() if rows is None else rows
+        replacement = write_overwrite(target.ctx.storage, source, dataset, target.base)
     try:
         committed = _commit_replacement(target, dataset, replacement)
     except BaseException as error:
-        discard_after_error(target.ctx.storage, folder, fragments_of(replacement), error)
+        discard_after_error(target.ctx.storage, target.base, fragments_of(replacement), error)
         raise
     return target.finish_commit(committed), count_rows(fragments_of(replacement))
 

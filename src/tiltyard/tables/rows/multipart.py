@@ -84,7 +84,7 @@ def insert_part(
     _get_upload(target, upload_id)
     dataset = target.dataset_if_written()
     kind: str = FIRST if dataset is None else mode.value
-    base = target.location if dataset is None else dataset.uri
+    base = target.base
     if dataset is None or mode is InsertMode.OVERWRITE:
         check_new_columns(incoming.schema)
     with incoming.errors(dataset):
@@ -94,11 +94,11 @@ def insert_part(
                 write_first_version(target.ctx.storage, target.location, incoming.reader(), options)
             )
         elif mode is InsertMode.OVERWRITE:
-            fragments = fragments_of(write_overwrite(target.ctx.storage, incoming.reader(), dataset))
+            fragments = fragments_of(write_overwrite(target.ctx.storage, incoming.reader(), dataset, base))
         else:
             dataset = standardize_map_names(target, dataset)
             adapter = SchemaAdapter(incoming.schema, dataset.schema)
-            fragments = write_rows(target.ctx.storage, incoming.reader(adapter), dataset)
+            fragments = write_rows(target.ctx.storage, incoming.reader(adapter), dataset, base)
     part = {
         "kind": kind,
         "base": base,

@@ -213,7 +213,7 @@ class _SelectView:
             )
             rows = _ReportedRows(self._job, scanner.to_reader(), self._dataset.schema)
             try:
-                return write_rows(self._ctx.storage, rows.reader(), self._dataset)
+                return write_rows(self._ctx.storage, rows.reader(), self._dataset, self._target.base)
             except Exception:
                 if rows.cancellation is not None:
                     raise rows.cancellation from None
@@ -247,10 +247,10 @@ class _SelectView:
                     target.commit_route,
                 )
         except JobCanceledError:
-            discard(target.ctx.storage, self._dataset.uri, written)
+            discard(target.ctx.storage, target.base, written)
             raise
         except BaseException as error:
-            discard_after_error(target.ctx.storage, self._dataset.uri, written, error)
+            discard_after_error(target.ctx.storage, target.base, written, error)
             raise
         target.finish_commit(committed, is_direct=True)
 

@@ -89,8 +89,8 @@ def test_insert_on_top_of_a_manifest_put_there_meanwhile_does_not_share_what_it_
     location = namespace.describe_table({"id": ["t"]}).location
     pending = iter([places["other"]])
 
-    def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset) -> Any:
-        written = writing.write_rows(storage, table, dataset)
+    def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset, base: str) -> Any:
+        written = writing.write_rows(storage, table, dataset, base)
         for victim in pending:
             put_foreign_rows(location, victim)
         return written

@@ -158,10 +158,10 @@ def test_insert_many_at_once_are_gathered_and_all_kept(server: Server) -> None:
 
 
 def test_insert_bad_batch_fails_its_own_caller_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset) -> Any:
+    def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset, base: str) -> Any:
         if 13 in table["id"].to_pylist():
             raise ValueError("LanceError(Arrow): these bits are bad")
-        return writing.write_rows(storage, table, dataset)
+        return writing.write_rows(storage, table, dataset, base)
 
     monkeypatch.setattr(append_queue, "write_rows", write)
     server.create("t", rows(0))
@@ -260,8 +260,8 @@ def test_insert_into_a_table_changed_after_its_rows_were_written_comes_before_or
     location = server.open("t").uri
     changes = iter([change])
 
-    def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset) -> Any:
-        written = writing.write_rows(storage, table, dataset)
+    def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset, base: str) -> Any:
+        written = writing.write_rows(storage, table, dataset, base)
         for apply_change in changes:
             apply_change(location)
         return written

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance.optimize import Compaction
 
+from tiltyard.model.blob_columns import has_blobs
+from tiltyard.model.blob_sizes import measure_blobs
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.schema.stats import SMALL_FRAGMENT_ROWS
 
@@ -59,32 +61,48 @@ class _Fragment:
 def plan_compaction(dataset: lance.LanceDataset, small_fragments: int) -> PlannedCompaction | None:
     """Return what to compact: `small_fragments` of a tier or more, or fragments of many deleted rows. None if nothing.
 
-    Reads the manifest alone.
+    Reads the manifest alone, and of a table with blobs their sizes, where fragments are small or worn.
     """
     with lance_errors(dataset):
         details = [fragment.metadata for fragment in dataset.get_fragments()]
         fragments = [_Fragment(each.id, int(each.physical_rows), int(each.num_deletions)) for each in details]
-        rows = sum(fragment.physical_rows for fragment in fragments)
-        row_bytes = sum(file.file_size_bytes or 0 for each in details for file in each.files) / max(rows, 1)
-        return _plan_tier(dataset, fragments, row_bytes, small_fragments) or _plan_worn(dataset, fragments, row_bytes)
+        rows = max(1, sum(fragment.physical_rows for fragment in fragments))
+        file_bytes = sum(file.file_size_bytes or 0 for each in details for file in each.files) / rows
+        sizes = _RowSizes(file_bytes, file_bytes)
+        small = sum(each.physical_rows < SMALL_FRAGMENT_ROWS for each in fragments)
+        if has_blobs(dataset.schema) and (small >= small_fragments or any(each.is_worn for each in fragments)):
+            sizes = _RowSizes(file_bytes + measure_blobs(dataset) / rows, file_bytes)
+        return _plan_tier(dataset, fragments, sizes, small_fragments) or _plan_worn(dataset, fragments, sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowSizes:
+    """Bytes of a row on average: with its blobs, and in the data files, which are those that Lance counts."""
+
+    bytes: float
+    file_bytes: float
+
+    def counted(self, most: float) -> int:
+        """Return what Lance counts of so many bytes."""
+        return max(1, int(most * max(self.file_bytes, 1) / max(self.bytes, 1)))
 
 
 def _plan_tier(
-    dataset: lance.LanceDataset, fragments: Sequence[_Fragment], row_bytes: float, small_fragments: int
+    dataset: lance.LanceDataset, fragments: Sequence[_Fragment], sizes: _RowSizes, small_fragments: int
 ) -> PlannedCompaction | None:
-    most_rows = max(2, int(_MOST_FRAGMENT_BYTES / max(row_bytes, 1)))
+    most_rows = max(2, int(_MOST_FRAGMENT_BYTES / max(sizes.bytes, 1)))
     for tier in _TIERS:
         target = min(tier, most_rows)
         if sum(fragment.physical_rows < target for fragment in fragments) < small_fragments:
             continue
-        planned = _plan(dataset, target, row_bytes, materialize_deletions=False)
+        planned = _plan(dataset, target, sizes, materialize_deletions=False)
         if planned.fragments >= small_fragments:
             return planned
     return None
 
 
 def _plan_worn(
-    dataset: lance.LanceDataset, fragments: Sequence[_Fragment], row_bytes: float
+    dataset: lance.LanceDataset, fragments: Sequence[_Fragment], sizes: _RowSizes
 ) -> PlannedCompaction | None:
     """Plan to rewrite fragments of many deleted rows, each for itself: no other fragment is touched."""
     worn = [fragment for fragment in fragments if fragment.is_worn]
@@ -95,21 +113,21 @@ def _plan_worn(
     planned = _plan(
         dataset,
         largest,
-        row_bytes,
+        sizes,
         materialize_deletions=True,
         materialize_deletions_threshold=_DELETED_SHARE / 2,
         excluded_fragment_ids=others,
-        max_source_bytes=max(_MOST_ROUND_BYTES, int(2 * largest * row_bytes)),
+        max_source_bytes=sizes.counted(max(_MOST_ROUND_BYTES, 2 * largest * sizes.bytes)),
     )
     return planned if planned.fragments else None
 
 
-def _plan(dataset: lance.LanceDataset, target: int, row_bytes: float, **further: Any) -> PlannedCompaction:
+def _plan(dataset: lance.LanceDataset, target: int, sizes: _RowSizes, **further: Any) -> PlannedCompaction:
     options: Any = {
         "target_rows_per_fragment": target,
         "num_threads": 1,
-        "batch_size": max(1, min(_MOST_BATCH_ROWS, int(_BATCH_BYTES / max(row_bytes, 1)))),
-        "max_source_bytes": _MOST_ROUND_BYTES,
+        "batch_size": max(1, min(_MOST_BATCH_ROWS, int(_BATCH_BYTES / max(sizes.bytes, 1)))),
+        "max_source_bytes": sizes.counted(_MOST_ROUND_BYTES),
         **further,
     }
     return PlannedCompaction(Compaction.plan(dataset, options), options)

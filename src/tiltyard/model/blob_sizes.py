@@ -1,0 +1,65 @@
+"""How many bytes the blobs of a table have: the sizes of its data files, which hold positions alone, do not tell.
+
+Whoever rewrites rows has to know it: their blobs are rewritten with them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiltyard.model.blob_columns import has_blobs, is_blob
+
+if TYPE_CHECKING:
+    import lance
+
+_BATCH_ROWS = 8192
+_MOST_CACHED = 100_000
+
+_sizes: OrderedDict[tuple[str, ...], int] = OrderedDict()
+"""Sizes by the data files of a fragment, which never change."""
+_lock = threading.Lock()
+
+
+def measure_blobs(dataset: lance.LanceDataset) -> int:
+    """Return the bytes of the blobs of all rows; reads where they are, of each fragment once in a process.
+
+    Raises what Lance raises.
+    """
+    columns = [field.name for field in dataset.schema if has_blobs([field])]
+    return sum(_measure(dataset, fragment, columns) for fragment in dataset.get_fragments()) if columns else 0
+
+
+def _measure(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str]) -> int:
+    key = (dataset.uri, *(str(file.path) for file in fragment.metadata.files))
+    with _lock:
+        if (known := _sizes.get(key)) is not None:
+            _sizes.move_to_end(key)
+            return known
+    size = 0
+    fields = [dataset.schema.field(name) for name in columns]
+    for batch in dataset.scanner(columns=columns, fragments=[fragment], batch_size=_BATCH_ROWS).to_batches():
+        for field in fields:
+            size += sum(pc.sum(array).as_py() or 0 for array in _descriptors(batch.column(field.name), field))
+    with _lock:
+        _sizes[key] = size
+        if len(_sizes) > _MOST_CACHED:
+            _sizes.popitem(last=False)
+    return size
+
+
+def _descriptors(array: pa.Array, field: pa.Field) -> Iterator[pa.Array]:
+    """Yield the sizes in the descriptors of a field, or of those within it."""
+    if is_blob(field):
+        yield pc.struct_field(array, "size")
+    elif pa.types.is_struct(field.type):
+        for inner in field.type:
+            if has_blobs([inner]):
+                yield from _descriptors(pc.struct_field(array, inner.name), inner)
+    elif has_blobs([field]):
+        yield from _descriptors(pc.list_flatten(array), field.type.field(0))

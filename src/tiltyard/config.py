@@ -343,6 +343,10 @@ class Settings:
     )
     sql_max_rows: int = field(default=0, metadata={"help": "Maximal rows of an SQL query's result; 0 is no limit."})
     sql_max_length: int = field(default=100_000, metadata={"help": "Maximal characters of an SQL query."})
+    embeddings: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata={"help": "Functions (module:function) that turn texts into vectors for the console, by name."},
+    )
     console: bool = field(default=True, metadata={"help": "Serve the web console, at /console."})
     max_connections: int = field(
         default=0,
@@ -414,6 +418,7 @@ def load_settings(
         raise ConfigError(f"Unknown setting {unknown[0]!r}: choose from {', '.join(sorted(names))}.")
     settings = Settings(**{name: _convert(name, value) for name, value in values.items()})
     _check_values(settings)
+    _check_embeddings(settings)
     if problem := storages_problem(settings.storage):
         raise ConfigError(problem)
     if problem := mounts_problem(settings.mounts):
@@ -435,6 +440,14 @@ def _check_values(settings: Settings) -> None:
     port = settings.sql_port
     if port not in ("auto", "off") and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise ConfigError(f"The setting sql_port cannot be {port!r}: auto, off, or a port.")
+
+
+def _check_embeddings(settings: Settings) -> None:
+    """Raise ConfigError for an embedding function that cannot be one."""
+    for name, target in settings.embeddings.items():
+        module, _, function = target.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), function)):
+            raise ConfigError(f"The embedding function {name} is module:function, not {target!r}.")
 
 
 def _check_identity(settings: Settings) -> None:

@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 ADDRESSES = ("", "namespace/cinema", "namespace/empty", "find?q=film", "find", "namespace/no/where")
 
 
-def test_tree_unfolds_a_namespace_and_leads_to_its_page(viewer: Viewer) -> None:
+def test_tree_unfolds_a_namespace_and_leads_to_its_table(viewer: Viewer) -> None:
     page = viewer.open("")
     page.get_by_role("button", name="Unfold cinema").click()
-    page.locator("#tree").get_by_role("link", name="films").wait_for()
-    page.locator("#tree").get_by_role("link", name="cinema").click()
-    page.wait_for_url("**/console/namespace/cinema")
-    assert page.get_by_role("heading", level=1).text_content() == "cinema"
+    page.locator("#tree").get_by_role("link", name="films").click()
+    page.wait_for_url("**/console/table/cinema/films")
+    assert page.get_by_role("heading", level=1).text_content() == "films"
     viewer.check_accessible()
 
 

@@ -175,6 +175,7 @@ class Console:
             query=_parse(request.url.query),
             form=form,
             is_fragment="hx-request" in request.headers,
+            range=request.headers.get("range", ""),
             origin=f"{request.url.scheme}://{request.headers.get('host', '')}",
         )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tiltyard.api.deadlines import Deadline
     from tiltyard.api.request_limits import QuerySlot
     from tiltyard.api.request_log import LoggedRequest
-    from tiltyard.model.operations import ArrowAnswer
+    from tiltyard.model.operations import ArrowAnswer, BytesAnswer
     from tiltyard.model.principals import Principal
 
 T = TypeVar("T")
@@ -80,6 +80,12 @@ class Calls:
             finally:
                 if (close := getattr(answer.batches, "close", None)) is not None:
                     close()
+
+    @contextmanager
+    def blob(self, **fields: Any) -> Iterator[BytesAnswer]:
+        """Run ReadTableBlob in a block, in which ranges of the blob can be read. Raises as `rows` does."""
+        with self._started("ReadTableBlob", fields) as (handler, ctx, request):
+            yield handler.run(ctx, request)
 
     @contextmanager
     def _started(self, name: str, fields: Mapping[str, Any]) -> Iterator[tuple[Handler, Context, Any]]:

@@ -14,4 +14,8 @@ class Link:
 
 
 SECTIONS: tuple[Link, ...] = (Link("", "Catalog"),)
-TABLE_TABS: tuple[Link, ...] = (Link("table", "Overview"),)
+TABLE_TABS: tuple[Link, ...] = (
+    Link("table", "Overview"),
+    Link("rows", "Rows"),
+    Link("search", "Search"),
+)

@@ -30,6 +30,7 @@ class PageRequest:
     - `query`, `form`: the parameters of the address, and of the form that was sent (without its CSRF token); the last
       one counts where a name came twice, `all_of` has all.
     - `is_fragment`: htmx asks for a part of a page.
+    - `range`: the header Range.
     - `origin`: scheme and host that the browser called, for addresses to copy.
     """
 
@@ -41,6 +42,7 @@ class PageRequest:
     query: Mapping[str, list[str]]
     form: Mapping[str, list[str]]
     is_fragment: bool
+    range: str
     origin: str
 
     def text(self, name: str, default: str = "") -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tiltyard.console import sign_in
 from tiltyard.console.browse import find, namespace, summary, tree
 from tiltyard.console.navigation import TABLE_TABS
+from tiltyard.console.table import cells, downloads, lineage, overview, rows, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,4 +53,12 @@ ROUTES = (
     PageRoute("tree", tree.show),
     PageRoute("find", find.show),
     PageRoute("summary", summary.show, names_object=True),
+    PageRoute("table", overview.show, names_object=True),
+    PageRoute("freshness", overview.show_missing, names_object=True),
+    PageRoute("lineage", lineage.show, names_object=True),
+    PageRoute("rows", rows.show, names_object=True),
+    PageRoute("search", search.show, names_object=True),
+    PageRoute("cell", cells.show, names_object=True),
+    PageRoute("bytes", cells.send, names_object=True),
+    PageRoute("download", downloads.send, names_object=True),
 )

@@ -1,0 +1,171 @@
+"""Download what is shown, all of its rows: as CSV, lines of JSON, Parquet or Arrow, streamed as they are read."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from lance_namespace.errors import ErrorCode, InvalidInputError
+from starlette.responses import StreamingResponse
+
+from tiltyard.api.errors import HttpError
+from tiltyard.console.browser_checks import CELL_POLICY, HEADERS
+from tiltyard.console.page import PageRequest
+from tiltyard.console.table.grid import shown_columns
+from tiltyard.console.table.heads import read_head
+from tiltyard.console.table.rows import Choice
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from tiltyard.model.operations import ArrowAnswer
+
+MAX_ROWS = (1 << 31) - 1
+Encoder = Callable[[pa.Schema, Iterator[pa.RecordBatch]], Iterator[bytes]]
+
+
+def send(page: PageRequest) -> Response:
+    """Stream the rows that a page of rows begins with, in the format that is asked for.
+
+    Raises InvalidInputError for an unknown format, and what the query raises before its first rows are read.
+    """
+    name = page.text("format", "csv")
+    if name not in FORMATS:
+        raise InvalidInputError(f"The format is one of {', '.join(FORMATS)}, not '{name[:40]}'.")
+    media, encode = FORMATS[name]
+    head, choice = read_head(page), Choice.of(page)
+    columns = shown_columns(head.columns, choice.columns)
+    request = choice.request(head, page.path, columns) | {
+        "columns": {"column_names": [column.name for column in columns if column.kind != "blob"]},
+        "k": MAX_ROWS,
+        "with_row_id": None,
+        "offset": None,
+    }
+    chunks = _chunks(page, request, encode)
+    first = next(chunks, b"")  # so that a query that fails is answered as such
+    headers = HEADERS | {
+        "content-security-policy": CELL_POLICY,
+        "content-disposition": f'attachment; filename="rows.{name}"',
+    }
+    return StreamingResponse(chain((first,), chunks), 200, headers, media)
+
+
+def _chunks(page: PageRequest, request: dict[str, Any], encode: Encoder) -> Iterator[bytes]:
+    with page.calls.rows(**request) as answer:
+        yield from encode(answer.schema, _checked(page, answer))
+
+
+def _checked(page: PageRequest, answer: ArrowAnswer) -> Iterator[pa.RecordBatch]:
+    """Yield batches for as long as the query may take, and as many bytes as it may have."""
+    most, size = page.services.settings.max_result_bytes, 0
+    for batch in answer.batches:
+        page.calls.check()
+        size += batch.nbytes
+        if most and size > most:
+            raise HttpError(413, ErrorCode.INVALID_INPUT, f"The rows have more than {most} bytes: narrow the filter.")
+        yield batch
+
+
+def encode_csv(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield lines of CSV under a line of names; nested values are JSON, bytes are base64, a null is empty."""
+    yield _csv_lines([schema.names])
+    for batch in batches:
+        columns = [batch.column(index).to_pylist() for index in range(batch.num_columns)]
+        yield _csv_lines([[_csv_text(value) for value in row] for row in zip(*columns, strict=True)])
+
+
+def encode_json_lines(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield an object a row and line; bytes are base64."""
+    for batch in batches:
+        lines = [json.dumps(row, default=_json_text, ensure_ascii=False) for row in map(_finite, batch.to_pylist())]
+        yield "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+
+
+def encode_arrow(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield a stream of Arrow IPC."""
+    sink = _Sink()
+    with pa.ipc.new_stream(pa.PythonFile(sink, "w"), schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            yield sink.take()
+    yield sink.take()
+
+
+def encode_parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield a Parquet file, a row group a batch."""
+    import pyarrow.parquet as pq  # noqa: PLC0415  # downloads alone need it
+
+    sink = _Sink()
+    with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            yield sink.take()
+    yield sink.take()
+
+
+class _Sink(io.RawIOBase):
+    """What is written, until it is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        content = bytes(data)
+        self._parts.append(content)
+        self._position += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._position
+
+    def take(self) -> bytes:
+        """Return what was written since the last call."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+def _csv_lines(rows: list[list[str]]) -> bytes:
+    out = io.StringIO()
+    csv.writer(out).writerows(rows)
+    return out.getvalue().encode("utf-8", "replace")
+
+
+def _csv_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict | list):
+        return json.dumps(_finite(value), default=_json_text, ensure_ascii=False)
+    return _json_text(value) if isinstance(value, bytes) else str(value)
+
+
+def _json_text(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have by null."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+FORMATS: dict[str, tuple[str, Encoder]] = {
+    "csv": ("text/csv; charset=utf-8", encode_csv),
+    "jsonl": ("application/x-ndjson", encode_json_lines),
+    "parquet": ("application/vnd.apache.parquet", encode_parquet),
+    "arrow": ("application/vnd.apache.arrow.stream", encode_arrow),
+}

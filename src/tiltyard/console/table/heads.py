@@ -1,0 +1,89 @@
+"""What every page of a table begins with: the version that it shows, and the table's description."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.access.authorization import effective_policy_of
+from tiltyard.console.navigation import TABLE_TABS
+from tiltyard.console.table.schema_tree import read_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tiltyard.console.page import PageRequest
+    from tiltyard.console.table.schema_tree import Column
+
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class TableHead:
+    """A table at one version. `ref` is how the address names it: a tag, a branch, a number, "" for the latest."""
+
+    table: Any
+    columns: Sequence[Column]
+    ref: str
+    branch: str | None
+    masks: Mapping[str, str]
+    has_policy: bool
+
+    @property
+    def version(self) -> int | None:
+        """The version that is shown, so that its pages fit together while others write."""
+        number: int | None = self.table.version
+        return number
+
+    def values(self, view: str) -> dict[str, Any]:
+        """Return the values that templates of a table's pages need."""
+        return {"head": self, "tab": view, "tabs": TABLE_TABS, "table": self.table, "columns": self.columns}
+
+
+def read_head(page: PageRequest) -> TableHead:
+    """Describe the table of a page, at the version, tag or branch of `at`.
+
+    `at` is `v12`, `tag:NAME` or `branch:NAME`, with a version behind it `branch:NAME:12`. Raises TableNotFoundError,
+    TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError, InvalidInputError.
+    """
+    if not page.path:
+        raise InvalidInputError("The address names no table: choose one in the tree.")
+    ref = page.text("at")
+    named = parse_ref(ref)
+    table = page.calls.call(
+        "DescribeTable",
+        id=list(page.path),
+        load_detailed_metadata=True,
+        with_table_uri=True,
+        check_declared=True,
+        vend_credentials=False,
+        **named,
+    )
+    policy = effective_policy_of(page.calls.ctx, page.calls.ctx.find_table(page.path))
+    masks = {mask.column: mask.kind.value for mask in policy.masks.values()} if policy is not None else {}
+    columns = read_columns(table.schema) if table.schema is not None else []
+    return TableHead(table, columns, ref, named.get("branch"), masks, policy is not None)
+
+
+def parse_ref(text: str) -> dict[str, Any]:
+    """Return the fields of a request that name a version. Raises InvalidInputError."""
+    kind, _, rest = text.partition(":")
+    name, _, number = rest.rpartition(":") if kind == "branch" and rest.rpartition(":")[2].isdigit() else (rest, "", "")
+    if not text:
+        return {}
+    if kind == "tag" and rest:
+        return {"tag": rest}
+    if kind == "branch" and name:
+        return {"branch": name, "version": int(number)} if number else {"branch": name}
+    if text[0] == "v" and text[1:].isdecimal() and text.isascii() and len(text) < 20:
+        return {"version": int(text[1:])}
+    raise InvalidInputError(f"'{text[:60]}' names no version: it is v12, tag:NAME or branch:NAME.")
+
+
+def pin(head: TableHead) -> str:
+    """Return the reference of exactly the version that is shown."""
+    if head.version is None:
+        return head.ref
+    return f"branch:{head.branch}:{head.version}" if head.branch else f"v{head.version}"

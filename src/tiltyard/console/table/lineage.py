@@ -1,0 +1,137 @@
+"""Where a table comes from, and what is made of it: views, computed columns, ingests with their sources."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.console.page import Page, PageRequest
+from tiltyard.model.computed_columns import VIEW
+from tiltyard.model.ids import Id
+from tiltyard.model.plain_views import QUERY_PROPERTY
+from tiltyard.model.view_definitions import parse_sources
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tiltyard.console.calls import Calls
+    from tiltyard.console.table.heads import TableHead
+
+SOURCES_PROPERTY = "tiltyard.view.sources"
+"""Of a view: the versions of its sources that its rows were computed from."""
+MAX_VIEWS = 50
+"""Views of a namespace that are asked whether they read the table."""
+MAX_JOBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A table that a view reads: the version that its rows were computed from, and the latest one, where known."""
+
+    path: Id
+    computed_from: int | None = None
+    latest: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A view's query and the tables that it reads; no query for an ordinary table."""
+
+    query: str = ""
+    kind: str = ""
+    sources: Sequence[Source] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """A job that wrote into a table, and what it read."""
+
+    id: str
+    kind: str
+    source: str
+    state: str
+
+
+def read_origin(calls: Calls, head: TableHead) -> Origin:
+    """Return what a view is made of, by its own definition, and how far its rows are behind."""
+    metadata: Mapping[str, str] = head.table.metadata or {}
+    properties: Mapping[str, str] = head.table.properties or {}
+    if query := metadata.get(f"{VIEW}query"):
+        versions = _computed_from(properties)
+        sources = [
+            Source(path, versions.get(str(path)), _latest(calls, path) if str(path) in versions else None)
+            for path in _sources(query)
+        ]
+        return Origin(query, f"materialized view ({metadata.get(f'{VIEW}kind', 'query')})", sources)
+    if query := properties.get(QUERY_PROPERTY):
+        return Origin(query, "view", [Source(path) for path in _sources(query)])
+    return Origin()
+
+
+def _computed_from(properties: Mapping[str, str]) -> Mapping[str, int]:
+    try:
+        return msgspec.json.decode(properties.get(SOURCES_PROPERTY, "{}"), type=dict[str, int])
+    except msgspec.MsgspecError:
+        return {}
+
+
+def _latest(calls: Calls, path: Id) -> int | None:
+    described = calls.attempt("DescribeTable", id=list(path), load_detailed_metadata=True)
+    return None if described is None else described.version
+
+
+def show(page: PageRequest) -> Page:
+    """Show the jobs that wrote a table, and the views that read it, as far as they are beside it or in the root."""
+    jobs = page.calls.attempt("ListJobs", limit=200)
+    entries = [entry for entry in jobs.jobs if entry.table == list(page.path)] if jobs is not None else []
+    ingests = [
+        Ingest(entry.id, entry.name, _source_of(entry.arguments), entry.status)
+        for entry in entries
+        if _source_of(entry.arguments)
+    ]
+    places = dict.fromkeys((page.path.parent, Id()))
+    dependents = [view for place in places for view in _dependent_views(page.calls, page.path, place)]
+    return Page("lineage.html", {"ingests": ingests[:MAX_JOBS], "dependents": dependents}, fragment=True)
+
+
+def _dependent_views(calls: Calls, path: Id, place: Id) -> list[Id]:
+    """Return the views directly in a namespace that read a table."""
+    found = []
+    for operation, describe in (
+        ("ListMaterializedViews", "DescribeMaterializedView"),
+        ("ListViews", "DescribeView"),
+    ):
+        listed = calls.attempt(operation, id=list(place), limit=MAX_VIEWS)
+        for name in _names(listed):
+            view = Id((*place, name))
+            described = calls.attempt(describe, id=list(view))
+            if described is not None and path in _sources(described.query):
+                found.append(view)
+    return found
+
+
+def _names(listed: Any) -> Sequence[str]:
+    if listed is None:
+        return ()
+    names: Sequence[str] = listed.views
+    return names
+
+
+def _sources(query: str) -> Sequence[Id]:
+    """Return the tables that a query reads; none where it cannot be parsed."""
+    try:
+        return [Id(name.split("$")) for name in parse_sources(query)]
+    except InvalidInputError:
+        return ()
+
+
+def _source_of(arguments: Mapping[str, Any]) -> str:
+    """Return what a job read, by its arguments; "" for one that reads nothing from outside."""
+    for name in ("source", "path", "paths", "files", "uri"):
+        if value := arguments.get(name):
+            return value if isinstance(value, str) else json.dumps(value)[:500]
+    return ""

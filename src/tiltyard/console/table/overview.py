@@ -1,0 +1,70 @@
+"""The first page of a table: its schema, its figures, where it comes from, and how to open it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import LanceNamespaceError
+
+from tiltyard.console.page import Page, PageRequest
+from tiltyard.console.table.heads import TableHead, read_head
+from tiltyard.console.table.lineage import read_origin
+from tiltyard.console.table.snippets import make_snippets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHOWN = 50
+"""Tags, branches, indexes, policies and jobs that the page lists."""
+JOBS = 10
+COUNTED_VERSIONS = 1000
+
+
+def show(page: PageRequest) -> Page:
+    """Show a table at a version. Raises what describing it raises."""
+    head = read_head(page)
+    values = head.values("table") | {
+        "snippets": make_snippets(page.origin, page.path, needs_key=page.principal.method != "open"),
+        "properties": _properties(head.table.properties),
+        "metadata": _properties(head.table.metadata),
+        "origin_of": read_origin(page.calls, head),
+        **_parts(page, head),
+    }
+    return Page("table.html", values)
+
+
+def _parts(page: PageRequest, head: TableHead) -> dict[str, Any]:
+    """Return what further operations say of the table; what its reader may not ask for is None."""
+    attempt, id_ = page.calls.attempt, list(page.path)
+    has_data = not head.table.is_only_declared and head.table.location is not None
+    stats = attempt("GetTableStats", id=id_, branch=head.branch) if has_data else None
+    versions = attempt("ListTableVersions", id=id_, branch=head.branch, limit=COUNTED_VERSIONS) if has_data else None
+    tags = attempt("ListTableTags", id=id_, limit=SHOWN) if has_data else None
+    branches = attempt("ListTableBranches", id=id_, limit=SHOWN) if has_data else None
+    indexes = attempt("ListTableIndices", id=id_, branch=head.branch, limit=SHOWN) if has_data else None
+    policies = attempt("ListTablePolicies", id=id_)
+    jobs = attempt("ListAllJobs", table="$".join(page.path), limit=JOBS)
+    return {
+        "stats": stats,
+        "versions": versions,
+        "tags": sorted(tags.tags.items()) if tags is not None else [],
+        "branches": sorted(branches.branches.items()) if branches is not None else [],
+        "indexes": indexes.indexes if indexes is not None else [],
+        "policies": policies.policies if policies is not None else [],
+        "jobs": jobs.jobs if jobs is not None else [],
+    }
+
+
+def _properties(values: Mapping[str, str] | None) -> dict[str, str]:
+    return dict(sorted((values or {}).items()))
+
+
+def show_missing(page: PageRequest) -> Page:
+    """Show how many rows of a computed column have no value yet: what a backfill has still to compute."""
+    column = page.text("column")
+    try:
+        quoted = ".".join(f"`{part.replace('`', '``')}`" for part in column.split("."))
+        missing = page.calls.call("CountTableRows", id=list(page.path), predicate=f"{quoted} IS NULL")
+    except LanceNamespaceError as error:
+        return Page("column_freshness.html", {"problem": str(error), "missing": 0}, fragment=True)
+    return Page("column_freshness.html", {"problem": "", "missing": missing}, fragment=True)

@@ -1,0 +1,231 @@
+"""Search a table: by words, by a vector, by both, or for rows like one; with scores, and the plan of the query."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError, TableColumnNotFoundError
+
+from tiltyard.console.page import Page, PageRequest
+from tiltyard.console.table.embedding import embed_text, find_functions
+from tiltyard.console.table.grid import ROW_ID, Grid, Row, fetched_names, read_grid, shown_columns
+from tiltyard.console.table.heads import TableHead, pin, read_head
+from tiltyard.console.table.plan_tree import read_plan
+from tiltyard.console.table.rows import MAX_FILTER, is_view
+from tiltyard.console.table.schema_tree import text_columns, vector_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tiltyard.console.table.schema_tree import Column, EmbeddingFunction
+
+MODES = ("text", "vector", "hybrid", "like")
+DISTANCES = ("l2", "cosine", "dot")
+SIZES = (10, 25, 50, 100)
+CANDIDATES = 100
+"""Rows that each half of a hybrid search contributes to the ranking."""
+RANK_CONSTANT = 60
+"""Of reciprocal rank fusion: how little the first ranks count more than the next."""
+MAX_TEXT = 2_000
+FULL_TEXT = frozenset({"FTS", "INVERTED"})
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a reader looks for. `meaning` is a text to be turned into a vector, `row` the row to find others like."""
+
+    mode: str
+    text: str
+    meaning: str
+    vector: str
+    row: int | None
+    vector_column: str
+    distance: str
+    filter: str
+    size: int
+    plan: str
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, page: PageRequest, vectors: Sequence[Column]) -> Search:
+        """Read the parameters of a page. Raises InvalidInputError."""
+        mode, distance = page.text("mode", MODES[0]), page.text("distance", "")
+        if mode not in MODES:
+            raise InvalidInputError(f"Search by {', '.join(MODES)}, not by '{mode[:40]}'.")
+        if distance and distance not in DISTANCES:
+            raise InvalidInputError(f"The distance is one of {', '.join(DISTANCES)}.")
+        for name, most in (("text", MAX_TEXT), ("filter", MAX_FILTER)):
+            if len(page.text(name)) > most:
+                raise InvalidInputError(f"The {name} has more than {most} characters.")
+        return cls(
+            mode=mode,
+            text=page.text("text"),
+            meaning=page.text("meaning"),
+            vector=page.text("vector"),
+            row=page.optional_integer("row"),
+            vector_column=page.text("vector_column", vectors[0].path if vectors else ""),
+            distance=distance,
+            filter=page.text("filter"),
+            size=page.integer("size", SIZES[0], 1, SIZES[-1]),
+            plan=page.text("plan"),
+            columns=tuple(page.all_of("column")[:500]),
+        )
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is something to look for."""
+        by_vector = bool(self.meaning or self.vector)
+        return {"text": bool(self.text), "vector": by_vector, "like": self.row is not None}.get(
+            self.mode, bool(self.text) and (by_vector or self.row is not None)
+        )
+
+
+def show(page: PageRequest) -> Page:
+    """Show a search and what it finds; what cannot be done is said beside the form, which keeps what was entered."""
+    head = read_head(page)
+    vectors = vector_columns(head.columns)
+    functions = find_functions(head.table.metadata, page.services.settings.embeddings)
+    search = Search.of(page, vectors)
+    columns = shown_columns(head.columns, search.columns)
+    if not search.columns:
+        columns = [column for column in columns if column.kind != "vector"] or columns
+    grid, problem, status = Grid(columns, (), has_more=False), None, 200
+    plan: list[tuple[str, Any]] = []
+    if search.is_asked and not head.table.is_only_declared:
+        try:
+            grid, plan = _run(page, head, search, columns, functions)
+        except LanceNamespaceError as error:
+            if error.code.name in ("PERMISSION_DENIED", "SERVICE_UNAVAILABLE", "INTERNAL"):
+                raise
+            problem, status = str(error), 400
+    indexes = page.calls.attempt("ListTableIndices", id=list(page.path), branch=head.branch)
+    kinds = {(index.index_type or "").upper() for index in indexes.indexes} if indexes is not None else set()
+    values = head.values("search") | {
+        "search": search,
+        "grid": grid,
+        "plan": plan,
+        "problem": problem,
+        "vectors": vectors,
+        "functions": functions,
+        "has_text_index": bool(kinds & FULL_TEXT),
+        "texts": text_columns(head.columns),
+        "distances": DISTANCES,
+        "sizes": SIZES,
+        "pinned": pin(head),
+        "scores": _score_names(grid),
+        "is_view": is_view(head),
+    }
+    return Page("search.html", values, status)
+
+
+def _run(
+    page: PageRequest,
+    head: TableHead,
+    search: Search,
+    columns: Sequence[Column],
+    functions: Mapping[str, EmbeddingFunction],
+) -> tuple[Grid, list[tuple[str, Any]]]:
+    """Return what a search finds, and its plans, if they are asked for. Raises what the queries raise."""
+    base = _base_request(page, head, search, columns)
+    queries: list[tuple[str, dict[str, Any]]] = []
+    if search.mode in ("text", "hybrid"):
+        queries.append(("text", base | {"vector": {}, "full_text_query": {"string_query": {"query": search.text}}}))
+    if search.mode != "text":
+        vector = _query_vector(page, head, search, functions)
+        by_vector = {
+            "vector": {"single_vector": vector},
+            "vector_column": search.vector_column,
+            "distance_type": search.distance or None,
+            "prefilter": True if search.filter else None,
+        }
+        queries.append(("vector", base | by_vector))
+    size = CANDIDATES if search.mode == "hybrid" else search.size
+    grids = [_read(page, request | {"k": size}, columns, size) for _, request in queries]
+    plans = [(name, _plan(page, search.plan, request | {"k": size})) for name, request in queries if search.plan]
+    return (fuse(grids, search.size) if len(grids) > 1 else grids[0]), plans
+
+
+def _base_request(page: PageRequest, head: TableHead, search: Search, columns: Sequence[Column]) -> dict[str, Any]:
+    return {
+        "id": list(page.path),
+        "branch": head.branch,
+        "version": head.version if not is_view(head) else None,
+        "columns": {"column_names": fetched_names(columns)},
+        "filter": search.filter or None,
+        "with_row_id": None if is_view(head) else True,
+    }
+
+
+def _query_vector(
+    page: PageRequest, head: TableHead, search: Search, functions: Mapping[str, EmbeddingFunction]
+) -> list[float]:
+    """Return the vector to look for. Raises InvalidInputError, TableColumnNotFoundError."""
+    if not search.vector_column:
+        raise TableColumnNotFoundError("This table has no column of vectors to search.")
+    if search.row is not None and not (search.vector or search.meaning):
+        return _vector_of_row(page, head, search)
+    if search.vector:
+        try:
+            numbers = json.loads(search.vector if search.vector.startswith("[") else f"[{search.vector}]")
+            return [float(number) for number in numbers]
+        except (ValueError, TypeError, RecursionError):
+            raise InvalidInputError("The vector is a list of numbers, as [0.1, 0.2, …].") from None
+    function = functions.get(search.vector_column)
+    if function is None:
+        raise InvalidInputError(
+            f"No embedding function is set up for '{search.vector_column}': enter a vector, or look for rows like one."
+        )
+    return embed_text(search.meaning, function, page.services.settings.embeddings)
+
+
+def _vector_of_row(page: PageRequest, head: TableHead, search: Search) -> list[float]:
+    request = {
+        "id": list(page.path),
+        "branch": head.branch,
+        "version": head.version,
+        "columns": {"column_names": [search.vector_column]},
+        "filter": f"{ROW_ID} = {search.row}",
+        "k": 1,
+        "vector": {},
+    }
+    with page.calls.rows(**request) as answer:
+        values = [value for batch in answer.batches for value in batch.column(0).to_pylist()]
+    if not values or values[0] is None:
+        raise InvalidInputError("This row has no vector, or is not there any more: choose another one.")
+    return [float(number) for number in values[0]]
+
+
+def _read(page: PageRequest, request: Mapping[str, Any], columns: Sequence[Column], size: int) -> Grid:
+    with page.calls.rows(**request) as answer:
+        return read_grid(answer, columns, size)
+
+
+def _plan(page: PageRequest, how: str, request: Mapping[str, Any]) -> Any:
+    """Return the plan of a query as a tree: measured (`analyze`), or as it would run."""
+    if how == "analyze":
+        return read_plan(page.calls.call("AnalyzeTableQueryPlan", **request))
+    id_, branch = request["id"], request.get("branch")
+    query = {name: value for name, value in request.items() if value is not None}
+    return read_plan(page.calls.call("ExplainTableQueryPlan", id=id_, branch=branch, query=query))
+
+
+def fuse(grids: Sequence[Grid], size: int) -> Grid:
+    """Join the results of two searches by the ranks of their rows (reciprocal rank fusion); a row keeps its scores."""
+    relevance: dict[int, float] = {}
+    rows: dict[int, Row] = {}
+    for grid in grids:
+        for rank, row in enumerate(grid.rows):
+            if row.id is None:
+                continue
+            relevance[row.id] = relevance.get(row.id, 0.0) + 1 / (RANK_CONSTANT + rank + 1)
+            known = rows.get(row.id)
+            rows[row.id] = row if known is None else replace(known, scores=[*known.scores, *row.scores])
+    best = sorted(relevance, key=lambda number: -relevance[number])[:size]
+    joined = [replace(rows[number], scores=[("relevance", relevance[number]), *rows[number].scores]) for number in best]
+    return Grid(grids[0].columns, joined, has_more=len(relevance) > size)
+
+
+def _score_names(grid: Grid) -> list[str]:
+    return list(dict.fromkeys(name for row in grid.rows for name, _ in row.scores))

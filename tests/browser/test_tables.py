@@ -1,0 +1,116 @@
+"""Pages of a table in a browser: rows and their cells, search, and values that attack whoever looks at them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.viewer import WIDTHS, Viewer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Browser
+
+    from tests.services.server import ServerProcess
+
+ADDRESSES = (
+    "table/cinema/films",
+    "rows/cinema/films?filter=year+%3E+1950&order=-year",
+    "rows/cinema/films?filter=nothing",
+    "rows/media/pictures",
+    "rows/media/hostile",
+    "search/cinema/films",
+    "search/cinema/films?mode=like&row=3&plan=analyze",
+    "search/media/pictures",
+)
+
+
+def test_hostile_values_do_nothing_in_a_browser(viewer: Viewer) -> None:
+    page = viewer.open("rows/media/hostile")
+    assert page.title() == "Rows of hostile · Tiltyard"
+    assert page.locator("#grid script, #grid svg:not(.spark), #grid a[href^='javascript:'], [onload]").count() == 0
+    assert page.locator("#grid").inner_text().count("⟨U+202E⟩") == 1
+    blobs = page.locator("#grid td.bytes a[download]")
+    blobs.first.wait_for()
+    address = blobs.first.get_attribute("href")
+    with page.expect_download():
+        page.evaluate("address => { location.href = address }", address)  # opened as a page, it is a file to save
+
+
+def test_images_are_loaded_as_they_come_into_view(viewer: Viewer) -> None:
+    page = viewer.open("rows/media/pictures")
+    image = page.locator("#grid img").first
+    image.wait_for()
+    assert page.wait_for_function("() => document.querySelector('#grid img').naturalWidth === 24")
+
+
+def test_rows_are_filtered_ordered_and_unfolded_by_keyboard(viewer: Viewer) -> None:
+    page = viewer.open("rows/media/pictures")
+    page.get_by_label("Filter (SQL)").focus()
+    page.keyboard.type("id >= 4")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**filter=id**")
+    assert page.locator("#grid tbody tr").count() == 2
+    page.get_by_role("link", name="id", exact=True).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**order=id**")
+    cell = page.locator("#grid summary", has_text="2 items").first
+    cell.focus()
+    page.keyboard.press("Enter")
+    page.locator("#grid pre", has_text='"label"').first.wait_for()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_page_is_accessible_and_fits_its_window(
+    browser: Browser, server: ServerProcess, tmp_path: Path, address: str, width: int, scheme: str
+) -> None:
+    with Viewer.opened(browser, server.url, tmp_path, width, scheme) as viewer:
+        viewer.open(address)
+        viewer.shoot(f"{address.split('?', maxsplit=1)[0].replace('/', '-')}-{width}-{scheme}")
+        viewer.check_accessible()
+        viewer.check_fits()
+
+
+@pytest.mark.extended
+def test_search_shows_only_the_fields_of_its_way(viewer: Viewer) -> None:
+    page = viewer.open("search/cinema/films")
+    assert page.get_by_label("Words", exact=True).last.is_visible() and not page.get_by_label("Distance").is_visible()
+    page.get_by_role("radio", name="Vector").check()
+    assert page.get_by_label("Distance").is_visible()
+    page.get_by_role("radio", name="Both").check()
+    assert page.locator("#text").is_visible() and page.get_by_label("Distance").is_visible()
+
+
+@pytest.mark.extended
+def test_row_leads_to_rows_like_it(viewer: Viewer) -> None:
+    page = viewer.open("rows/cinema/films?size=25")
+    page.get_by_role("link", name="more like this").first.click()
+    page.wait_for_url("**/search/cinema/films?mode=like**")
+    assert page.locator(".grid tbody tr").count() == 10
+    page.locator("#plan").select_option("analyze")
+    page.get_by_role("button", name="Search").click()
+    page.locator(".plan .step").first.wait_for()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["CSV", "JSON lines", "Parquet", "Arrow"])
+def test_download_saves_a_file(viewer: Viewer, name: str) -> None:
+    page = viewer.open("rows/cinema/films?filter=id+%3C+5")
+    page.get_by_text("Download", exact=True).click()
+    with page.expect_download() as saved:
+        page.get_by_role("link", name=name).click()
+    assert saved.value.path().stat().st_size > 100
+
+
+@pytest.mark.extended
+def test_snippet_is_copied(browser: Browser, server: ServerProcess, tmp_path: Path) -> None:
+    with Viewer.opened(browser, server.url, tmp_path, permissions=["clipboard-read", "clipboard-write"]) as viewer:
+        page = viewer.open("table/cinema/films")
+        page.get_by_role("button", name="Copy").first.click()
+        page.get_by_role("button", name="Copied").wait_for()
+        assert "import lancedb" in page.evaluate("navigator.clipboard.readText()")

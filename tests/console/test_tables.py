@@ -1,0 +1,207 @@
+"""Pages of a table over HTTP: overview, rows, cells, downloads, search; and values that attack their readers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from html import unescape
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.services.console_data import BIDI, LONG_TEXT_BYTES, films, pictures
+from tests.services.server import ServerProcess
+from tests.services.wire import Wire, stream
+
+
+def main_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text[:2000]
+    return response.text.partition("<main")[2]
+
+
+def test_overview_shows_schema_figures_and_snippets_with_the_address(http: httpx.Client, server: ServerProcess) -> None:
+    text = unescape(main_of(http.get("/table/cinema/films")))
+    assert "fixed_size_list<float32>[16]" in text and "<dt>Rows</dt><dd>200" in text
+    assert f'host_override="{server.url}"' in text and "namespace_path=['cinema']" in text
+    assert f"curl -s '{server.url}/v1/table/cinema%24films/query'" in text
+
+
+def test_overview_snippets_open_the_table(http: httpx.Client) -> None:
+    text = main_of(http.get("/table/cinema/films"))
+    snippets = [unescape(code) for code in re.findall(r"<pre[^>]*><code>(.*?)</code>", text, re.DOTALL)]
+    for number, name in ((0, "table"), (1, "dataset")):
+        names: dict[str, object] = {}
+        exec(compile(snippets[number], f"snippet {number}", "exec"), names)
+        opened = names[name]
+        assert opened.count_rows() == 200  # type: ignore[attr-defined]
+
+
+def test_declared_table_says_that_it_has_no_data(http: httpx.Client, server: ServerProcess) -> None:
+    with Wire(server.url) as wire:
+        wire.good(wire.table(["cinema", "declared"], "declare"))
+        try:
+            assert "Declared, without data yet" in main_of(http.get("/table/cinema/declared"))
+            assert "No data yet" in main_of(http.get("/rows/cinema/declared"))
+            assert main_of(http.get("/search/cinema/declared"))
+        finally:
+            wire.good(wire.table(["cinema", "declared"], "drop"))
+
+
+def test_rows_are_filtered_ordered_and_paged_at_one_version(http: httpx.Client, server: ServerProcess) -> None:
+    first = http.get("/rows/cinema/films", params={"filter": "id < 60", "order": "-id", "column": ["id", "title"]})
+    text = main_of(first)
+    assert re.findall(r'<td class="num">(\d+)</td>', text) == [str(number) for number in range(59, 34, -1)]
+    following = re.search(r'rel="next" href="([^"]+)"', text)
+    assert following is not None and "at=v1" in following[1]
+    second = main_of(http.get(f"{server.url}{unescape(following[1])}"))
+    assert re.findall(r'<td class="num">(\d+)</td>', second)[0] == "34"
+
+
+def test_wrong_filter_is_said_beside_the_form_which_keeps_it(http: httpx.Client) -> None:
+    response = http.get("/rows/cinema/films", params={"filter": "nothing = 3"})
+    assert response.status_code == 400
+    assert 'value="nothing = 3"' in response.text and 'role="alert"' in response.text
+    assert "Traceback" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("rows/cinema/films?at=v999", 404),
+        ("rows/cinema/films?at=tag:none", 404),
+        ("rows/cinema/films?at=branch:none", 404),
+        ("rows/cinema/films?at=yesterday", 400),
+        ("rows/cinema/films?size=1000000", 400),
+        ("rows/cinema/films?offset=-1", 400),
+        ("rows/cinema/films?column=none", 200),
+        ("rows/cinema/films?order=none", 400),
+        ("rows/cinema/films?filter=" + "x" * 10_001, 400),
+        ("rows", 404),
+        ("search/cinema/films?mode=magic", 400),
+        ("search/cinema/films?mode=vector&vector=abc", 400),
+        ("search/cinema/films?mode=vector&vector=[1,2]", 400),
+        ("search/cinema/films?mode=like&row=99999999", 400),
+        ("search/cinema/films?mode=vector&meaning=x", 400),
+        ("search/cinema/films?mode=vector&vector=" + "[" * 2000, 400),
+        ("download/cinema/films?format=xls", 400),
+        ("download/cinema/films?filter=nothing=1", 404),
+        ("bytes/cinema/films?column=title&row=1", 400),
+        ("bytes/media/pictures?column=picture&row=77777", 400),
+        ("bytes/media/pictures?column=picture&row=x", 400),
+    ],
+)
+def test_page_that_cannot_be_made_says_why(http: httpx.Client, address: str, status: int) -> None:
+    response = http.get(f"/{address}")
+    assert response.status_code == status, response.text[:2000]
+    assert "Traceback" not in response.text
+
+
+def test_tag_and_older_version_show_their_rows(http: httpx.Client, server: ServerProcess) -> None:
+    with Wire(server.url) as wire:
+        wire.good(wire.table(["cinema", "tagged"], "create", stream(films(3))))
+        wire.good(wire.table(["cinema", "tagged"], "tags/create", {"tag": "three", "version": 1}))
+        wire.good(wire.table(["cinema", "tagged"], "insert", stream(films(2))))
+        try:
+            assert main_of(http.get("/rows/cinema/tagged")).count("<tr>") == 1 + 5
+            assert main_of(http.get("/rows/cinema/tagged?at=tag:three")).count("<tr>") == 1 + 3
+            assert main_of(http.get("/rows/cinema/tagged?at=v1")).count("<tr>") == 1 + 3
+        finally:
+            wire.good(wire.table(["cinema", "tagged"], "drop"))
+
+
+def test_image_cell_is_fetched_by_itself_and_in_ranges(http: httpx.Client, server: ServerProcess) -> None:
+    text = main_of(http.get("/rows/media/pictures"))
+    [address, *_] = [
+        unescape(found) for found in re.findall(r'hx-get="(/console/cell/[^"]+column=picture[^"]*)"', text)
+    ]
+    cell = http.get(f"{server.url}{address}", headers={"hx-request": "true"}).text
+    source = re.search(r'<img src="([^"]+)"', cell)
+    assert source is not None
+    image = http.get(f"{server.url}{unescape(source[1])}")
+    expected = pictures()["picture"][0].as_py()
+    assert (image.content, image.headers["content-type"]) == (expected, "image/png")
+    assert image.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    part = http.get(f"{server.url}{unescape(source[1])}", headers={"range": "bytes=4-7"})
+    assert (part.status_code, part.content) == (206, expected[4:8])
+    assert part.headers["content-range"] == f"bytes 4-7/{len(expected)}"
+    beyond = http.get(f"{server.url}{unescape(source[1])}", headers={"range": f"bytes={len(expected)}-"})
+    assert beyond.status_code == 416
+    sounds = http.get(f"{server.url}{address.replace('column=picture', 'column=sound')}").text
+    assert "<audio controls" in sounds and "audio/wav" in sounds
+
+
+def test_vectors_are_sparklines_and_nested_values_unfold(http: httpx.Client) -> None:
+    assert main_of(http.get("/rows/cinema/films")).count("<polyline points=") == 25
+    text = unescape(main_of(http.get("/rows/media/pictures")))
+    assert "{width, tags}" in text and '"synthetic"' in text and "2 items" in text
+
+
+def test_hostile_values_are_text_and_short(http: httpx.Client, server: ServerProcess) -> None:
+    response = http.get("/rows/media/hostile")
+    text = main_of(response)
+    assert len(response.content) < 40_000 and LONG_TEXT_BYTES > 9_000_000
+    assert "<script>document" not in text and "&lt;script&gt;document" in text
+    assert "\u202e" not in text and BIDI.replace("\u202e", "⟨U+202E⟩") in text
+    assert 'href="javascript:' not in text and "javascript:alert(1)" in text
+    assert '" onmouseover' not in text
+    rows = re.findall(r'hx-get="(/console/cell/[^"]+column=blob[^"]*)"', text)
+    for address in rows[:2]:
+        cell = http.get(f"{server.url}{unescape(address)}").text
+        assert "<img" not in cell and "<svg" not in cell
+        link = re.search(r'href="([^"]+)" download', cell)
+        assert link is not None
+        value = http.get(f"{server.url}{unescape(link[1])}")
+        assert value.headers["content-type"] == "application/octet-stream"
+        assert value.headers["content-disposition"].startswith("attachment")
+        assert "sandbox" in value.headers["content-security-policy"]
+
+
+def test_downloads_hold_all_rows_that_are_shown(http: httpx.Client) -> None:
+    params = {"filter": "year >= 1950", "order": "id", "column": ["id", "title", "vector"]}
+    expected = [number for number in range(200) if 1920 + number % 100 >= 1950]
+    lines = list(
+        csv.DictReader(io.StringIO(http.get("/download/cinema/films", params={**params, "format": "csv"}).text))
+    )
+    assert [int(line["id"]) for line in lines] == expected and len(json.loads(lines[0]["vector"])) == 16
+    text = http.get("/download/cinema/films", params={**params, "format": "jsonl"}).text
+    assert [json.loads(line)["id"] for line in text.splitlines()] == expected
+    parquet = http.get("/download/cinema/films", params={**params, "format": "parquet"})
+    assert pq.read_table(io.BytesIO(parquet.content))["id"].to_pylist() == expected
+    arrow = http.get("/download/cinema/films", params={**params, "format": "arrow"})
+    table = pa.ipc.open_stream(arrow.content).read_all()
+    assert table["id"].to_pylist() == expected and table.column_names == ["id", "title", "vector"]
+    assert arrow.headers["content-disposition"] == 'attachment; filename="rows.arrow"'
+
+
+def test_download_of_bytes_is_base64_where_text_is_needed(http: httpx.Client) -> None:
+    lines = http.get("/download/media/pictures", params={"format": "jsonl"}).text.splitlines()
+    assert len(lines) == 6 and json.loads(lines[0])["picture"].startswith("iVBORw0KGgo")
+    assert json.loads(lines[0])["shape"]["tags"] == ["synthetic", "small"]
+
+
+def test_search_by_vector_and_by_row_finds_the_nearest(http: httpx.Client) -> None:
+    vector = json.dumps(films()["vector"][7].as_py())
+    text = main_of(http.get("/search/cinema/films", params={"mode": "vector", "vector": vector, "column": ["id"]}))
+    assert re.findall(r'<td class="num">([^<]*)</td>', text)[:2] == ["0.0000", "7"]
+    like = main_of(
+        http.get("/search/cinema/films", params={"mode": "like", "row": "7", "filter": "id <> 7", "column": ["id"]})
+    )
+    assert "distance" in like and len(re.findall(r"<tr>", like)) == 11
+
+
+def test_search_by_words_needs_an_index_and_says_so(http: httpx.Client) -> None:
+    response = http.get("/search/media/pictures", params={"text": "synthetic"})
+    assert response.status_code == 400 and "full-text index" in response.text
+
+
+@pytest.mark.parametrize("plan", ["explain", "analyze"])
+def test_plan_of_a_search_is_a_tree(http: httpx.Client, plan: str) -> None:
+    params = {"mode": "like", "row": "3", "filter": "year > 1950", "plan": plan}
+    text = main_of(http.get("/search/cinema/films", params=params))
+    steps = re.findall(r"<strong>(\w+)</strong>", text)
+    assert len(steps) > 2 and text.count("<ul>") >= 2
+    assert ("output rows" in text) == (plan == "analyze")

@@ -65,9 +65,9 @@ def option_row(parameter: click.Parameter) -> str | None:
 
 def reference() -> str:
     """Return the whole reference."""
-    parts = []
+    parts, commands = [], tiltyard.load_all()
     for name in PEOPLE:
-        parts += sections(f"tiltyard {name}", tiltyard.commands[name])
+        parts += sections(f"tiltyard {name}", commands[name])
     return "\n".join(parts).rstrip() + "\n"
 
 

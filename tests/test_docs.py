@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.services.server import ServerProcess
-from tiltyard.cli import main
+from tiltyard.cli import CommandLine, main
 from tiltyard.config import Settings, load_settings
 from tiltyard.model.settings.mounts import parse_mount
 from tiltyard.mounts import check_settings
@@ -35,7 +35,7 @@ SHOWN_URL = "http://127.0.0.1:2333"
 
 def commands(group: click.Group, path: str = "tiltyard") -> Iterator[str]:
     """Every command, as it is typed."""
-    for name, command in group.commands.items():
+    for name, command in (group.load_all() if isinstance(group, CommandLine) else group.commands).items():
         if isinstance(command, click.Group):
             yield from commands(command, f"{path} {name}")
         else:

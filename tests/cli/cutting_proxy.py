@@ -13,11 +13,13 @@ _OF_THE_CONNECTION = ("host", "content-length", "transfer-encoding", "connection
 class CuttingProxy:
     """Forwards requests to `target`; of the uploads after the first `spared` ones, it cuts off the next `cuts`.
 
-    The server has done what such a request asks for: its client cannot know. `cut` is how many were cut off.
+    The server has done what such a request asks for: its client cannot know. `cut` is how many were cut off. With
+    `answer` nothing is forwarded: all requests get these bytes as a part of a longer response.
     """
 
     def __init__(self, target: str, cuts: int, spared: int = 0) -> None:
         self.target, self.cuts, self.spared, self.cut = target, cuts, spared, 0
+        self.answer: bytes | None = None
         proxy = self
 
         class Handler(_Handler):
@@ -55,6 +57,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self) -> None:
         headers = {name: text for name, text in self.headers.items() if name.lower() not in _OF_THE_CONNECTION}
         body = self._read_body()
+        if self.owner.answer is not None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(self.owner.answer) + 1000))
+            self.end_headers()
+            self.wfile.write(self.owner.answer)
+            self.close_connection = True
+            return
         answer = httpx.request(self.command, self.owner.target + self.path, content=body, headers=headers, timeout=60)
         if self.owner.cuts_off(self.path):
             self.close_connection = True

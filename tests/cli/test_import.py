@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -18,7 +19,8 @@ import pytest
 from tests.cli.conftest import Run, printed, records, refused, run_command
 from tests.cli.cutting_proxy import CuttingProxy
 from tests.services.server import ServerProcess
-from tiltyard.cli.transfer import import_file, import_source
+from tests.services.wire import stream
+from tiltyard.cli.transfer import import_file, import_source, import_state
 
 ROWS = pa.table({"id": [1, 2, 3], "name": ["a", None, "c"], "x": [0.5, 1.5, None]})
 
@@ -155,6 +157,45 @@ def test_import_that_was_cut_goes_on_with_the_parts_that_are_missing(
     assert printed(resumed) == f"100 rows are in {table}, as version 1\n"
     assert "going on" in resumed.stderr and "2 of 5 parts" in resumed.stderr
     assert sorted(row["id"] for row in records(run("head", table, "-n", "200", "--format", "jsonl"))) == [*range(100)]
+
+
+def test_import_that_is_interrupted_goes_on_and_one_that_had_published_adds_nothing(
+    run: Run, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_source.ImportSource, "parts", halves)
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pa.table({"id": range(60)}), file, row_group_size=10)
+    command = ("import", str(file), table)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(import_file, "_send_part", interrupting(import_file._send_part, after=2))
+        assert "the same command goes on" in refused(run(*command), 130)
+    with monkeypatch.context() as killed:
+        killed.setattr(import_state.ImportFile, "remove", lambda self: None)
+        assert "2 of 3 parts" in run(*command).stderr
+    assert printed(run(*command)) == f"60 rows are in {table}, as version 1\n"  # it had published: that is all
+    assert printed(run("count", table)) == "60\n"
+    assert f"{table} exists" in refused(run(*command), 1)
+
+
+def interrupting(send: Callable[..., Any], after: int) -> Callable[..., Any]:
+    """Return a function that sends so many parts, and is then interrupted as by Ctrl-C."""
+    calls = iter(range(after))
+
+    def send_or_interrupt(*arguments: Any) -> Any:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return send(*arguments)
+
+    return send_or_interrupt
+
+
+def test_rows_that_are_cut_off_are_not_taken_for_all(run: Run, tmp_path: Path) -> None:
+    cutting = CuttingProxy("", cuts=0)
+    cutting.answer = stream(ROWS)[:-40]
+    file = tmp_path / "rows.csv"
+    assert "cut the connection" in refused(run("export", "films", str(file), "--server", cutting.url), 6)
+    assert "cut the connection" in refused(run("head", "films", "--server", cutting.url), 6)
+    assert not file.exists()
 
 
 def halves(source: import_source.ImportSource) -> list[tuple[object, ...]]:

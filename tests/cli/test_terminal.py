@@ -37,11 +37,13 @@ def environment(server: ServerProcess, **further: str) -> dict[str, str]:
     return {**kept, "TILTYARD_SERVER": server.url, "TERM": "xterm-256color", "COLUMNS": "100", **further}
 
 
-def on_terminal(arguments: tuple[str, ...], environ: Mapping[str, str], answers: str = "") -> tuple[int, str]:
+def on_terminal(
+    arguments: tuple[str, ...], environ: Mapping[str, str], answers: str = "", command: tuple[str, ...] = COMMAND
+) -> tuple[int, str]:
     """Run a command on a pseudo-terminal; return its status and all that the terminal was sent."""
     process_id, terminal = pty.fork()
     if not process_id:
-        os.execve(COMMAND[0], [*COMMAND, *arguments], dict(environ))
+        os.execve(command[0], [*command, *arguments], dict(environ))
     output, deadline, typed = b"", time.monotonic() + 120, not answers
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.2)[0]:
@@ -138,3 +140,26 @@ def test_ls_on_a_server_imports_neither_arrow_nor_lance(server: ServerProcess) -
     assert not [
         name for name in ("pyarrow", "lance", "pydantic", "pyspark", "uvicorn", "rich") if f"'{name}'" in loaded
     ]
+
+
+PROGRESS = """
+import sys, time
+from tiltyard.cli.output.progress import byte_progress, progress_bar
+figures, reads = {"progress": "0.25", "stage": "write", "rows": "7"}, []
+deadline = time.monotonic() + 60
+with progress_bar("ingest", lambda: reads.append(1) or figures):
+    while len(reads) < 8 and sys.stderr.isatty() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    figures = {"progress": "1", "rows": "28"}
+with byte_progress("import films", 100) as advance:
+    advance(100, "[red]28 rows")
+"""
+
+
+def test_progress_is_shown_on_a_terminal_alone(server: ServerProcess) -> None:
+    environ = environment(server)
+    status, output = on_terminal(("-c", PROGRESS), environ, command=(sys.executable,))
+    assert status == 0 and "ingest" in output and "25%" in output and "rows 7" in output
+    assert "100%" in output and "rows 28" in output and "[red]28 rows" in output
+    piped = subprocess.run([sys.executable, "-c", PROGRESS], env=environ, capture_output=True, text=True, check=True)
+    assert (piped.stdout, piped.stderr) == ("", "")

@@ -8,32 +8,57 @@ from typing import Any
 import click
 
 from tiltyard import __version__
-from tiltyard.cli.audit import audit
-from tiltyard.cli.browsing.changes import cp, mv, rm
-from tiltyard.cli.browsing.console_page import open_page
-from tiltyard.cli.browsing.description import schema, show
-from tiltyard.cli.browsing.diff import diff
-from tiltyard.cli.browsing.listing import du, ls, tree
-from tiltyard.cli.browsing.rows import count, head
-from tiltyard.cli.browsing.search import search
-from tiltyard.cli.browsing.sql import sql
-from tiltyard.cli.browsing.versions import restore, tag, versions
-from tiltyard.cli.database import db
-from tiltyard.cli.grants import can, grant, grants, revoke, whoami
-from tiltyard.cli.import_catalog import import_catalog
 from tiltyard.cli.interruption import InterruptibleGroup
-from tiltyard.cli.keys import key, principal
-from tiltyard.cli.maintenance import gc, maintain, repair
-from tiltyard.cli.mounts import mount
-from tiltyard.cli.policies import policy
-from tiltyard.cli.publish_to import publish_to
-from tiltyard.cli.roles import role
-from tiltyard.cli.serve import serve, worker
-from tiltyard.cli.session.completion import completion
-from tiltyard.cli.session.login import list_profiles, login, logout
-from tiltyard.cli.transfer.export_file import export_file
-from tiltyard.cli.transfer.import_file import import_file
-from tiltyard.cli.undrop import undrop
+
+COMMANDS = {
+    "audit": ("audit",),
+    "browsing.changes": ("cp", "mv", "rm"),
+    "browsing.console_page": ("open",),
+    "browsing.description": ("schema", "show"),
+    "browsing.diff": ("diff",),
+    "browsing.listing": ("du", "ls", "tree"),
+    "browsing.rows": ("count", "head"),
+    "browsing.search": ("search",),
+    "browsing.sql": ("sql",),
+    "browsing.versions": ("restore", "tag", "versions"),
+    "database": ("db",),
+    "grants": ("can", "grant", "grants", "revoke", "whoami"),
+    "import_catalog": ("import-catalog",),
+    "keys": ("key", "principal"),
+    "maintenance": ("gc", "maintain", "repair"),
+    "mounts": ("mount",),
+    "policies": ("policy",),
+    "publish_to": ("publish-to",),
+    "roles": ("role",),
+    "serve": ("serve", "worker"),
+    "session.completion": ("completion",),
+    "session.login": ("login", "logout", "profiles"),
+    "transfer.export_file": ("export",),
+    "transfer.import_file": ("import",),
+    "undrop": ("undrop",),
+}
+"""The commands by the module in this package that defines them."""
+_MODULES = {name: module for module, names in COMMANDS.items() for name in names}
+
+
+class CommandLine(InterruptibleGroup):
+    """The root group: the module of a command is imported when the command is looked up."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted({*self.commands, *_MODULES})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return the command of this name, if there is one."""
+        if name in _MODULES and name not in self.commands:
+            defined = vars(importlib.import_module(f"{__name__}.{_MODULES[name]}")).values()
+            self.add_command(next(each for each in defined if isinstance(each, click.Command) and each.name == name))
+        return super().get_command(ctx, name)
+
+    def load_all(self) -> dict[str, click.Command]:
+        """Import all commands; return them by name."""
+        ctx = click.Context(self)
+        return {name: command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))}
 
 
 class LazyGroup(click.Group):
@@ -57,7 +82,7 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=InterruptibleGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tiltyard")
 def main() -> None:
     """Tiltyard: the open server for Lance tables.
@@ -96,14 +121,3 @@ def pipeline() -> None:
       tiltyard pipeline check docs.yaml
       tiltyard pipeline run docs.yaml --uri http://127.0.0.1:2333
     """
-
-
-for command in (
-    *(ls, tree, du, show, schema, head, count, search, sql),
-    *(versions, diff, tag, restore, cp, mv, rm, open_page),
-    *(import_file, export_file, login, logout, list_profiles, completion),
-    *(serve, worker, db),
-    *(grant, revoke, grants, whoami, can, role, policy, key, principal, audit),
-    *(mount, publish_to, import_catalog, undrop, gc, repair, maintain),
-):
-    main.add_command(command)

@@ -24,14 +24,18 @@ def progress_bar(name: str, read_figures: Callable[[], Mapping[str, str]]) -> It
         yield
         return
 
+    bar = _progress()
+
     def show(done: threading.Event) -> None:
-        with _progress() as progress:
-            task = progress.add_task(name, total=1.0, figures="")
+        with bar:
+            task = bar.add_task(name, total=1.0, figures="")
             ended = False
             while not ended:
-                ended = done.wait(REFRESH_SECONDS)
                 figures = read_figures()
-                progress.update(task, completed=float(figures.get("progress", "0")), figures=_format_figures(figures))
+                bar.update(task, completed=float(figures.get("progress", "0")), figures=_format_figures(figures))
+                ended = done.wait(REFRESH_SECONDS)
+            figures = read_figures()
+            bar.update(task, completed=float(figures.get("progress", "0")), figures=_format_figures(figures))
 
     with run_in_background("bar", show):
         yield

@@ -88,8 +88,6 @@ def import_file(
         from tiltyard.cli.transfer.import_source import open_source
 
         schema = _table_schema(catalog, table)
-        if mode is None and schema is not None:
-            raise CommandError(f"{table} exists: --append adds the rows, --overwrite replaces all.")
         if mode == APPEND and schema is None:
             _check_exists(catalog, table)
         source = open_source(
@@ -104,6 +102,8 @@ def import_file(
         if dry_run:
             _show(source, form)
             return
+        if mode is None and schema is not None and _state_file(catalog, table, CREATE, source).read() is None:
+            raise CommandError(f"{table} exists: --append adds the rows, --overwrite replaces all.")
         _advise(source.size)
         state, version = _import(catalog, table, mode or CREATE, source)
         click.echo(f"{state.rows} rows are in {table}, as version {version}")
@@ -161,10 +161,8 @@ def _import(catalog: Catalog, table: TypedId, mode: str, source: ImportSource) -
     """
     from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
-    from tiltyard.cli.transfer.import_state import ImportFile, part_key
-
-    parts = [(part_key(piece.key for piece in part), part) for part in source.parts()]
-    file = ImportFile(catalog.address, *table, mode, source.key, *(key for key, _ in parts))
+    parts = _keyed_parts(source)
+    file = _state_file(catalog, table, mode, source)
     state = file.read()
     if state is None:
         state = _begin(catalog, table)
@@ -186,6 +184,21 @@ def _import(catalog: Catalog, table: TypedId, mode: str, source: ImportSource) -
         _give_up(catalog, table, state, file, error)
     file.remove()
     return state, version
+
+
+def _keyed_parts(source: ImportSource) -> list[tuple[str, tuple[Piece, ...]]]:
+    """Return the parts of a source with their keys."""
+    from tiltyard.cli.transfer.import_state import part_key
+
+    return [(part_key(piece.key for piece in part), part) for part in source.parts()]
+
+
+def _state_file(catalog: Catalog, table: TypedId, mode: str, source: ImportSource) -> ImportFile:
+    """Return the file that holds the state of this import."""
+    from tiltyard.cli.transfer.import_state import ImportFile
+
+    keys = (key for key, _ in _keyed_parts(source))
+    return ImportFile(catalog.address, *table, mode, source.key, *keys)
 
 
 def _begin(catalog: Catalog, table: TypedId) -> ImportState:

@@ -51,6 +51,12 @@ class Calls:
         self._has_client_left = has_client_left
         self.ctx = Context(shared.services, request_id, principal=principal, check_deadline=self.check)
 
+    def without_deadline(self) -> Calls:
+        """Return the same calls for a stream, which has an end of its own, and notices by itself who left."""
+        return Calls(
+            self._shared, self._loop, self._scope, self.ctx.request_id, self.ctx.principal, None, has_client_left=None
+        )
+
     def check(self) -> None:
         """Raise ServiceUnavailableError once the page's time is over, or its reader has left."""
         if self._has_client_left is not None and self._has_client_left():
@@ -58,12 +64,12 @@ class Calls:
         if self._deadline is not None:
             self._deadline.check()
 
-    def call(self, name: str, **fields: Any) -> Any:
+    def call(self, name: str, /, **fields: Any) -> Any:
         """Run an operation (`DescribeTable`) and return its response. Raises what the operation raises."""
         with self._started(name, fields) as (handler, ctx, request):
             return handler.run(ctx, request)
 
-    def attempt(self, name: str, **fields: Any) -> Any:
+    def attempt(self, name: str, /, **fields: Any) -> Any:
         """Run an operation; return None where it cannot be done, as in a part of a page that may be missing."""
         try:
             return self.call(name, **fields)

@@ -13,7 +13,7 @@ class Link:
     title: str
 
 
-SECTIONS: tuple[Link, ...] = (Link("", "Catalog"),)
+SECTIONS: tuple[Link, ...] = (Link("", "Catalog"), Link("jobs", "Jobs"))
 TABLE_TABS: tuple[Link, ...] = (
     Link("table", "Overview"),
     Link("rows", "Rows"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiltyard.console import sign_in
 from tiltyard.console.browse import find, namespace, summary, tree
+from tiltyard.console.jobs import job, listing, start
 from tiltyard.console.navigation import TABLE_TABS
 from tiltyard.console.table import cells, downloads, lineage, overview, rows, search
 
@@ -61,4 +62,10 @@ ROUTES = (
     PageRoute("cell", cells.show, names_object=True),
     PageRoute("bytes", cells.send, names_object=True),
     PageRoute("download", downloads.send, names_object=True),
+    PageRoute("jobs", listing.show),
+    PageRoute("jobs/start", start.show),
+    PageRoute("jobs/start", start.submit, method="POST"),
+    PageRoute("job", job.show),
+    PageRoute("job", job.act, method="POST"),
+    PageRoute("job/changes", job.follow),
 )

@@ -1,0 +1,170 @@
+"""One job: its state, figures and log, followed live by server-sent events; cancel, pause, resume and submit again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from lance_namespace.errors import ErrorCode, InvalidInputError, InvalidTableStateError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+
+from tiltyard.api.errors import HttpError
+from tiltyard.console.browser_checks import HEADERS
+from tiltyard.console.jobs.listing import FINAL_STATES, TONES
+from tiltyard.console.page import Page, PageRequest, Redirect
+from tiltyard.console.templates import link
+from tiltyard.model.jobs import pipeline_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+    from tiltyard.console.calls import Calls
+
+MAX_EVENTS = 200
+"""Entries of a job's log that are shown."""
+STREAM_SECONDS = 5.0
+"""How long one stream of events lasts: the browser opens the next one, and a server that stops need not wait longer."""
+POLL_SECONDS = 0.5
+RECONNECT_MS = 250
+MAX_STREAMS = 100
+"""Streams that one process serves at once."""
+SUBMIT_AGAIN = frozenset({"FAILED", "CANCELLED"})
+_ACTIONS: Mapping[str, str] = {"cancel": "CancelJob", "pause": "PauseJob", "resume": "ResumeJob"}
+
+
+class _Streams:
+    """Counts the streams that are open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+
+    def check(self) -> None:
+        """Raise HttpError 429 where there are as many as there may be."""
+        if self._open >= MAX_STREAMS:
+            raise HttpError(
+                429, ErrorCode.THROTTLING, "Too many pages follow jobs here: load this page again in a while."
+            )
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        with self._lock:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1
+
+
+_streams = _Streams()
+
+
+def show(page: PageRequest) -> Page:
+    """Show a job, or the part of its page that changes. Raises TransactionNotFoundError, InvalidInputError."""
+    job = page.calls.call("DescribeJobState", job_id=_job_id(page))
+    properties = _properties(page.calls, job.job_id)
+    is_pipeline = job.job_type in pipeline_jobs()
+    values = {
+        "job": job,
+        "tone": TONES.get(job.job_state, ""),
+        "is_final": job.job_state in FINAL_STATES,
+        "can_pause": job.job_state == "QUEUED" or (job.job_state == "IN_PROGRESS" and is_pipeline),
+        "can_resume": job.job_state in ("PAUSED", "PAUSING"),
+        "can_submit_again": is_pipeline and job.job_state in SUBMIT_AGAIN,
+        "table": tuple(properties["table"].split("$")) if properties.get("table") else (),
+        "progress": _progress(properties, job.job_state),
+        "figures": {name: text for name, text in properties.items() if name not in ("job", "table", "progress")},
+        "arguments": json.dumps((job.spec or {}).get("arguments") or {}, indent=2),
+        "events": _events(page.calls, job.job_id),
+        "section": "jobs",
+    }
+    return Page("job_live.html" if page.is_fragment else "job.html", values, fragment=page.is_fragment)
+
+
+def act(page: PageRequest) -> Redirect:
+    """Cancel, pause or resume a job, or submit it again. Raises TransactionNotFoundError, InvalidInputError."""
+    job_id, action = _job_id(page), page.text("action")
+    if action == "submit":
+        return Redirect(link("job", id=_submit_again(page.calls, job_id)))
+    if action not in _ACTIONS:
+        raise InvalidInputError(f"A job can be cancelled, paused, resumed or submitted again, not '{action[:40]}'.")
+    page.calls.call(_ACTIONS[action], job_id=job_id)
+    return Redirect(link("job", id=job_id))
+
+
+def _submit_again(calls: Calls, job_id: str) -> str:
+    """Queue a job with the arguments of one that has ended without success; return the new one's id."""
+    job = calls.call("DescribeJob", id=[job_id]).job
+    if job.status not in ("Failed", "Canceled"):
+        raise InvalidTableStateError(f"The job {job_id} is {job.status}: only one that failed is submitted again.")
+    submitted = calls.call(
+        "SubmitJob", name=job.name, table=job.table, arguments=dict(job.arguments), spark=job.spark or None
+    )
+    new_id: str = submitted.job.id
+    return new_id
+
+
+def follow(page: PageRequest) -> StreamingResponse:
+    """Stream an event at each change of a job, and `end` with its last one. Raises TransactionNotFoundError."""
+    job_id, calls = _job_id(page), page.calls.without_deadline()
+    _streams.check()
+    calls.call("DescribeJobState", job_id=job_id)
+    headers = {**HEADERS, "x-accel-buffering": "no"}
+    return StreamingResponse(_changes(calls, job_id), media_type="text/event-stream", headers=headers)
+
+
+async def _changes(calls: Calls, job_id: str) -> AsyncIterator[str]:
+    with _streams.one_more():
+        yield f"retry: {RECONNECT_MS}\n\n"
+        end = time.monotonic() + STREAM_SECONDS
+        last = None
+        while time.monotonic() < end:
+            state, properties = await run_in_threadpool(_read, calls, job_id)
+            if (state, properties) != last:
+                last = state, properties
+                kind = "end" if state in FINAL_STATES else "change"
+                yield f"event: {kind}\ndata: {json.dumps({'state': state})}\n\n"
+                if kind == "end":
+                    return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _read(calls: Calls, job_id: str) -> tuple[str, Mapping[str, str]]:
+    return calls.call("DescribeJobState", job_id=job_id).job_state, _properties(calls, job_id)
+
+
+def _properties(calls: Calls, job_id: str) -> dict[str, str]:
+    return dict(calls.call("DescribeTransaction", id=[job_id]).properties or {})
+
+
+def _progress(properties: Mapping[str, str], state: str) -> float | None:
+    """Return a job's progress, 0 to 1; None where it does not say."""
+    if state == "DONE":
+        return 1.0
+    try:
+        return min(1.0, max(0.0, float(properties["progress"])))
+    except (KeyError, ValueError):
+        return None
+
+
+def _events(calls: Calls, job_id: str) -> list[dict[str, Any]]:
+    """Return the log of a job, newest first."""
+    answer = calls.call("QueryJobEvents", job_id=job_id, limit=MAX_EVENTS)
+    events = pa.Table.from_batches(list(answer.batches), answer.schema)
+    events = events.set_column(0, "timestamp", events["timestamp"].cast(pa.int64()))
+    rows: list[dict[str, Any]] = events.to_pylist()
+    return rows[::-1]
+
+
+def _job_id(page: PageRequest) -> str:
+    job_id = page.text("id")
+    if not job_id:
+        raise InvalidInputError("Which job? Open one from the list of jobs.")
+    return job_id

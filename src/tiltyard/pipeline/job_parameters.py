@@ -1,0 +1,52 @@
+"""Print the parameters of all installed jobs as JSON: `python -m tiltyard.pipeline.job_parameters`.
+
+The web console makes its forms of them. It runs this as a process of its own, since the modules of jobs import PySpark.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import Any
+
+from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job
+
+KINDS = {str: "text", int: "integer", float: "number", bool: "boolean"}
+
+
+def describe_jobs() -> dict[str, Any]:
+    """Return the help and the parameters of each job, by name."""
+    return {name: _describe_job(find_job(name)) for name in sorted(pipeline_jobs())}
+
+
+def _describe_job(job: RegisteredJob) -> dict[str, Any]:
+    help_text = inspect.getdoc(job.function) or ""
+    return {
+        "help": help_text.partition("\n")[0],
+        "parameters": [_describe_parameter(parameter) for parameter in job.parameters],
+    }
+
+
+def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
+    if parameter.choices:
+        kind = "choice"
+    elif parameter.is_list:
+        kind = "list"
+    elif parameter.is_mapping:
+        kind = "mapping"
+    else:
+        kind = KINDS[parameter.kind]
+    return {
+        "name": parameter.name,
+        "kind": kind,
+        "help": parameter.help,
+        "choices": list(parameter.choices),
+        "is_required": parameter.is_required,
+        "default": None if parameter.is_required else parameter.default,
+    }
+
+
+if __name__ == "__main__":
+    json.dump(describe_jobs(), sys.stdout)

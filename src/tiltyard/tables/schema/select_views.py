@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
     from tiltyard.context import Context
+    from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
 
 REFRESH_SELECT = "refresh_view"
@@ -118,6 +119,8 @@ class _SelectView:
         self._job = running
         self._target = target
         self._name, self._source_location = source
+        self._origin = self._source_location
+        """What the view's commit records as its source: another branch of the same name is another one."""
         self._query = parse_select(definition.query)
         self.definition = definition
         ctx.storage.manifests.check_history(target.location, MAIN)
@@ -161,17 +164,19 @@ class _SelectView:
 
     def _open_source(self, version: int | None) -> lance.LanceDataset:
         """Open the source, as a handle that is not shared. Raises TableVersionNotFoundError."""
-        path = table_id(parse_id(self._name, DEFAULT_DELIMITER))
-        opened = open_for_reading(self._ctx, path, version=version)
+        path, branch = table_id(parse_id(self._name, DEFAULT_DELIMITER)), self._query.branch
+        opened = open_for_reading(self._ctx, path, branch=branch, version=version)
         if opened.record.location != self._source_location:
             raise TableNotFoundError(f"Another table is called {self._name} by now: refresh the view again.")
         storage = self._ctx.storage
-        storage.manifests.check_history(opened.record.location, MAIN)
+        storage.manifests.check_history(opened.record.location, branch)
         dataset = storage.datasets.open_for_writing(
-            opened.record.location, storage.options(opened.record.location), MAIN
+            opened.record.location, storage.options(opened.record.location), branch
         )
         with lance_errors(dataset):
-            return dataset.checkout_version(int(opened.dataset.version))
+            if not branch.is_main:
+                self._origin = _branch_origin(self._source_location, dataset, branch)
+            return dataset.checkout_version((branch.lance_name, int(opened.dataset.version)))
 
     def _decide(self, source: lance.LanceDataset, *, full: bool) -> tuple[list[int] | None, str]:
         """Return the fragments whose rows are to be added, None where all rows have to be computed; and the reason."""
@@ -183,7 +188,7 @@ class _SelectView:
         if last.definition != self.definition.digest:
             return None, "the definition has changed"
         try:
-            added = find_added_fragments(self._name, self._source_location, source, last.sources.get(self._name))
+            added = find_added_fragments(self._name, self._origin, source, last.sources.get(self._name))
         except FullRefreshRequiredError as error:
             return None, str(error)
         return added, "rows were only added" if added else "no rows were added"
@@ -229,9 +234,7 @@ class _SelectView:
     ) -> None:
         """Commit files as the next version. Raises ConcurrentModificationError if there is one already."""
         target = self._target
-        lineage = ViewLineage(
-            {self._name: SourceVersion(self._source_location, int(source.version))}, self.definition.digest
-        )
+        lineage = ViewLineage({self._name: SourceVersion(self._origin, int(source.version))}, self.definition.digest)
         own = json.dumps({"job": self._job.id, "figures": dict(figures)})
         replaced = [] if is_incremental else [fragment.fragment_id for fragment in self._dataset.get_fragments()]
         try:
@@ -260,6 +263,12 @@ class _SelectView:
         sources = json.dumps({self._name: int(source.version)})
         figures = {"mode": mode, "reason": reason, "sources": sources, "version": str(version), "rows": str(rows)}
         return {**figures, "progress": "1.0"}
+
+
+def _branch_origin(location: str, dataset: lance.LanceDataset, branch: Branch) -> str:
+    """Return the folder of a branch with what Lance identifies the branch by."""
+    identifier = dataset.branches.list()[branch.name]["branch_identifier"]
+    return f"{branch.base(location)}#{json.dumps(identifier)}"
 
 
 class _ReportedRows:

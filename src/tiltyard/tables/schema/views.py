@@ -257,7 +257,9 @@ def _select_schema(ctx: Context, path: Id, request: models.CreateMaterializedVie
     definition = ViewDefinition(ViewKind.SELECT, request.source_query)
     resolve_sources(ctx, path, definition, ctx.principal)
     query = parse_select(request.source_query)
-    source = open_for_reading(msgspec.structs.replace(ctx, resolved=None, mounted=None), query.source)
+    source = open_for_reading(
+        msgspec.structs.replace(ctx, resolved=None, mounted=None), query.source, branch=query.branch
+    )
     schema = infer_schema(source.dataset, query)
     check_names(schema)
     if request.output_schema and not _schema(request.output_schema).equals(schema):

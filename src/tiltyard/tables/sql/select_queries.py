@@ -1,6 +1,7 @@
 """Parse the queries of views that the server computes itself: a projection and a filter of one table.
 
     SELECT `a`, c + 1 AS "b" FROM "src" WHERE x > 1 LIMIT 3
+    SELECT a FROM table_branch('src', 'dev')
 
 Its expressions and its filter are Lance's SQL, and are not changed: they are cut out of the text. Names of tables and
 aliases may be in double quotes or in backticks; in an expression, Lance takes double quotes for those of a text.
@@ -15,6 +16,7 @@ from itertools import pairwise
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
+from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
 from tiltyard.model.view_definitions import check_query_text
 from tiltyard.tables.sql.expressions import check_expression
@@ -36,12 +38,16 @@ _VOLATILE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SelectQuery:
-    """A parsed query. `columns` has Lance's expression of each column by its name, None for all columns."""
+    """A parsed query. `columns` has Lance's expression of each column by its name, None for all columns.
+
+    `source` is the table that it reads, at `branch`.
+    """
 
     source: Id
     columns: Mapping[str, str] | None
     filter: str | None
     limit: int | None
+    branch: Branch = MAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ def parse_select(text: str, namespace: Id = Id()) -> SelectQuery:  # noqa: B008 
     from_ = _find(tokens, depths, "from", 1)
     if from_ is None:
         raise InvalidInputError(f"The view's query has no FROM: it is {_FORM}.")
-    source, after = _source(tokens, from_ + 1, namespace)
+    source, branch, after = _source(tokens, from_ + 1, namespace)
     limit_at = _find(tokens, depths, "limit", after)
     where = after if after < len(tokens) and tokens[after].word == "where" else None
     condition_end = len(tokens) if limit_at is None else limit_at
@@ -96,7 +102,7 @@ def parse_select(text: str, namespace: Id = Id()) -> SelectQuery:  # noqa: B008 
             raise _unsupported(tokens[index])
     condition = None if where is None else _slice(text, tokens, where + 1, condition_end, "filter")
     columns = _columns(text, tokens, depths, from_)
-    return SelectQuery(source, columns, condition, _limit(tokens, limit_at))
+    return SelectQuery(source, columns, condition, _limit(tokens, limit_at), branch)
 
 
 def _check_repeatable(tokens: Sequence[_Token]) -> None:
@@ -133,13 +139,16 @@ def _find(tokens: Sequence[_Token], depths: Sequence[int], word: str, start: int
     return next((at for at in range(start, len(tokens)) if depths[at] == 0 and tokens[at].word == word), None)
 
 
-def _source(tokens: Sequence[_Token], at: int, namespace: Id) -> tuple[Id, int]:
-    """Return the table that is named from a token on, and where its name ends.
+def _source(tokens: Sequence[_Token], at: int, namespace: Id) -> tuple[Id, Branch, int]:
+    """Return the table and the branch that are named from a token on, and where their name ends.
 
-    A single name is a table's id as in the routes (`hr$people`); several are its namespaces and its name.
+    A single name is a table's id as in the routes (`hr$people`); several are its namespaces and its name. A branch is
+    `table_branch('hr$people', 'dev')`, as in SQL.
     """
     if at >= len(tokens):
         raise InvalidInputError(f"The view's query names no table: it is {_FORM}.")
+    if tokens[at].word == "table_branch" and at + 1 < len(tokens) and tokens[at + 1].kind == "open":
+        return _branch_source(tokens, at, namespace)
     names = [tokens[at].name]
     at += 1
     while at + 1 < len(tokens) and tokens[at].text == ".":
@@ -150,9 +159,22 @@ def _source(tokens: Sequence[_Token], at: int, namespace: Id) -> tuple[Id, int]:
             f"The table function {names[0]} is not supported in a view's query: name a table."
         )
     if len(names) > 1:
-        return table_id(names), at
-    path = table_id(parse_id(names[0], DEFAULT_DELIMITER))
-    return (path if len(path) > 1 else Id((*namespace, *path))), at
+        return table_id(names), MAIN, at
+    return _in_namespace(names[0], namespace), MAIN, at
+
+
+def _branch_source(tokens: Sequence[_Token], at: int, namespace: Id) -> tuple[Id, Branch, int]:
+    """Return the table and the branch of a call of `table_branch`, and where it ends."""
+    call = tokens[at : at + 6]
+    if [token.kind for token in call] != ["word", "open", "text", "comma", "text", "close"]:
+        raise InvalidInputError("A view reads a branch as table_branch('table', 'branch'), at its latest version.")
+    name, branch = (token.text[1:-1].replace("''", "'") for token in (call[2], call[4]))
+    return _in_namespace(name, namespace), Branch.parse(branch).check(), at + len(call)
+
+
+def _in_namespace(name: str, namespace: Id) -> Id:
+    path = table_id(parse_id(name, DEFAULT_DELIMITER))
+    return path if len(path) > 1 else Id((*namespace, *path))
 
 
 def _columns(text: str, tokens: Sequence[_Token], depths: Sequence[int], end: int) -> Mapping[str, str] | None:

@@ -42,8 +42,9 @@ def send(page: PageRequest) -> Response:
     media, encode = FORMATS[name]
     head, choice = read_head(page), Choice.of(page)
     columns = shown_columns(head.columns, choice.columns)
+    names = [column.name for column in columns if column.kind != "blob" and column.name not in head.hidden]
     request = choice.request(head, page.path, columns) | {
-        "columns": {"column_names": [column.name for column in columns if column.kind != "blob"]},
+        "columns": {"column_names": names},
         "k": MAX_ROWS,
         "with_row_id": None,
         "offset": None,

@@ -84,7 +84,9 @@ def read_grid(answer: ArrowAnswer, columns: Sequence[Column], most: int) -> Grid
 def _row(batch: pa.RecordBatch, index: int, columns: Sequence[Column]) -> Row:
     names = set(batch.schema.names)
     cells = [
-        Cell("lazy") if column.kind in LAZY or column.name not in names else _cell(batch[column.name][index], column)
+        _cell(batch[column.name][index], column)
+        if column.name in names
+        else Cell("lazy" if column.kind in LAZY else "null")
         for column in columns
     ]
     scores = [
@@ -93,6 +95,11 @@ def _row(batch: pa.RecordBatch, index: int, columns: Sequence[Column]) -> Row:
         if name in names and (value := batch[name][index].as_py()) is not None
     ]
     return Row(batch[ROW_ID][index].as_py() if ROW_ID in names else None, cells, scores)
+
+
+def _absent_cell(column: Column) -> Cell:
+    """Return the cell of a column that was not read: its bytes load by themselves, or it is hidden from the reader."""
+    return Cell("lazy" if column.kind in LAZY else "null")
 
 
 def _cell(scalar: pa.Scalar, column: Column) -> Cell:
@@ -175,6 +182,6 @@ def shown_columns(columns: Sequence[Column], chosen: Iterable[str]) -> list[Colu
     return [column for column in columns if not names or column.name in names]
 
 
-def fetched_names(columns: Sequence[Column]) -> list[str]:
-    """Return the columns that a query reads at once: not those whose cells load by themselves."""
-    return [column.name for column in columns if column.kind not in LAZY]
+def fetched_names(columns: Sequence[Column], hidden: Iterable[str]) -> list[str]:
+    """Return the columns that a query reads at once: not hidden ones, nor those whose cells load by themselves."""
+    return [column.name for column in columns if column.kind not in LAZY and column.name not in hidden]

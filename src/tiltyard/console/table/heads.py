@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.authorization import effective_policy_of
+from tiltyard.access.policies import MaskKind
 from tiltyard.console.navigation import TABLE_TABS
 from tiltyard.console.table.schema_tree import read_columns
 
@@ -36,6 +37,11 @@ class TableHead:
         """The version that is shown, so that its pages fit together while others write."""
         number: int | None = self.table.version
         return number
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """The columns that policies hide from the reader: a query that names one is refused."""
+        return frozenset(name for name, kind in self.masks.items() if kind == MaskKind.HIDE)
 
     def values(self, view: str) -> dict[str, Any]:
         """Return the values that templates of a table's pages need."""

@@ -53,7 +53,7 @@ class Choice:
             "id": list(path),
             "branch": head.branch,
             "version": head.version if not is_view(head) else None,
-            "columns": {"column_names": fetched_names(columns)},
+            "columns": {"column_names": fetched_names(columns, head.hidden)},
             "filter": self.filter or None,
             "order_by": order,
             "offset": self.offset or None,

@@ -152,7 +152,7 @@ def _base_request(page: PageRequest, head: TableHead, search: Search, columns: S
         "id": list(page.path),
         "branch": head.branch,
         "version": head.version if not is_view(head) else None,
-        "columns": {"column_names": fetched_names(columns)},
+        "columns": {"column_names": fetched_names(columns, head.hidden)},
         "filter": search.filter or None,
         "with_row_id": None if is_view(head) else True,
     }

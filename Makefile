@@ -23,8 +23,8 @@ LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --genera
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: $(if $(MOUNT),$(DEV),$(RUN)) ## Start a server, load 17,472 films, search them through the stock lancedb client, stop (MOUNT=hive: below a Hive Metastore).
-	$(BIN)/python examples/$(or $(MOUNT),films).py
+demo: $(if $(MOUNT),$(DEV),$(RUN)) ## Start a server, load 17,472 films, search them through the stock lancedb client, stop (KEEP=1: leave its console to look around; MOUNT=hive: below a Hive Metastore).
+	$(BIN)/python examples/$(or $(MOUNT),films).py$(if $(KEEP), --keep)
 
 test: $(DEV) services lint ## Prepare all, lint, then test every behaviour, within minutes (PYTEST_ARGS="-k name").
 	$(PYTEST) -m "not extended" $(PYTEST_ARGS)

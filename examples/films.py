@@ -1,19 +1,23 @@
 """Bring 17,472 films into a table by a pipeline on Spark, and search them through the stock lancedb client.
 
-    python examples/films.py [--url URL]
+    python examples/films.py [--url URL] [--keep]
 
 What the pipeline does is in films.yaml: a file, embeddings, a table with three indexes, published and tagged. Without a
-URL it starts a server of its own on a new folder, and stops it at the end. `make demo` runs this.
+URL it starts a server of its own on a new folder, and stops it at the end, or when it is interrupted, where it is to
+keep it for a look at the console. `make demo` runs this, `make demo KEEP=1` with --keep.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,21 +39,44 @@ Row = dict[str, Any]
 
 SHOWN = ["title", "year", "genre", "director"]
 NEAREST = 5
+HERE = Path(__file__).parent
+CONSOLE_SEARCH = {
+    "environ": {
+        "TILTYARD_EMBEDDINGS": json.dumps({"wordllama": "film_embedding:embedded"}),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH", "")))),
+    }
+}
+"""What lets the console turn a text into a vector as the pipeline did: by the function that made the table's."""
 
 
 def main() -> None:
     """Load, index, search, and say what was found."""
     parser = argparse.ArgumentParser(description="Search films through the stock lancedb client.")
     parser.add_argument("--url", help="a running server; without it, one is started for the demo")
-    url = parser.parse_args().url
-    with nullcontext(url) if url else local_server() as server:
+    parser.add_argument("--keep", action="store_true", help="leave the table, and the server until Ctrl-C")
+    arguments = parser.parse_args()
+    url, keep = arguments.url, arguments.keep
+    with nullcontext(url) if url else local_server(**CONSOLE_SEARCH) as server:
         print(f"A Tiltyard server answers on {server}.")
-        tell(server)
-    print("\nDone.")
+        tell(server, keep)
+        print("\nDone.")
+        if keep:
+            print(f"Look around in the console, and end it by Ctrl-C: {server}/console/table/films", flush=True)
+            wait_for_interrupt()
+    if not keep:
+        print(f"The console was at {server}/console/: make demo KEEP=1 leaves it running.")
 
 
-def tell(url: str) -> None:
-    """The whole story, against a server."""
+def wait_for_interrupt() -> None:
+    """Wait until the demo is interrupted, or ended."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background processes ignore the first
+        signal.signal(number, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        signal.pause()
+
+
+def tell(url: str, keep: bool) -> None:
+    """The whole story, against a server; its table is dropped in the end, unless it is to be kept."""
     with timed("Made the table by a pipeline on Spark, with embeddings and three indexes, and published it"):
         made = make_table(url)
     database = lancedb.connect("db://demo", api_key="any", host_override=url)
@@ -63,7 +90,10 @@ def tell(url: str) -> None:
     search_by_both(table)
     search_by_filter(table)
     read_without_lancedb(url, made)
-    database.drop_table("films")
+    if keep:
+        declare_embedding(url)
+    else:
+        database.drop_table("films")
 
 
 def make_table(url: str) -> int:
@@ -89,6 +119,15 @@ def make_table(url: str) -> int:
     if done.returncode != 0:
         sys.exit(done.stderr.strip().splitlines()[-1])
     return films.num_rows
+
+
+def declare_embedding(url: str) -> None:
+    """Say in the table's metadata what its vectors were made by, as lancedb does: the console can then search texts."""
+    function = [{"name": "wordllama", "source_column": "description", "vector_column": "vector", "model": {}}]
+    client = lance_namespace.connect("rest", {"uri": url})
+    metadata = {"embedding_functions": json.dumps(function)}
+    request = lance_namespace.UpdateTableSchemaMetadataRequest(id=["films"], metadata=metadata)
+    client.update_table_schema_metadata(request)
 
 
 def search_by_meaning(table: RemoteTable, url: str) -> None:

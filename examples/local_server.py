@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,10 +19,10 @@ STOP_SECONDS = 60
 
 
 @contextmanager
-def local_server(*options: str) -> Iterator[str]:
+def local_server(*options: str, environ: Mapping[str, str] | None = None) -> Iterator[str]:
     """Serve a new, empty folder on a free port; gives the URL. Server and folder are gone at the end.
 
-    `options` are further ones of `tiltyard serve`.
+    `options` are further ones of `tiltyard serve`, `environ` has further variables of its environment.
 
     Raises RuntimeError with the server's own words if it does not start, or does not stop cleanly.
     """
@@ -30,7 +31,7 @@ def local_server(*options: str) -> Iterator[str]:
         command = [sys.executable, "-m", "tiltyard", "serve", "--root", f"{folder}/tables", "--port", str(port)]
         command += options
         with log.open("wb") as output:
-            server = subprocess.Popen(command, stdout=output, stderr=output)
+            server = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **(environ or {})})
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_until_ready(f"{url}/health/ready", server, log)

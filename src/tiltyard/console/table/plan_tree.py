@@ -9,6 +9,7 @@ MAX_STEPS = 500
 MAX_DETAIL = 400
 _METRICS = re.compile(r",?\s*metrics=\[(.*)\]\s*$")
 _ELAPSED = re.compile(r"elapsed=([^,\s]+)(?:,\s*)?")
+_FOLDER = re.compile(r"uri=[^,\s]*/(?=[^/,\s]+/data\b)")
 _METRIC = re.compile(r"(\w+)=((?:[^,=]|,(?!\s*\w+=))+)")
 _SHOWN = ("output_rows", "elapsed_compute", "bytes_read", "iops", "rows_scanned", "index_comparisons", "parts_loaded")
 MEANINGS = {
@@ -71,5 +72,6 @@ def _step(line: str) -> Step:
         name = name.partition(",")[0]
     elapsed = _ELAPSED.search(rest) or _ELAPSED.search(line)
     detail = _ELAPSED.sub("", rest, count=1).strip(" ,")
-    shown = name.strip()
+    shown, _, behind = name.strip().partition(" ")
+    detail = _FOLDER.sub("uri=", f"{behind} {detail}".strip())
     return Step(shown, MEANINGS.get(shown, ""), detail[:MAX_DETAIL], elapsed[1] if elapsed else "", metrics)

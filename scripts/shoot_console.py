@@ -1,0 +1,69 @@
+"""Take the screenshots of docs/img at a running server with the demo's films (`make demo KEEP=1`), by Chromium.
+
+python scripts/shoot_console.py http://127.0.0.1:2333
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs/img"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+WIDTH, HEIGHT = 1280, 860
+SHOTS = {
+    "console-table": ("table/films", "light"),
+    "console-rows": (
+        (
+            "rows/films?filter=year+%3E%3D+2000+AND+reviews+%3E+100&order=-score&column=title&column=year"
+            "&column=genre&column=score&column=vector"
+        ),
+        "light",
+    ),
+    "console-search": (
+        (
+            "search/films?mode=hybrid&text=haunted&meaning=a+haunted+house+horror+film"
+            "&column=title&column=year&column=director"
+        ),
+        "light",
+    ),
+    "console-plan": (
+        (
+            "search/films?mode=text&text=Kurosawa&filter=year+%3C+1960&plan=analyze&size=10"
+            "&column=title&column=year&column=director"
+        ),
+        "dark",
+    ),
+    "console-find": ("find?q=vector&in=column", "dark"),
+}
+"""Each picture's page, and whether it is light or dark."""
+
+
+def main() -> None:
+    """Take all screenshots."""
+    parser = argparse.ArgumentParser(description="Take the screenshots of the console's documentation.")
+    parser.add_argument("url", help="a running server")
+    url = parser.parse_args().url.rstrip("/")
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if path is None:
+        sys.exit("There is no Chromium: scripts/install_services.sh chromium installs it on Debian.")
+    FOLDER.mkdir(exist_ok=True)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        for name, (address, scheme) in SHOTS.items():
+            context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme)  # type: ignore[arg-type]  # light or dark
+            page = context.new_page()
+            page.goto(f"{url}/console/{address}", wait_until="networkidle")
+            if "plan" in name:
+                page.locator(".plan").scroll_into_view_if_needed()
+            page.screenshot(path=str(FOLDER / f"{name}.png"))
+            context.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

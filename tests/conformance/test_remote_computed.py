@@ -14,8 +14,6 @@ from lancedb.remote.errors import HttpError
 
 from tests.services.server import ServerProcess
 
-pytestmark = pytest.mark.parametrize("server", ["embedded"], indirect=True)
-
 Fresh = Callable[[str], str]
 
 

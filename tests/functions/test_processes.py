@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.functions import definitions
-from tiltyard.pipeline.functions import host_process
+from tiltyard.pipeline.functions import environments, host_process
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import FOLDER_VARIABLE, lock_packages, python_for
 from tiltyard.pipeline.functions.host_process import FunctionProcess, function_process
@@ -155,6 +156,7 @@ def test_no_packages_need_no_environment() -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.timeout(900)
 def test_packages_are_resolved_built_once_and_seen_by_the_function(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,21 +168,51 @@ def test_packages_are_resolved_built_once_and_seen_by_the_function(
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     version = code_of(definitions.twice).python_version
     packages = lock_packages(version, ["tiltyardprobe>=1"])
-    assert packages == ("tiltyardprobe==1.5",)
+    digest = hashlib.sha256(next(wheels.iterdir()).read_bytes()).hexdigest()
+    assert packages == (f"tiltyardprobe==1.5 --hash=sha256:{digest}",)
+    assert lock_packages(version, [f"Tiltyardprobe==1.5 --hash=sha256:{'0' * 64} --hash=sha256:{digest}"]) == packages
+    with pytest.raises(RefusedError, match="not one that is asked for"):
+        lock_packages(version, [f"tiltyardprobe==1.5 --hash=sha256:{'0' * 64}"])
     with pytest.raises(RefusedError, match="cannot be installed"):
         lock_packages(version, ["tiltyardprobe>=2"])
     text = "import pyarrow\nfrom tiltyardprobe import answer\ndef twice(x):\n    return x + answer\n"
     code = replace(with_source(code_of(definitions.twice), text), packages=packages)
     assert function_process(code).compute(batch(x=[1])).values.to_pylist() == [43]
     monkeypatch.setenv("PIP_FIND_LINKS", "/none")
-    assert python_for(version, packages)
+    assert python_for(version, packages) and lock_packages(version, ["tiltyardprobe>=1"]) == packages
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(900)  # pip takes long on a loaded machine
+def test_file_that_has_changed_since_the_lock_is_refused_and_environments_are_bounded(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("environments")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    wheels, version = folder / "wheels", code_of(definitions.twice).python_version
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    make_wheel(wheels, "probeone", "1.0", "answer = 1\n")
+    make_wheel(wheels, "probetwo", "1.0", "answer = 2\n")
+    locks = [lock_packages(version, [name]) for name in ("probeone", "probetwo")]
+    monkeypatch.setattr(environments, "MOST_BYTES", 1)
+    first = Path(python_for(version, locks[0]))
+    python_for(version, locks[1])
+    assert first.exists()  # it is used by this process
+    environments._in_use.pop(first.parents[1]).close()
+    python_for(version, lock_packages(version, ["probeone", "probetwo"]))
+    assert not first.exists()  # which makes room
+    make_wheel(wheels, "probeone", "1.0", "answer = 'stolen'\n")
+    with pytest.raises(RefusedError, match="cannot be installed"):
+        python_for(version, locks[0])
+    assert not first.parents[1].exists()
 
 
 def make_wheel(folder: Any, name: str, version: str, source: str) -> None:
     """Write a wheel of one module."""
     import zipfile
 
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}.py", source)

@@ -142,6 +142,7 @@ BAD = {
     "no output type": _changed("signature.output.arrow_type", None),
     "python": _changed("runtime.python_version", "2.7; import os"),
     "package option": _changed("runtime.environment.packages", ["--index-url=http://example.test"]),
+    "package hash": _changed("runtime.environment.packages", ["numpy==2.0 --hash=md5:00"]),
     "package url": _changed("runtime.environment.packages", ["numpy @ file:///tmp/x"]),
     "many packages": _changed("runtime.environment.packages", [f"a{n}" for n in range(65)]),
     "variable": _changed("runtime.env", {"LD_PRELOAD": "/tmp/x.so"}),

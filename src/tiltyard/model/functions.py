@@ -39,6 +39,7 @@ _PYTHON_VERSION = re.compile(r"3\.[0-9]{1,2}")
 _SPECIFIER = r"(?:==|>=|<=|~=|!=|>|<)\s?[A-Za-z0-9][A-Za-z0-9.*+!_-]*"
 _REQUIREMENT = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]+\])?\s?(?:{_SPECIFIER}(?:\s?,\s?{_SPECIFIER})*)?"
+    r"(?: --hash=sha256:[0-9a-f]{64}){0,8}"
 )
 _BUNDLE_PATH = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*/)*[A-Za-z_][A-Za-z0-9_]*\.py")
 
@@ -274,7 +275,7 @@ def _check_runtime(runtime: Runtime) -> None:
     if len(environment.packages) > MOST_PACKAGES:
         raise InvalidInputError(f"A function needs {MOST_PACKAGES} packages at most.")
     for package in environment.packages:
-        if len(package) > 256 or _REQUIREMENT.fullmatch(package) is None:
+        if len(package) > 1024 or _REQUIREMENT.fullmatch(package) is None:
             raise InvalidInputError(f"A package is a name and its versions (numpy==2.2.0), not '{package[:256]}'.")
     if len(runtime.env) > MOST_VARIABLES or sum(map(len, (*runtime.env, *runtime.env.values()))) > MOST_VARIABLE_BYTES:
         raise InvalidInputError(

@@ -1,8 +1,12 @@
 """Environments of functions: a virtual environment for each set of packages, built once on a machine.
 
-The driver resolves a function's requirements to exact versions (`lock_packages`), and every worker of the job installs
-these. pip takes its index from its own settings (`pip.conf`, `PIP_INDEX_URL`), which are the operator's. An environment
-also has the worker's own packages, behind those that it was built with: pyarrow is one of them.
+The driver resolves a function's requirements to exact versions and the hashes of their files (`lock_packages`), and
+every worker of the job installs these files, or none. pip takes its index from its own settings (`pip.conf`,
+`PIP_INDEX_URL`), which are the operator's. An environment also has the worker's own packages, behind those that it was
+built with: pyarrow is one of them.
+
+Environments are kept for later jobs in a folder of bounded size: those that were used least recently are removed. A
+process holds a shared lock on each environment that it uses, and an exclusive one to build or to remove it.
 """
 
 from __future__ import annotations
@@ -20,42 +24,105 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from tiltyard.pipeline.task_errors import RefusedError
 
 FOLDER_VARIABLE = "TILTYARD_FUNCTION_ENVIRONMENTS"
 """The variable that names the folder of the environments; without it, one below the system's temporary folder."""
+MOST_BYTES = 20 << 30
+"""Bytes of all environments that are kept; those in use are kept in any case."""
 BUILD_SECONDS = 900.0
 _MESSAGE_LINES = 3
-_PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+")
+_SIZE_FILE = ".bytes"
+_HASH = re.compile(r" --hash=sha256:([0-9a-f]{64})")
+
+_in_use: dict[Path, IO[str]] = {}
+"""The environments that this process uses, with the files whose shared locks it holds until it ends."""
 
 
 def python_for(python_version: str, packages: Sequence[str]) -> str:
-    """Return the Python of an environment with exactly these packages; build it if the machine has it not yet.
+    """Return the Python of an environment with exactly these locked packages; build it if the machine has it not yet.
 
-    Raises RefusedError (another Python, packages that cannot be installed).
+    Raises RefusedError (another Python, packages that cannot be installed, a file with another hash).
     """
     check_python(python_version)
     if not packages:
         return sys.executable
     folder = _folder() / _digest(packages)
-    with _locked(folder):
-        if not (folder / "bin" / "python").exists():
-            _build(folder, ["--no-deps", *packages])
-    return str(folder / "bin" / "python")
+    python = folder / "bin" / "python"
+    is_new = False
+    while folder not in _in_use:
+        file = _lock_file(folder).open("a")
+        fcntl.flock(file, fcntl.LOCK_SH)
+        if python.exists():
+            _in_use[folder] = file
+            os.utime(file.name)
+            break
+        file.close()
+        with _locked(folder):
+            if not python.exists():
+                _build(folder, packages)
+                is_new = True
+    if is_new:
+        _remove_unused(folder.parent)
+    return str(python)
 
 
 def lock_packages(python_version: str, requirements: Sequence[str]) -> tuple[str, ...]:
-    """Resolve requirements; return all packages that they need, with their versions. Raises RefusedError."""
+    """Resolve requirements; return all packages that they need, with their versions and the hashes of their files.
+
+    A requirement may name the hashes that its file may have. Resolutions are kept for later jobs. Raises RefusedError.
+    """
     check_python(python_version)
     if not requirements:
         return ()
-    folder = _folder() / f"resolved-{_digest(requirements)}"
-    with _locked(folder):
-        if not (folder / "bin" / "python").exists():
-            _build(folder, list(requirements))
-        listed = _run([str(folder / "bin" / "python"), "-m", "pip", "--isolated", "freeze", "--local"])
-    return tuple(sorted(line for line in listed.splitlines() if _PINNED.fullmatch(line)))
+    resolution = _folder() / f"resolved-{_digest(requirements)}.json"
+    with _locked(resolution):
+        if not resolution.exists():
+            locked = _resolve(requirements)
+            temporary = resolution.with_suffix(".part")
+            temporary.write_text(json.dumps(locked))
+            temporary.replace(resolution)
+        return tuple(json.loads(resolution.read_text()))
+
+
+def _resolve(requirements: Sequence[str]) -> list[str]:
+    """Ask pip what it would install into an empty environment. Raises RefusedError."""
+    names = [_HASH.sub("", requirement) for requirement in requirements]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        options = ["--no-input", "--quiet", "--dry-run", "--ignore-installed", "--report", str(report)]
+        _run([*_pip(_folder()), "install", *options, *names])
+        entries = json.loads(report.read_text())["install"]
+    allowed = {_name(requirement): _HASH.findall(requirement) for requirement in requirements}
+    return sorted(_locked_entry(entry, allowed) for entry in entries)
+
+
+def _pip(root: Path) -> list[str]:
+    """Return the command of the pip that resolves and installs for all environments, which have none themselves."""
+    python = root / "installer" / "bin" / "python"
+    with _locked(root / "installer"):
+        if not python.exists():
+            _run([sys.executable, "-m", "venv", str(root / "installer")])
+    return [str(python), "-m", "pip"]
+
+
+def _locked_entry(entry: dict[str, dict[str, dict[str, dict[str, str]]]], allowed: dict[str, list[str]]) -> str:
+    """Return a package of pip's report as a locked requirement. Raises RefusedError for a hash that is not allowed."""
+    name, version = str(entry["metadata"]["name"]), str(entry["metadata"]["version"])
+    digest = entry["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
+    if digest is None:
+        raise RefusedError(f"The package {name} comes from no file, so that it has no hash: name a released version.")
+    wanted = allowed.get(_name(name))
+    if wanted and digest not in wanted:
+        raise RefusedError(f"The file of {name} {version} has the hash sha256:{digest}, and not one that is asked for.")
+    return f"{name}=={version} --hash=sha256:{digest}"
+
+
+def _name(requirement: str) -> str:
+    """Return the name of a requirement in the form in which names are compared."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[\[\s<>=!~]", requirement, maxsplit=1)[0]).lower()
 
 
 def check_python(python_version: str) -> None:
@@ -67,17 +134,39 @@ def check_python(python_version: str) -> None:
         )
 
 
-def _build(folder: Path, arguments: list[str]) -> None:
-    """Build an environment beside its place, and move it there when it is whole."""
+def _build(folder: Path, packages: Sequence[str]) -> None:
+    """Build an environment of locked packages; nothing is left of one that fails. Raises RefusedError."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        _run([sys.executable, "-m", "venv", str(folder)])
-        _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--no-input", "--quiet", *arguments])
-        [packages] = (folder / "lib").glob("python*/site-packages")
-        (packages / "zz_worker.pth").write_text("\n".join(_own_packages()) + "\n")
+        _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+        lock = folder / "packages.txt"
+        lock.write_text("\n".join(packages) + "\n")
+        options = ["--no-input", "--quiet", "--no-deps", "--require-hashes", "-r", str(lock)]
+        _run([*_pip(folder.parent), "--python", str(folder / "bin" / "python"), "install", *options])
+        [site_packages] = (folder / "lib").glob("python*/site-packages")
+        (site_packages / "zz_worker.pth").write_text("\n".join(_own_packages()) + "\n")
+        files = (path.lstat() for path in folder.rglob("*"))
+        (folder / _SIZE_FILE).write_text(str(sum(status.st_size for status in files)))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _remove_unused(root: Path) -> None:
+    """Remove the environments that were used least recently, until the others take `MOST_BYTES` at most."""
+    sizes = {path.parent: int(path.read_text()) for path in root.glob(f"*/{_SIZE_FILE}")}
+    used = {folder: _lock_file(folder).stat().st_mtime for folder in sizes if _lock_file(folder).exists()}
+    total = sum(sizes.values())
+    for folder in sorted(used, key=used.__getitem__):
+        if total <= MOST_BYTES:
+            return
+        with _lock_file(folder).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue  # a process uses it
+            shutil.rmtree(folder, ignore_errors=True)
+        total -= sizes[folder]
 
 
 def _own_packages() -> list[str]:
@@ -112,9 +201,13 @@ def _folder() -> Path:
     return folder
 
 
+def _lock_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of an environment, so that one process builds it."""
-    with folder.with_suffix(".lock").open("w") as file:
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of an environment or a resolution, so that one process makes it."""
+    with _lock_file(path).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

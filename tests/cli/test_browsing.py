@@ -7,6 +7,7 @@ import io
 import json
 from pathlib import Path
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -193,7 +194,11 @@ def test_missing_names_are_told_with_the_nearest_ones(run: Run) -> None:
 
 
 def test_open_prints_the_page_of_a_table(run: Run, server: ServerProcess) -> None:
-    assert printed(run("open", "library.books", "--print")) == f"{server.url}/console/table/library/books\n"
+    page = printed(run("open", "library.books", "--print")).strip()
+    assert page == f"{server.url}/console/table/library/books"
+    answer = httpx.get(page)
+    assert answer.status_code == 200 and "books" in answer.text
+    assert httpx.get(printed(run("open", "--print")).strip(), follow_redirects=True).status_code == 200
     assert "tiltyard serve" in refused(run("open", "--root", "x"), 2)
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.services.console_data import make_tables
 from tests.services.openid import OpenIdProvider, openid_provider
 from tests.services.secured import Secured, secured_server
+from tests.services.server import ServerProcess
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 PATIENCE_SECONDS = 60
@@ -179,3 +180,20 @@ def test_response_of_a_provider_that_nobody_asked_for_is_refused(
     provider.codes[code]["code_challenge"] = "of another verifier"
     assert visitor.get(back).status_code == 401
     assert visitor.get("/sign-in/unknown").status_code == 404
+
+
+@pytest.mark.extended
+def test_session_holds_in_every_process_and_replica(tmp_path: Path) -> None:
+    with secured_server(tmp_path, "--workers", "2") as secured:
+        other = ServerProcess(tmp_path, "--auth")
+        try:
+            with httpx.Client(base_url=f"{secured.url}/console", timeout=60) as visitor:
+                sign_in(visitor, secured.keys["ann"])
+                cookies = dict(visitor.cookies)
+                for url in (secured.url,) * 8 + (other.url,):
+                    response = httpx.get(
+                        f"{url}/console/", cookies=cookies, headers={"connection": "close"}, timeout=60
+                    )
+                    assert response.status_code == 200 and "ann" in response.text
+        finally:
+            other.stop()

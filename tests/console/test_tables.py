@@ -9,6 +9,8 @@ import re
 from html import unescape
 
 import httpx
+import lance
+import lancedb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -132,6 +134,26 @@ def test_image_cell_is_fetched_by_itself_and_in_ranges(http: httpx.Client, serve
     assert beyond.status_code == 416
     sounds = http.get(f"{server.url}{address.replace('column=picture', 'column=sound')}").text
     assert "<audio controls" in sounds and "audio/wav" in sounds
+
+
+def test_blob_cell_is_read_in_ranges(http: httpx.Client, server: ServerProcess) -> None:
+    image = pictures()["picture"][3].as_py()
+    schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("b")])
+    rows = pa.table([pa.array([0, 1]), lance.blob_array([image, None])], schema=schema)
+    database = lancedb.connect("db://media", api_key="none", host_override=server.url)
+    database.create_table("blobs", rows)
+    try:
+        cells = re.findall(r'hx-get="(/console/cell/[^"]+)"', main_of(http.get("/rows/media/blobs")))
+        assert len(cells) == 2 and "kind=blob" in cells[0]
+        shown = [http.get(f"{server.url}{unescape(cell)}").text for cell in cells]
+        source = re.search(r'<img src="([^"]+)"', shown[0])
+        assert source is not None and "null" in shown[1]
+        address = f"{server.url}{unescape(source[1])}"
+        assert http.get(address).content == image
+        part = http.get(address, headers={"range": "bytes=10-"})
+        assert (part.status_code, part.content) == (206, image[10:])
+    finally:
+        database.drop_table("blobs")
 
 
 def test_vectors_are_sparklines_and_nested_values_unfold(http: httpx.Client) -> None:

@@ -125,6 +125,17 @@ def test_ids_in_the_bodies_of_batches_are_relative(raw: Any, name: str) -> None:
     assert listed == ["declared"]
 
 
+def test_no_table_is_the_database_itself(raw: Any, name: str) -> None:
+    header, rows = {"x-lancedb-database": name}, {"content-type": "application/vnd.apache.arrow.stream"}
+    for path in ("/v1/table/$/create?delimiter=%24", "/v1/table/$/create/"):
+        refused = raw.http.post(path, content=b"", headers=header | rows)
+        assert (refused.status_code, refused.json()["code"]) == (400, 13), refused.text
+    batch = {"operations": [{"declare_table": {"id": []}}]}
+    assert raw.post("/v1/table/batch-commit?delimiter=%24", batch, headers=header).status_code == 400
+    assert raw.post(f"/v1/table/{name}/exists").status_code == 404
+    assert raw.get("/v1/namespace/$/table/list?delimiter=%24", headers=header).json()["tables"] == []
+
+
 def test_prefix_names_a_namespace_within_the_database(server: ServerProcess, raw: Any, name: str) -> None:
     raw.post(f"/v1/namespace/{name}$eu/create")
     connect(server, f"{name}/eu").create_table("t", ROWS)

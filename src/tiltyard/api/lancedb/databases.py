@@ -30,6 +30,8 @@ CACHE_SECONDS = 1.0
 """How long a namespace that another server has changed may be unknown, where each look-up takes a thread."""
 _MAX_CACHED = 4096
 
+_OF_NAMESPACES = "/v1/namespace/"
+
 _Key = tuple["Principal", bytes, bytes]
 
 
@@ -80,15 +82,18 @@ def is_relative(operation: Operation) -> bool:
 
 
 def qualify(operation: Operation, request: Any, database: Id) -> None:
-    """Make the ids of a bound request absolute, in place: those of its path, and those in its body."""
+    """Make the ids of a bound request absolute, in place: those of its path, and those in its body.
+
+    The empty id is the database itself where namespaces are meant. Nothing else has it: it stays, to be refused.
+    """
     if not is_relative(operation):
         return
-    if "{id}" in operation.path:
+    if "{id}" in operation.path and (request.id or operation.path.startswith(_OF_NAMESPACES)):
         request.id = [*database, *(request.id or ())]
     if getattr(request, "new_namespace_id", None) is not None:
         request.new_namespace_id = [*database, *request.new_namespace_id]
     for entry in _entries(request):
-        entry.id = [*database, *(entry.id or ())]
+        entry.id = [*database, *entry.id] if entry.id else entry.id
     if operation.name == "ListAllJobs" and request.table is not None:
         request.table = str(Id((*database, request.table)))
     for reference in _references(request):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +27,13 @@ class Viewer:
         self.url = url
         self.folder = folder
         self.problems: list[str] = []
-        self.bytes = 0
+        self._finished: list[Any] = []
         page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: self.problems.append(f"script: {error}"))
         page.on("console", self._note_message)
         page.on("request", self._note_request)
         page.on("dialog", self._note_dialog)
-        page.on("requestfinished", self._count)
+        page.on("requestfinished", self._note_finished)
 
     @classmethod
     @contextmanager
@@ -52,9 +53,14 @@ class Viewer:
 
     def open(self, address: str) -> Page:
         """Open a page of the console, and wait until all of it has loaded; it has to be a light one."""
-        self.bytes = 0
+        self._finished.clear()
         self.page.goto(f"{self.url}/console/{address}", wait_until="networkidle")
-        assert 0 < self.bytes < MAX_PAGE_BYTES, f"{address} takes {self.bytes} bytes"
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while not any(request.is_navigation_request() for request in self._finished):
+            assert time.monotonic() < deadline, f"{address} did not finish"
+            self.page.wait_for_timeout(20)  # the browser's word of it may come after that of its network
+        size = sum(_bytes(request) for request in list(self._finished))
+        assert 0 < size < MAX_PAGE_BYTES, f"{address} takes {size} bytes"
         return self.page
 
     def check_accessible(self) -> None:
@@ -86,11 +92,17 @@ class Viewer:
         if urlsplit(request.url).netloc != urlsplit(self.url).netloc and not request.url.startswith("blob:"):
             self.problems.append(f"request elsewhere: {request.url[:200]}")
 
+    def _note_finished(self, request: Any) -> None:
+        self._finished.append(request)
+
     def _note_dialog(self, dialog: Any) -> None:
         if dialog.type == "alert":
             self.problems.append(f"dialog: {dialog.message}")
         dialog.accept()
 
-    def _count(self, request: Any) -> None:
-        sizes = request.sizes()
-        self.bytes += sizes["responseBodySize"] + sizes["responseHeadersSize"]
+
+def _bytes(request: Any) -> int:
+    """Return the bytes of a response on the wire."""
+    sizes = request.sizes()
+    size: int = sizes["responseBodySize"] + sizes["responseHeadersSize"]
+    return size

@@ -53,6 +53,19 @@ def test_declared_table_says_that_it_has_no_data(http: httpx.Client, server: Ser
             wire.good(wire.table(["cinema", "declared"], "drop"))
 
 
+def test_view_shows_its_query_its_source_and_its_rows(http: httpx.Client, server: ServerProcess) -> None:
+    with Wire(server.url) as wire:
+        query = "SELECT id, title FROM cinema.films WHERE year > 2010"
+        wire.good(wire.http.post("/v1/view/cinema%24recent/create", json={"query": query}))
+        try:
+            assert "year &gt; 2010" in main_of(http.get("/table/cinema/recent"))
+            text = main_of(http.get("/rows/cinema/recent?filter=id+%3C+100"))
+            assert text.count("<tr>") == 1 + 9
+            assert main_of(http.get("/search/cinema/recent"))
+        finally:
+            wire.good(wire.table(["cinema", "recent"], "drop"))
+
+
 def test_rows_are_filtered_ordered_and_paged_at_one_version(http: httpx.Client, server: ServerProcess) -> None:
     first = http.get("/rows/cinema/films", params={"filter": "id < 60", "order": "-id", "column": ["id", "title"]})
     text = main_of(first)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_FORM_BYTES = 1 << 20
 MAX_FIELDS = 1_000
-THREADS = 8
+THREADS = 32
 HOME = "/console/"
 SIGN_IN = f"{HOME}sign-in"
 CSRF_FIELD = "csrf"

@@ -21,6 +21,7 @@ from tests.conformance import lance_ray, lance_spark
 from tests.conformance.conftest import Raw
 from tests.conformance.lancedb_calls import BOTH, REMOTE
 from tests.conformance.observations import ServerObservations, markdown
+from tests.conformance.peers import suites
 from tests.services.server import ServerProcess
 from tiltyard.model.spec import operations
 from tiltyard_conformance.cases import World
@@ -137,11 +138,21 @@ def observed_calls(about: str, observations: Sequence[ServerObservations]) -> tu
     return f"{about}\n\n{markdown(observations)}", failed
 
 
+def observed_suites() -> tuple[str, list[str]]:
+    """Return the scoreboard of other projects' tests, and the failures that are not expected."""
+    results = suites.observe()
+    for result in results:
+        if result.skipped:
+            sys.stdout.write(f"{result.suite.title}: skipped: {result.skipped}\n")
+    return suites.table(results), suites.failures(results)
+
+
 PARTS: dict[str, Callable[[], tuple[str, list[str]]]] = {
     "operations": observed_operations,
     "servers": observed_servers,
     "lance-spark": lambda: observed_calls(lance_spark.ABOUT, lance_spark.observe()),
     "lance-ray": lambda: observed_calls(f"Seen with lance-ray {version('lance-ray')}.", lance_ray.observe()),
+    "suites": observed_suites,
 }
 
 
@@ -162,7 +173,8 @@ def main() -> None:
     observed = {part: PARTS[part]() for part in arguments.only or PARTS}
     before = after = TARGET.read_text()
     for part, (content, _) in observed.items():
-        after = put(after, part, content)
+        if suites.NOT_RUN not in content:  # what was seen with the sources stays
+            after = put(after, part, content)
     if arguments.check and after != before:
         sys.exit(f"{TARGET.name} is not what this run saw: run `make compatibility`")
     TARGET.write_text(after)

@@ -1,0 +1,1 @@
+"""The test suites of other projects, from their own sources, against a running server."""

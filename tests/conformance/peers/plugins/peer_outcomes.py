@@ -1,0 +1,105 @@
+"""Leave out tests that do not apply, expect failures that are known, and record what came out of each test.
+
+A test that connects to no server, itself or by a fixture, is recorded as such, whatever came out of it.
+
+`PEER_LIST` is a TOML file: `[not_applicable]` and `[fails]`, each of patterns of test ids and a reason. A test of
+`[fails]` that passes fails the run, so that the list stays true. `PEER_OUTCOMES` is the file of the record: a JSON
+object a line.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import peer_server
+import pytest
+
+LIST: dict[str, dict[str, str]] = tomllib.loads(Path(os.environ["PEER_LIST"]).read_text())
+OUTCOMES = Path(os.environ["PEER_OUTCOMES"])
+NOT_APPLICABLE, FAILS = LIST.get("not_applicable", {}), LIST.get("fails", {})
+
+_connecting_fixtures: set[int] = set()
+_connecting_tests: set[str] = set()
+
+
+def reason_of(test: str, patterns: Mapping[str, str]) -> str | None:
+    """Return the reason of the first pattern that has this test id; None if none has."""
+    plain = test.replace("[", "(").replace("]", ")")  # brackets are parameters here, not sets of characters
+    for pattern, reason in patterns.items():
+        if fnmatch.fnmatchcase(plain, pattern.replace("[", "(").replace("]", ")")):
+            return reason
+    return None
+
+
+def record(test: str, outcome: str, reason: str) -> None:
+    with OUTCOMES.open("a") as file:
+        file.write(json.dumps({"test": test, "outcome": outcome, "reason": reason}) + "\n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept, left_out = [], []
+    for item in items:
+        if (reason := reason_of(item.nodeid, NOT_APPLICABLE)) is not None:
+            left_out.append(item)
+            record(item.nodeid, "not applicable", reason)
+            continue
+        if (reason := reason_of(item.nodeid, FAILS)) is not None:
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+        kept.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any) -> Iterator[None]:
+    before = peer_server.connections
+    try:
+        return (yield)
+    finally:
+        if peer_server.connections > before:
+            _connecting_fixtures.add(id(fixturedef))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: Any) -> Iterator[None]:
+    before = peer_server.connections
+    try:
+        return (yield)
+    finally:
+        fixtures = {id(fixture) for names in item._fixtureinfo.name2fixturedefs.values() for fixture in names}
+        if peer_server.connections > before or fixtures & _connecting_fixtures:
+            _connecting_tests.add(item.nodeid)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        record(report.nodeid, "failed", f"is not collected: {_last_line(report)}")
+    elif report.skipped:
+        record(report.nodeid, "skipped", _skip_reason(report))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or (report.outcome != "passed" and not hasattr(report, "wasxfail")):
+        if report.when == "call" and report.nodeid not in _connecting_tests:
+            record(report.nodeid, "no connection", "")
+        elif hasattr(report, "wasxfail"):
+            record(report.nodeid, "known to fail", report.wasxfail.removeprefix("reason: "))
+        elif report.skipped:
+            record(report.nodeid, "skipped", _skip_reason(report))
+        else:
+            record(report.nodeid, report.outcome, _last_line(report) if report.failed else "")
+
+
+def _skip_reason(report: Any) -> str:
+    return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+
+
+def _last_line(report: Any) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash else report.longrepr).strip()[:500]

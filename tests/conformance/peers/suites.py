@@ -1,0 +1,255 @@
+"""Run the tests of lancedb, lance and lance-ray, from their own sources, against a running server.
+
+python -m tests.conformance.peers.suites [--only NAME] [--keep FOLDER]
+
+The sources are fetched, or taken from the folder that PEER_SUITES names; what cannot be had is skipped, with one line.
+The plug-ins of `plugins/` connect the tests to the server; `lists/` says which do not apply and which fail, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.conformance.peers.sources import Project, SourcesMissingError, install_packages
+from tests.services.server import ServerProcess
+
+HERE = Path(__file__).parent
+TEST_SECONDS = 120
+SUITE_SECONDS = 3600
+
+LANCEDB = Project(
+    "lancedb", "https://github.com/lancedb/lancedb", "45cd05347846bc2280103680e497e8fc0cdf480e", "0.38.0-beta.4"
+)
+LANCE = Project("lance", "https://github.com/lancedb/lance", "d2039d750a6a296585e7fca63428fb2139c7acd0", "1.0.0-beta.1")
+LANCE_RAY = Project(
+    "lance-ray", "https://github.com/lance-format/lance-ray", "81e86f74cb8f0ccea92cc3aa7a67ec9893031e90", "0.5.0"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Tests of a project: where they are, the plug-in that connects them, and the client that they use.
+
+    With `baseline`, they are run on a folder first: a test that fails there, too, says nothing of a server. It was
+    written for another version of the client than the installed one.
+    """
+
+    title: str
+    project: Project
+    plugin: str
+    connection: str
+    client: str
+    list_name: str
+    folder: str = "."
+    tests: Sequence[str] = ()
+    options: Sequence[str] = ()
+    baseline: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+_LANCEDB_TESTS = {
+    "project": LANCEDB,
+    "plugin": "peer_lancedb",
+    "client": "lancedb",
+    "folder": "python",
+    "tests": ("python/tests",),
+    "options": ("-m", "not slow and not s3_test"),
+    "baseline": True,
+}
+SUITES = {
+    "remote": Suite("lancedb, by `db://`", connection="remote", list_name="lancedb_remote", **_LANCEDB_TESTS),  # type: ignore[arg-type]
+    "namespace": Suite(
+        "lancedb, by `connect_namespace`",
+        connection="namespace",
+        list_name="lancedb_namespace",
+        **_LANCEDB_TESTS,  # type: ignore[arg-type]
+    ),
+    "lance": Suite(
+        "lance's namespaces, by `RestNamespace`",
+        LANCE,
+        "peer_lance",
+        "rest",
+        "pylance",
+        "lance",
+        "python",
+        ("python/tests/test_namespace_rest.py", "python/tests/test_namespace_dir.py"),
+    ),
+    "lance-ray": Suite(
+        "lance-ray",
+        LANCE_RAY,
+        "peer_lance_ray",
+        "rest",
+        "lance-ray",
+        "lance_ray",
+        tests=("tests",),
+        environ={"RAY_USAGE_STATS_ENABLED": "0"},
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out of one test, and why where it did not pass."""
+
+    test: str
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcomes of a suite; or, in `skipped`, why it was not run."""
+
+    suite: Suite
+    outcomes: Sequence[Outcome] = ()
+    skipped: str = ""
+
+    def named(self, outcome: str) -> list[Outcome]:
+        return [found for found in self.outcomes if found.outcome == outcome]
+
+
+def run_suite(suite: Suite, server: ServerProcess, folder: Path, connection: str | None = None) -> list[Outcome]:
+    """Run a suite against a server; return its outcomes. Raises SourcesMissingError."""
+    connection = connection or suite.connection
+    source, packages = suite.project.checkout(), install_packages(sys.executable)
+    record = folder / f"{suite.list_name}-{connection}.jsonl"
+    record.unlink(missing_ok=True)
+    environ = {
+        **os.environ,
+        **suite.environ,
+        "PEER_SERVER": server.url,
+        "PEER_ROOT": str(server.root),
+        "PEER_CONNECTION": connection,
+        "PEER_LIST": str(HERE / "lists" / f"{suite.list_name}.toml"),
+        "PEER_OUTCOMES": str(record),
+        "PYTHONPATH": f"{HERE / 'plugins'}{os.pathsep}{packages}",
+    }
+    plugins = ("-p", "peer_outcomes", "-p", suite.plugin, "-p", "no:cacheprovider")
+    options = ("-q", "-W", "ignore", "-o", "addopts=", "-o", "asyncio_default_fixture_loop_scope=function")
+    limits = ("--timeout", str(TEST_SECONDS), "--continue-on-collection-errors")
+    command = [sys.executable, "-m", "pytest", *plugins, *options, *limits, *suite.options, *suite.tests]
+    with record.with_suffix(".log").open("w") as log:
+        subprocess.run(
+            command, cwd=source / suite.folder, env=environ, stdout=log, stderr=log, timeout=SUITE_SECONDS, check=False
+        )
+    if not record.exists():
+        raise RuntimeError(f"The suite {suite.title} has not run: see {record.with_suffix('.log')}")
+    return [Outcome(**json.loads(line)) for line in record.read_text().splitlines()]
+
+
+def without_failing_on_folders(outcomes: Sequence[Outcome], baseline: Sequence[Outcome]) -> list[Outcome]:
+    """Mark failures of tests that fail on a folder, too: they are of the client's version."""
+    failing = {found.test for found in baseline if found.outcome == "failed"}
+    return [
+        Outcome(found.test, "not applicable", VERSION) if found.outcome == "failed" and found.test in failing else found
+        for found in outcomes
+    ]
+
+
+NOT_RUN = "not run"
+VERSION = "fails on a folder, too: written for another version of the client"
+
+
+@contextmanager
+def running_server(folder: Path) -> Iterator[ServerProcess]:
+    """Start a server on a folder, and stop it in the end."""
+    server = ServerProcess(folder, forked=False)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def observe(names: Sequence[str] = tuple(SUITES), folder: Path | None = None) -> list[Result]:
+    """Run suites, each against a server of its own; return their results."""
+    results: list[Result] = []
+    baselines: dict[Project, list[Outcome]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary) if folder is None else folder
+        for name in names:
+            suite = SUITES[name]
+            try:
+                suite.project.checkout()
+                with running_server(Path(tempfile.mkdtemp(dir=temporary))) as server:
+                    if suite.baseline and suite.project not in baselines:
+                        baselines[suite.project] = run_suite(suite, server, place, "local")
+                    outcomes = run_suite(suite, server, place)
+            except SourcesMissingError as missing:
+                results.append(Result(suite, skipped=str(missing)))
+                continue
+            results.append(Result(suite, without_failing_on_folders(outcomes, baselines.get(suite.project, []))))
+    return results
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return the scoreboard as Markdown: a row a suite, then the tests that fail, and why tests do not apply."""
+    lines = [
+        "| tests | their version | client | apply | pass | fail |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        suite = result.suite
+        where = f"{suite.project.version} ({suite.project.commit[:9]})"
+        if result.skipped:
+            lines.append(f"| {suite.title} | {where} | | {NOT_RUN}: {result.skipped} | | |")
+            continue
+        passed, failed = result.named("passed"), [*result.named("failed"), *result.named("known to fail")]
+        client = f"{suite.client} {version(suite.client)}"
+        lines.append(
+            f"| {suite.title} | {where} | {client} | {len(passed) + len(failed)} | {len(passed)} | {len(failed)} |"
+        )
+    for result in results:
+        lines += _reasons(result)
+    return "\n".join(lines)
+
+
+def _reasons(result: Result) -> Iterator[str]:
+    failed = Counter(found.reason for found in result.named("known to fail"))
+    failed.update(f"{found.test.rpartition('/')[2]}: not expected" for found in result.named("failed"))
+    aside = Counter(found.reason for found in result.named("not applicable"))
+    for title, reasons in (("fail", failed), ("do not apply", aside)):
+        if reasons:
+            yield f"\n{result.suite.title}: tests that {title}\n"
+            yield "| why | tests |\n|---|---|"
+            for reason, count in sorted(reasons.items(), key=lambda entry: (-entry[1], entry[0])):
+                yield f"| {reason.replace('|', chr(92) + '|')} | {count} |"
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    """Return a line for each test that failed and was not expected to."""
+    return [
+        f"{result.suite.title}: {found.test}: {' '.join(found.reason.split())[:200]}"
+        for result in results
+        for found in result.named("failed")
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=SUITES, help="run this suite; may be given again")
+    parser.add_argument("--keep", type=Path, help="a folder for the logs and the outcomes of each test")
+    arguments = parser.parse_args()
+    if arguments.keep is not None:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
+    results = observe(arguments.only or tuple(SUITES), arguments.keep)
+    for result in results:
+        if result.skipped:
+            sys.stdout.write(f"{result.suite.title}: skipped: {result.skipped}\n")
+    unexpected = failures(results)
+    sys.stdout.write(table(results) + "\n" + "".join(f"{line}\n" for line in unexpected))
+    return int(bool(unexpected))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from zlib import crc32
@@ -61,8 +63,56 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTo
     return FilesTogether(config, log)
 
 
+@cache
+def may_be_extended(folder: Path) -> bool:
+    """Return whether a conftest of this folder, or of one above it, says which tests are extended."""
+    return folder != TESTS and (mentions_extended(folder / "conftest.py") or may_be_extended(folder.parent))
+
+
+@cache
+def mentions_extended(file: Path) -> bool:
+    return file.exists() and "extended" in file.read_text()
+
+
+def is_extended(file: Path) -> bool:
+    """Return whether all tests of a file are extended."""
+    return mentions_extended(file) and any(
+        line.startswith("pytestmark = ") and "mark.extended" in line for line in file.read_text().splitlines()
+    )
+
+
+@pytest.hookimpl
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test of the lane that runs: to import and collect all takes each process 15 s."""
+    if not collection_path.name.startswith("test_") or TESTS not in collection_path.parents:
+        return None
+    match config.option.markexpr:
+        case "not extended" if is_extended(collection_path):
+            return True
+        case "extended" if not (mentions_extended(collection_path) or may_be_extended(collection_path.parent)):
+            return True
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected, which all stay; nor look through them later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take the longest: those that share a Spark session, then FIRST."""
+    """Begin with the files that take the longest: those that share a Spark session, then FIRST.
+
+    Raises UsageError for an extended test that `make test-all` would not collect.
+    """
+    for path in {item.path for item in items if item.get_closest_marker("extended")}:
+        if not (mentions_extended(path) or may_be_extended(path.parent)):
+            raise pytest.UsageError(f"{path} has extended tests: say so in the file, or in a conftest of its folder.")
     files = {item.nodeid.partition("::")[0] for item in items}
     rank = {file: 0 if takes_spark(file) else 1 if file.startswith(FIRST) else 2 for file in files}
     items.sort(key=lambda item: rank[item.nodeid.partition("::")[0]])

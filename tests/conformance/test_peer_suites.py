@@ -23,7 +23,11 @@ def test_suites_without_sources_are_skipped_with_one_line(tmp_path: Path, monkey
 
 def test_only_failures_that_a_folder_does_not_have_count() -> None:
     outcomes = [Outcome("a", "passed", ""), Outcome("b", "failed", "boom"), Outcome("c", "failed", "bang\nmore")]
-    baseline = [Outcome("a", "failed", "x"), Outcome("b", "failed", "boom"), Outcome("c", "passed", "")]
+    baseline = [
+        Outcome("a", "failed", "x"),
+        Outcome("b", "failed", "boom"),
+        Outcome("c", "failed", "Timeout (>9s) from pytest-timeout."),
+    ]
     result = Result(SUITES["remote"], suites.without_failing_on_folders(outcomes, baseline))
     assert result.named("not applicable") == [Outcome("b", "not applicable", VERSION)]
     assert suites.failures([result]) == [f"{SUITES['remote'].title}: c: bang more"]

@@ -397,7 +397,8 @@ def served() -> list[str]:
 
 def tried(stage: Stage, name: str) -> list[str]:
     """Return the outcomes of an operation, in the order of CALLERS: of each those at all places."""
-    row, scene = ROWS[name], stage.admin.scene()
+    row, scene, served = ROWS[name], stage.admin.scene(), bound_operations()[name][1]
+    assert served is not None
     places = list(Place) if row.placed else [Place.THERE]
     cells = []
     for caller in CALLERS:
@@ -406,7 +407,7 @@ def tried(stage: Stage, name: str) -> list[str]:
             fields = row.fields(scene, place)
             result = outcome(send(stage.callers[caller], operations()[name], fields, row.body))
             outcomes.append(result)
-            if result.startswith("200") or "Dropped" in name or name.startswith("Undrop"):
+            if (served.changes and result.startswith("200")) or "Dropped" in name or name.startswith("Undrop"):
                 scene = stage.admin.scene()  # what was there may be gone
         cells.append(outcomes[0] if len(set(outcomes)) == 1 else " · ".join(outcomes))
     return cells

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.services.forked_process import run_tiltyard
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import stream
 from tiltyard.cli import main
@@ -61,9 +59,7 @@ def test_grants_and_roles_are_given_listed_and_taken_back(secured: Secured, reac
 
 def test_whoami_and_can_by_a_key_of_ones_own(secured: Secured) -> None:
     reach = ["--url", secured.url, "--key", secured.keys["ann"]]
-    whoami = [sys.executable, "-m", "tiltyard", "whoami", "--url", secured.url]
-    environ = {**os.environ, "TILTYARD_KEY": secured.keys["ann"]}
-    done = subprocess.run(whoami, capture_output=True, text=True, timeout=180, check=False, env=environ)
+    done = run_tiltyard("whoami", "--url", secured.url, TILTYARD_KEY=secured.keys["ann"])
     assert done.returncode == 0 and done.stdout.startswith("principal:  ann\n")
     refused = run("can", "me", "read", "--on", "table:sales$orders", *reach)
     assert refused.exit_code == 1 and "not found" in refused.stderr

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,8 +16,8 @@ import lancedb
 import pytest
 
 import tiltyard
-from tests.services.postgres import postgres_server
-from tests.services.s3 import CREDENTIALS, s3_server
+from tests.services.postgres import create_database_beside, postgres_server
+from tests.services.s3 import CREDENTIALS, S3Server, s3_server
 from tests.services.server import ServerProcess
 
 numbers = itertools.count(1)
@@ -42,6 +43,19 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             )
         stack.callback(running.stop)
         yield running
+
+
+@pytest.fixture
+def empty_server(server: ServerProcess, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server of the same kind, with a catalog of its own for what goes through all tables."""
+    if server.db is None:
+        running = ServerProcess(tmp_path / "root")
+    else:
+        bucket = S3Server(server.options["aws_endpoint"]).new_bucket(f"tiltyard-{next(numbers)}")
+        options = {"TILTYARD_STORAGE_OPTIONS": json.dumps(server.options)}
+        running = ServerProcess(f"{bucket}/tables", "--db", create_database_beside(server.db), environ=options)
+    yield running
+    running.stop()
 
 
 class Raw:

@@ -165,7 +165,8 @@ def test_a_namespace_undropped_below_a_newer_one_is_dropped_and_undropped_with_i
     assert world.post(f"/v1/table/{new}${old}$d/exists") == {}
 
 
-def test_gc_and_repair_by_http(world: World) -> None:
+def test_gc_and_repair_by_http(empty_server: ServerProcess) -> None:
+    world = World(Raw(empty_server.url), empty_server.options)
     [name] = world.table()
     response = world.post(f"/tiltyard/v1/table/{name}/gc", {"dry_run": True})
     assert (response["num_files"], response["num_bytes"], response["files"]) == (0, 0, [])

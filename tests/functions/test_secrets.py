@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -16,6 +15,7 @@ from lance_namespace.errors import InvalidTableStateError, NamespaceNotEmptyErro
 import tiltyard
 from tests.access.scenes import Admin
 from tests.functions.conftest import Connect, new_key, status_of
+from tests.services.forked_process import run_tiltyard
 from tests.services.secured import Secured, kept_lines
 from tests.services.server import ServerProcess
 from tiltyard.catalog.functions.secrets import MOST_VALUE_BYTES, read_secret_value
@@ -143,9 +143,7 @@ class Vault:
 
 
 def reencrypt(root: Path, setting: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tiltyard", "db", "reencrypt-secrets", "--root", str(root)]
-    environ = {"TILTYARD_SECRET_KEYS": setting, "PYTHONPATH": ":".join(sys.path)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    return run_tiltyard("db", "reencrypt-secrets", "--root", str(root), TILTYARD_SECRET_KEYS=setting)
 
 
 def test_keys_rotate_by_a_new_first_key_and_reencryption(tmp_path: Path) -> None:

@@ -152,9 +152,14 @@ def start_tiltyard(*arguments: str, **environ: str) -> ForkedProcess:
     return ForkedProcess(arguments, {**os.environ, **environ}, Path.cwd())
 
 
-def run_tiltyard(*arguments: str, module: str = "tiltyard", timeout: float = 180) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, with this process's environment. Raises subprocess.TimeoutExpired."""
-    process = ForkedProcess(arguments, os.environ, Path.cwd(), module=module)
+def run_tiltyard(
+    *arguments: str, module: str = "tiltyard", timeout: float = 180, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with this process's environment, and further variables.
+
+    Raises subprocess.TimeoutExpired.
+    """
+    process = ForkedProcess(arguments, {**os.environ, **environ}, Path.cwd(), module=module)
     with process.stdout, process.stderr:
         stdout, stderr = process.communicate(timeout)
         return subprocess.CompletedProcess(arguments, process.wait(), stdout, stderr)

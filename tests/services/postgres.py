@@ -92,6 +92,14 @@ class PostgresServer:
                 raise RuntimeError(f"{program} failed: {output.read().decode(errors='replace')}")
 
 
+def create_database_beside(url: str) -> str:
+    """Create an empty database on the server of another one; return its URL."""
+    name = f"test_{os.getpid()}_{next(NUMBERS)}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    return urlsplit(url)._replace(path=f"/{name}").geturl()
+
+
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Run a server in a temporary folder. Fails where PostgreSQL is not installed."""

@@ -24,8 +24,9 @@ def find_browser() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name)) is not None), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Start a browser for a file: as long as Playwright drives it, no test of this process can run asyncio."""
     playwright = pytest.importorskip("playwright.sync_api")
     path = find_browser()
     if path is None:

@@ -50,7 +50,7 @@ from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
 from tiltyard.publishing import commit
 from tiltyard.publishing.batch_call import batch_sender
-from tiltyard_conformance.cases import World, paths
+from tiltyard_conformance.cases import World
 
 Fresh = Callable[[str], str]
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]})
@@ -64,8 +64,7 @@ class OutsideView:
         self.namespace = namespace
         self.options = server.options
         self.root = str(server.root)
-        self._old_folders: set[str] = set()
-        self._old_folders = {path.partition("/")[0] for path in self.files()}
+        self._old_names = set(self._list_root())
 
     def id(self, name: str) -> list[str]:
         return [self.namespace, name]
@@ -93,11 +92,21 @@ class OutsideView:
     def files(self) -> set[str]:
         """List all files but the catalog and hints of the latest version (Lance checks those before use).
 
-        Folders that existed before are left out: the server may still work on them for other tests.
+        Folders that existed before are left out: the server may still work on them for other tests. Nor are they
+        listed, since there may be hundreds.
         """
-        files = {path for path in paths(World(None, self.options).files(self.root)) if "catalog.db" not in path}
-        new_files = {path for path in files if path.partition("/")[0] not in self._old_folders}
-        return {path for path in new_files if not path.endswith("latest_version_hint.json")}
+        store = World(None, self.options).files(self.root)
+        files: set[str] = set()
+        for name, is_folder in self._list_root().items():
+            if name not in self._old_names:
+                listed = [entry["path"] for batch in obstore.list(store, name) for entry in batch]
+                files |= set(listed) if is_folder else {name}
+        return {path for path in files if not path.endswith("latest_version_hint.json") and "catalog.db" not in path}
+
+    def _list_root(self) -> dict[str, bool]:
+        """List the names right below the root, each with whether it is a folder."""
+        listed = obstore.list_with_delimiter(World(None, self.options).files(self.root))
+        return {entry["path"]: False for entry in listed["objects"]} | dict.fromkeys(listed["common_prefixes"], True)
 
     def wait_for_next_second(self) -> None:
         """Wait until new files have a later modification time than all before: object stores have whole seconds."""

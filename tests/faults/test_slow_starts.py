@@ -35,6 +35,11 @@ if any("spawn_main" in word for word in sys.orig_argv):
 """
 
 
+def search_path(folder: Path) -> str:
+    """Return a PYTHONPATH that begins with a folder."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+
+
 def request_status(server: ServerProcess) -> int:
     """Send a request on a new connection; return the response's status."""
     client = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=120)
@@ -47,7 +52,7 @@ def request_status(server: ServerProcess) -> int:
 
 def test_processes_whose_imports_take_long_come_to_serve(small_installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_START)
-    server = small_installation.start("--workers", "2", PYTHONPATH=str(tmp_path))
+    server = small_installation.start("--workers", "2", PYTHONPATH=search_path(tmp_path))
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
     first = server.workers
     assert request_status(server) == 200
@@ -96,7 +101,7 @@ def test_process_that_stands_still_for_longer_than_its_timeout_is_replaced(small
 def test_server_none_of_whose_processes_starts_ends_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BROKEN_START)
     command = [sys.executable, "-m", "tiltyard", "serve", "--root", str(tmp_path / "root"), "--port", "0"]
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environ = {**os.environ, "PYTHONPATH": search_path(tmp_path)}
     done = subprocess.run(
         [*command, "--workers", "2"], capture_output=True, text=True, env=environ, timeout=120, check=False
     )

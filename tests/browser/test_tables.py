@@ -64,16 +64,13 @@ def test_rows_are_filtered_ordered_and_unfolded_by_keyboard(viewer: Viewer) -> N
 
 @pytest.mark.extended
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_page_is_accessible_and_fits_its_window(
-    browser: Browser, server: ServerProcess, tmp_path: Path, address: str, width: int, scheme: str
+    browser: Browser, server: ServerProcess, tmp_path: Path, address: str, scheme: str
 ) -> None:
-    with Viewer.opened(browser, server.url, tmp_path, width, scheme) as viewer:
+    with Viewer.opened(browser, server.url, tmp_path, max(WIDTHS), scheme) as viewer:
         viewer.open(address)
-        viewer.shoot(f"{address.split('?', maxsplit=1)[0].replace('/', '-')}-{width}-{scheme}")
-        viewer.check_accessible()
-        viewer.check_fits()
+        viewer.check_at_all_widths(f"{address.split('?', maxsplit=1)[0].replace('/', '-')}-{scheme}")
 
 
 @pytest.mark.extended

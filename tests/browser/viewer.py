@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 WIDTHS = (360, 1280, 2560)
+HEIGHT = 900
 MAX_PAGE_BYTES = 300 * 1024
 PATIENCE_MS = 60_000
 
@@ -42,7 +43,7 @@ class Viewer:
     ) -> Iterator[Self]:
         """Open a window of this width (CSS pixels); close it at the end, when there must be no problems."""
         context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True, **options
+            viewport={"width": width, "height": HEIGHT}, color_scheme=scheme, accept_downloads=True, **options
         )
         try:
             viewer = cls(context.new_page(), url, folder)
@@ -77,6 +78,18 @@ class Viewer:
         """Have the page not be wider than its window."""
         wide = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"the page is {wide} pixels wider than its window"
+
+    def check_at_all_widths(self, name: str) -> None:
+        """Check the page in a window of each width, the widest first, and keep a screenshot of each."""
+        for width in sorted(WIDTHS, reverse=True):
+            self.page.set_viewport_size({"width": width, "height": HEIGHT})
+            self.shoot(f"{name}-{width}")
+            try:
+                self.check_accessible()
+                self.check_fits()
+            except AssertionError as error:
+                error.add_note(f"In a window of {width} pixels.")
+                raise
 
     def shoot(self, name: str) -> Path:
         """Keep a screenshot among the test's artefacts."""

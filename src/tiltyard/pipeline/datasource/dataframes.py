@@ -24,6 +24,7 @@ from tiltyard.pipeline.sources.casts import select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, task_variables
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.writing.commit import KEY_ERRORS
 from tiltyard.pipeline.writing.fragments import FragmentRows
 from tiltyard.pipeline.writing.options import WriteOptions, commit_checked, make_write_spec
 from tiltyard.pipeline.writing.target_table import TargetTable, prepare_target
@@ -56,7 +57,7 @@ def write_frame(run: Run, frame: DataFrame, table: Table, options: WriteOptions)
             bytes=sum(result.size for result in written),
         )
         return commit_checked(run, spark, target, spec, written)
-    except (RefusedError, InvalidInputError, RunCanceledError) as error:
+    except (RefusedError, InvalidInputError, RunCanceledError, *KEY_ERRORS) as error:
         target.discard_writes([fragment for result in written for fragment in result.fragments])
         if isinstance(error, RefusedError):
             raise InvalidInputError(str(error)) from error

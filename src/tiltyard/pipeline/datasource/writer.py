@@ -106,6 +106,7 @@ class TableWriter(DataSourceArrowWriter):
         )
 
         from tiltyard.pipeline.upsert.job import upsert_fragments  # noqa: PLC0415  # the same
+        from tiltyard.pipeline.writing.commit import KEY_ERRORS  # noqa: PLC0415  # the same
 
         target = self._unpickle_target()
         try:
@@ -113,7 +114,7 @@ class TableWriter(DataSourceArrowWriter):
                 upsert_fragments(run, target.table, None, parse_fragments(fragments), self._on, since=target.base)
             else:
                 target.commit(run, fragments, self._spec.target.schema)
-        except (RefusedError, InvalidInputError, TableAlreadyExistsError):  # nothing was committed, and no retry will
+        except (RefusedError, InvalidInputError, TableAlreadyExistsError, *KEY_ERRORS):  # nothing was committed
             target.discard_writes(fragments)
             raise
 

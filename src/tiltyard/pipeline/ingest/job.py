@@ -32,6 +32,7 @@ from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import parse_user_function
+from tiltyard.pipeline.writing.commit import KEY_ERRORS
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, delete_fragment_files, fragment_files_exist
 from tiltyard.pipeline.writing.options import WriteOptions, commit_checked, make_write_spec
 from tiltyard.pipeline.writing.quality_checks import parse_check
@@ -131,7 +132,7 @@ def _ingest(
         spec = source_write_spec(run, spark, source, target, options)
         results = write_source(run, spark, source, spec, task_bytes)
         return {**commit_checked(run, spark, target, spec, results), **inferred_types_figure(source)}
-    except (RefusedError, InvalidInputError):
+    except (RefusedError, InvalidInputError, *KEY_ERRORS):
         # A stopped run keeps its files: the next driver resumes with them; gc deletes those of a canceled one.
         target.discard_writes(reset_checkpoints(run))
         raise

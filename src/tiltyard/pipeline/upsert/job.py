@@ -44,7 +44,7 @@ from tiltyard.pipeline.upsert.tasks import (
 )
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id, fragments_with_new_rows, group_fragments
-from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
+from tiltyard.pipeline.writing.commit import KEY_ERRORS, CommitConflictError, JobTable, check_column_list
 from tiltyard.pipeline.writing.fragments import parse_fragments
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target, verify_run_uncommitted
@@ -141,7 +141,7 @@ def _upsert(
         written = write_source(run, None if is_small else spark, source, recipe, TASK_BYTES)
         fragments = [text for part in written for text in part.fragments]
         return upsert_fragments(run, table, spark, parse_fragments(fragments), on, since=landing.base).figures()
-    except (RefusedError, InvalidInputError):
+    except (RefusedError, InvalidInputError, *KEY_ERRORS):
         landing.discard_writes(
             reset_checkpoints(run)
         )  # not of a run that was stopped: the next driver resumes with its files
@@ -181,8 +181,8 @@ def upsert_fragments(
 
     Idempotent for a run: `since` is the table's version when the run began. Without a session, keys are looked up in
     threads of this process, one for each CPU, each with a few million rows. Raises RefusedError (a key that is null or
-    there twice), InvalidInputError (no such column), ConcurrentModificationError (the schema changed),
-    RunCanceledError; nothing is changed then.
+    there twice), InvalidInputError (no such column), KEY_ERRORS (the table's own primary key is another, and broken),
+    ConcurrentModificationError (the schema changed), RunCanceledError; nothing is changed then.
     """
     job_table = JobTable(table, branch)
     dataset = job_table.latest()

@@ -43,6 +43,19 @@ class CommitConflictError(Exception):
     """Another commit was first. Nothing of this commit is visible: plan again on the newest version."""
 
 
+class DuplicateKeyError(InvalidTableStateError):
+    """The rows would give the table a primary key twice: nothing of them is visible, and no retry helps."""
+
+
+class NullKeyError(TableSchemaValidationError):
+    """A row has no value in a column of the table's primary key: nothing is visible, and no retry helps."""
+
+
+KEY_ERRORS = (DuplicateKeyError, NullKeyError)
+_REFUSAL = "nothing was committed"
+"""What the catalog's message says of a commit that it has refused for good. Without it the rows' files are kept."""
+
+
 class NextVersionNamespace(upstream.LanceNamespace):
     """The namespace of one table's commits: accepts the version after `base`, and others if `verify` allows it."""
 
@@ -51,8 +64,8 @@ class NextVersionNamespace(upstream.LanceNamespace):
         self.base = 0
         self.verify: Callable[[int], bool] | None = None
         self.refused = False
-        self.key_error: LanceNamespaceError | None = None
-        """Why the last commit would break the table's primary key: Lance only says that its outcome is unknown."""
+        self.final_error: LanceNamespaceError | None = None
+        """Why the catalog refused the last commit for good: Lance only says that its outcome is unknown."""
 
     def namespace_id(self) -> str:
         """Return an id of its own: pylance shares cached state among namespaces of one id."""
@@ -85,7 +98,7 @@ class NextVersionNamespace(upstream.LanceNamespace):
         go on. A job that plans again at once catches up.
         """
         self._stop_if_refused()
-        self.key_error = None
+        self.final_error = None
         fields = request.model_dump() if hasattr(request, "model_dump") else dict(request)
         version = int(fields["version"])
         if version != self.base + 1 and not self._admits(version - 1):
@@ -94,9 +107,8 @@ class NextVersionNamespace(upstream.LanceNamespace):
         try:
             return self._inner.create_table_version(request)
         except Exception as error:
-            if isinstance(error, InvalidTableStateError | TableSchemaValidationError):
-                self.key_error = error
-            else:
+            self.final_error = _final_refusal(error)
+            if self.final_error is None:
                 self.refused = isinstance(error, ConcurrentModificationError) or _is_conflict(error)
             raise
 
@@ -151,19 +163,19 @@ class JobTable:
         and the catalog's unique key, so no commit can come in between unseen.
 
         The run's id, `step` and `properties` become properties of the Lance transaction, by which `find_commit` finds
-        it. If the response of a commit is lost, its version is looked up. Raises CommitConflictError (nothing was
-        committed), InvalidTableStateError and TableSchemaValidationError (the rows break the table's primary key), else
-        what Lance raises.
+        it. If the response of a commit is lost, its version is looked up. Raises CommitConflictError, KEY_ERRORS (the
+        rows break the table's primary key), InvalidInputError (they lack one of its columns) where nothing was
+        committed, else what Lance raises.
         """
         transaction_properties = {**(properties or {}), RUN_PROPERTY: run.id, _STEP_PROPERTY: step}
         transaction = Transaction(dataset.version, operation, str(uuid.uuid4()), transaction_properties)
-        self._guard.base, self._guard.refused, self._guard.key_error = int(dataset.version), False, None
+        self._guard.base, self._guard.refused, self._guard.final_error = int(dataset.version), False, None
         self._guard.verify = None if verify is None else lambda version: verify(self._open_version(version))
         try:
             return int(lance.LanceDataset.commit(dataset, transaction).version)
         except Exception as error:
-            if self._guard.key_error is not None:
-                raise self._guard.key_error from error
+            if self._guard.final_error is not None:
+                raise self._guard.final_error from error
             if self._guard.refused:
                 self._guard.refused = False
                 raise CommitConflictError(f"{self.table} is past version {dataset.version}.") from error
@@ -181,12 +193,12 @@ class JobTable:
         `dataset` comes from `latest`. Raises CommitConflictError (nothing was committed), else what Lance raises.
         """
         self._guard.base, self._guard.refused, self._guard.verify = int(dataset.version), False, None
-        self._guard.key_error = None
+        self._guard.final_error = None
         try:
             change()
         except Exception as error:
-            if self._guard.key_error is not None:
-                raise self._guard.key_error from error
+            if self._guard.final_error is not None:
+                raise self._guard.final_error from error
             if not (self._guard.refused or _is_conflict(error)):
                 raise
             self._guard.refused = False
@@ -209,6 +221,16 @@ class JobTable:
         if version is None:
             self._searched_versions[step] = newest
         return version
+
+
+def _final_refusal(error: Exception) -> LanceNamespaceError | None:
+    """Return the error of a commit that the catalog has refused, and will refuse again; None for any other."""
+    is_refusal = _REFUSAL in str(error)
+    if isinstance(error, InvalidTableStateError):
+        return DuplicateKeyError(str(error)) if is_refusal else error
+    if isinstance(error, TableSchemaValidationError):
+        return NullKeyError(str(error)) if is_refusal else error
+    return error if is_refusal and isinstance(error, InvalidInputError) else None
 
 
 def find_run_version(dataset: lance.LanceDataset, since: int, run_id: str, step: str | None = None) -> int | None:

@@ -20,7 +20,9 @@ from tests.tables.served import Server, ask
 from tiltyard.model.jobs import Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
+from tiltyard.runtime import background_process
 from tiltyard.tables.indexes import build_job, build_process
+from tiltyard.tables.indexes.build_process import LanceProcess
 from tiltyard.tables.indexes.builder import IndexSpec, build
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.versions.branches import create_table_branch
@@ -236,3 +238,30 @@ def test_stall_is_told_from_slowness_by_processor_time_and_by_waiting_for_it(
         assert clock["now"] <= 1310
     else:
         look()
+
+
+BACKGROUND = """
+import json, os, sys, time
+sys.stdin.readline()
+def say(**message): print(json.dumps(message), flush=True)
+say(progress={"first": os.sched_getscheduler(0), "threads": os.environ["LANCE_CPU_THREADS"]})
+until = time.monotonic() + 60
+while os.sched_getscheduler(0) != os.SCHED_BATCH and time.monotonic() < until:
+    time.sleep(0.01)
+say(progress={"last": os.sched_getscheduler(0)})
+say(done=True)
+"""
+
+
+def test_process_in_the_background_waits_for_idle_processors_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_patience() -> None:
+        if "first" in process.progress:
+            monkeypatch.setattr(build_process, "_IDLE_SECONDS", 0.0)
+
+    monkeypatch.setattr(build_process, "_IDLE_SECONDS", 1e9)
+    monkeypatch.setattr(build_process, "POLL_SECONDS", 0.05)
+    order = IndexSpec("nowhere", None, "id", "i", "BTREE")
+    with LanceProcess(order, None, (sys.executable, "-c", BACKGROUND), background=True) as process:
+        process.wait(end_patience, 0)
+    first = os.SCHED_IDLE if background_process._can_leave_idle() else os.SCHED_BATCH
+    assert process.progress == {"first": first, "threads": "1", "last": os.SCHED_BATCH}

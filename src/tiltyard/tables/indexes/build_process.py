@@ -27,6 +27,12 @@ from lance_namespace.errors import (
     from_error_code,
 )
 
+from tiltyard.runtime.background_process import (
+    background_command,
+    background_variables,
+    end_idle,
+    lower_priority,
+)
 from tiltyard.tables.commits.child_commits import COMMIT_CALLS
 
 if TYPE_CHECKING:
@@ -48,6 +54,8 @@ _CPU_LAG_SECONDS = 0.03
 _QUEUED_SHARE = 0.25
 """The share of the time that threads have waited for a processor from which on a process is slow, and not stalled: on a
 loaded machine a build runs for two thousandths of the time, and waits for a processor for the rest."""
+_IDLE_SECONDS = 20.0
+"""For how long a child in the background runs only while processors are idle."""
 _SERVER_VARIABLES = "TILTYARD_"
 """Prefix of environment variables that the child does not get: they have the server's settings and secrets."""
 
@@ -61,23 +69,25 @@ class LanceProcess:
         commit_route: CommitRoute | None,
         command: Sequence[str] = COMMAND,
         *,
-        niceness: int = 0,
+        background: bool = False,
         most_bytes: int = 0,
     ) -> None:
         """Start it; `commit_route` is how its commits reach a managed table.
 
-        `niceness` is added to this process's own. A child with more than `most_bytes` of memory is killed, 0: never.
+        In the `background` it gets what others leave. One with more than `most_bytes` of memory is killed, 0: never.
         """
         self._commit_route = commit_route
         self._most_bytes = most_bytes
         self.progress: dict[str, str] = {}
         """What it has reported."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith(_SERVER_VARIABLES)}
+        if background:
+            command, variables = background_command(command), variables | background_variables()
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=variables)  # noqa: S603  # this program itself
-        if niceness:
-            with suppress(ProcessLookupError):  # it has ended already
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+        self._background = background
+        if background:
+            lower_priority(self._process.pid)
         self._result: dict[str, Any] = {}
         self._committing = False
         self._ended = threading.Event()
@@ -103,8 +113,11 @@ class LanceProcess:
         checked), InsufficientMemoryError, and what the work raises.
         """
         stall = _Stall(Path(f"/proc/{self._process.pid}"), stall_seconds)
+        started = time.monotonic()
         while not self._ended.wait(POLL_SECONDS):
             report()
+            if self._background and time.monotonic() - started > _IDLE_SECONDS:
+                end_idle(self._process.pid)
             stall.check(is_waiting=self._committing)
             self._check_memory()
         if "error" in self._result:

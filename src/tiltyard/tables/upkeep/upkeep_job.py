@@ -44,7 +44,6 @@ _REST_SHARE = 4
 _FIRST_BACKOFF_MS = 60_000
 _ROWS_IN_PROCESS = 20_000
 """Rows of a table up to which it is maintained in this process: starting another one takes more time than that."""
-_NICENESS = 19
 
 
 def look_at_next_table(ctx: Context) -> bool:
@@ -210,7 +209,7 @@ def _maintain_in_child(ctx: Context, running: Job, table: TableRecord, options: 
         options.small_fragments,
     )
     most_bytes, stall = ctx.settings.upkeep_bytes, ctx.settings.index_stall_timeout
-    with LanceProcess(request, route, COMMAND, niceness=_NICENESS, most_bytes=most_bytes) as process:
+    with LanceProcess(request, route, COMMAND, background=True, most_bytes=most_bytes) as process:
         process.wait(lambda: running.progress(**process.progress), stall)
         running.progress(**process.progress)
 

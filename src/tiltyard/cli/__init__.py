@@ -12,6 +12,7 @@ from tiltyard.cli.interruption import InterruptibleGroup
 
 COMMANDS = {
     "audit": ("audit",),
+    "backup": ("backup",),
     "browsing.changes": ("cp", "mv", "rm"),
     "browsing.console_page": ("open",),
     "browsing.description": ("schema", "show"),

@@ -27,13 +27,16 @@ _PAUSE_SECONDS = 0.005
 
 
 class Point(StrEnum):
-    """Points of a write where a fault can be injected, in the order in which it reaches them."""
+    """Points where a fault can be injected: of a write in the order in which it reaches them, then of a backup."""
 
     BEFORE_RECORD = "before_record"  # files are written, nothing is committed
     AFTER_RECORD = "after_record"  # the catalog has the commit, storage does not show it yet
     AFTER_FINALIZE = "after_finalize"  # committed for every reader, the caller has no result yet
     BETWEEN_CATALOGS = "between_catalogs"  # a table moves: one catalog has changed, the other has not yet
     BEFORE_ANSWER = "before_answer"  # the operation has returned, no byte of the response is sent
+    BEFORE_BACKUP_COPY = "before_backup_copy"  # a backup has a snapshot of the catalog, and lacks a file of it
+    BEFORE_BACKUP_POINT = "before_backup_point"  # a backup has all files, and is not one yet
+    BEFORE_RESTORED_CATALOG = "before_restored_catalog"  # all files are restored, and the catalog is still empty
 
 
 class Action(StrEnum):

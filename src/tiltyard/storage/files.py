@@ -26,6 +26,10 @@ LARGEST_FILE = 64 << 20
 """Default of the setting `max_manifest_bytes`: bytes of the largest file that is read into memory."""
 
 
+CHUNK_BYTES = 4 << 20
+"""Bytes of a file that are in memory at a time where one is read in chunks."""
+
+
 class FileTooLargeError(InvalidInputError):
     """A client's file is too large to be read into memory: nothing of it was read."""
 
@@ -98,6 +102,9 @@ class Files(Protocol):
 
     def read(self, location: str) -> bytes:
         """Read a file. Raises FileNotFoundError, FileTooLargeError."""
+
+    def read_chunks(self, location: str) -> Iterator[bytes]:
+        """Iterate over the content of a file of any size. Raises FileNotFoundError."""
 
     def read_nofollow(self, location: str, max_bytes: int | None = None) -> FileContent:
         """Read a file of at most `max_bytes`, following no symbolic links.
@@ -189,6 +196,11 @@ class LocalFiles:
             return _read_open_file(descriptor, location, self._max_bytes).content
         finally:
             os.close(descriptor)
+
+    def read_chunks(self, location: str) -> Iterator[bytes]:
+        with Path(location).open("rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
 
     def read_nofollow(self, location: str, max_bytes: int | None = None) -> FileContent:
         """Check the path of the open file, so that no link can take its place in between; see Files."""

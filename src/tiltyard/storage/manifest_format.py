@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
@@ -239,6 +239,44 @@ def _index_files(index: bytes) -> Iterator[str]:
             yield f"_indices/{folder}/{next(byte_fields(file, _PATH_FIELD)).decode()}"
 
 
+def with_bases(content: bytes, convert: Callable[[str], str]) -> bytes:
+    """Return a valid manifest with its bases converted: locations outside its folder that have files of it.
+
+    Raises InvalidInputError for one whose sections come after its message, as no version of Lance writes it.
+    """
+    (position,) = struct.unpack_from("<Q", content, len(content) - _FOOTER.size)
+    message, converted, start = message_of(content), bytearray(), 0
+    for key, end in _field_ends(message):
+        field_bytes = message[start:end]
+        if key == _BASES_FIELD:
+            base = next(value for number, value in message_fields(field_bytes) if number == key)
+            assert isinstance(base, bytes)
+            field_bytes = _encode_bytes(key, _with_path(base, convert))
+        converted += field_bytes
+        start = end
+    sections = (value for key, value in message_fields(message) if key in (_INDICES_FIELD, _INLINE_TRANSACTION_FIELD))
+    if any(isinstance(section, int) and section > position for section in sections):
+        raise InvalidInputError("A manifest has sections after its message: its locations cannot be changed.")
+    return content[:position] + _LENGTH.pack(len(converted)) + bytes(converted) + content[-_FOOTER.size :]
+
+
+def _with_path(base: bytes, convert: Callable[[str], str]) -> bytes:
+    """Return a base with its path converted."""
+    converted, start = bytearray(), 0
+    for key, end in _field_ends(base):
+        field_bytes = base[start:end]
+        if key == _BASE_PATH_FIELD:
+            path = next(byte_fields(field_bytes, key)).decode()
+            field_bytes = _encode_bytes(key, convert(path).encode())
+        converted += field_bytes
+        start = end
+    return bytes(converted)
+
+
+def _encode_bytes(field_number: int, value: bytes) -> bytes:
+    return _encode_varint(field_number << 3 | 2) + _encode_varint(len(value)) + value
+
+
 def branch_file(branch: Branch) -> str:
     """Return the path of the file that defines a branch other than main, relative to the table's folder."""
     return f"_refs/branches/{quote(branch.name, safe='')}.json"
@@ -268,12 +306,15 @@ def with_column_ids(column: bytes, ids: Mapping[int, int]) -> bytes | None:
 
 
 def _field_ends(message: bytes) -> Iterator[tuple[int, int]]:
-    """Iterate over the fields of a message, which has values of integers and bytes alone: number, and where it ends."""
+    """Iterate over the fields of a message: number, and where it ends."""
     at = 0
     while at < len(message):
         key, at = read_varint(message, at)
-        length, at = read_varint(message, at)
-        at += length if key & 7 == 2 else 0
+        if key & 7 in _FIXED_WIDTHS:
+            at += _FIXED_WIDTHS[key & 7]
+        else:
+            length, at = read_varint(message, at)
+            at += length if key & 7 == 2 else 0
         yield key >> 3, at
 
 

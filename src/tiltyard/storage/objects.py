@@ -9,7 +9,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from tiltyard.model.object_stores import open_object_store
-from tiltyard.storage.files import LARGEST_FILE, FileContent, FileEntry, FileStat, check_size
+from tiltyard.storage.files import CHUNK_BYTES, LARGEST_FILE, FileContent, FileEntry, FileStat, check_size
 
 if TYPE_CHECKING:
     import re
@@ -66,6 +66,9 @@ class ObjectFiles:
 
     def read(self, location: str) -> bytes:
         return self.read_nofollow(location).content
+
+    def read_chunks(self, location: str) -> Iterator[bytes]:
+        yield from map(bytes, obstore.get(self._store, self._path(location)).stream(min_chunk_size=CHUNK_BYTES))
 
     def read_nofollow(self, location: str, max_bytes: int | None = None) -> FileContent:
         """Read an object: there are no links. A response's headers have the size before its body is read; see Files."""

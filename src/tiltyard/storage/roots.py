@@ -12,6 +12,7 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.model.settings.mounts import mount_locations
 from tiltyard.model.settings.storages import NamedStorage, SecretError, read_secrets
+from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending import Credentials, Folder, MissingVendorError, Vendor, open_vendor, refresh_offset
 
@@ -101,6 +102,16 @@ class Roots:
             )
         credentials = root.vendor.vend(Folder.of(location), writable=writable)
         return {**root.public_options, **credentials.options, **lifetime_options(credentials)}
+
+
+def storage_options_of(settings: Settings, location: str) -> dict[str, str]:
+    """Return the storage options for any location: of the named storage that it lies in, or else `storage_options`.
+
+    Raises StorageError for a storage that cannot be used.
+    """
+    named = [_named_root(name, storage, wall_clock) for name, storage in settings.storage.items()]
+    named.sort(key=_longest_first)
+    return dict(_unnamed_root(location, named, settings.storage_options).options)
 
 
 def lifetime_options(credentials: Credentials) -> dict[str, str]:

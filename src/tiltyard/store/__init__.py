@@ -12,6 +12,7 @@
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
 - `functions` of clients, their `secrets`, and the rows that they failed on (`function_errors`)
 - `audit`
+- `dump`: the whole catalog to a file, and back
 
 They derive from `Repository` (repository.py), run on a `Database` (backend.py) that `sqlite/` and `postgres` implement,
 and share `records` and `paths`. `schema` applies `migrations/`.
@@ -24,6 +25,7 @@ from tiltyard.store.access.policies import PolicyRecord
 from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
 from tiltyard.store.access.signing_keys import SigningKey
 from tiltyard.store.audit import AuditFilter, AuditRecord
+from tiltyard.store.dump import DumpHeader, NotEmptyError, read_header, read_rows
 from tiltyard.store.function_errors import FragmentErrors
 from tiltyard.store.functions import FunctionRecord, FunctionUse, NewFunction
 from tiltyard.store.jobs import JobFilter
@@ -50,7 +52,7 @@ from tiltyard.store.records import (
 )
 from tiltyard.store.schema import StoreVersionError
 from tiltyard.store.secrets import SecretRecord
-from tiltyard.store.store import Store, UnitOfWork, database_exists, open_store, upgrade
+from tiltyard.store.store import Store, UnitOfWork, database_exists, is_empty_database, load_dump, open_store, upgrade
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
 from tiltyard.store.tables.tables import ViewRecord
 from tiltyard.store.tables.versions import FinalManifest
@@ -67,6 +69,7 @@ __all__ = [
     "AuditRecord",
     "Creator",
     "DroppedNamespace",
+    "DumpHeader",
     "FinalManifest",
     "FragmentErrors",
     "FunctionRecord",
@@ -81,6 +84,7 @@ __all__ = [
     "NewFunction",
     "NewRequest",
     "NewVersion",
+    "NotEmptyError",
     "Path",
     "PolicyRecord",
     "PrincipalRecord",
@@ -107,7 +111,11 @@ __all__ = [
     "VersionRecord",
     "ViewRecord",
     "database_exists",
+    "is_empty_database",
+    "load_dump",
     "open_store",
+    "read_header",
+    "read_rows",
     "upgrade",
     "wall_clock",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -34,6 +34,9 @@ class Connection(Protocol):
     def rows(self, sql: str, *values: object) -> list[Row]:
         """Run a statement and return all its rows."""
 
+    def pages(self, sql: str, size: int) -> Iterator[list[Row]]:
+        """Run a query in a transaction, and yield its rows in lists of up to `size`: never all are in memory."""
+
     def change(self, sql: str, *values: object) -> int:
         """Run a statement and return how many rows it changed.
 
@@ -60,6 +63,9 @@ class Database(Protocol):
 
     def read(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` outside any transaction: each statement sees its own snapshot."""
+
+    def read_snapshot(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn`, which only reads, in one transaction: its statements see one snapshot. Blocks no writer."""
 
     def write(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction and return once that is durable."""

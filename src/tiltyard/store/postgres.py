@@ -16,7 +16,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 from tiltyard.store.backend import CallSoon, Connection, ForeignKeyError, NullError, Row, UniqueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 T = TypeVar("T")
 
@@ -81,6 +81,15 @@ class PostgresConnection:
     def rows(self, sql: str, *values: object) -> list[Row]:
         return self._execute(sql, values).fetchall()
 
+    def pages(self, sql: str, size: int) -> Iterator[list[Row]]:
+        try:
+            with self.raw.cursor(name="pages") as cursor:
+                cursor.execute(sql)
+                while rows := cursor.fetchmany(size):
+                    yield rows
+        except psycopg.Error as error:
+            raise_translated(error)
+
     def change(self, sql: str, *values: object) -> int:
         return self._execute(sql, values).rowcount
 
@@ -109,6 +118,11 @@ class PostgresDatabase:
         "bytes": "BYTEA",
         "lock_migrations": "SELECT pg_advisory_xact_lock(7308604896)",
         "has_migrations": "SELECT to_regclass('schema_migrations') IS NOT NULL",
+        "columns": "SELECT column_name, data_type FROM information_schema.columns"
+        " WHERE table_schema = current_schema() AND table_name = ? ORDER BY ordinal_position",
+        "last_id": "SELECT pg_sequence_last_value(pg_get_serial_sequence(?, 'id')::regclass)",
+        "forget_last_id": "SELECT pg_get_serial_sequence(?, 'id')",
+        "set_last_id": "SELECT setval(pg_get_serial_sequence(?, 'id'), ?)",
     }
 
     def __init__(self, url: str, *, size: int = 16, timeout: float = 10.0) -> None:
@@ -138,6 +152,9 @@ class PostgresDatabase:
 
     def read(self, fn: Callable[[Connection], T]) -> T:
         return self._run(lambda raw: fn(PostgresConnection(raw)))
+
+    def read_snapshot(self, fn: Callable[[Connection], T]) -> T:
+        return self._run(lambda raw: _in_transaction(raw, fn, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 
     def write(self, fn: Callable[[Connection], T]) -> T:
         return self._run(lambda raw: _in_transaction(raw, fn))
@@ -226,8 +243,8 @@ def _configure(raw: PooledConnection) -> None:
         raw.statements.execute(setting)
 
 
-def _in_transaction(raw: PooledConnection, fn: Callable[[Connection], T]) -> T:
-    raw.statements.execute("BEGIN")
+def _in_transaction(raw: PooledConnection, fn: Callable[[Connection], T], begin: str = "BEGIN") -> T:
+    raw.statements.execute(begin)
     try:
         result = fn(PostgresConnection(raw))
     except BaseException:

@@ -50,38 +50,42 @@ def migrate(database: Database, clock: Callable[[], int], upto: int | None = Non
     Raises StoreVersionError for a database that newer code has migrated.
     """
 
-    def apply(connection: Connection) -> list[str]:
-        connection.rows(database.dialect["lock_migrations"])
-        connection.change(CREATE_LEDGER)
-        current = _version(connection)
-        _refuse_newer(current)
-        missing = [
-            migration
-            for migration in migrations()
-            if migration.version > current and (upto is None or migration.version <= upto)
-        ]
-        for migration in missing:
-            for statement in migration.statements:
-                connection.change(_substitute(statement, database))
-            connection.change("INSERT INTO schema_migrations VALUES (?, ?)", migration.version, clock())
-        return [migration.name for migration in missing]
-
-    if _current_version(database) == migrations()[-1].version:
+    if current_version(database) == migrations()[-1].version:
         return []
-    return database.write(apply)
+    return database.write(lambda connection: apply_missing(connection, database, clock, upto))
+
+
+def apply_missing(connection: Connection, database: Database, clock: Callable[[], int], upto: int | None) -> list[str]:
+    """Apply the missing migrations in the transaction of a connection. See `migrate`."""
+    connection.rows(database.dialect["lock_migrations"])
+    connection.change(CREATE_LEDGER)
+    current = _version(connection)
+    refuse_newer(current)
+    missing = [
+        migration
+        for migration in migrations()
+        if migration.version > current and (upto is None or migration.version <= upto)
+    ]
+    for migration in missing:
+        for statement in migration.statements:
+            connection.change(_substitute(statement, database))
+        connection.change("INSERT INTO schema_migrations VALUES (?, ?)", migration.version, clock())
+    return [migration.name for migration in missing]
 
 
 def require_current(database: Database) -> None:
     """Raise StoreVersionError unless the database has exactly the migrations of this code."""
-    current = _current_version(database)
-    _refuse_newer(current)
+    current = current_version(database)
+    refuse_newer(current)
     if current < migrations()[-1].version:
         raise StoreVersionError(
             f"The database has schema version {current}, this code needs {migrations()[-1].version}: upgrade it first."
         )
 
 
-def _current_version(database: Database) -> int:
+def current_version(database: Database) -> int:
+    """Return the number of the last migration that a database has; 0 for an empty one."""
+
     def read(connection: Connection) -> int:
         row = connection.row(database.dialect["has_migrations"])
         return _version(connection) if row and row[0] else 0
@@ -89,12 +93,22 @@ def _current_version(database: Database) -> int:
     return database.read(read)
 
 
+def table_names(version: int) -> dict[str, bool]:
+    """Return the tables of a schema version in the order of their creation, and whether their ids are given by the
+    database.
+    """
+    created = re.compile(r"^CREATE TABLE (\w+) \(\s*(id \{id\})?")
+    statements = (text for migration in migrations() if migration.version <= version for text in migration.statements)
+    return {match[1]: bool(match[2]) for match in map(created.match, statements) if match}
+
+
 def _version(connection: Connection) -> int:
     row = connection.row("SELECT COALESCE(MAX(version), 0) FROM schema_migrations")
     return int(row[0]) if row else 0
 
 
-def _refuse_newer(current: int) -> None:
+def refuse_newer(current: int) -> None:
+    """Raise StoreVersionError for a number that this code has no migration of."""
     if current > (latest := migrations()[-1].version):
         raise StoreVersionError(
             f"The database has schema version {current}, newer than this code, which knows {latest}."

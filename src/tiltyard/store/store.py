@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.store import schema
@@ -16,6 +16,7 @@ from tiltyard.store.access.roles import Roles
 from tiltyard.store.access.signing_keys import SigningKeys
 from tiltyard.store.access.visibility import Visibility
 from tiltyard.store.audit import AuditLog
+from tiltyard.store.dump import DumpHeader, dump, load
 from tiltyard.store.function_errors import FunctionErrors
 from tiltyard.store.functions import Functions
 from tiltyard.store.idempotency import KeyedRequests
@@ -106,6 +107,10 @@ class Store(UnitOfWork):
         """
         return self._database.write(lambda connection: fn(UnitOfWork(self._database, self._clock, connection)))
 
+    def dump(self, file: Path) -> DumpHeader:
+        """Write all rows of one snapshot to a file; return its header. Blocks no writer. See `dump.dump`."""
+        return dump(self._database, file, self._clock)
+
     def share_reads(self, call_soon: CallSoon) -> None:
         """Let reads on the calling thread's event loop share a snapshot where several are ready at once.
 
@@ -164,6 +169,20 @@ def upgrade(url: str, *, clock: Clock = wall_clock) -> list[str]:
     """Apply the migrations that a database lacks; return their names. Raises as `open_store` does."""
     with closing(open_database(url)) as database:
         return schema.migrate(database, clock)
+
+
+def is_empty_database(url: str) -> bool:
+    """Return whether a database has no catalog. Raises ValueError, ServiceUnavailableError."""
+    with closing(open_database(url)) as database:
+        return schema.current_version(database) == 0
+
+
+def load_dump(
+    url: str, file: Path, convert: Callable[[str, dict[str, Any]], dict[str, Any] | None], *, clock: Clock = wall_clock
+) -> DumpHeader:
+    """Load a dump into an empty database, all of it or nothing; see `dump.load`. Raises ValueError, too."""
+    with closing(open_database(url)) as database:
+        return load(database, file, clock, convert)
 
 
 def database_exists(url: str) -> bool:

@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
 from tiltyard.store.backend import ForeignKeyError, NullError, Row, UniqueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 BUSY_SECONDS = 10.0
@@ -97,6 +97,14 @@ class SqliteConnection:
         try:
             return self.raw.execute(sql, values).fetchall()
         except Exception as error:  # noqa: BLE001 - `raise_translated` raises them all again
+            raise_translated(error)
+
+    def pages(self, sql: str, size: int) -> Iterator[list[Row]]:
+        try:
+            cursor = self.raw.execute(sql)
+            while rows := cursor.fetchmany(size):
+                yield rows
+        except sqlite3.Error as error:
             raise_translated(error)
 
     def change(self, sql: str, *values: object) -> int:

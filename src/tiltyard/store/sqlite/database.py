@@ -68,6 +68,10 @@ class SqliteDatabase:
         "bytes": "BLOB",
         "lock_migrations": "SELECT 1",
         "has_migrations": "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'schema_migrations')",
+        "columns": "SELECT name, lower(type) FROM pragma_table_info(?) ORDER BY cid",
+        "last_id": "SELECT seq FROM sqlite_sequence WHERE name = ?",
+        "forget_last_id": "DELETE FROM sqlite_sequence WHERE name = ?",
+        "set_last_id": "INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)",
     }
 
     def __init__(self, path: Path, *, timeout: float = 30.0) -> None:
@@ -102,6 +106,12 @@ class SqliteDatabase:
         finally:
             if len(self._readers) < IDLE_READERS and not self._closed:
                 self._readers.append(reader)
+
+    def read_snapshot(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn` on a connection of its own: a snapshot may be read for long."""
+        reader = SqliteConnection(self._path, writer=False)
+        reader.change("BEGIN")
+        return fn(reader)
 
     def share_reads(self, call_soon: CallSoon) -> None:
         self._snapshot = _Snapshot(self._path, call_soon)

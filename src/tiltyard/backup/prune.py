@@ -1,0 +1,50 @@
+"""Remove old backups from a target, and the files that no other backup needs."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tiltyard.backup.create import PRUNING, running
+from tiltyard.backup.points import fetch_part, list_points, read_point, read_tables
+from tiltyard.storage.errors import lance_errors
+
+if TYPE_CHECKING:
+    from tiltyard.backup.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was removed."""
+
+    points: list[str]
+    files: int
+    size: int
+
+
+def prune_points(target: Target, keep: int, *, force: bool = False) -> Pruned:
+    """Remove all backups but the last `keep`, then files that none of these needs: those of killed backups, too.
+
+    With `force`, the marks of backups and removals that were killed are removed first. Raises InvalidInputError while a
+    backup is being taken, for a damaged backup among those that stay, and what the storage raises.
+    """
+    with lance_errors(target.location):
+        if force:
+            target.delete([entry.path for entry in target.walk("running")])
+        with running(target, PRUNING), tempfile.TemporaryDirectory(prefix="tiltyard-prune-") as folder:
+            ids = list_points(target)
+            removed, kept = ids[:-keep], ids[-keep:]
+            needed = {f"points/{point_id}" for point_id in kept}
+            for point_id in kept:
+                lists = fetch_part(target, read_point(target, point_id), "files", Path(folder))
+                needed |= {file.key(table.folder) for table in read_tables(lists) for file in table.files}
+            target.delete([f"points/{point_id}/point.json" for point_id in removed])
+            garbage = [
+                entry
+                for entry in [*target.walk("points"), *target.walk("files"), *target.walk("contents")]
+                if entry.path not in needed and entry.path.rpartition("/")[0] not in needed
+            ]
+            target.delete([entry.path for entry in garbage])
+            return Pruned(removed, len(garbage), sum(entry.size for entry in garbage))

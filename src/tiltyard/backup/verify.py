@@ -1,0 +1,109 @@
+"""Verify a backup: each file is as it was written, versions have all their files, and tables can be opened."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lance
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+
+from tiltyard.backup.create import FILE_THREADS
+from tiltyard.backup.points import fetch_part, read_tables
+from tiltyard.backup.selection import version_of_manifest
+from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.manifest_format import is_detached, parse_manifest, referenced_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tiltyard.backup.points import Point, StoredFile, StoredTable
+    from tiltyard.backup.target import Target
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was verified: how many tables and files of how many bytes, and what is wrong, a sentence each."""
+
+    tables: int
+    files: int
+    size: int
+    problems: list[str]
+
+
+def verify_point(target: Target, point: Point, progress: Callable[[str], None] = lambda line: None) -> Verification:
+    """Read all files of a backup, and open the latest version of each table in it.
+
+    Raises InvalidInputError where the backup's own lists are damaged, and what the storage raises.
+    """
+    result = Verification(0, 0, 0, [f"{name}: {reason}." for name, reason in point.problems.items()])
+    with (
+        tempfile.TemporaryDirectory(prefix="tiltyard-verify-") as folder,
+        lance_errors(target.location),
+        ThreadPoolExecutor(FILE_THREADS) as pool,
+    ):
+        fetch_part(target, point, "catalog", Path(folder))
+        for table in read_tables(fetch_part(target, point, "files", Path(folder))):
+            problems = list(pool.map(partial(_check_file, target, table), table.files))
+            result.problems += [problem for problem in problems if problem]
+            if not any(problems):
+                result.problems += _check_versions(target, table)
+            result.tables += table.id != 0
+            result.files += len(table.files)
+            result.size += sum(file.size for file in table.files)
+            progress(f"{table.name}: {len(table.files)} files")
+    return result
+
+
+def _check_file(target: Target, table: StoredTable, file: StoredFile) -> str:
+    """Return what is wrong with a file; "" if nothing is."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        for chunk in target.read_chunks(file.key(table.folder)):
+            digest.update(chunk)
+            size += len(chunk)
+    except FileNotFoundError:
+        return f"{table.name}: the file {file.key(table.folder)} is missing."
+    if (size, digest.hexdigest()) != (file.size, file.sha256):
+        return f"{table.name}: the file {file.key(table.folder)} is not as it was written."
+    return ""
+
+
+def _check_versions(target: Target, table: StoredTable) -> Iterator[str]:
+    """Yield what is wrong with the versions of a table whose files are sound."""
+    paths, latest = {file.path for file in table.files}, 0
+    for file in table.files:
+        folder, _, name = file.path.rpartition("/")
+        if not folder.endswith("_versions") or not name.endswith(".manifest") or is_detached(file.path):
+            continue
+        branch, version = version_of_manifest(file.path)
+        prefix = file.path[: file.path.index("_versions/")]
+        content = target.read(file.key(table.folder))
+        try:
+            parse_manifest(content, version)
+        except InvalidInputError:
+            yield f"{table.name}: {file.path} is no manifest of version {version}."
+            continue
+        missing = [path for path in referenced_files(content) if prefix + path not in paths]
+        if missing:
+            yield f"{table.name}: version {version} needs {prefix}{missing[0]}, which the backup has not."
+        elif not branch:
+            latest = max(latest, version)
+    if latest and (problem := _open(target, table, latest)):
+        yield problem
+
+
+def _open(target: Target, table: StoredTable, version: int) -> str:
+    """Open a version where it lies in the backup; return what is wrong, "" if nothing is."""
+    uri = f"{target.location}/files/{table.folder}"
+    try:
+        with lance_errors(uri):
+            lance.dataset(uri, version=version, storage_options=target.options or None).count_rows()
+    except (LanceNamespaceError, OSError) as error:
+        return f"{table.name}: version {version} cannot be opened: {error}"
+    return ""

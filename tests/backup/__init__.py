@@ -1,0 +1,1 @@
+"""Backups of a catalog with its tables, taken, verified and restored."""

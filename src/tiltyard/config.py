@@ -130,6 +130,7 @@ BOUNDS = {
     "max_result_bytes": (0, 1 << 50),
     "sql_queries": (1, 1 << 16),
     "sql_memory_bytes": (1 << 20, 1 << 50),
+    "sql_process_bytes": (1 << 28, 1 << 50),
     "sql_spill_bytes": (1 << 20, 1 << 50),
     "sql_kept_bytes": (0, 1 << 50),
     "sql_max_rows": (0, 1 << 50),
@@ -332,6 +333,9 @@ class Settings:
     sql_queries: int = field(default=8, metadata={"help": "SQL queries that one server process runs at once."})
     sql_memory_bytes: int = field(
         default=256 << 20, metadata={"help": "Memory of one SQL query for its joins, aggregates and sorts, in bytes."}
+    )
+    sql_process_bytes: int = field(
+        default=1 << 30, metadata={"help": "Memory, in bytes, beyond which the process of an SQL query is ended."}
     )
     sql_spill_bytes: int = field(default=4 << 30, metadata={"help": "Disk that one SQL query may spill to, in bytes."})
     sql_spill_folder: str = field(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tiltyard.model.settings.secret_keys import SecretKeys
     from tiltyard.mounts.registry.mounts import Mounts
     from tiltyard.runtime.outage_log import OutageLog
+    from tiltyard.sql.processes import QueryProcesses
     from tiltyard.sql.sessions import SqlSessions
     from tiltyard.storage import Storage
     from tiltyard.storage.datasets import CommitRoute
@@ -59,7 +60,10 @@ def do_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What lives as long as the process; `commit_routing` chooses how commits reach a table."""
+    """What lives as long as the process; `commit_routing` chooses how commits reach a table.
+
+    `sql_processes` run SQL queries; where there are none, as in the catalog in process, this process runs them.
+    """
 
     settings: Settings
     store: Store
@@ -77,6 +81,7 @@ class Services:
     change_log: ChangeLog
     commit_routing: CommitRouting = route_to_storage
     recent_keys: RecentKeys = field(default_factory=RecentKeys)
+    sql_processes: QueryProcesses | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class Shared:
     limits: Limits
     log: RequestLog
     authentication: RequestAuthentication
+    databases: Databases
 
 
 class Api:
@@ -254,7 +255,7 @@ class Api:
     @property
     def shared(self) -> Shared:
         """What other protocols of the process share with this one."""
-        return Shared(self._services, self._pools, self._limits, self._log, self._authentication)
+        return Shared(self._services, self._pools, self._limits, self._log, self._authentication, self._databases)
 
     def close(self) -> None:
         """Start nothing more, and write the audit records that wait."""

@@ -126,7 +126,7 @@ class Pages:
         cached = {"bytes of rows in memory": self._services.storage.datasets.column_cache.size}
         running = {
             "queries running": self._limits.running_queries,
-            "SQL queries running": self._services.sql_sessions.running,
+            "SQL queries running": (self._services.sql_processes or self._services.sql_sessions).running,
         }
         connected = self._connections.gauges() if self._connections is not None else {}
         outages = [mount.outage for mount in self._services.mounts.all() if mount.outage is not None]

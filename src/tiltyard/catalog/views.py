@@ -40,7 +40,7 @@ def create_view(ctx: Context, request: models.CreateViewRequest) -> models.Creat
     with prefer_name_conflict(ctx, path):
         if ctx.services.mounts.find(path) is not None:
             raise UnsupportedOperationError("Views are not created below a mount: create them in this catalog.")
-        view = PlainView(request.query, _infer_schema(ctx, request.query))
+        view = PlainView(request.query, _infer_schema(ctx, request.query), ctx.database)
     ctx.store.insert_table(
         path,
         ctx.storage.new_location(path),

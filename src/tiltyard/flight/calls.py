@@ -13,8 +13,10 @@ import grpc
 import msgspec
 from google.protobuf.message import DecodeError
 from lance_namespace.errors import InvalidInputError, UnauthenticatedError
+from msgspec import structs
 
 from tiltyard.api.errors import clear_tracebacks, error_response
+from tiltyard.api.lancedb.databases import DATABASE_HEADER, PREFIX_HEADER
 from tiltyard.context import Context
 from tiltyard.flight.credentials import normalize_credentials, read_headers
 from tiltyard.model.ids import Id, parse_id
@@ -39,6 +41,8 @@ _STATUS = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+DATABASE_METADATA = b"database"
+"""What lancedb's client sends here in the place of its header of HTTP."""
 _random = random.Random()  # noqa: S311  # for ids of requests, which are no secrets
 
 log = logging.getLogger("tiltyard.flight")
@@ -107,7 +111,11 @@ class Calls:
         principal = await self._shared.authentication.authenticate_headers(headers)
         if user and user != principal.name and not self._shared.authentication.is_open:
             raise UnauthenticatedError("The key is not one of this user.")
-        ctx = logged.ctx = Context(self._shared.services, logged.request_id, principal=principal)
+        ctx = Context(self._shared.services, logged.request_id, principal=principal)
+        if (database := headers.get(DATABASE_HEADER) or headers.get(DATABASE_METADATA)) is not None:
+            named = {DATABASE_HEADER: database, PREFIX_HEADER: headers.get(PREFIX_HEADER, b"")}
+            ctx = structs.replace(ctx, database=await self._shared.databases.find(ctx, named))
+        logged.ctx = ctx
         self._shared.limits.check_rate(ctx, logged.address)
         return Call(ctx, default_namespace(headers), logged)
 

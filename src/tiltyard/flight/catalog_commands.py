@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.filtered_lists import list_all_tables
 from tiltyard.flight.encoding import schema_message
 from tiltyard.flight.server_info import SQL_INFO_SCHEMA, TYPE_INFO_SCHEMA, sql_info, type_info
 from tiltyard.model.ids import Id
-from tiltyard.sql.information_schema import BASE_TABLE, CATALOG_NAME, PUBLIC_SCHEMA, schema_name
+from tiltyard.sql.information_schema import BASE_TABLE, CATALOG_NAME, PUBLIC_SCHEMA, tables_of_schemas
 from tiltyard.sql.visible_schemas import visible_schema
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _schemas(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
     matches = _pattern(command, "db_schema_filter_pattern")
     if not _is_ours(command):
         return
-    names = {PUBLIC_SCHEMA, *(schema_name(table.namespace) for table in _tables_of_catalog(ctx))}
+    names = {PUBLIC_SCHEMA, *(schema for schema, _ in _tables_of_catalog(ctx))}
     for name in sorted(filter(matches, names)):
         yield {"catalog_name": CATALOG_NAME, "db_schema_name": name}
 
@@ -112,8 +111,7 @@ def _tables(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
     types = set(command.table_types)
     if not _is_ours(command) or (types and BASE_TABLE not in types and "TABLE" not in types):
         return
-    for table in _tables_of_catalog(ctx):
-        schema = schema_name(table.namespace)
+    for schema, table in _tables_of_catalog(ctx):
         if in_schema(schema) and has_name(table.name):
             row: dict[str, Any] = {
                 "catalog_name": CATALOG_NAME,
@@ -127,15 +125,9 @@ def _tables(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _tables_of_catalog(ctx: Context) -> Iterator[ListedTable]:
-    after = None
-    while True:
-        ctx.check_deadline()
-        page = list_all_tables(ctx, after, _PAGE, False)
+def _tables_of_catalog(ctx: Context) -> Iterator[tuple[str, ListedTable]]:
+    for page in tables_of_schemas(ctx, _PAGE):
         yield from page
-        if len(page) < _PAGE:
-            return
-        after = page[-1].namespace_id, page[-1].name
 
 
 def _table_types(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ def schema_message(schema: pa.Schema) -> bytes:
 
 def encode_schema(schema: pa.Schema) -> bytes:
     """Return the FlightData of a schema, the first message of a stream."""
-    return _flight_data(memoryview(schema.serialize()))
+    return b"".join(_flight_data(memoryview(schema.serialize())))
 
 
 def has_dictionaries(schema: pa.Schema) -> bool:
@@ -47,12 +47,13 @@ def _has_dictionary(kind: pa.DataType) -> bool:
     return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def encode_batch(batch: pa.RecordBatch, *, dictionaries: bool) -> list[bytes]:
-    """Return the FlightData of a batch, in messages of about MESSAGE_BYTES.
+def encode_batch(batch: pa.RecordBatch, *, dictionaries: bool) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield the FlightData of a batch, in messages of about MESSAGE_BYTES, each in two parts: its head, its buffers.
 
     With `dictionaries`, each message is preceded by the dictionaries of its batch, which replace those before.
     """
-    return [message for part in _parts(batch) for message in _encode_part(part, dictionaries)]
+    for part in _parts(batch):
+        yield from _encode_part(part, dictionaries)
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -65,7 +66,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(first, rows)
 
 
-def _encode_part(batch: pa.RecordBatch, dictionaries: bool) -> Iterator[bytes]:
+def _encode_part(batch: pa.RecordBatch, dictionaries: bool) -> Iterator[tuple[bytes, memoryview]]:
     if not dictionaries:
         yield _flight_data(memoryview(batch.serialize()))
         return
@@ -78,14 +79,12 @@ def _encode_part(batch: pa.RecordBatch, dictionaries: bool) -> Iterator[bytes]:
             yield _flight_data(memoryview(message.serialize()))
 
 
-def _flight_data(message: memoryview) -> bytes:
-    """Return the FlightData of an encapsulated IPC message."""
+def _flight_data(message: memoryview) -> tuple[bytes, memoryview]:
+    """Return the FlightData of an encapsulated IPC message, in two parts."""
     end = _PREFIX_BYTES + int.from_bytes(message[4:_PREFIX_BYTES], "little")
     header, body = message[_PREFIX_BYTES:end], message[end:]
-    parts: list[bytes | memoryview] = [_HEADER_TAG, _varint(len(header)), header]
-    if body:
-        parts += (_BODY_TAG, _varint(len(body)), body)
-    return b"".join(parts)
+    body_head = (_BODY_TAG, _varint(len(body))) if body else ()
+    return b"".join((_HEADER_TAG, _varint(len(header)), header, *body_head)), body
 
 
 def _varint(number: int) -> bytes:

@@ -8,27 +8,32 @@ from __future__ import annotations
 import secrets
 
 import msgspec
-import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.flight.messages import pack
 
 MAX_BYTES = 4 << 20
-MAX_PARAMETERS = 1_000
 
 
 class QueryHandle(msgspec.Struct, frozen=True, array_like=True):
-    """A query: its id, text, and default namespace, and its parameters as an Arrow stream of one row."""
+    """A query: its id, text, and default namespace within a database, and its parameters as an Arrow stream of one row.
+
+    `process` is the id of the server process that it was submitted to.
+    """
 
     id: str
     query: str
     namespace: tuple[str, ...] = ()
+    database: tuple[str, ...] = ()
     parameters: bytes = b""
+    process: str = ""
 
     @classmethod
-    def of(cls, query: str, namespace: tuple[str, ...], parameters: bytes = b"") -> QueryHandle:
+    def of(
+        cls, query: str, namespace: tuple[str, ...], database: tuple[str, ...], parameters: bytes = b""
+    ) -> QueryHandle:
         """Return a handle with a new id."""
-        return cls(secrets.token_hex(16), query, namespace, parameters)
+        return cls(secrets.token_hex(16), query, tuple(namespace), tuple(database), parameters)
 
     def encode(self) -> bytes:
         """Return the handle as clients hold it."""
@@ -38,18 +43,6 @@ class QueryHandle(msgspec.Struct, frozen=True, array_like=True):
     def ticket(self) -> bytes:
         """The command that names this query: for DoGet, and as the descriptor to poll."""
         return pack("TicketStatementQuery", statement_handle=self.encode())
-
-    def scalars(self) -> list[pa.Scalar]:
-        """Return the values of the parameters. Raises InvalidInputError."""
-        if not self.parameters:
-            return []
-        try:
-            table = pa.ipc.open_stream(self.parameters).read_all()
-        except pa.ArrowException as error:
-            raise InvalidInputError("The parameters are no Arrow stream.") from error
-        if table.num_rows != 1 or table.num_columns > MAX_PARAMETERS:
-            raise InvalidInputError(f"The parameters are one row of {MAX_PARAMETERS} values at most.")
-        return [_decoded(column[0]) for column in table.columns]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -64,19 +57,3 @@ def decode_handle(encoded: bytes) -> QueryHandle:
         return _decoder.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError("This is no handle of a query of this server.") from error
-
-
-def encode_parameters(batch: pa.RecordBatch) -> bytes:
-    """Return the parameters that a client binds. Raises InvalidInputError for more than one row of them."""
-    if batch.num_rows != 1:
-        raise InvalidInputError(f"A statement is run once with one row of parameters, not with {batch.num_rows}.")
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    encoded: bytes = sink.getvalue().to_pybytes()
-    return encoded
-
-
-def _decoded(value: pa.Scalar) -> pa.Scalar:
-    """Return a value without the union that some clients wrap their parameters in."""
-    return value.value if pa.types.is_union(value.type) else value

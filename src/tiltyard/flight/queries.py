@@ -11,24 +11,21 @@ import logging
 import time
 from collections import OrderedDict, deque
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.api.bodies.arrow_responses import ResponseTooLargeError
-from tiltyard.api.deadlines import Deadline
 from tiltyard.api.errors import clear_tracebacks
-from tiltyard.flight.encoding import encode_batch, encode_schema, has_dictionaries
-from tiltyard.sql.engine import check_rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from concurrent.futures import Executor
 
+    from tiltyard.api.deadlines import Deadline
     from tiltyard.context import Context
     from tiltyard.flight.handles import QueryHandle
-    from tiltyard.sql.engine import PlannedQuery
+    from tiltyard.sql.remote_query import RemoteQuery
 
 AHEAD_BYTES = 8 << 20
 """Bytes of encoded rows that a query holds for its reader."""
@@ -36,8 +33,6 @@ MAX_ENDED = 1_000
 """Ended queries whose state can still be described."""
 UNLIMITED_SECONDS = 3600.0
 """How long a query is kept where `query_timeout` is 0."""
-_INLINE_BYTES = 64 << 10
-"""A batch of up to so many bytes is encoded on the event loop: another thread would take longer."""
 
 log = logging.getLogger("tiltyard.flight")
 
@@ -58,20 +53,23 @@ class QueryCancelledError(InvalidInputError):
 class RunningQuery:
     """A query that was started. Its methods run on the event loop."""
 
-    def __init__(self, ctx: Context, handle: QueryHandle, planned: PlannedQuery, pool: Executor) -> None:
+    def __init__(
+        self, ctx: Context, handle: QueryHandle, query: RemoteQuery, deadline: Deadline, pool: Executor
+    ) -> None:
+        """`query` was started; `pool` has the threads that wait for its process."""
         self.handle = handle
         self.ctx = ctx
         self.principal = ctx.principal.name
-        self.schema = planned.schema
-        self.paths = planned.paths
+        self.schema = query.schema
+        self.paths = query.tables
         self.state = QueryState.RUNNING
         self.error: BaseException | None = None
         self.is_read = False
-        self.deadline = Deadline.start(ctx.settings.query_timeout or UNLIMITED_SECONDS, "query")
-        self.expires_at = time.time() + self.deadline.seconds
-        self._planned = planned
+        self.deadline = deadline
+        self.expires_at = time.time() + deadline.remaining
+        self._query = query
         self._pool = pool
-        self._messages: deque[bytes] = deque([encode_schema(planned.schema)])
+        self._messages: deque[bytes] = deque()
         self._bytes = 0
         self._sent_bytes = 0
         self._changed = asyncio.Event()
@@ -79,7 +77,7 @@ class RunningQuery:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def when_ended(self, call: Callable[[RunningQuery], None]) -> None:
-        """Call a function once nothing of the query runs any more, whatever came of it."""
+        """Call a function once the query's process is free, whatever came of it."""
         self._task.add_done_callback(lambda _: call(self))
 
     async def wait_ended(self, seconds: float) -> None:
@@ -90,7 +88,8 @@ class RunningQuery:
         """Stop the query. Idempotent, and without effect on one that has ended."""
         if self.state is QueryState.RUNNING:
             self.state = QueryState.CANCELLED
-        self._task.cancel()
+            self._query.kill()
+            self._task.cancel()
 
     async def messages(self) -> AsyncIterator[bytes]:
         """Yield the rows as FlightData; once. Raises what has ended the query, if it failed, QueryCancelledError."""
@@ -114,55 +113,38 @@ class RunningQuery:
         self._changed.set()
 
     async def _run(self) -> None:
-        """Run the query to its end, into the messages."""
-        is_reusable = has_failed = False
+        """Run the query to its end, into the messages; then wait until its process is free."""
         try:
-            async with asyncio.timeout(self.deadline.seconds):
+            async with asyncio.timeout(self.deadline.remaining):
                 await self._produce()
             self.state = QueryState.FINISHED
-            is_reusable = True
         except TimeoutError:
             self._fail(self.deadline.exceeded())
         except asyncio.CancelledError:
             self.state = QueryState.CANCELLED
         except Exception as error:  # noqa: BLE001  # its reader raises it
-            has_failed = True
             self._fail(error)
-        finally:
-            if self.state is not QueryState.FINISHED:
-                self._messages.clear()
-            self._planned.close(is_reusable=is_reusable, has_failed=has_failed)
-            self._has_ended = True
-            self._notify()
+        if self.state is not QueryState.FINISHED:
+            self._query.kill()
+            self._messages.clear()
+            self._bytes = 0
+        self._has_ended = True
+        self._notify()
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._query.close)
 
     def _fail(self, error: BaseException) -> None:
-        clear_tracebacks(error)  # their frames hold the query's stream, and so its memory
+        clear_tracebacks(error)
         self.state = QueryState.FAILED
         self.error = error
         if not isinstance(error, LanceNamespaceError):
             log.debug("query %s failed: %s", self.handle.id, error)
 
     async def _produce(self) -> None:
-        """Read the batches of the query, encode them, and wait where the reader is slow."""
+        """Take the rows from the query's process, and wait where the reader is slow."""
         loop = asyncio.get_running_loop()
-        encode = partial(encode_batch, dictionaries=has_dictionaries(self.schema))
-        stream = await loop.run_in_executor(self._pool, self._planned.open)
-        rows = 0
-        with self._planned.errors():
-            while True:
-                try:
-                    batch = (await anext(stream)).to_pyarrow()
-                except StopAsyncIteration:
-                    break
-                rows += batch.num_rows
-                check_rows(self.ctx, rows)
-                if batch.nbytes <= _INLINE_BYTES:
-                    messages = encode(batch)
-                else:
-                    messages = await loop.run_in_executor(self._pool, encode, batch)
-                del batch
-                for message in messages:
-                    await self._put(message)
+        while messages := await loop.run_in_executor(self._pool, self._query.receive):
+            for message in messages:
+                await self._put(message)
 
     async def _put(self, message: bytes) -> None:
         limit = self.ctx.settings.max_result_bytes

@@ -8,6 +8,7 @@ any process of the server can serve each of these calls: a process that does not
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -20,7 +21,7 @@ from tiltyard.flight.calls import Call, Calls
 from tiltyard.flight.catalog_commands import answer, schema_of
 from tiltyard.flight.credentials import bearer_token
 from tiltyard.flight.encoding import encode_batch, encode_schema, schema_message
-from tiltyard.flight.handles import QueryHandle, decode_handle, encode_parameters
+from tiltyard.flight.handles import QueryHandle, decode_handle
 from tiltyard.flight.messages import (
     CANCELLED,
     DESCRIPTOR_OF_COMMAND,
@@ -31,18 +32,20 @@ from tiltyard.flight.messages import (
     pack,
     unpack,
 )
-from tiltyard.flight.queries import Queries, QueryState, RunningQuery
+from tiltyard.flight.queries import UNLIMITED_SECONDS, Queries, QueryState, RunningQuery
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import Pool
-from tiltyard.sql.engine import plan_query
 from tiltyard.sql.errors import READ_ONLY
+from tiltyard.sql.parameters import encode_parameters
+from tiltyard.sql.process_messages import Form
+from tiltyard.sql.remote_query import RemoteQuery, query_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from tiltyard.api.app import Shared
     from tiltyard.api.request_limits import QuerySlot
-    from tiltyard.sql.engine import PlannedQuery
+    from tiltyard.context import Context
 
 AUTHENTICATE = "Authenticate"
 EXECUTE = "ExecuteQuery"
@@ -58,6 +61,8 @@ SUBMIT_SECONDS = 0.05
 to be running has ended, even when it has all rows."""
 POLL_SECONDS = 0.2
 """How long a poll waits for the end of its query."""
+SPARE_THREADS = 4
+"""Threads beyond those that wait for running queries: they start and end queries."""
 MAX_PUT_BYTES = 1 << 20
 """Bytes of the parameters that a client binds."""
 _ACTIONS = {
@@ -75,6 +80,7 @@ class FlightService:
         self._shared = shared
         self._calls = Calls(shared)
         self._pool = shared.pools[Pool.QUERIES]
+        self._threads = ThreadPoolExecutor(shared.services.settings.sql_queries + SPARE_THREADS, "sql")
         self.queries = Queries(shared.services.settings.sql_kept_bytes)
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -117,7 +123,7 @@ class FlightService:
             schema = schema_of(name, command)
             if schema is not None:
                 return _flight_info(schema, request, request.cmd)
-            handle = _new_handle(name, command, call.namespace)
+            handle = _new_handle(name, command, call)
             schema = await self._plan_schema(call, handle)
             return _flight_info(schema, request, handle.ticket)
 
@@ -127,28 +133,37 @@ class FlightService:
             name, command = _command(request)
             schema = schema_of(name, command)
             if schema is None:
-                schema = await self._plan_schema(call, _new_handle(name, command, call.namespace))
+                schema = await self._plan_schema(call, _new_handle(name, command, call))
             return MESSAGES["SchemaResult"](schema=schema_message(schema))
 
     async def _plan_schema(self, call: Call, handle: QueryHandle) -> pa.Schema:
+        return (await self._plan(call, handle)).schema
+
+    async def _plan(self, call: Call, handle: QueryHandle, *, has_values: bool = True) -> RemoteQuery:
+        """Plan a query that is not run. Raises what planning raises."""
+        parameters = handle.parameters if has_values else None
         with self._slot(call):
-            planned = await self._plan(call, handle, PLAN)
-            planned.close()
-            return planned.schema
+            return await self._start_remotely(call, handle, PLAN, _deadline(call.ctx), parameters=parameters)
 
-    async def _plan(self, call: Call, handle: QueryHandle, operation: str) -> PlannedQuery:
-        """Plan a query in a thread, and record its tables."""
-        deadline = Deadline.for_query(call.ctx.settings.query_timeout)
-        ctx = call.ctx if deadline is None else deadline.apply_to(call.ctx)
-        named: list[Id] = []
-
-        def plan() -> PlannedQuery:
-            return plan_query(ctx, handle.query, Id(handle.namespace), handle.scalars(), named=named)
-
+    async def _start_remotely(
+        self, call: Call, handle: QueryHandle, operation: str, deadline: Deadline, **options: Any
+    ) -> RemoteQuery:
+        """Start a query in a process of its own, and record its tables. Raises what planning raises."""
+        ctx = structs.replace(call.ctx, database=Id(handle.database))
+        processes = ctx.services.sql_processes
+        if processes is None:
+            raise UnsupportedOperationError("This server runs no SQL.")
+        query = RemoteQuery(
+            processes, query_request(ctx, handle.query, handle.namespace, **options), deadline.check_start
+        )
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, plan)
+            await asyncio.get_running_loop().run_in_executor(self._threads, query.start)
+        except asyncio.CancelledError:
+            query.kill()  # the thread that starts it closes it
+            raise
         finally:
-            call.record_tables(operation, named)
+            call.record_tables(operation, query.tables)
+        return query
 
     # Run
 
@@ -157,7 +172,7 @@ class FlightService:
         async with self._calls.open(context, EXECUTE) as call:
             name, command = _command(request)
             if name != "TicketStatementQuery":
-                query = await self._start(call, _new_handle(name, command, call.namespace))
+                query = await self._start(call, _new_handle(name, command, call))
                 await query.wait_ended(SUBMIT_SECONDS)
                 return _poll_info(query, request)
             call.record_tables(DESCRIBE, ())
@@ -196,8 +211,10 @@ class FlightService:
         """Plan and start a query. Raises HttpError 429 and what planning raises."""
         slot = self._slot(call)
         with slot:
-            planned = await self._plan(call, handle, EXECUTE)
-            query = RunningQuery(call.ctx, handle, planned, self._pool)
+            deadline = _deadline(call.ctx)
+            options = {"form": Form.FLIGHT, "parameters": handle.parameters}
+            started = await self._start_remotely(call, handle, EXECUTE, deadline, **options)
+            query = RunningQuery(call.ctx, handle, started, deadline, self._threads)
             query.when_ended(lambda _: slot.release())
             slot.keep()
         self.queries.add(query)
@@ -213,13 +230,12 @@ class FlightService:
         if schema is None:
             raise UnsupportedOperationError(f"{name} is not supported by this server.")
         call.record_tables(LIST_CATALOG, ())
-        deadline = Deadline.for_query(call.ctx.settings.query_timeout)
-        ctx = call.ctx if deadline is None else deadline.apply_to(call.ctx)
+        ctx = _deadline(call.ctx).apply_to(call.ctx)
         yield encode_schema(schema)
         loop, rows = asyncio.get_running_loop(), answer(ctx, name, command)
         while (batch := await loop.run_in_executor(self._pool, next, rows, None)) is not None:
-            for message in encode_batch(batch, dictionaries=False):
-                yield message
+            for parts in encode_batch(batch, dictionaries=False):
+                yield b"".join(parts)
 
     # Actions and prepared statements
 
@@ -267,24 +283,13 @@ class FlightService:
 
     async def _prepare(self, call: Call, command: Any) -> bytes:
         """Prepare a query: its handle is all that there is of it."""
-        handle = QueryHandle.of(command.query, call.namespace)
-
-        def infer() -> tuple[PlannedQuery, list[pa.DataType]]:
-            planned = plan_query(call.ctx, handle.query, call.namespace, None)
-            try:
-                return planned, planned.parameter_types()
-            finally:
-                planned.close()
-
-        with self._slot(call):
-            planned, types = await asyncio.get_running_loop().run_in_executor(self._pool, infer)
-        call.record_tables(PLAN, planned.paths)
-        parameters = pa.schema([(str(number), kind) for number, kind in enumerate(types, 1)])
+        handle = QueryHandle.of(command.query, call.namespace, call.ctx.database)
+        planned = await self._plan(call, handle, has_values=False)
         return pack(
             "ActionCreatePreparedStatementResult",
             prepared_statement_handle=handle.encode(),
             dataset_schema=schema_message(planned.schema),
-            parameter_schema=schema_message(parameters) if planned.placeholders else b"",
+            parameter_schema=schema_message(planned.parameters) if planned.parameters.names else b"",
         )
 
     async def do_put(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
@@ -336,6 +341,11 @@ class _Slot:
             self._slot.release()
 
 
+def _deadline(ctx: Context) -> Deadline:
+    """Start the deadline of a query."""
+    return Deadline.start(ctx.settings.query_timeout or UNLIMITED_SECONDS, "query")
+
+
 def _codec(request: str) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
     return MESSAGES[request].FromString, lambda message: message.SerializeToString()
 
@@ -355,13 +365,13 @@ def _unpacked(command: bytes) -> tuple[str, Any]:
     return unpacked
 
 
-def _new_handle(name: str, command: Any, namespace: Id) -> QueryHandle:
+def _new_handle(name: str, command: Any, call: Call) -> QueryHandle:
     """Return the handle of a new query. Raises InvalidInputError, UnsupportedOperationError."""
     if name == "CommandStatementQuery":
-        return QueryHandle.of(command.query, namespace)
+        return QueryHandle.of(command.query, call.namespace, call.ctx.database)
     if name == "CommandPreparedStatementQuery":
         prepared = decode_handle(command.prepared_statement_handle)
-        return QueryHandle.of(prepared.query, prepared.namespace, prepared.parameters)
+        return QueryHandle.of(prepared.query, prepared.namespace, prepared.database, prepared.parameters)
     if name in ("CommandStatementUpdate", "CommandPreparedStatementUpdate"):
         raise UnsupportedOperationError(READ_ONLY)
     raise UnsupportedOperationError(f"{name} is not supported by this server.")

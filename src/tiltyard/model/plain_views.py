@@ -7,25 +7,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidTableStateError
+from lance_namespace.errors import InvalidInputError, InvalidTableStateError
+
+from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 
 _PREFIX = "tiltyard.plain_view."
 """The prefix of their properties."""
 QUERY_PROPERTY = f"{_PREFIX}query"
 _SCHEMA_PROPERTY = f"{_PREFIX}schema"
+_DATABASE_PROPERTY = f"{_PREFIX}database"
+_ROOT = Id()
 
 
 @dataclass(frozen=True, slots=True)
 class PlainView:
-    """The definition of a view: SQL, and the schema that it had when the view was created."""
+    """The definition of a view: SQL, the schema that it had when the view was created, and what its names are in."""
 
     query: str
     schema: pa.Schema
+    database: Id = _ROOT
 
     def properties(self) -> dict[str, str]:
         """Return the properties of the view's table."""
         schema = base64.b64encode(self.schema.serialize().to_pybytes()).decode()
-        return {QUERY_PROPERTY: self.query, _SCHEMA_PROPERTY: schema}
+        database = {_DATABASE_PROPERTY: str(self.database)} if self.database else {}
+        return {QUERY_PROPERTY: self.query, _SCHEMA_PROPERTY: schema, **database}
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> PlainView | None:
@@ -39,9 +45,11 @@ class PlainView:
             return None
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties.get(_SCHEMA_PROPERTY, ""))))
-        except (pa.ArrowException, OSError, ValueError):
+            text = properties.get(_DATABASE_PROPERTY, "")
+            database = parse_id(text, DEFAULT_DELIMITER) if text else _ROOT
+        except (pa.ArrowException, OSError, ValueError, InvalidInputError):
             return None
-        return cls(query, schema)
+        return cls(query, schema, database)
 
 
 def is_view(properties: Mapping[str, str]) -> bool:

@@ -9,6 +9,8 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -25,8 +27,11 @@ from tiltyard.server.file_limits import connection_limit, raise_descriptor_limit
 from tiltyard.server.flight_address import FlightAddress
 from tiltyard.server.flight_listener import FlightListener
 from tiltyard.server.http_protocol import HttpProtocol
+from tiltyard.server.log_setup import set_up_logging
 from tiltyard.server.memory import keep_large_buffers, release_when_idle, tune_garbage_collector
+from tiltyard.server.query_process import start_query_process
 from tiltyard.server.startup_checks import uvicorn_network_options
+from tiltyard.sql.processes import QueryProcesses
 from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
 from tiltyard.worker import DriverPool, Worker
@@ -102,27 +107,12 @@ class Application:
         self._services.finalized_log.close()
         self._services.change_log.flush()
         self._services.mounts.close()
+        if self._services.sql_processes is not None:
+            self._services.sql_processes.close()
         self._services.sql_sessions.close()
         self._services.storage.close()
         self._services.store.close()
         await send({"type": "lifespan.shutdown.complete"})
-
-
-def set_up_logging(settings: Settings) -> None:
-    """Log one line per event on standard error.
-
-    psycopg's pool logs each attempt to connect; what came of them is logged once a minute
-    (`tiltyard.runtime.outage_log`).
-    """
-    logging.basicConfig(
-        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_is_no_connection_attempt)
-
-
-def _is_no_connection_attempt(record: logging.LogRecord) -> bool:
-    return record.name != "psycopg.pool" or record.levelno >= logging.ERROR
 
 
 def open_services_or_refuse(settings: Settings) -> Services:
@@ -132,7 +122,8 @@ def open_services_or_refuse(settings: Settings) -> Services:
         raise_descriptor_limit()
         keep_large_buffers()
         register_operations()
-        return open_services(settings)
+        services = open_services(settings)
+        return replace(services, sql_processes=QueryProcesses(settings, partial(start_query_process, settings)))
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
         refuse(str(error))
 

@@ -23,6 +23,7 @@ from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts
 from tiltyard.server.console_mount import console_url
 from tiltyard.server.flight_address import FlightAddress, flight_address
+from tiltyard.server.log_setup import set_up_logging
 from tiltyard.server.memory import release_when_idle
 from tiltyard.server.process import (
     BALANCING_LOOP,
@@ -34,7 +35,6 @@ from tiltyard.server.process import (
     http_server,
     job_drivers,
     open_services_or_refuse,
-    set_up_logging,
 )
 from tiltyard.server.startup_checks import announce_access, check_exposure, url_scheme
 from tiltyard.server.supervisor import NeverServedError, Supervisor

@@ -9,7 +9,7 @@ The reader is the context's principal: each table of the query needs `read`, and
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +18,8 @@ from lance_namespace.errors import InternalError, InvalidInputError, LanceNamesp
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.sql.errors import missing_table, sql_errors
+from tiltyard.sql.parameters import write_parameters
+from tiltyard.sql.remote_query import RemoteQuery, query_request, run_remotely
 from tiltyard.sql.statements import parse_statement
 from tiltyard.sql.tables import QueryTables
 
@@ -32,6 +34,11 @@ _ROOT = Id()
 
 def infer_schema(ctx: Context, query: str, default_namespace: Id = _ROOT, *, is_view: bool = False) -> pa.Schema:
     """Return the schema of a query's rows, without running it. Raises what `plan_query` raises."""
+    if (processes := ctx.services.sql_processes) is not None:
+        request = query_request(ctx, query, default_namespace, parameters=b"", is_view=is_view)
+        remote = RemoteQuery(processes, request, ctx.check_deadline)
+        remote.start()
+        return remote.schema
     planned = plan_query(ctx, query, default_namespace, is_view=is_view)
     planned.close()
     return planned.schema
@@ -44,13 +51,18 @@ def run(
     parameters: Sequence[pa.Scalar] = (),
     *,
     is_view: bool = False,
+    limit: int | None = None,
 ) -> ArrowAnswer:
-    """Run a query; its batches are read as they are taken. Raises what `plan_query` raises.
+    """Run a query, up to `limit` rows of it; its batches are read as they are taken. Raises what `plan_query` raises.
 
     The batches raise InvalidInputError, and ServiceUnavailableError by the context's deadline; closed, they stop it.
     """
+    if (processes := ctx.services.sql_processes) is not None:
+        values = write_parameters(parameters)
+        request = query_request(ctx, query, default_namespace, parameters=values, is_view=is_view, limit=limit)
+        return run_remotely(ctx, processes, request)
     planned = plan_query(ctx, query, default_namespace, parameters, is_view=is_view)
-    return ArrowAnswer(planned.schema, planned.batches())
+    return ArrowAnswer(planned.schema, planned.batches(limit))
 
 
 def plan_query(
@@ -107,7 +119,7 @@ def query_errors(tables: QueryTables) -> Iterator[None]:
 def _plan(session: Session, text: str, parameters: Sequence[pa.Scalar] | None) -> Any:
     from datafusion import SQLOptions
 
-    from tiltyard.sql.plans import check_plan, check_products
+    from tiltyard.sql.plans import check_plan
 
     options = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
     values = {str(number): value for number, value in enumerate(parameters or (), 1)}
@@ -115,7 +127,6 @@ def _plan(session: Session, text: str, parameters: Sequence[pa.Scalar] | None) -
     tables = session.catalog.tables
     assert tables is not None
     check_plan(frame.logical_plan(), is_restricted=tables.is_restricted)
-    check_products(frame, tables.rows_of)
     return frame
 
 
@@ -140,25 +151,14 @@ class PlannedQuery:
         types = placeholder_types(self._frame.logical_plan()) if self.placeholders else {}
         return [types.get(number, pa.string()) for number in range(1, self.placeholders + 1)]
 
-    def errors(self) -> AbstractContextManager[None]:
-        """Translate what reading the stream raises, as `batches` does."""
-        return query_errors(self._tables)
-
-    def open(self) -> Any:
-        """Start the query; return DataFusion's stream of batches, an iterator and an asynchronous one.
-
-        Raises InvalidInputError and the like.
-        """
-        with query_errors(self._tables):
-            return self._frame.execute_stream()
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Run the query and yield its rows; it is closed at the end. Raises as `run` says."""
+    def batches(self, limit: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Run the query and yield its rows, `limit` at most; it is closed at the end. Raises as `run` says."""
         has_ended = has_failed = False
         rows = 0
         try:
             with query_errors(self._tables):
-                for batch in self.open():
+                frame = self._frame if limit is None else self._frame.limit(limit)
+                for batch in frame.execute_stream():
                     self._ctx.check_deadline()
                     rows += len(output := batch.to_pyarrow())
                     check_rows(self._ctx, rows)

@@ -17,6 +17,7 @@ from tiltyard.sql.visible_schemas import visible_schema
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tiltyard.context import Context
     from tiltyard.sql.tables import QueryTables
     from tiltyard.store import ListedTable
 
@@ -36,9 +37,28 @@ _COLUMNS = pa.schema(
 )
 
 
-def schema_name(namespace: Sequence[str]) -> str:
-    """Return the name of the schema that a namespace is: `public` for the root, nested ones joined by "$"."""
-    return str(Id(namespace)) if namespace else PUBLIC_SCHEMA
+def schema_name(namespace: Sequence[str], database: Id) -> str | None:
+    """Return the name of the schema that a namespace is: `public` for the database itself, nested ones joined by "$".
+
+    None for a namespace that is not within the database.
+    """
+    path = Id(namespace)
+    if path[: len(database)] != database:
+        return None
+    return str(Id(path[len(database) :])) if len(path) > len(database) else PUBLIC_SCHEMA
+
+
+def tables_of_schemas(ctx: Context, size: int) -> Iterator[list[tuple[str, ListedTable]]]:
+    """Yield the tables that the caller can see within its database, each with its schema, in lists of up to `size`."""
+    after = None
+    while True:
+        ctx.check_deadline()
+        page = list_all_tables(ctx, after, size, False)
+        named = ((schema_name(table.namespace, ctx.database), table) for table in page)
+        yield [(name, table) for name, table in named if name is not None]
+        if len(page) < size:
+            return
+        after = page[-1].namespace_id, page[-1].name
 
 
 class InformationSchema:
@@ -61,46 +81,40 @@ class InformationSchema:
         return name in ("schemata", "tables", "columns")
 
     def _schemata(self) -> Iterator[pa.RecordBatch]:
-        names = {schema_name(table.namespace) for page in self._pages(_PAGE) for table in page}
+        names = {schema for page in self._pages(_PAGE) for schema, _ in page}
         rows = [{"catalog_name": CATALOG_NAME, "schema_name": name} for name in sorted(names | {PUBLIC_SCHEMA})]
         yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMATA)
 
     def _list(
-        self, schema: pa.Schema, size: int, describe: Callable[[ListedTable], list[dict[str, Any]]]
+        self, schema: pa.Schema, size: int, describe: Callable[[str, ListedTable], list[dict[str, Any]]]
     ) -> Iterator[pa.RecordBatch]:
         """Yield a batch for each page of tables."""
         for page in self._pages(size):
-            rows = [row for table in page for row in describe(table)]
+            rows = [row for name, table in page for row in describe(name, table)]
             yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
-    def _pages(self, size: int) -> Iterator[list[ListedTable]]:
-        ctx, after = self._tables.ctx, None
-        while True:
-            ctx.check_deadline()
-            page = list_all_tables(ctx, after, size, False)
-            yield page
-            if len(page) < size:
-                return
-            after = page[-1].namespace_id, page[-1].name
+    def _pages(self, size: int) -> Iterator[list[tuple[str, ListedTable]]]:
+        """Yield the tables within the database, each with its schema."""
+        return tables_of_schemas(self._tables.ctx, size)
 
     @staticmethod
-    def _table_rows(table: ListedTable) -> list[dict[str, Any]]:
+    def _table_rows(schema_name: str, table: ListedTable) -> list[dict[str, Any]]:
         return [
             {
                 "table_catalog": CATALOG_NAME,
-                "table_schema": schema_name(table.namespace),
+                "table_schema": schema_name,
                 "table_name": table.name,
                 "table_type": BASE_TABLE,
             }
         ]
 
-    def _column_rows(self, table: ListedTable) -> list[dict[str, Any]]:
+    def _column_rows(self, schema_name: str, table: ListedTable) -> list[dict[str, Any]]:
         self._tables.ctx.check_deadline()
         schema = visible_schema(self._tables.ctx, Id((*table.namespace, table.name)))
         return [
             {
                 "table_catalog": CATALOG_NAME,
-                "table_schema": schema_name(table.namespace),
+                "table_schema": schema_name,
                 "table_name": table.name,
                 "column_name": field.name,
                 "ordinal_position": position,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+from lance_namespace.errors import UnsupportedOperationError
 
 from tiltyard.sql.errors import READ_ONLY
 from tiltyard.tables.sql.functions import FUNCTIONS
@@ -34,8 +33,6 @@ _AGGREGATES = frozenset(
 _WINDOWS = frozenset(
     "cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number".split()  # noqa: SIM905
 )
-MAX_PAIRS = 1e9
-"""Pairs of rows that a join without equal columns may compare: some seconds."""
 _TABLE_FUNCTIONS = frozenset({"generate_series", "range"})
 """DataFusion's own, which are endless where their caller says so."""
 
@@ -85,44 +82,6 @@ def check_plan(plan: Any, *, is_restricted: bool) -> None:
             raise UnsupportedOperationError(f"{READ_ONLY} This one has a step of the kind {kind}.")
         if is_restricted and kind in _DESCRIBING_NODES:
             raise UnsupportedOperationError("Policies restrict you on a table of this query: its plan is not shown.")
-
-
-def check_products(frame: Any, rows_of: Callable[[str], float]) -> None:
-    """Refuse a join without equal columns of too many pairs of rows: it stops at no deadline until it has ended.
-
-    `rows_of` returns how many rows a table of this name may have. Raises InvalidInputError.
-    """
-    if any(type(node).__name__ in ("Join", "Subquery") for node in _nodes(frame.logical_plan())) or _has_subquery(
-        frame
-    ):
-        _most_rows(frame.optimized_logical_plan(), rows_of)
-
-
-def _has_subquery(frame: Any) -> bool:
-    """Return whether expressions of the plan may have subqueries, which become joins."""
-    return "Subquery" in frame.logical_plan().display_indent()
-
-
-def _most_rows(plan: Any, rows_of: Callable[[str], float]) -> float:
-    """Return how many rows a plan may have, roughly: joins by equal columns count as the larger of their sides."""
-    node = plan.to_variant()
-    sides = [_most_rows(side, rows_of) for side in plan.inputs()]
-    match type(node).__name__:
-        case "TableScan":
-            return rows_of(node.table_name())
-        case "Aggregate" if not node.group_by_exprs():
-            return 1.0
-        case "Join" if not node.on():
-            pairs = sides[0] * sides[1]
-            if pairs > MAX_PAIRS:
-                raise InvalidInputError(
-                    f"The query compares each row of one side of a join with each of the other: {pairs:.0e} pairs, "
-                    f"{MAX_PAIRS:.0e} at most. Join by equal columns."
-                )
-            return pairs
-        case "Union":
-            return sum(sides)
-    return max(sides, default=1.0)
 
 
 def placeholder_types(plan: Any) -> dict[int, pa.DataType]:

@@ -1,7 +1,8 @@
 """The tables that one query can name: each is authorized when it is looked up, and read as its reader may see it.
 
 A table's namespace is its schema, nested namespaces joined by "$": `films`, `sales.films`, `"sales$eu".films`. A name
-without a schema is in the query's default namespace; the schema `public` is the root. Each table is one snapshot for
+without a schema is in the query's default namespace; the schema `public` is the root. All are within the database that
+the client has connected to, which is the root of the catalog, or a namespace of it. Each table is one snapshot for
 the whole query, however often it is named.
 """
 
@@ -67,9 +68,8 @@ class QueryTables:
         self.ctx = ctx
         self._is_view = is_view
         self._context: SessionContext | None = context
-        self._default_namespace = default_namespace
+        self._default_namespace = Id((*ctx.database, *default_namespace))
         self._tables: dict[TableRef, Any] = {}
-        self._rows: dict[str, float] = {}
         self.paths: dict[Id, None] = {}
         """The ids of all tables that the query has named, also of those that were refused."""
         self.missing: dict[Id, LanceNamespaceError] = {}
@@ -88,7 +88,7 @@ class QueryTables:
         """Return the namespace that is a schema. Raises InvalidInputError for a name that no namespace has."""
         if schema == DEFAULT_SCHEMA:
             return self._default_namespace
-        return Id() if schema == PUBLIC else parse_id(schema, _DELIMITER)
+        return Id((*self.ctx.database, *(() if schema == PUBLIC else parse_id(schema, _DELIMITER))))
 
     def parse_name(self, text: str) -> Id:
         """Return the id of a table that is named in a text: `films` or `sales.films`. Raises InvalidInputError."""
@@ -149,10 +149,6 @@ class QueryTables:
         score = "_distance" if request.vector is not None else "_score"
         return readable_schema(ctx, Id(request.id or ())).append(pa.field(score, pa.float32()))
 
-    def rows_of(self, name: str) -> float:
-        """Return how many rows a table that the query calls so may have; what has no name of the catalog, the most."""
-        return self._rows.get(name, max(self._rows.values(), default=1.0))
-
     def check_policies(self, ctx: Context, path: Id) -> None:
         """Note whether policies restrict the reader on a table. Raises PermissionDeniedError, as a policy may."""
         self.is_restricted |= effective_policy_of(ctx, ctx.find_table(path)) is not None
@@ -164,7 +160,6 @@ class QueryTables:
             return self._open_view(ctx, view, ref)
         opened = open_for_reading(ctx, ref.path, branch=ref.branch, version=ref.version, tag=ref.tag)
         version = opened.dataset.version if ref.tag is not None else ref.version
-        self._rows[ref.path.name] = max(opened.snapshot.count_rows(), self._rows.get(ref.path.name, 1.0))
         scope = policy_scope_of_latest(ctx, opened.record, ref.branch, version, opened.dataset)
         if scope is None:
             return lance.FFILanceTableProvider(opened.dataset, with_row_id=False, with_row_addr=False)

@@ -18,6 +18,7 @@ from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.plain_views import PlainView
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.opening import find_table
+from tiltyard.tables.query.plan import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,8 +37,10 @@ def find_view(ctx: Context, names: Sequence[str] | None) -> PlainView | None:
     return PlainView.from_properties(find_table(ctx, names).properties)
 
 
-def run_view(ctx: Context, view: PlainView, branch: str | None, version: int | None) -> ArrowAnswer:
-    """Run the query of a view, as its reader.
+def run_view(
+    ctx: Context, view: PlainView, branch: str | None, version: int | None, limit: int | None = None
+) -> ArrowAnswer:
+    """Run the query of a view, as its reader, up to `limit` rows.
 
     Raises UnsupportedOperationError for a branch or a version, and what the engine's `run` raises.
     """
@@ -45,7 +48,8 @@ def run_view(ctx: Context, view: PlainView, branch: str | None, version: int | N
 
     if not Branch.parse(branch).is_main or version not in (None, VIEW_VERSION):
         raise UnsupportedOperationError("A view has no branches and no versions: its rows are those of now.")
-    return run(msgspec.structs.replace(ctx, resolved=None), view.query, is_view=True)
+    ctx = msgspec.structs.replace(ctx, resolved=None, database=view.database)
+    return run(ctx, view.query, is_view=True, limit=limit)
 
 
 def scan_view(ctx: Context, view: PlainView, request: models.QueryTableRequest) -> ArrowAnswer | None:
@@ -55,7 +59,8 @@ def scan_view(ctx: Context, view: PlainView, request: models.QueryTableRequest) 
     others = (request.vector, request.full_text_query, request.filter, request.order_by, request.with_row_id)
     if any(others) or names is None or not set(names) <= set(view.schema.names):
         return None
-    answer = run_view(ctx, view, request.branch, request.version)
+    rows = (request.offset or 0) + max(0, request.k)
+    answer = run_view(ctx, view, request.branch, request.version, rows if rows < NO_LIMIT else None)
     schema = pa.schema([answer.schema.field(name) for name in names])
     return ArrowAnswer(schema, _slice(answer, names, request.offset or 0, request.k))
 

@@ -1,0 +1,155 @@
+"""A process that runs SQL queries for a server, one after the other, until the server closes its end of the socket."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from lance_namespace.errors import ErrorCode, LanceNamespaceError
+
+from tiltyard.bootstrap import open_services
+from tiltyard.config import Settings
+from tiltyard.context import Context, Services
+from tiltyard.flight.encoding import encode_batch, encode_schema, has_dictionaries
+from tiltyard.model.ids import Id
+from tiltyard.server.log_setup import set_up_logging
+from tiltyard.sql.engine import PlannedQuery, plan_query
+from tiltyard.sql.parameters import read_parameters
+from tiltyard.sql.process_messages import HEAD, Failure, Form, Kind, PlanDescription, QueryRequest
+
+CACHE_BYTES = 64 << 20
+"""Bytes of index pages, of metadata, and of rows that one of these processes caches."""
+PRELOADED = ("tiltyard.server.query_process_modules",)
+"""Modules that the process has which all others are forked from."""
+_LARGE_BYTES = 64 << 10
+"""A part of a message from this size on is sent without copying it."""
+
+log = logging.getLogger("tiltyard.sql")
+
+
+def start_query_process(settings: Settings, channel: socket.socket, folder: Path) -> BaseProcess:
+    """Start a process that serves the queries that come through a socket, and spills to a folder."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    process = context.Process(target=serve, args=(channel, settings, str(folder)), name="sql", daemon=True)
+    process.start()
+    return process
+
+
+def serve(channel: socket.socket, settings: Settings, folder: str) -> None:
+    """Serve queries. It ends with the server, whatever it is doing then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to the server as well, which decides
+    warnings.filterwarnings("ignore", message="lance is not fork-safe")  # it is, as long as it has done nothing
+    threading.Thread(target=_end_with_server, args=(channel, folder), daemon=True).start()
+    set_up_logging(settings)
+    small = {
+        name: min(getattr(settings, name), CACHE_BYTES)
+        for name in ("index_cache_bytes", "metadata_cache_bytes", "page_cache_bytes")
+    }
+    server = QueryServer(open_services(replace(settings, **small, sql_spill_folder=folder)), channel)
+    while server.serve_next():
+        pass
+    os._exit(0)
+
+
+def _end_with_server(channel: socket.socket, folder: str) -> None:
+    """Wait until the server has closed its end, and end this process; a query may be running."""
+    poll = select.poll()
+    poll.register(channel, select.POLLRDHUP | select.POLLHUP)
+    poll.poll()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+class QueryServer:
+    """Serves the requests of one socket."""
+
+    def __init__(self, services: Services, channel: socket.socket) -> None:
+        self._services = services
+        self._channel = channel
+        self._decoder = msgspec.msgpack.Decoder(QueryRequest)
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def serve_next(self) -> bool:
+        """Serve a request; return False once there are no more. Raises OSError if the server is gone."""
+        head = self._channel.recv(HEAD.size, socket.MSG_WAITALL)
+        if len(head) < HEAD.size:
+            return False
+        _, length = HEAD.unpack(head)
+        self._serve(self._decoder.decode(self._channel.recv(length, socket.MSG_WAITALL)))
+        return True
+
+    def _serve(self, request: QueryRequest) -> None:
+        named: list[Id] = []
+        try:
+            self._run(request, named)
+        except LanceNamespaceError as error:
+            self._fail(int(error.code), str(error), named)
+        except OSError:
+            raise
+        except Exception:
+            log.exception("the query of request %s failed", request.request_id)
+            self._fail(int(ErrorCode.INTERNAL), "The query failed: the server's log says how.", named)
+
+    def _fail(self, code: int, message: str, named: list[Id]) -> None:
+        self._send(Kind.FAILED, self._encode(Failure(code, message, tuple(named))))
+
+    def _run(self, request: QueryRequest, named: list[Id]) -> None:
+        """Plan a query and send what it is, and its rows. Raises what they raise, and OSError."""
+        self._services.rights_cache.refresh_next()  # the server may have changed a grant just now
+        database = Id(request.database)
+        ctx = Context(self._services, request.request_id, principal=request.principal, database=database)
+        values = None if request.parameters is None else read_parameters(request.parameters)
+        planned = plan_query(ctx, request.query, Id(request.namespace), values, named, is_view=request.is_view)
+        try:
+            self._send(Kind.PLANNED, self._encode(_describe(planned, has_types=request.form is None)))
+            if request.form is not None:
+                for parts in _encoded(planned, request.form, request.limit):
+                    self._send(Kind.DATA, *parts)
+                self._send(Kind.END)
+        finally:
+            planned.close()
+
+    def _send(self, kind: Kind, *parts: bytes | memoryview) -> None:
+        head = HEAD.pack(kind, sum(map(len, parts)))
+        if parts and len(parts[-1]) >= _LARGE_BYTES:
+            self._channel.sendall(b"".join((head, *parts[:-1])))
+            self._channel.sendall(parts[-1])
+        else:
+            self._channel.sendall(b"".join((head, *parts)))
+
+
+def _describe(planned: PlannedQuery, *, has_types: bool) -> PlanDescription:
+    types = planned.parameter_types() if has_types else []
+    parameters = pa.schema([(str(number), kind) for number, kind in enumerate(types, 1)])
+    schema, parameter_schema = (schema.serialize().to_pybytes() for schema in (planned.schema, parameters))
+    return PlanDescription(schema, planned.paths, parameter_schema)
+
+
+def _encoded(planned: PlannedQuery, form: Form, limit: int | None) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query, each message in the parts that it consists of."""
+    if form is Form.FLIGHT:
+        dictionaries = has_dictionaries(planned.schema)
+        yield (encode_schema(planned.schema),)
+        for batch in planned.batches(limit):
+            yield from encode_batch(batch, dictionaries=dictionaries)
+        return
+    for batch in planned.batches(limit):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        yield (memoryview(sink.getvalue()),)

@@ -1,0 +1,72 @@
+"""What a server and the processes that run its SQL queries send each other, over a Unix socket.
+
+A message is a head (its kind and length) and a body. The server sends a `QueryRequest`; the process answers with
+PLANNED, then, if the query is to run, with DATA for each part of its rows, and with END; or with FAILED at any time.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import msgspec
+
+from tiltyard.model.principals import Principal
+
+HEAD = struct.Struct("<BQ")
+MAX_MESSAGE_BYTES = 1 << 32
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    REQUEST = 1
+    PLANNED = 2
+    DATA = 3
+    END = 4
+    FAILED = 5
+
+
+class Form(IntEnum):
+    """How rows are sent."""
+
+    FLIGHT = 1
+    """As FlightData, ready for gRPC."""
+    STREAM = 2
+    """As an Arrow IPC stream for each batch."""
+
+
+class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A query, and for whom it is planned.
+
+    - `parameters` is an Arrow stream of one row of values; None plans for the schema a query that is not run.
+    - `database` is what its names are relative to.
+    - `form` is how its rows are sent; None only plans it.
+    - `limit` ends it after so many rows.
+    """
+
+    query: str
+    principal: Principal
+    request_id: str
+    namespace: tuple[str, ...] = ()
+    database: tuple[str, ...] = ()
+    parameters: bytes | None = b""
+    is_view: bool = False
+    form: Form | None = None
+    limit: int | None = None
+
+
+class PlanDescription(msgspec.Struct, frozen=True, array_like=True):
+    """A query that was planned: its schema, the ids of its tables, and the types of its parameters, as a schema."""
+
+    schema: bytes
+    tables: tuple[tuple[str, ...], ...]
+    parameters: bytes
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a query failed, by the specification's code, and the ids of the tables that it has named."""
+
+    code: int
+    message: str
+    tables: tuple[tuple[str, ...], ...]

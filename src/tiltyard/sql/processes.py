@@ -1,0 +1,253 @@
+"""Processes that run SQL queries, one at a time each, so that a query can be ended at once, whatever it is doing.
+
+DataFusion stops a query at the end of a batch of its input, which for a join may take minutes, and what it allocates is
+only roughly what its memory pool counts. A process that is killed frees its processors, its memory and its files, and
+one that ends by itself (its stack has overflowed, say) ends no other query and no server. They are forked from a
+process that has imported everything, which takes some hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InternalError, InvalidInputError, ServiceUnavailableError, ThrottlingError
+
+from tiltyard.sql.process_messages import HEAD, MAX_MESSAGE_BYTES, Kind
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from tiltyard.config import Settings
+
+TICK_MS = 100
+"""How often a query that sends nothing is checked: its deadline, and its memory."""
+END_SECONDS = 10.0
+"""How long a process that was killed may take to end."""
+MOST_IDLE = max(2, os.cpu_count() or 1)
+"""Idle processes that are kept for the next queries."""
+REUSE_SHARE = 0.5
+"""A process that holds more than this share of the memory that it may have is not used again."""
+CHECK_SECONDS = 0.1
+_FULL = "The query took more memory than one query's process may have (sql_process_bytes): narrow it."
+
+log = logging.getLogger("tiltyard.sql")
+
+Start = Callable[[socket.socket, Path], "BaseProcess"]
+"""Start a process that serves queries at a socket, and spills to a folder."""
+
+
+class QueryEndedError(ServiceUnavailableError):
+    """The query was ended by the server."""
+
+
+class QueryProcess:
+    """A running process. One thread at a time talks to it; any may kill it."""
+
+    def __init__(self, process: BaseProcess, channel: socket.socket, folder: Path, most_bytes: int) -> None:
+        self._process = process
+        self._channel = channel
+        self._folder = folder
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()
+        self._is_killed = False
+        self._checked_at = 0.0
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it runs, has nothing to say, and has not kept much memory."""
+        return (
+            not self._is_killed
+            and self._process.is_alive()
+            and not self._poll.poll(0)
+            and self._resident_bytes() <= self._most_bytes * REUSE_SHARE
+        )
+
+    def send(self, body: bytes) -> None:
+        """Send a request. Raises InternalError if the process has ended."""
+        try:
+            self._channel.sendall(HEAD.pack(Kind.REQUEST, len(body)) + body)
+        except OSError as error:
+            raise self._ended() from error
+
+    def has_message(self) -> bool:
+        """Return whether a message, or the end of the process, can be received without waiting."""
+        return bool(self._poll.poll(0))
+
+    def receive(self, check: Callable[[], None]) -> tuple[Kind, bytes]:
+        """Wait for a message. While it does not come, `check` is called, and may raise to end the query.
+
+        Raises InvalidInputError for a process that takes too much memory, QueryEndedError for one that was killed,
+        InternalError for one that has ended by itself.
+        """
+        check()
+        while not self._poll.poll(TICK_MS):
+            check()
+            self._check_memory()
+        if time.monotonic() - self._checked_at > CHECK_SECONDS:
+            self._check_memory()
+        kind, length = HEAD.unpack(self._read(HEAD.size))
+        if length > MAX_MESSAGE_BYTES:
+            raise InvalidInputError("The query's result has a row of more than 4 GiB.")
+        return Kind(kind), self._read(length) if length else b""
+
+    def kill(self) -> None:
+        """End it now, whatever it does; does not wait. Idempotent."""
+        with self._lock:
+            if self._is_killed:
+                return
+            self._is_killed = True
+            with suppress(ValueError):  # closed already
+                self._process.kill()
+
+    def close(self) -> None:
+        """Kill it, and wait until it has ended, with its memory; remove its files. Idempotent."""
+        self.kill()
+        with self._ending:
+            if self._channel.fileno() < 0:
+                return
+            self._process.join(END_SECONDS)
+            self._channel.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read(self, length: int) -> bytes:
+        """Read so many bytes, which the process is sending."""
+        data = self._receive_some(length)
+        if len(data) == length:
+            return data
+        parts, missing = [data], length - len(data)
+        while missing:
+            parts.append(data := self._receive_some(missing))
+            missing -= len(data)
+        return b"".join(parts)
+
+    def _receive_some(self, length: int) -> bytes:
+        try:
+            data = self._channel.recv(length, socket.MSG_WAITALL)
+        except OSError as error:
+            raise self._ended() from error
+        if not data:
+            raise self._ended()
+        return data
+
+    def _ended(self) -> Exception:
+        """Return the error for a query whose process has ended."""
+        if self._is_killed:
+            return QueryEndedError("The query was stopped.")
+        self._process.join(END_SECONDS)
+        status = self._process.exitcode
+        log.error("a process that ran an SQL query ended by itself, with status %s", status)
+        return InternalError("The process that ran the query has ended: the server's log says how.")
+
+    def _check_memory(self) -> None:
+        self._checked_at = time.monotonic()
+        if self._resident_bytes() > self._most_bytes:
+            self.kill()
+            raise InvalidInputError(_FULL)
+
+    def _resident_bytes(self) -> int:
+        """Return the memory that it has for itself; 0 where the system does not report it, or it has ended."""
+        try:
+            fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
+        except OSError:
+            return 0
+        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
+class QueryProcesses:
+    """The processes of one server process: those that run queries, and idle ones. Thread-safe."""
+
+    def __init__(self, settings: Settings, start: Start) -> None:
+        """`start` starts one; none is started before the first query."""
+        self._settings = settings
+        self._start = start
+        self._lock = threading.Lock()
+        self._idle: list[QueryProcess] = []
+        self._busy: set[QueryProcess] = set()
+        self._running = 0
+        self._is_closed = False
+
+    @property
+    def running(self) -> int:
+        """How many queries run."""
+        return self._running
+
+    def acquire(self) -> QueryProcess:
+        """Return a process for a query. Raises ThrottlingError if as many run as may, ServiceUnavailableError."""
+        with self._lock:
+            if self._is_closed:
+                raise ServiceUnavailableError("The server stops: no further query is run.")
+            if self._running >= self._settings.sql_queries:
+                raise ThrottlingError(f"{self._running} SQL queries run already: try again in a moment.")
+            self._running += 1
+        try:
+            process = self._take_idle() or self._start_one()
+            with self._lock:
+                self._busy.add(process)
+        except BaseException:
+            with self._lock:
+                self._running -= 1
+            raise
+        return process
+
+    def release(self, process: QueryProcess, *, is_idle: bool) -> None:
+        """Give a process back; one that is not idle is killed, and its query counts until it has ended."""
+        is_kept = is_idle and process.is_usable
+        try:
+            if not is_kept:
+                process.close()
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._busy.discard(process)
+                is_kept = is_kept and not self._is_closed and len(self._idle) < MOST_IDLE
+                if is_kept:
+                    self._idle.append(process)
+        if not is_kept:
+            process.close()
+
+    def close(self) -> None:
+        """Kill all processes, and start no more."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            busy = list(self._busy)
+        for process in (*idle, *busy):
+            process.kill()
+        for process in idle:
+            process.close()
+
+    def _take_idle(self) -> QueryProcess | None:
+        """Return the process that was idle last, whose caches are warm; None without any that can be used."""
+        while True:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None or process.is_usable:
+                return process
+            process.close()
+
+    def _start_one(self) -> QueryProcess:
+        ours, theirs = socket.socketpair()
+        folder = Path(mkdtemp(prefix="tiltyard-sql-", dir=self._settings.sql_spill_folder or None))
+        try:
+            process = self._start(theirs, folder)
+        except BaseException:
+            ours.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            theirs.close()  # the process alone has this end, so that each side sees the other's end
+        return QueryProcess(process, ours, folder, self._settings.sql_process_bytes)

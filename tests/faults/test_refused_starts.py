@@ -16,7 +16,7 @@ from tiltyard.store import open_store
 
 def refused(*flags: str, command: str = "serve", before: str | None = None) -> str:
     """Run a command that cannot start; return its one line of error. Another line, before it, has the text `before`."""
-    result = run_tiltyard(*command.split(), *flags)
+    result = run_tiltyard(*command.split(), *flags, TILTYARD_SQL_PORT="off")  # its default may be taken
     assert result.returncode == 1, result
     assert result.stdout == ""
     *earlier, line = result.stderr.strip().splitlines()

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from html import unescape
 from typing import Any
 
 import httpx
@@ -144,3 +145,32 @@ def test_text_is_turned_into_a_vector_where_the_operator_set_a_function_up(
         http.post(f"/v1/table/{FILMS}/schema_metadata/update", json={"embedding_functions": other})
         refused = administrator.get("/search/cinema/films", params=params)
         assert refused.status_code == 400 and "No embedding function is set up" in refused.text
+
+
+def test_author_of_a_version_is_told_to_those_who_see_the_audit(
+    ann: httpx.Client, administrator: httpx.Client, secured: Secured
+) -> None:
+    with secured.http("administrator") as http:
+        assert http.post("/v1/table/media$pictures/delete", json={"predicate": "id = 0"}).status_code == 200
+        grant = {"object_kind": "namespace", "id": ["media"], "grantee": "ann", "privileges": ["read"]}
+        assert http.post("/tiltyard/v1/grant/add", json=grant).status_code == 200
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "<strong>DeleteFromTable</strong>" not in (text := administrator.get("/versions/media/pictures").text):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+        assert text.count("by <bdi>administrator</bdi>") == 2 and "<strong>CreateTable</strong>" in text
+        hers = ann.get("/versions/media/pictures").text
+        assert "DeleteFromTable" not in hers and "which administrators see" in hers and "Version 2" in hers
+        assert http.post("/tiltyard/v1/grant/revoke", json=grant).status_code == 200
+
+
+def test_versions_hold_to_policies_and_grants(ann: httpx.Client) -> None:
+    old = ann.get("/compare/cinema/films", params={"old": "v1", "new": "v1"})
+    assert old.status_code == 403 and "read its latest version" in old.text
+    assert ann.get("/versions/cinema/films").status_code == 403
+    latest = ann.get("/compare/cinema/films").text
+    assert "without <bdi>genre" in latest and "<dt>Rows before</dt><dd>40</dd>" in latest and "drama" not in latest
+    token = re.search(r'"x-csrf-token": "([0-9a-f]{64})"', unescape(latest))
+    assert token is not None
+    for fields in ({"action": "restore", "version": "1"}, {"action": "create-tag", "tag": "x", "version": "1"}):
+        assert ann.post("/versions/cinema/films", data={"csrf": token[1], **fields}).status_code == 403

@@ -18,4 +18,5 @@ TABLE_TABS: tuple[Link, ...] = (
     Link("table", "Overview"),
     Link("rows", "Rows"),
     Link("search", "Search"),
+    Link("versions", "Versions"),
 )

@@ -10,6 +10,7 @@ from tiltyard.console.browse import find, namespace, summary, tree
 from tiltyard.console.jobs import job, listing, start
 from tiltyard.console.navigation import TABLE_TABS
 from tiltyard.console.table import cells, downloads, lineage, overview, rows, search
+from tiltyard.console.versions import comparison, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ class PageRoute:
     """A page: `view` is the first part of its address behind `/console`.
 
     `function` makes it of a `PageRequest`, in a thread; `sign_in` makes the pages before there is a principal. With
-    `names_object` the id of a table or a namespace follows the view.
+    `names_object` the id of a table or a namespace follows the view. `tab` is the tab of tables that the page is below.
     """
 
     view: str
@@ -30,11 +31,12 @@ class PageRoute:
     method: str = "GET"
     names_object: bool = False
     sign_in: Callable[..., Any] | None = None
+    tab: str = ""
 
     @property
     def is_table(self) -> bool:
         """Whether the object is a table."""
-        return any(tab.view == self.view for tab in TABLE_TABS)
+        return any(tab.view == (self.tab or self.view) for tab in TABLE_TABS)
 
     @property
     def address(self) -> str:
@@ -59,6 +61,11 @@ ROUTES = (
     PageRoute("lineage", lineage.show, names_object=True),
     PageRoute("rows", rows.show, names_object=True),
     PageRoute("search", search.show, names_object=True),
+    PageRoute("versions", timeline.show, names_object=True),
+    PageRoute("versions", timeline.act, method="POST", names_object=True),
+    PageRoute("restore", timeline.ask_restore, names_object=True, tab="versions"),
+    PageRoute("compare", comparison.show, names_object=True, tab="versions"),
+    PageRoute("branch", timeline.compare_branch, names_object=True, tab="versions"),
     PageRoute("cell", cells.show, names_object=True),
     PageRoute("bytes", cells.send, names_object=True),
     PageRoute("download", downloads.send, names_object=True),

@@ -48,15 +48,15 @@ class TableHead:
         return {"head": self, "tab": view, "tabs": TABLE_TABS, "table": self.table, "columns": self.columns}
 
 
-def read_head(page: PageRequest) -> TableHead:
-    """Describe the table of a page, at the version, tag or branch of `at`.
+def read_head(page: PageRequest, at: str | None = None) -> TableHead:
+    """Describe the table of a page, at a version, tag or branch: `at`, or the parameter of this name.
 
-    `at` is `v12`, `tag:NAME` or `branch:NAME`, with a version behind it `branch:NAME:12`. Raises TableNotFoundError,
+    It is `v12`, `tag:NAME` or `branch:NAME`, with a version behind it `branch:NAME:12`. Raises TableNotFoundError,
     TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError, InvalidInputError.
     """
     if not page.path:
         raise InvalidInputError("The address names no table: choose one in the tree.")
-    ref = page.text("at")
+    ref = page.text("at") if at is None else at
     named = parse_ref(ref)
     table = page.calls.call(
         "DescribeTable",

@@ -1,0 +1,155 @@
+"""The history of a table: what each version changed, and who made it, as far as the audit tells its reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import UnsupportedOperationError
+
+from tiltyard.console.calls import find_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tiltyard.console.calls import Calls
+    from tiltyard.model.ids import Id
+
+VERSIONS_AT_ONCE = 50
+MAX_RECORDS = 1000
+"""Records of the audit that are read for one page of versions."""
+CLOCK_MS = 2
+"""How far the clocks of a commit and of its audit record may differ: both are cut to milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a version changed: rows that its files gained, and rows that were deleted in them.
+
+    Both are None where files were replaced (a compaction, an overwrite), whose counts do not tell rows apart.
+    """
+
+    added: int | None
+    removed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version. `change` is None where the version before it is not known; `operation` and `author` where not told."""
+
+    number: int
+    millis: int | None
+    rows: int | None
+    change: Change | None
+    tags: Sequence[str]
+    operation: str | None = None
+    author: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A page of versions, newest first, and the token of the next page; `has_audit` where its reader sees the audit."""
+
+    versions: Sequence[Version]
+    cursor: str
+    has_audit: bool
+
+
+def read_history(calls: Calls, path: Id, branch: str | None, cursor: str, tags: Mapping[str, Any]) -> History:
+    """Read a page of versions of a branch. Raises what ListTableVersions raises."""
+    listed = calls.call(
+        "ListTableVersions",
+        id=list(path),
+        branch=branch,
+        descending=True,
+        limit=VERSIONS_AT_ONCE,
+        page_token=cursor or None,
+    )
+    entries = listed.versions
+    records = _changes_in_audit(calls, path, entries)
+    before = [*entries[1:], _before(calls, path, branch, entries) if listed.page_token else None]
+    versions = [
+        _version(entry, previous, _names(tags, branch, entry.version), records or ())
+        for entry, previous in zip(entries, before, strict=False)
+    ]
+    return History(versions, listed.page_token or "", has_audit=records is not None)
+
+
+def _before(calls: Calls, path: Id, branch: str | None, entries: Sequence[Any]) -> Any:
+    """Return the version before the last one of a page; None where it is gone."""
+    number = entries[-1].version - 1
+    described = calls.attempt("DescribeTableVersion", id=list(path), branch=branch, version=number) if number else None
+    return described.version if described is not None else None
+
+
+def _names(tags: Mapping[str, Any], branch: str | None, number: int) -> list[str]:
+    return sorted(
+        name for name, tag in tags.items() if tag.version == number and (tag.branch or None) == (branch or None)
+    )
+
+
+def _version(entry: Any, previous: Any, tags: Sequence[str], records: Sequence[Any]) -> Version:
+    made_by = [record for record in records if is_within(record, entry.timestamp_millis)]
+    only = made_by[0] if len({(record.operation, record.principal) for record in made_by}) == 1 else None
+    return Version(
+        entry.version,
+        entry.timestamp_millis,
+        _count(entry, "total_rows"),
+        change_between(previous, entry),
+        tags,
+        only.operation if only is not None else None,
+        only.principal if only is not None else None,
+    )
+
+
+def change_between(previous: Any, entry: Any) -> Change | None:
+    """Return what a version changed since the one before it, by the counts of both; None where one has none."""
+    if entry.version == 1:
+        return Change(_count(entry, "total_rows"), 0)
+    if previous is None or previous.version != entry.version - 1:
+        return None
+    counts = [_count(each, name) for name in _COUNTS for each in (previous, entry)]
+    written_before, written, deleted_before, deleted = counts
+    if written_before is None or written is None or deleted_before is None or deleted is None:
+        return None
+    if written < written_before or deleted < deleted_before:
+        return Change(None, None)
+    return Change(written - written_before, deleted - deleted_before)
+
+
+_COUNTS = ("total_data_file_rows", "total_deletion_file_rows")
+
+
+def _count(entry: Any, name: str) -> int | None:
+    text = (entry.metadata or {}).get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _changes_in_audit(calls: Calls, path: Id, entries: Sequence[Any]) -> list[Any] | None:
+    """Return the audit's records of changes of the table in the time of these versions; None where not allowed."""
+    moments = [entry.timestamp_millis for entry in entries if entry.timestamp_millis is not None]
+    if not moments:
+        return []
+    listed = calls.attempt(
+        "ListAuditRecords", object=str(path), until_millis=max(moments) + CLOCK_MS, limit=MAX_RECORDS
+    )
+    if listed is None:
+        return None
+    return [record for record in listed.records if record.object == str(path) and is_change(record)]
+
+
+def is_change(record: Any) -> bool:
+    """Whether an audit record is of an operation that changes something, and that succeeded."""
+    try:
+        _, handler = find_operation(record.operation)
+    except (KeyError, UnsupportedOperationError):  # a call that is no operation, or one of another release
+        return False
+    return bool(record.status < 400 and handler.changes)
+
+
+def is_within(record: Any, millis: int | None) -> bool:
+    """Whether a version was committed while the call of an audit record ran."""
+    if millis is None:
+        return False
+    end = record.at_millis + record.duration_micros // 1000
+    return bool(record.at_millis - CLOCK_MS <= millis <= end + CLOCK_MS)

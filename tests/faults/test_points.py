@@ -20,8 +20,14 @@ from tests.services.postgres import postgres_server
 from tests.services.server import running_servers
 from tiltyard.runtime.failpoints import Point
 
-COMMIT_POINTS = [point for point in Point if point is not Point.BETWEEN_CATALOGS]
-"""Those that a commit passes; the other is one of moves between catalogs (`tests/mounts/served/test_import.py`)."""
+COMMIT_POINTS = (Point.BEFORE_RECORD, Point.AFTER_RECORD, Point.AFTER_FINALIZE, Point.BEFORE_ANSWER)
+OTHER_POINTS = {
+    Point.BETWEEN_CATALOGS: "mounts/served/test_import.py",
+    Point.BEFORE_BACKUP_COPY: "backup/test_backup.py",
+    Point.BEFORE_BACKUP_POINT: "backup/test_backup.py",
+    Point.BEFORE_RESTORED_CATALOG: "backup/test_backup.py",
+}
+"""Points that no commit passes, and the tests that reach them."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,12 @@ def databases(request: pytest.FixtureRequest) -> Iterator[Callable[[], list[str]
         return
     with postgres_server() as postgres:
         yield lambda: ["--db", postgres.new_database()]
+
+
+def test_every_point_is_tested() -> None:
+    assert {*COMMIT_POINTS, *OTHER_POINTS} == set(Point)
+    tests = Path(__file__).parents[1]
+    assert all(point in (tests / file).read_text() for point, file in OTHER_POINTS.items())
 
 
 @pytest.mark.parametrize("point", COMMIT_POINTS)

@@ -35,7 +35,8 @@ RECONNECT_MS = 250
 MAX_STREAMS = 100
 """Streams that one process serves at once."""
 SUBMIT_AGAIN = frozenset({"FAILED", "CANCELLED"})
-_ACTIONS: Mapping[str, str] = {"cancel": "CancelJob", "pause": "PauseJob", "resume": "ResumeJob"}
+_ACTIONS = ("cancel", "pause", "resume")
+"""Each is the first word of its operation: CancelJob, PauseJob, ResumeJob."""
 
 
 class _Streams:
@@ -95,7 +96,7 @@ def act(page: PageRequest) -> Redirect:
         return Redirect(link("job", id=_submit_again(page.calls, job_id)))
     if action not in _ACTIONS:
         raise InvalidInputError(f"A job can be cancelled, paused, resumed or submitted again, not '{action[:40]}'.")
-    page.calls.call(_ACTIONS[action], job_id=job_id)
+    page.calls.call(f"{action.title()}Job", job_id=job_id)
     return Redirect(link("job", id=job_id))
 
 

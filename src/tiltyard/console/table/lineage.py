@@ -101,14 +101,11 @@ def show(page: PageRequest) -> Page:
 def _dependent_views(calls: Calls, path: Id, place: Id) -> list[Id]:
     """Return the views directly in a namespace that read a table."""
     found = []
-    for operation, describe in (
-        ("ListMaterializedViews", "DescribeMaterializedView"),
-        ("ListViews", "DescribeView"),
-    ):
-        listed = calls.attempt(operation, id=list(place), limit=MAX_VIEWS)
+    for kind in ("MaterializedView", "View"):
+        listed = calls.attempt(f"List{kind}s", id=list(place), limit=MAX_VIEWS)
         for name in _names(listed):
             view = Id((*place, name))
-            described = calls.attempt(describe, id=list(view))
+            described = calls.attempt(f"Describe{kind}", id=list(view))
             if described is not None and path in _sources(described.query):
                 found.append(view)
     return found

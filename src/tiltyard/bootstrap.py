@@ -11,7 +11,7 @@ import tiltyard.catalog
 import tiltyard.identity
 import tiltyard.tables
 from tiltyard.access.rights import RightsCache
-from tiltyard.catalog.mounts import make_mounts
+from tiltyard.catalog.mounts.mounts import make_mounts
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.model.paging import Paging

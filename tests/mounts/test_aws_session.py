@@ -18,8 +18,8 @@ from tests.services.s3 import s3_server
 from tests.services.stub_catalog import Answer, StubCatalog, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
-from tiltyard.mounts.glue import GlueCatalog, GlueSettings
-from tiltyard.mounts.iceberg import IcebergCatalog, IcebergSettings
+from tiltyard.mounts.backends.glue import GlueCatalog, GlueSettings
+from tiltyard.mounts.backends.iceberg import IcebergCatalog, IcebergSettings
 
 KEYS = {"access_key_id": "AKIAMOUNT", "secret_access_key": "hunter2"}
 ROLE = "arn:aws:iam::123456789012:role/lake"

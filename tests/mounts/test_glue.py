@@ -23,7 +23,7 @@ from tests.services.s3 import S3Server
 from tests.services.stub_catalog import Answer, StubCatalog, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
-from tiltyard.mounts.glue import GlueCatalog, GlueSettings
+from tiltyard.mounts.backends.glue import GlueCatalog, GlueSettings
 from tiltyard.mounts.mount_settings import parse_settings
 
 

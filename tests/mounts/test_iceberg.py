@@ -22,7 +22,7 @@ from tests.services.ports import reserve_port
 from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
-from tiltyard.mounts.iceberg import IcebergCatalog, IcebergSettings
+from tiltyard.mounts.backends.iceberg import IcebergCatalog, IcebergSettings
 
 
 def mounted(url: str, timeout: float = 5) -> IcebergCatalog:

@@ -31,7 +31,7 @@ from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tests.services.wire import Wire, stream
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
-from tiltyard.mounts.lance_rest import LanceRestCatalog, LanceRestSettings
+from tiltyard.mounts.backends.lance_rest import LanceRestCatalog, LanceRestSettings
 
 
 def mounted(url: str, **settings: Any) -> LanceRestCatalog:

@@ -21,7 +21,7 @@ from tests.mounts.test_hive import declare_like_upstream, entry_of
 from tests.services.hive import HiveMetastore
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import Wire
-from tiltyard.catalog import mount_checks
+from tiltyard.catalog.mounts import checks as mount_checks
 from tiltyard.cli import main
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog

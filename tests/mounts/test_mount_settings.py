@@ -11,8 +11,8 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard import mounts
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
+from tiltyard.mounts.backends.directory import DirectorySettings
 from tiltyard.mounts.call_deadline import CallDeadline
-from tiltyard.mounts.directory import DirectorySettings
 from tiltyard.mounts.mount_settings import parse_settings
 
 
@@ -60,7 +60,7 @@ def test_a_kind_of_another_package_is_opened_by_its_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [
-        EntryPoint("theirs", "tiltyard.mounts.directory:DirectoryCatalog", mounts.ENTRY_POINTS),
+        EntryPoint("theirs", "tiltyard.mounts.backends.directory:DirectoryCatalog", mounts.ENTRY_POINTS),
         EntryPoint("dir", "no.such:Catalog", mounts.ENTRY_POINTS),
         EntryPoint("broken", "no.such:Catalog", mounts.ENTRY_POINTS),
     ]

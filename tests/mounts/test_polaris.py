@@ -16,7 +16,7 @@ from lance_namespace.errors import (
 from tests.services.polaris import CATALOG, CLIENT, CLIENT_SECRET, Polaris, polaris_stub
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
-from tiltyard.mounts.polaris import PolarisCatalog, PolarisSettings
+from tiltyard.mounts.backends.polaris import PolarisCatalog, PolarisSettings
 
 NAMESPACE = Id(("ns", "inner one"))
 ROOT = "s3://bucket/lake"

@@ -21,7 +21,7 @@ from tests.services.stub_catalog import stub_catalog
 from tests.services.unity import API, TOKEN, Unity, unity_stub
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
-from tiltyard.mounts.unity import UnityCatalog, UnitySettings
+from tiltyard.mounts.backends.unity import UnityCatalog, UnitySettings
 
 SCHEMA, TABLE = Id(("main", "films")), Id(("main", "films", "t"))
 LOCATION = "s3://bucket/t"

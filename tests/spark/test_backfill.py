@@ -24,7 +24,7 @@ from tests.services.server import ServerProcess
 from tests.spark import functions
 from tests.spark.functions import Counting, Late
 from tiltyard.column_refresh import refresh
-from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration
+from tiltyard.model.columns.computed_columns import ExpressionDeclaration, UdfDeclaration
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline.backfill import job as backfilling
 from tiltyard.pipeline.backfill.job import backfill

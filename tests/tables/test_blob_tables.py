@@ -11,7 +11,7 @@ from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 
 from tiltyard.catalog.tables import drop_table
-from tiltyard.model.blob_sizes import measure_blobs
+from tiltyard.model.columns.blob_sizes import measure_blobs
 from tiltyard.model.spec import models
 from tiltyard.tables.maintenance.garbage import CollectOptions, collect
 from tiltyard.tables.rows.create import create_table

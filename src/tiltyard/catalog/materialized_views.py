@@ -13,7 +13,7 @@ from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.model.view_definitions import ViewDefinition
+from tiltyard.model.views.definitions import ViewDefinition
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.schema.view_sources import source_names
 

@@ -7,8 +7,8 @@ from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsErro
 from tiltyard.access.filtered_lists import inline_unless_many_grants
 from tiltyard.access.filtered_lists import list_namespaces as visible_namespaces
 from tiltyard.access.needs import CREATE_NAMESPACE, DROP_NAMESPACE, SEE_NAMESPACE, creator_for, on_namespace
-from tiltyard.catalog import mounted_namespaces
 from tiltyard.catalog.garbage import DELETE_FOLDERS
+from tiltyard.catalog.mounts import namespaces as mounted_namespaces
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, namespace_id
 from tiltyard.model.modes import CreateMode, DropBehavior, DropMode, parse_mode

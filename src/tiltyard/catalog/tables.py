@@ -26,18 +26,18 @@ from tiltyard.access.needs import (
     on_table,
     target_namespace,
 )
-from tiltyard.catalog import mounted_tables
 from tiltyard.catalog.garbage import delete_dropped_table
+from tiltyard.catalog.mounts import tables as mounted_tables
 from tiltyard.context import Context
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.paging import tables_scope
-from tiltyard.model.plain_views import PlainView
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.model.spec import models
+from tiltyard.model.views.plain_views import PlainView
 from tiltyard.storage.locations import is_relative
 from tiltyard.store import ListedTable, TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_call_provider, storage_options

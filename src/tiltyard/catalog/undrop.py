@@ -8,7 +8,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.filtered_lists import inline_unless_many_grants, list_removed_namespaces, list_removed_tables
 from tiltyard.access.needs import ANY_CALLER, UNDROP_NAMESPACE, UNDROP_TABLE, target_namespace
-from tiltyard.catalog.mounted_tables import refuse_undrop
+from tiltyard.catalog.mounts.tables import refuse_undrop
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models

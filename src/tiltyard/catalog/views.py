@@ -18,12 +18,12 @@ from tiltyard.catalog.tables import drop_table
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import operation
-from tiltyard.model.plain_views import PlainView
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_compat import check_names
 from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.model.spec import models
-from tiltyard.model.view_definitions import MOST_QUERY
+from tiltyard.model.views.definitions import MOST_QUERY
+from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.engine import infer_schema
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict

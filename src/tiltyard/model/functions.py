@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.model.computed_columns import SCALAR
+from tiltyard.model.columns.computed_columns import SCALAR
 from tiltyard.model.schemas.arrow_json import PLAIN
 
 MOST_SOURCE_BYTES = 1 << 20

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.types as of
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.columns.vector_columns import VectorColumn
 from tiltyard.model.spec import models
-from tiltyard.model.vector_columns import VectorColumn
 
 Parameters = dict[str, Any]
 

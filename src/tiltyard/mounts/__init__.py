@@ -32,13 +32,13 @@ ENTRY_POINTS = "tiltyard.mounts"
 """The group of entry points by which other packages add kinds."""
 
 KINDS = {
-    "dir": "tiltyard.mounts.directory:DirectoryCatalog",
-    "glue": "tiltyard.mounts.glue:GlueCatalog",
-    "hive": "tiltyard.mounts.hive:HiveCatalog",
-    "iceberg": "tiltyard.mounts.iceberg:IcebergCatalog",
-    "lance": "tiltyard.mounts.lance_rest:LanceRestCatalog",
-    "polaris": "tiltyard.mounts.polaris:PolarisCatalog",
-    "unity": "tiltyard.mounts.unity:UnityCatalog",
+    "dir": "tiltyard.mounts.backends.directory:DirectoryCatalog",
+    "glue": "tiltyard.mounts.backends.glue:GlueCatalog",
+    "hive": "tiltyard.mounts.backends.hive:HiveCatalog",
+    "iceberg": "tiltyard.mounts.backends.iceberg:IcebergCatalog",
+    "lance": "tiltyard.mounts.backends.lance_rest:LanceRestCatalog",
+    "polaris": "tiltyard.mounts.backends.polaris:PolarisCatalog",
+    "unity": "tiltyard.mounts.backends.unity:UnityCatalog",
 }
 """The classes of catalogs, by kind; a class is imported, and the packages it needs, when the first one is opened."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 
-from tiltyard.model.blob_columns import has_blobs
+from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:

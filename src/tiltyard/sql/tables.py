@@ -26,8 +26,8 @@ from lance_namespace.errors import (
 from tiltyard.access.authorization import effective_policy_of
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import Id, parse_id
-from tiltyard.model.plain_views import PlainView
 from tiltyard.model.spec import models
+from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA, InformationSchema
 from tiltyard.sql.row_sources import RowSource, to_table
 from tiltyard.sql.visible_schemas import authorize_reading, readable_schema, restricted_source

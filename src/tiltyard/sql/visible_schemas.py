@@ -9,9 +9,9 @@ import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access.authorization import authorize_table, effective_policy_of
-from tiltyard.model.plain_views import PlainView
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.row_sources import RowSource
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.plan import NO_LIMIT

@@ -30,7 +30,7 @@ from uuid import UUID
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.branches import Branch
-from tiltyard.model.computed_columns import PREFIX
+from tiltyard.model.columns.computed_columns import PREFIX
 
 LAST_VERSION = 2**64 - 1
 _V2_DIGITS = 20

@@ -26,11 +26,12 @@ from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
 from tiltyard.store.access.signing_keys import SigningKey
 from tiltyard.store.audit import AuditFilter, AuditRecord
 from tiltyard.store.dump import DumpHeader, NotEmptyError, read_header, read_rows
-from tiltyard.store.function_errors import FragmentErrors
-from tiltyard.store.functions import FunctionRecord, FunctionUse, NewFunction
+from tiltyard.store.functions.definitions import FunctionRecord, FunctionUse, NewFunction
+from tiltyard.store.functions.errors import FragmentErrors
+from tiltyard.store.functions.secrets import SecretRecord
 from tiltyard.store.jobs import JobFilter
-from tiltyard.store.mounts import LocationTakenError, MountRecord
-from tiltyard.store.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
+from tiltyard.store.mounts.mounts import LocationTakenError, MountRecord
+from tiltyard.store.mounts.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
 from tiltyard.store.records import (
     DroppedNamespace,
     ListedTable,
@@ -51,7 +52,6 @@ from tiltyard.store.records import (
     VersionRecord,
 )
 from tiltyard.store.schema import StoreVersionError
-from tiltyard.store.secrets import SecretRecord
 from tiltyard.store.store import Store, UnitOfWork, database_exists, is_empty_database, load_dump, open_store, upgrade
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
 from tiltyard.store.tables.tables import ViewRecord

@@ -17,17 +17,17 @@ from tiltyard.store.access.signing_keys import SigningKeys
 from tiltyard.store.access.visibility import Visibility
 from tiltyard.store.audit import AuditLog
 from tiltyard.store.dump import DumpHeader, dump, load
-from tiltyard.store.function_errors import FunctionErrors
-from tiltyard.store.functions import Functions
+from tiltyard.store.functions.definitions import Functions
+from tiltyard.store.functions.errors import FunctionErrors
+from tiltyard.store.functions.secrets import Secrets
 from tiltyard.store.idempotency import KeyedRequests
 from tiltyard.store.job_events import JobEvents
 from tiltyard.store.jobs import Jobs
-from tiltyard.store.mounts import Mounts
+from tiltyard.store.mounts.mounts import Mounts
+from tiltyard.store.mounts.publications import Publications
+from tiltyard.store.mounts.table_moves import TableMoves
 from tiltyard.store.namespaces import Namespaces
-from tiltyard.store.publications import Publications
-from tiltyard.store.secrets import Secrets
 from tiltyard.store.sqlite.database import SqliteDatabase
-from tiltyard.store.table_moves import TableMoves
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.maintenance import Maintenance
 from tiltyard.store.tables.tables import Tables

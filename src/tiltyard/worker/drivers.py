@@ -27,7 +27,7 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.catalog.jobs import claim_next
+from tiltyard.catalog.jobs.submission import claim_next
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
 from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS, RETRYABLE, pipeline_jobs

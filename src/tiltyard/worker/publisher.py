@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.catalog.publication_sync import LEASE_MS, is_due, sync
+from tiltyard.catalog.mounts.publication_sync import LEASE_MS, is_due, sync
 from tiltyard.context import Context
 from tiltyard.model.principals import SERVER
 

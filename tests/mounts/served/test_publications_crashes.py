@@ -22,8 +22,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.catalog import publication_sync
-from tiltyard.catalog.publication_sync import CHECK_MS, FIRST_PAUSE_MS, LEASE_MS, VERIFY_MS, is_due, sync
+from tiltyard.catalog.mounts import publication_sync
+from tiltyard.catalog.mounts.publication_sync import CHECK_MS, FIRST_PAUSE_MS, LEASE_MS, VERIFY_MS, is_due, sync
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedTable

@@ -18,7 +18,7 @@ from tests.tables.commits.test_commit import location, stage
 from tests.tables.served import Server, ask
 
 from tiltyard.context import Context
-from tiltyard.model.computed_columns import UdfDeclaration, read_declaration
+from tiltyard.model.columns.computed_columns import UdfDeclaration, read_declaration
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models

@@ -25,7 +25,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
+from tiltyard.model.columns.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
 from tiltyard.model.jobs import PIPELINE_JOBS, pipeline_jobs
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege

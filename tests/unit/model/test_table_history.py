@@ -12,7 +12,7 @@ import pytest
 from lance import LanceOperation
 
 from tiltyard.model.table_history import read_transaction, read_transactions
-from tiltyard.model.view_definitions import ViewLineage
+from tiltyard.model.views.definitions import ViewLineage
 from tiltyard.tables.commits.idempotency_marks import REQUESTS, marked_rows
 
 ROWS = pa.table({"id": [1, 2, 3]})

@@ -24,7 +24,7 @@ from tiltyard.access.authorization import authorize_namespace
 from tiltyard.access.needs import on_namespace, on_parent
 from tiltyard.catalog.functions.secrets import find_namespace_id, secret_not_found
 from tiltyard.model.branches import Branch
-from tiltyard.model.computed_columns import FunctionDeclaration, read_declaration
+from tiltyard.model.columns.computed_columns import FunctionDeclaration, read_declaration
 from tiltyard.model.functions import Definition, check_function_name, parse_definition
 from tiltyard.model.ids import Id, check_id, namespace_id, table_id
 from tiltyard.model.jobs import job_result

@@ -21,10 +21,10 @@ from tiltyard.access.authorization import authorize_namespace, authorize_server
 from tiltyard.access.needs import OWN_JOB, on_table
 from tiltyard.catalog.functions.functions import function_not_found, read_definition, read_source
 from tiltyard.catalog.functions.secrets import read_secret_value
-from tiltyard.catalog.job_authorization import authorize_submitter
+from tiltyard.catalog.jobs.authorization import authorize_submitter
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.branches import Branch
-from tiltyard.model.computed_columns import FunctionDeclaration, read_declaration
+from tiltyard.model.columns.computed_columns import FunctionDeclaration, read_declaration
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege

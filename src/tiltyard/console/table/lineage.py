@@ -10,10 +10,10 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.console.page import Page, PageRequest
-from tiltyard.model.computed_columns import VIEW
+from tiltyard.model.columns.computed_columns import VIEW
 from tiltyard.model.ids import Id
-from tiltyard.model.plain_views import QUERY_PROPERTY
-from tiltyard.model.view_definitions import parse_sources
+from tiltyard.model.views.definitions import parse_sources
+from tiltyard.model.views.plain_views import QUERY_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tiltyard.model.computed_columns import (
+from tiltyard.model.columns.computed_columns import (
     EXPRESSION,
     FUNCTION,
     PREFIX,
@@ -19,7 +19,7 @@ from tiltyard.model.computed_columns import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tiltyard.model.computed_columns import Declaration
+    from tiltyard.model.columns.computed_columns import Declaration
 
 BLOB_METADATA = ("lance-encoding:blob", "lance:blob")
 BINARY = frozenset({"binary", "large_binary", "binary_view", "fixed_size_binary"})

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.model.blob_columns import cast_to_blobs, is_castable_to_blobs
+from tiltyard.model.columns.blob_columns import cast_to_blobs, is_castable_to_blobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

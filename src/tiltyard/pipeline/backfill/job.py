@@ -22,7 +22,7 @@ from tiltyard.column_refresh.fragment_files import FilledFragment, FragmentPlan
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.column_refresh.refresh import ColumnRefresh
 from tiltyard.model.branches import Branch
-from tiltyard.model.computed_columns import (
+from tiltyard.model.columns.computed_columns import (
     ExpressionDeclaration,
     FunctionDeclaration,
     find_siblings,

@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.blob_columns import is_blob
+from tiltyard.model.columns.blob_columns import is_blob
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.export.tasks import ExportedFile, ExportPart, ExportSpec, export_part
 from tiltyard.pipeline.jobs import job

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from tiltyard.model.computed_columns import SCALAR
+from tiltyard.model.columns.computed_columns import SCALAR
 from tiltyard.model.functions import BUNDLE, ENTRY_FILE, Definition, bundle_files, parse_function_type
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import lock_packages

@@ -15,7 +15,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.model.computed_columns import VIEW
+from tiltyard.model.columns.computed_columns import VIEW
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from tiltyard.model.blob_columns import BLOB_TYPE
+from tiltyard.model.columns.blob_columns import BLOB_TYPE
 from tiltyard.pipeline.task_errors import RefusedError
 
 _VECTOR = re.compile(r"(.+)\[(\d+)\]")

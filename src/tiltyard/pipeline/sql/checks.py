@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.model.view_definitions import check_query_text
+from tiltyard.model.views.definitions import check_query_text
 from tiltyard.pipeline.session import is_connect
 from tiltyard.pipeline.sql.allow_list import (
     ALLOWED_NAMES,

@@ -21,8 +21,8 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.table_history import read_transaction
-from tiltyard.model.view_changes import leaves_rows_unchanged
-from tiltyard.model.view_definitions import LINEAGE_PROPERTY, ViewDefinition, ViewKind, ViewLineage, parse_sources
+from tiltyard.model.views.changes import leaves_rows_unchanged
+from tiltyard.model.views.definitions import LINEAGE_PROPERTY, ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run

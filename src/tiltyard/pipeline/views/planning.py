@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.view_changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
-from tiltyard.model.view_definitions import SourceVersion, ViewDefinition, ViewLineage
+from tiltyard.model.views.changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
+from tiltyard.model.views.definitions import SourceVersion, ViewDefinition, ViewLineage
 from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
 from tiltyard.pipeline.sql.spark_plans import TABLE_ROWS, class_name, to_list, walk_expressions, walk_nodes
 from tiltyard.pipeline.version_diff import fragments_by_id

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.view_definitions import ViewDefinition, ViewKind
+from tiltyard.model.views.definitions import ViewDefinition, ViewKind
 from tiltyard.pipeline.datasource.dataframes import plan_version_scan, read_frame, write_partitions
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.runs import Run

@@ -13,7 +13,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.model.view_definitions import SourceVersion
+from tiltyard.model.views.definitions import SourceVersion
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 

@@ -18,7 +18,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import check_composed
-from tiltyard.model.plain_views import QUERY_PROPERTY
+from tiltyard.model.views.plain_views import QUERY_PROPERTY
 from tiltyard.store.access.grants import TABLE, delete_dependents, grant_to_creator
 from tiltyard.store.backend import ForeignKeyError, UniqueError
 from tiltyard.store.paths import (

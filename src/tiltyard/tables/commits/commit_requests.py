@@ -26,8 +26,8 @@ from msgspec import structs
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import parse_mode
-from tiltyard.model.plain_views import refuse_view
 from tiltyard.model.spec import models
+from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder

@@ -17,7 +17,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.needs import on_table
-from tiltyard.catalog.job_authorization import submitter_payload
+from tiltyard.catalog.jobs.authorization import submitter_payload
 from tiltyard.context import Context, OpenTable
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import Id, table_id

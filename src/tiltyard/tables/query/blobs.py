@@ -18,12 +18,12 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.access.needs import on_table
-from tiltyard.model.blob_columns import is_blob
 from tiltyard.model.branches import Branch
+from tiltyard.model.columns.blob_columns import is_blob
+from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer, StreamedValue, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import ARROW_STREAM, models
-from tiltyard.model.vector_columns import quote_path
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.query.plan import ROW_ID
 from tiltyard.tables.query.policy_enforcement import open_with_policies, redact_errors

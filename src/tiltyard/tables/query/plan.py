@@ -19,7 +19,7 @@ import pyarrow as pa
 from lance.dataset import ColumnOrdering
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.vector_columns import VectorColumn, vector_columns
+from tiltyard.model.columns.vector_columns import VectorColumn, vector_columns
 from tiltyard.tables.query.batch_sizes import SMALL_RESPONSE_ROWS, batch_options, check_ordering
 from tiltyard.tables.query.full_text import FullTextQueryBuilder
 from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
 
     from tiltyard.context import Context
-    from tiltyard.model.plain_views import PlainView
+    from tiltyard.model.views.plain_views import PlainView
     from tiltyard.storage.version_cache import Snapshot
 
 _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)

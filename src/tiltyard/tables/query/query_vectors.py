@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.vector_columns import VectorColumn, quote_path
+from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
 from tiltyard.storage.errors import column_not_found
 
 Vector = Sequence[float]

@@ -15,7 +15,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.branches import Branch
 from tiltyard.model.operations import ArrowAnswer
-from tiltyard.model.plain_views import PlainView
+from tiltyard.model.views.plain_views import PlainView
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.plan import NO_LIMIT

@@ -20,14 +20,14 @@ from lance_namespace.errors import (
 
 from tiltyard.access.needs import CREATE_TABLE, creator_for
 from tiltyard.catalog.garbage import delete_marked_folder
-from tiltyard.catalog.mounted_tables import declare, withdrawing
+from tiltyard.catalog.mounts.tables import declare, withdrawing
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import operation
-from tiltyard.model.plain_views import is_view, refuse_view
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
+from tiltyard.model.views.plain_views import is_view, refuse_view
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.writing import (
     commit_first_version,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from lance_namespace.errors import TableSchemaValidationError
 
-from tiltyard.model.blob_columns import is_castable_to_blobs
+from tiltyard.model.columns.blob_columns import is_castable_to_blobs
 from tiltyard.model.schemas.nested_types import cast_array, is_same_schema, is_same_type, unknown_fields
 
 if TYPE_CHECKING:

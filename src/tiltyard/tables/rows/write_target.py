@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 
 from tiltyard.model.branches import MAIN, Branch
-from tiltyard.model.plain_views import refuse_view
+from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.store import DROPPED
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.opening import open_to_commit

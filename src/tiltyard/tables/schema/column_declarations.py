@@ -18,7 +18,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access.authorization import authorize_namespace, authorize_table
 from tiltyard.model.branches import MAIN
-from tiltyard.model.computed_columns import PREFIX
+from tiltyard.model.columns.computed_columns import PREFIX
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.column_names import check_column_name
 

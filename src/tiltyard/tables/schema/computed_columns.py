@@ -15,9 +15,9 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.access.authorization import authorize_table
 from tiltyard.access.needs import on_table
-from tiltyard.catalog.jobs import queue_job
+from tiltyard.catalog.jobs.submission import queue_job
 from tiltyard.model.branches import Branch
-from tiltyard.model.computed_columns import (
+from tiltyard.model.columns.computed_columns import (
     ExpressionDeclaration,
     FunctionDeclaration,
     UdfDeclaration,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
+from tiltyard.model.columns.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
 from tiltyard.tables.schema.field_paths import path_names
 from tiltyard.tables.sql.lexer import TOKEN
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import lance
 
-    from tiltyard.model.computed_columns import Declaration
+    from tiltyard.model.columns.computed_columns import Declaration
 
 Path = tuple[str, ...]
 """The case-folded names of a field and the fields that it is in: Lance finds columns without case."""

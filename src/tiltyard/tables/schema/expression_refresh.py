@@ -12,7 +12,7 @@ import pyarrow as pa
 from lance.fragment import DataFile
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableColumnNotFoundError
 
-from tiltyard.catalog.job_authorization import authorize_submitter
+from tiltyard.catalog.jobs.authorization import authorize_submitter
 from tiltyard.column_refresh.fragment_files import (
     BATCH_ROWS,
     Computation,
@@ -22,9 +22,9 @@ from tiltyard.column_refresh.fragment_files import (
 )
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.column_refresh.refresh import ColumnRefresh
-from tiltyard.model.blob_columns import has_blobs
 from tiltyard.model.branches import Branch
-from tiltyard.model.computed_columns import ExpressionDeclaration, input_columns, read_declaration
+from tiltyard.model.columns.blob_columns import has_blobs
+from tiltyard.model.columns.computed_columns import ExpressionDeclaration, input_columns, read_declaration
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.storage.errors import lance_errors
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from tiltyard.column_refresh.fragment_files import FragmentPlan
     from tiltyard.context import Context, OpenTable
-    from tiltyard.model.computed_columns import Declaration
+    from tiltyard.model.columns.computed_columns import Declaration
 
 REFRESH_COLUMN = "refresh_column"
 

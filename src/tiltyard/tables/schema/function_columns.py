@@ -13,7 +13,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableNotFoundError, UnsupportedOperationError
 
 from tiltyard.access.authorization import authorize_namespace
-from tiltyard.model.computed_columns import SCALAR, FunctionDeclaration, read_declaration
+from tiltyard.model.columns.computed_columns import SCALAR, FunctionDeclaration, read_declaration
 from tiltyard.model.functions import Definition, parse_function_type
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.privileges import Privilege

@@ -22,13 +22,13 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.catalog.job_authorization import authorize_submitter
+from tiltyard.catalog.jobs.authorization import authorize_submitter
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.table_history import read_transactions
-from tiltyard.model.view_changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
-from tiltyard.model.view_definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage
+from tiltyard.model.views.changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
+from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import commit_next, discard, discard_after_error, write_rows
 from tiltyard.tables.opening import open_for_reading

@@ -23,7 +23,7 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.table_history import read_transactions
-from tiltyard.model.view_definitions import ViewDefinition, ViewKind, ViewLineage, parse_sources
+from tiltyard.model.views.definitions import ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import ViewRecord
 from tiltyard.tables.sql.select_queries import parse_select

@@ -18,8 +18,8 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.access.authorization import authorize_namespace, authorize_table
 from tiltyard.access.needs import authorize_table_creation, on_table
-from tiltyard.catalog.job_authorization import job_validator
-from tiltyard.catalog.jobs import queue_job
+from tiltyard.catalog.jobs.authorization import job_validator
+from tiltyard.catalog.jobs.submission import queue_job
 from tiltyard.model.ids import table_id
 from tiltyard.model.jobs import job_result, pipeline_jobs
 from tiltyard.model.modes import CreateMode
@@ -27,7 +27,7 @@ from tiltyard.model.operations import Needs, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_compat import check_names
 from tiltyard.model.spec import models
-from tiltyard.model.view_definitions import ViewDefinition, ViewKind, check_query_text
+from tiltyard.model.views.definitions import ViewDefinition, ViewKind, check_query_text
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict

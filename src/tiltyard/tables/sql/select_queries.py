@@ -18,7 +18,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
-from tiltyard.model.view_definitions import check_query_text
+from tiltyard.model.views.definitions import check_query_text
 from tiltyard.tables.sql.expressions import check_expression
 from tiltyard.tables.sql.lexer import AMBIGUOUS, TOKEN
 

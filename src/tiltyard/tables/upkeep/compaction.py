@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance.optimize import Compaction
 
-from tiltyard.model.blob_columns import has_blobs
-from tiltyard.model.blob_sizes import measure_blobs
+from tiltyard.model.columns.blob_columns import has_blobs
+from tiltyard.model.columns.blob_sizes import measure_blobs
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.schema.stats import SMALL_FRAGMENT_ROWS
 

@@ -16,7 +16,7 @@ from lance_namespace.errors import TableBranchNotFoundError, TableVersionNotFoun
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import MAIN, Branch
-from tiltyard.model.computed_columns import ExpressionDeclaration, FunctionDeclaration, read_declaration
+from tiltyard.model.columns.computed_columns import ExpressionDeclaration, FunctionDeclaration, read_declaration
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import CLONE_TABLE, creator_for
-from tiltyard.catalog.mounted_tables import declare, withdrawing
+from tiltyard.catalog.mounts.tables import declare, withdrawing
 from tiltyard.context import Context
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id

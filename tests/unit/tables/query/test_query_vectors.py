@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
-from tiltyard.model.vector_columns import VectorColumn, vector_columns
+from tiltyard.model.columns.vector_columns import VectorColumn, vector_columns
 from tiltyard.tables.query.query_vectors import choose_column, to_array
 
 SCHEMA = pa.schema(

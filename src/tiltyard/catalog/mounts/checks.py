@@ -20,7 +20,7 @@ from lance_namespace.errors import (
     ThrottlingError,
 )
 
-from tiltyard.catalog.mounts import ADMINISTRATORS, find_mount
+from tiltyard.catalog.mounts.mounts import ADMINISTRATORS, find_mount
 from tiltyard.model.ids import Id, check_id, namespace_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.spec import models

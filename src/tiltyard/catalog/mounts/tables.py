@@ -21,7 +21,7 @@ from lance_namespace.errors import (
 from tiltyard.access.authorization import caller_rights
 from tiltyard.access.needs import creator_for, target_namespace
 from tiltyard.catalog.garbage import DROP_MOUNTED_TABLE, delete_dropped_table
-from tiltyard.catalog.mounted_namespaces import MOST_VISIBLE, list_page
+from tiltyard.catalog.mounts.namespaces import MOST_VISIBLE, list_page
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode

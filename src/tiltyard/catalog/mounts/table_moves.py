@@ -24,7 +24,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.catalog.mounts import ADMINISTRATORS
+from tiltyard.catalog.mounts.mounts import ADMINISTRATORS
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import privilege_names, with_implied

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.mounts import MountedCatalog, MountedTable
     from tiltyard.store import PublicationRecord
-    from tiltyard.store.publications import OwnNamespace, OwnTable
+    from tiltyard.store.mounts.publications import OwnNamespace, OwnTable
 
 log = logging.getLogger("tiltyard.publications")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lance import LanceOperation
 
 from tiltyard.model.table_history import fragments_by_id, is_same_fragment, read_transaction
-from tiltyard.model.view_definitions import SourceVersion, ViewLineage
+from tiltyard.model.views.definitions import SourceVersion, ViewLineage
 
 if TYPE_CHECKING:
     import lance

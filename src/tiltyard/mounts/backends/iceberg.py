@@ -13,11 +13,7 @@ from typing import Required, TypedDict
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import Id
-from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table
-from tiltyard.mounts.http.aws_keys import AwsKeys, load_aws
-from tiltyard.mounts.http.client import Authorization, HttpError, HttpSettings
-from tiltyard.mounts.http.oauth2 import json_client
-from tiltyard.mounts.iceberg_namespaces import (
+from tiltyard.mounts.backends.iceberg_namespaces import (
     CATALOG_SERVICE,
     IcebergNamespaces,
     can_be_name,
@@ -25,6 +21,10 @@ from tiltyard.mounts.iceberg_namespaces import (
     namespace_path,
     property_changes,
 )
+from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table
+from tiltyard.mounts.http.aws_keys import AwsKeys, load_aws
+from tiltyard.mounts.http.client import Authorization, HttpError, HttpSettings
+from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
     check_properties,

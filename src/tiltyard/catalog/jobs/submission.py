@@ -23,7 +23,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access import filtered_lists
 from tiltyard.access.needs import LIST_JOBS, OWN_JOB, SUBMIT_JOB, on_server
-from tiltyard.catalog.job_authorization import (
+from tiltyard.catalog.jobs.authorization import (
     authorize_start,
     authorize_submitter,
     submitter_payload,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.model.blob_columns import has_blobs, is_blob
+from tiltyard.model.columns.blob_columns import has_blobs, is_blob
 
 if TYPE_CHECKING:
     import lance

@@ -13,16 +13,16 @@ from typing import Required, TypedDict
 from lance_namespace.errors import InternalError
 
 from tiltyard.model.ids import Id
-from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table, unsupported
-from tiltyard.mounts.http.client import HttpError, HttpSettings
-from tiltyard.mounts.http.oauth2 import json_client
-from tiltyard.mounts.iceberg_namespaces import (
+from tiltyard.mounts.backends.iceberg_namespaces import (
     CATALOG_SERVICE,
     IcebergNamespaces,
     can_be_name,
     location_uri,
     namespace_path,
 )
+from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table, unsupported
+from tiltyard.mounts.http.client import HttpError, HttpSettings
+from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.lance_entries import (
     MARKER,
     MARKER_PROPERTIES,

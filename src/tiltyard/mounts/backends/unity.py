@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.model.ids import Id
+from tiltyard.mounts.backends.iceberg_namespaces import location_uri
 from tiltyard.mounts.catalog_errors import (
     UNSUPPORTED,
     existing_namespace,
@@ -30,7 +31,6 @@ from tiltyard.mounts.catalog_errors import (
 )
 from tiltyard.mounts.http.client import HttpError, HttpSettings
 from tiltyard.mounts.http.oauth2 import json_client
-from tiltyard.mounts.iceberg_namespaces import location_uri
 from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
     check_properties,

@@ -15,7 +15,7 @@ from enum import StrEnum
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.computed_columns import VIEW
+from tiltyard.model.columns.computed_columns import VIEW
 
 LINEAGE_PROPERTY = "tiltyard.view.made"
 """The property of a Lance transaction by which a refresh records its `ViewLineage`."""

@@ -13,8 +13,8 @@ from uuid import uuid4
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_server
-from tiltyard.catalog.mounts import checked_settings
-from tiltyard.catalog.publication_sync import LEASE_MS, sync
+from tiltyard.catalog.mounts.mounts import checked_settings
+from tiltyard.catalog.mounts.publication_sync import LEASE_MS, sync
 from tiltyard.model.ids import Id, check_name, namespace_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege

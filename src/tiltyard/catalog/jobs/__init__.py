@@ -1,0 +1,1 @@
+"""Operations on jobs and transactions' jobs: submit, authorize, steer, list their events."""

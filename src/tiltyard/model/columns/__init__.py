@@ -1,0 +1,1 @@
+"""Columns that are more than their type: computed ones, vectors, blobs."""

@@ -1,0 +1,1 @@
+"""Views: plain ones, and the definitions and changes of materialized ones."""

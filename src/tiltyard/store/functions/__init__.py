@@ -1,0 +1,1 @@
+"""Functions of clients in the catalog's database: definitions, failed rows, secrets."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lance
+import pyarrow as pa
 import pytest
 
 from tests.backup.conftest import Client, run
@@ -78,8 +80,6 @@ def test_drill_restores_every_row_that_was_acknowledged_before_the_backup(
         environ: dict[str, str] = {}
         root = str(tmp_path / name)
         if storage == "s3":
-            import json
-
             s3: S3Server = request.getfixturevalue("s3")
             root = s3.new_bucket(f"{database}-{name}-{time.time_ns()}") + "/tables"
             environ = {"TILTYARD_STORAGE_OPTIONS": json.dumps(s3.options)}
@@ -293,6 +293,43 @@ def test_restore_to_another_root_serves_shallow_clones_and_their_tags(tmp_path: 
     assert lance.dataset(restored_location, version="kept").count_rows() == 3
     restored.insert("clone", [4])
     assert restored.ids("clone") == [1, 2, 3, 4]
+
+
+def test_backup_after_another_table_took_a_location_has_both_tables(tmp_path: Path, start: Start) -> None:
+    """Its manifests have the names and the sizes of those before."""
+    root, target = tmp_path / "root", tmp_path / "target"
+    client = start(root)
+    lance.write_dataset(pa.table({"id": [1, 2]}), root / "outside.lance")
+    client.post("/v1/table/t/register", {"location": "outside.lance"})
+    run("backup", target, "--root", root)
+    shutil.rmtree(root / "outside.lance")
+    lance.write_dataset(pa.table({"id": [3, 4]}), root / "outside.lance")
+    run("backup", target, "--root", root)
+    first, second = (line.split()[0] for line in run("backup", "list", target).splitlines())
+    for point, ids in (first, [1, 2]), (second, [3, 4]):
+        assert "no problems" in run("backup", "verify", target, "--id", point)
+        run("backup", "restore", target, "--id", point, "--root", tmp_path / point)
+        (restored,) = (tmp_path / point).rglob("outside.lance")
+        assert lance.dataset(restored).to_table()["id"].to_pylist() == ids
+    copied = run("backup", target, "--root", root)
+    assert "copied 0 " in copied  # the same table again
+
+
+def test_backup_names_shallow_clones_of_what_is_no_table_of_the_catalog(tmp_path: Path, start: Start) -> None:
+    root, target = tmp_path / "root", tmp_path / "target"
+    client = start(root)
+    source = lance.write_dataset(pa.table({"id": [1, 2]}), root / "elsewhere.lance")
+    source.shallow_clone(str(root / "clone.lance"), 1)
+    client.post("/v1/table/t/register", {"location": "clone.lance"})
+    client.create("sound", [1])
+    said = run("backup", target, "--root", root, status=3)
+    assert "t (" in said and f"{root}/elsewhere.lance/data/" in said and "no table of the backup" in said
+    out = run("backup", "verify", target, status=3)
+    assert "1 problem" in out and "elsewhere.lance" in out
+
+    record = next(target.glob("points/*/point.json"))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"problems": {}}))  # as by a version that looked not
+    assert "which the backup has not" in run("backup", "verify", target, status=3)
 
 
 def test_restore_cancels_jobs_whose_work_is_not_in_the_backup_and_keeps_the_others(tmp_path: Path) -> None:

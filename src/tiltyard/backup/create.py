@@ -33,6 +33,7 @@ from tiltyard.backup.points import (
     new_point_id,
     read_point,
     read_tables,
+    table_label,
 )
 from tiltyard.backup.selection import IncompleteError, TableState, check_target, select_files
 from tiltyard.runtime.failpoints import Point as Failpoint
@@ -41,7 +42,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.store import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tiltyard.backup.selection import SelectedFile
     from tiltyard.backup.target import Target
@@ -53,6 +54,10 @@ log = logging.getLogger("tiltyard.backup")
 ATTEMPTS = 4
 """Snapshots that are taken at most until all tables are whole in one."""
 TABLE_THREADS, FILE_THREADS = 4, 8
+SETTLED_MS = 60_000
+"""How long before the last backup a manifest has to be written to be known by its time of modification: storages keep
+whole seconds, and their clocks differ from the server's.
+"""
 CREATING, PRUNING = "creating", "pruning"
 
 
@@ -65,13 +70,19 @@ class Copied(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Backup:
-    """A backup that is being taken; `known` are the tables of the last one, and of earlier snapshots, by location."""
+    """A backup that is being taken; `known` are the tables of the last one, and of earlier snapshots, by location.
+
+    `known_at` is when the last one was taken (ms since 1970), 0 if there is none. `elsewhere` are the locations of
+    files in other tables' folders that shallow clones use, by the clone's location.
+    """
 
     ctx: Context
     target: Target
     id: str
     files_pool: ThreadPoolExecutor
     known: dict[str, StoredTable]
+    known_at: int
+    elsewhere: dict[str, set[str]] = field(default_factory=dict)
     copied: Copied = field(default_factory=Copied)
 
 
@@ -89,8 +100,8 @@ def create_backup(ctx: Context, target: Target, progress: Callable[[str], None] 
         ThreadPoolExecutor(FILE_THREADS) as files_pool,
     ):
         dump_file = Path(folder, "catalog.jsonl.gz")
-        known = _known_tables(target, Path(folder))
-        backup = _Backup(ctx, target, new_point_id(ctx.clock()), files_pool, known)
+        known, known_at = _known_tables(target, Path(folder))
+        backup = _Backup(ctx, target, new_point_id(ctx.clock()), files_pool, known, known_at)
         problems: dict[str, str] | None = None
         for _ in range(ATTEMPTS):
             before, header = problems, ctx.store.dump(dump_file)
@@ -124,12 +135,13 @@ def running(target: Target, what: str) -> Iterator[None]:
         target.delete([key])
 
 
-def _known_tables(target: Target, folder: Path) -> dict[str, StoredTable]:
-    """Return the tables of the last backup by their locations; none if there is no backup."""
+def _known_tables(target: Target, folder: Path) -> tuple[dict[str, StoredTable], int]:
+    """Return the tables of the last backup by their locations, and when it was taken; none and 0 without one."""
     if not list_points(target):
-        return {}
+        return {}, 0
     point = read_point(target, "")
-    return {table.location: table for table in read_tables(fetch_part(target, point, "files", folder))}
+    tables = read_tables(fetch_part(target, point, "files", folder))
+    return {table.location: table for table in tables}, point.taken_at
 
 
 def read_states(dump_file: Path) -> list[TableState]:
@@ -174,19 +186,35 @@ def _copy_tables(
     with ThreadPoolExecutor(TABLE_THREADS) as pool:
         for number, (state, outcome) in enumerate(zip(states, pool.map(copy, states), strict=True), 1):
             if isinstance(outcome, Exception):
-                problems[f"{state.name} ({state.location})"] = str(outcome) or "a file vanished while it was copied"
+                problems[table_label(state.name, state.location)] = (
+                    str(outcome) or "a file vanished while it was copied"
+                )
             else:
                 stored.append(outcome)
                 backup.known[outcome.location] = outcome
             if number % 500 == 0:
                 progress(f"{number} of {len(states)} tables.")
-    return stored, problems
+    return stored, _find_missing(backup, states, stored) | problems
+
+
+def _find_missing(backup: _Backup, states: list[TableState], stored: list[StoredTable]) -> dict[str, str]:
+    """Return the shallow clones that use files which are in no table of the backup, with the reason."""
+    clones = [(state, files) for state in states if (files := backup.elsewhere.get(state.location))]
+    if not clones:
+        return {}
+    locations = {f"{table.location}/{file.path}" for table in stored for file in table.files}
+    return {
+        table_label(state.name, state.location): f"it uses the file {min(missing)}, which is in no table of the backup"
+        for state, files in clones
+        if (missing := files - locations)
+    }
 
 
 def _copy_table(backup: _Backup, state: TableState) -> StoredTable:
-    selected = select_files(backup.ctx, state)
+    selection = select_files(backup.ctx, state)
+    selected, backup.elsewhere[state.location] = selection.files, selection.elsewhere
     known = backup.known.get(state.location)
-    folder = known.folder if known is not None and not _conflicts(known, selected) else ""
+    folder = known.folder if known is not None and not _is_replaced(backup, known, selected) else ""
     if not folder:
         known, folder = None, f"{_slug(state.location)}-{backup.id.rpartition('-')[2]}"
     by_path = {file.path: file for file in known.files} if known is not None else {}
@@ -204,10 +232,42 @@ def _slug(location: str) -> str:
     return f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:12]}"
 
 
-def _conflicts(known: StoredTable, selected: list[SelectedFile]) -> bool:
-    """Return whether a location has other immutable files than it had under these names: it is another table's now."""
-    sizes = {file.path: file.size for file in known.files if file.immutable}
-    return any(file.immutable and sizes.get(file.entry.path, file.entry.size) != file.entry.size for file in selected)
+def _is_replaced(backup: _Backup, known: StoredTable, selected: list[SelectedFile]) -> bool:
+    """Return whether a location has other immutable files than the target has under these names.
+
+    Names of manifests are numbers of versions: another table that was written to the location has the same ones, and so
+    have versions that came after others were lost. All other names are unique. Raises FileNotFoundError.
+    """
+    stored = {file.path: file for file in known.files if file.immutable}
+    doubtful: list[SelectedFile] = []
+    for file in selected:
+        entry, before = file.entry, stored.get(file.entry.path)
+        if not file.immutable:
+            continue
+        if before is not None and before.size != entry.size:
+            return True
+        is_settled = before is not None and before.modified == entry.modified < backup.known_at - SETTLED_MS
+        if entry.path.endswith(".manifest") and not is_settled:
+            doubtful.append(file)
+
+    def is_other(file: SelectedFile) -> bool:
+        path = file.entry.path
+        if path in stored:
+            digest = stored[path].sha256
+        elif backup.target.size(key := f"files/{known.folder}/{path}") is not None:  # an earlier backup's
+            digest = _digest(backup.target.read_chunks(key))
+        else:
+            return False
+        return _digest(backup.ctx.storage.files(known.location).read_chunks(f"{known.location}/{path}")) != digest
+
+    return any(list(backup.files_pool.map(is_other, doubtful)))
+
+
+def _digest(chunks: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _copy_file(backup: _Backup, location: str, folder: str, file: SelectedFile, known: StoredFile | None) -> StoredFile:

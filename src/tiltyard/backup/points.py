@@ -84,6 +84,11 @@ class Point(msgspec.Struct, frozen=True):
     problems: dict[str, str]
 
 
+def table_label(name: str, location: str) -> str:
+    """Return what a table is called in the problems of a point."""
+    return f"{name} ({location})"
+
+
 def new_point_id(taken_at: int) -> str:
     """Return the id of a point: ids sort by the time at which points were taken (ms since 1970)."""
     at = datetime.fromtimestamp(taken_at / 1000, UTC)

@@ -19,7 +19,7 @@ from tiltyard.tables.maintenance.references import (
     classify,
     open_branches,
     referenced_units,
-    tracked_units,
+    tracked_files,
 )
 
 if TYPE_CHECKING:
@@ -70,8 +70,16 @@ class SelectedFile:
     immutable: bool
 
 
-def select_files(ctx: Context, table: TableState) -> list[SelectedFile]:
-    """Return the files of a table's folder that its versions in the snapshot need.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The files of a table's folder to back up, and the locations of files elsewhere that a shallow clone uses."""
+
+    files: list[SelectedFile]
+    elsewhere: set[str]
+
+
+def select_files(ctx: Context, table: TableState) -> Selection:
+    """Return the files that the versions of a table in the snapshot need.
 
     Versions that were committed after the snapshot are left out, and files of writes that are not committed. Raises
     IncompleteError, and what opening a table raises.
@@ -80,7 +88,7 @@ def select_files(ctx: Context, table: TableState) -> list[SelectedFile]:
         finalize_pending(ctx, table.id)
     branches = open_branches(ctx, table.location)
     units = referenced_units(ctx, table.location, branches) if branches else set[str]()
-    tracked = tracked_units(table.location, branches) if branches else set[str]()
+    tracked, elsewhere = tracked_files(table.location, branches)
     names = sorted((branch.name for branch in branches if not branch.is_main), key=len, reverse=True)
     files = ctx.storage.files(table.location)
     with lance_errors(table.location):
@@ -92,7 +100,7 @@ def select_files(ctx: Context, table: TableState) -> list[SelectedFile]:
         if (_is_needed(table, file, units) if file is not None else _is_reference(ctx, table, entry))
     ]
     _check_complete(table, {file.unit for _, file in classified if file is not None}, tracked, selected)
-    return selected
+    return Selection(selected, elsewhere)
 
 
 def _is_needed(table: TableState, file: TableFile, units: set[str]) -> bool:

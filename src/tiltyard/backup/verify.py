@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,10 @@ import lance
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.backup.create import FILE_THREADS
-from tiltyard.backup.points import fetch_part, read_tables
+from tiltyard.backup.points import fetch_part, read_tables, table_label
 from tiltyard.backup.selection import version_of_manifest
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifest_format import is_detached, parse_manifest, referenced_files
+from tiltyard.storage.manifest_format import files_of_bases, is_detached, parse_manifest, referenced_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Verification:
-    """What was verified: how many tables and files of how many bytes, and what is wrong, a sentence each."""
+    """What was verified: how many tables and files of how many bytes, and what is wrong, a sentence each.
+
+    `elsewhere` are the locations of files in other tables' folders that shallow clones use, with the clones' labels.
+    """
 
     tables: int
     files: int
     size: int
     problems: list[str]
+    elsewhere: dict[str, set[str]] = field(default_factory=dict)
 
 
 def verify_point(target: Target, point: Point, progress: Callable[[str], None] = lambda line: None) -> Verification:
@@ -48,16 +52,29 @@ def verify_point(target: Target, point: Point, progress: Callable[[str], None] =
         ThreadPoolExecutor(FILE_THREADS) as pool,
     ):
         fetch_part(target, point, "catalog", Path(folder))
-        for table in read_tables(fetch_part(target, point, "files", Path(folder))):
+        list_file = fetch_part(target, point, "files", Path(folder))
+        for table in read_tables(list_file):
             problems = list(pool.map(partial(_check_file, target, table), table.files))
             result.problems += [problem for problem in problems if problem]
             if not any(problems):
-                result.problems += _check_versions(target, table)
+                result.problems += _check_versions(target, table, result.elsewhere)
             result.tables += table.id != 0
             result.files += len(table.files)
             result.size += sum(file.size for file in table.files)
             progress(f"{table.name}: {len(table.files)} files")
+        result.problems += _find_missing(result.elsewhere, list_file, point)
     return result
+
+
+def _find_missing(elsewhere: dict[str, set[str]], list_file: Path, point: Point) -> Iterator[str]:
+    """Yield which shallow clones use files that no table of the backup has, one file for each that no problem names."""
+    missing = dict(elsewhere)
+    for table in read_tables(list_file) if missing else ():
+        for file in table.files:
+            missing.pop(f"{table.location}/{file.path}", None)
+    for label, location in {label: location for location, labels in missing.items() for label in labels}.items():
+        if label not in point.problems:
+            yield f"{label}: it needs {location}, which the backup has not."
 
 
 def _check_file(target: Target, table: StoredTable, file: StoredFile) -> str:
@@ -74,8 +91,8 @@ def _check_file(target: Target, table: StoredTable, file: StoredFile) -> str:
     return ""
 
 
-def _check_versions(target: Target, table: StoredTable) -> Iterator[str]:
-    """Yield what is wrong with the versions of a table whose files are sound."""
+def _check_versions(target: Target, table: StoredTable, elsewhere: dict[str, set[str]]) -> Iterator[str]:
+    """Yield what is wrong with the versions of a table whose files are sound; add what they use of other tables."""
     paths, latest = {file.path for file in table.files}, 0
     for file in table.files:
         folder, _, name = file.path.rpartition("/")
@@ -89,6 +106,11 @@ def _check_versions(target: Target, table: StoredTable) -> Iterator[str]:
         except InvalidInputError:
             yield f"{table.name}: {file.path} is no manifest of version {version}."
             continue
+        own = f"{table.location}/"
+        for location in files_of_bases(content):
+            if location.startswith(own) and location.removeprefix(own) in paths:
+                continue  # of the branch that this one began at
+            elsewhere.setdefault(location, set()).add(table_label(table.name, table.location))
         missing = [path for path in referenced_files(content) if prefix + path not in paths]
         if missing:
             yield f"{table.name}: version {version} needs {prefix}{missing[0]}, which the backup has not."

@@ -9,7 +9,8 @@ magic `LANC`. The fields of the message that are used here:
     3   version of the table
     6   position of the index section in the file: 1 repeated index (1 UUID, 9 id of its base, 10 repeated file)
     12  name of the transaction file
-    18  repeated base, a location outside the table's folder that has files of the table: 4 its path
+    18  repeated base, a location outside the table's folder that has files of the table: 1 its id, 3 whether it is
+        the folder of a table, 4 its path
     23  position of the transaction in the file, if it is inline
 
 A file without a base lies in the table's folder. A section of the file begins with its length, of four bytes.
@@ -59,7 +60,7 @@ _UUID_FIELD, _INDEX_BASE_FIELD, _INDEX_FILES_FIELD = 1, 9, 10
 _VERSION_FIELD = 3
 _TRANSACTION_FIELD, _INLINE_TRANSACTION_FIELD = 12, 23
 _BASES_FIELD = 18
-_BASE_PATH_FIELD = 4
+_BASE_ID_FIELD, _BASE_IS_TABLE_FIELD, _BASE_PATH_FIELD = 1, 3, 4
 _MAX_FIELDS = 200_000
 """Fields of a manifest besides fragments: columns, pairs of metadata, bases."""
 _FIXED_WIDTHS = {1: 8, 5: 4}
@@ -204,39 +205,67 @@ def column_ids(content: bytes) -> frozenset[int]:
 
 def referenced_files(content: bytes) -> list[str]:
     """List the data, deletion and index files that a valid manifest references in the folder of its table or branch."""
+    return [path for base, path in _references(content) if base is None]
+
+
+def files_of_bases(content: bytes) -> set[str]:
+    """Return the locations of the data, deletion and index files that a valid manifest references in its bases."""
+    folders = dict[int, tuple[str, bool]]()
+    for fields in map(dict, map(message_fields, byte_fields(message_of(content), _BASES_FIELD))):
+        path = fields[_BASE_PATH_FIELD]
+        assert isinstance(path, bytes)
+        folder = path.decode().removeprefix("file://").rstrip("/")
+        folders[_number(fields, _BASE_ID_FIELD)] = folder, bool(_number(fields, _BASE_IS_TABLE_FIELD))
+    locations = set[str]()
+    for base, path in _references(content):
+        if base is not None:
+            folder, is_table = folders[base]
+            locations.add(f"{folder}/{path if is_table else path.removeprefix('data/')}")
+    return locations
+
+
+def _references(content: bytes) -> Iterator[tuple[int | None, str]]:
+    """Iterate over the files that a valid manifest references: the id of the base (None: its own folder), the path."""
     message = message_of(content)
-    paths = [path for fragment in byte_fields(message, _FRAGMENTS_FIELD) for path in _fragment_files(fragment)]
+    for fragment in byte_fields(message, _FRAGMENTS_FIELD):
+        yield from _fragment_files(fragment)
     section = dict(message_fields(message)).get(_INDICES_FIELD)
     if isinstance(section, int):
         (length,) = _LENGTH.unpack_from(content, section)
         indices = content[section + _LENGTH.size : section + _LENGTH.size + length]
-        paths += [path for index in byte_fields(indices, _INDEX_FIELD) for path in _index_files(index)]
-    return paths
+        for index in byte_fields(indices, _INDEX_FIELD):
+            yield from _index_files(index)
 
 
-def _fragment_files(fragment: bytes) -> Iterator[str]:
-    """Iterate over a fragment's data and deletion files in the folder of its table or branch."""
+def _fragment_files(fragment: bytes) -> Iterator[tuple[int | None, str]]:
+    """Iterate over a fragment's data and deletion files, each after the id of its base."""
     for file in map(dict, map(message_fields, byte_fields(fragment, _FILES_FIELD))):
         path = file[_PATH_FIELD]
-        if _BASE_FIELD not in file and isinstance(path, bytes):
-            yield f"data/{path.decode()}"
+        if isinstance(path, bytes):
+            yield _base_of(file, _BASE_FIELD), f"data/{path.decode()}"
     for deletions in map(dict, map(message_fields, byte_fields(fragment, _DELETIONS_FIELD))):
-        if _BASE_FIELD not in deletions:
-            fragment_id = _number(dict(message_fields(fragment)), _FRAGMENT_ID_FIELD)
-            read_version = _number(deletions, _READ_VERSION_FIELD)
-            deletion_id = _number(deletions, _DELETION_ID_FIELD)
-            suffix = "bin" if _number(deletions, _BITMAP_FIELD) else "arrow"
-            yield f"_deletions/{fragment_id}-{read_version}-{deletion_id}.{suffix}"
+        fragment_id = _number(dict(message_fields(fragment)), _FRAGMENT_ID_FIELD)
+        read_version = _number(deletions, _READ_VERSION_FIELD)
+        deletion_id = _number(deletions, _DELETION_ID_FIELD)
+        suffix = "bin" if _number(deletions, _BITMAP_FIELD) else "arrow"
+        path = f"_deletions/{fragment_id}-{read_version}-{deletion_id}.{suffix}"
+        yield _base_of(deletions, _BASE_FIELD), path
 
 
-def _index_files(index: bytes) -> Iterator[str]:
-    """Iterate over an index's files in that folder, as far as its metadata lists them."""
+def _index_files(index: bytes) -> Iterator[tuple[int | None, str]]:
+    """Iterate over an index's files, as far as its metadata lists them, each after the id of its base."""
     fields = dict(message_fields(index))
-    uuid, base = fields.get(_UUID_FIELD), fields.get(_INDEX_BASE_FIELD)
-    if base is None and isinstance(uuid, bytes):
+    uuid = fields.get(_UUID_FIELD)
+    if isinstance(uuid, bytes):
         folder = UUID(bytes=next(byte_fields(uuid, _UUID_FIELD)))
         for file in byte_fields(index, _INDEX_FILES_FIELD):
-            yield f"_indices/{folder}/{next(byte_fields(file, _PATH_FIELD)).decode()}"
+            path = f"_indices/{folder}/{next(byte_fields(file, _PATH_FIELD)).decode()}"
+            yield _base_of(fields, _INDEX_BASE_FIELD), path
+
+
+def _base_of(fields: Mapping[int, int | bytes | None], field: int) -> int | None:
+    """Return the id of a file's base; None for one in the folder of its table or branch. 0 is an id."""
+    return _number(fields, field) if field in fields else None
 
 
 def with_bases(content: bytes, convert: Callable[[str], str]) -> bytes:

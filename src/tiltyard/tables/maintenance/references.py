@@ -155,20 +155,29 @@ def referenced_units(ctx: Context, location: str, branches: dict[Branch, lance.L
 
 def tracked_units(location: str, branches: dict[Branch, lance.LanceDataset]) -> set[str]:
     """Return the units in a table's folder that its own versions refer to."""
-    units: set[str] = set()
+    return tracked_files(location, branches)[0]
+
+
+def tracked_files(location: str, branches: dict[Branch, lance.LanceDataset]) -> tuple[set[str], set[str]]:
+    """Return the units in a table's folder that its own versions refer to, and the locations of files elsewhere."""
+    units, elsewhere = set[str](), set[str]()
     for dataset in branches.values():
-        _add_tracked(units, dataset, location, _without_main(branches))
-    return units
+        elsewhere |= _add_tracked(units, dataset, location, _without_main(branches))
+    return units, elsewhere
 
 
-def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str, branch_names: list[str]) -> None:
-    """Add the units of a table's folder that the versions of one branch refer to."""
+def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str, branch_names: list[str]) -> set[str]:
+    """Add the units of a table's folder that the versions of one branch refer to; return the locations of others."""
+    elsewhere = set[str]()
     with lance_errors(dataset):
         for batch in dataset.tracked_files():
             columns = (batch.column(name).to_pylist() for name in ("base_uri", "path"))
             for base, path in set(zip(*columns, strict=True)):
                 if (prefix := _prefix_below(base, location)) is not None:
                     units.add(unit_of(prefix + path, branch_names))
+                else:
+                    elsewhere.add(f"{base.removeprefix('file://').rstrip('/')}/{path}")
+    return elsewhere
 
 
 def _add_inherited(units: set[str], dataset: lance.LanceDataset, branch_names: list[str]) -> None:

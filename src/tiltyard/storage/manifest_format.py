@@ -217,10 +217,10 @@ def files_of_bases(content: bytes) -> set[str]:
         folder = path.decode().removeprefix("file://").rstrip("/")
         folders[_number(fields, _BASE_ID_FIELD)] = folder, bool(_number(fields, _BASE_IS_TABLE_FIELD))
     locations = set[str]()
-    for base, path in _references(content):
+    for base, name in _references(content):
         if base is not None:
             folder, is_table = folders[base]
-            locations.add(f"{folder}/{path if is_table else path.removeprefix('data/')}")
+            locations.add(f"{folder}/{name if is_table else name.removeprefix('data/')}")
     return locations
 
 
@@ -248,8 +248,8 @@ def _fragment_files(fragment: bytes) -> Iterator[tuple[int | None, str]]:
         read_version = _number(deletions, _READ_VERSION_FIELD)
         deletion_id = _number(deletions, _DELETION_ID_FIELD)
         suffix = "bin" if _number(deletions, _BITMAP_FIELD) else "arrow"
-        path = f"_deletions/{fragment_id}-{read_version}-{deletion_id}.{suffix}"
-        yield _base_of(deletions, _BASE_FIELD), path
+        name = f"_deletions/{fragment_id}-{read_version}-{deletion_id}.{suffix}"
+        yield _base_of(deletions, _BASE_FIELD), name
 
 
 def _index_files(index: bytes) -> Iterator[tuple[int | None, str]]:

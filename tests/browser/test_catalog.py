@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.viewer import WIDTHS, Viewer
+from tests.browser.viewer import Viewer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,16 +51,8 @@ def test_tree_is_walked_by_the_arrow_keys(viewer: Viewer) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(
-    "address", ["", "namespace/cinema", "namespace/empty", "find?q=film", "find", "table/no/where"]
-)
-def test_page_is_accessible_and_fits_its_window(
-    browser: Browser, server: ServerProcess, tmp_path: Path, address: str, scheme: str
-) -> None:
-    with Viewer.opened(browser, server.url, tmp_path, max(WIDTHS), scheme) as viewer:
-        viewer.open(address)
-        viewer.check_at_all_widths(f"{address.split('?', maxsplit=1)[0].replace('/', '-') or 'home'}-{scheme}")
+def test_pages_are_accessible_and_fit_their_window(viewer: Viewer) -> None:
+    viewer.check_pages("", "namespace/cinema", "namespace/empty", "find?q=film", "find", "table/no/where")
 
 
 @pytest.mark.extended

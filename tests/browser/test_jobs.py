@@ -8,15 +8,11 @@ import httpx
 import pytest
 
 from tests.access.scenes import send
-from tests.browser.viewer import HEIGHT, WIDTHS, Viewer
+from tests.browser.viewer import Viewer
 from tests.services.console_data import FILMS
 from tiltyard.model.spec import operations
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
-
     from tests.services.server import ServerProcess
 
 pytestmark = pytest.mark.extended
@@ -48,15 +44,7 @@ def test_page_of_a_job_follows_it_until_it_ends(viewer: Viewer, server: ServerPr
     viewer.page.locator("[data-state=CANCELLED]").wait_for()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_of_jobs_are_accessible_and_fit(
-    browser: Browser, server: ServerProcess, tmp_path: Path, scheme: str
-) -> None:
+def test_pages_of_jobs_are_accessible_and_fit(viewer: Viewer, server: ServerProcess) -> None:
     job_id = submit(server)
     call(server, "CancelJob", {"job_id": job_id})
-    with Viewer.opened(browser, server.url, tmp_path, max(WIDTHS), scheme) as viewer:
-        addresses = ("jobs", "jobs?state=FAILED", f"job?id={job_id}", "jobs/start", "jobs/start?name=ingest")
-        for number, address in enumerate(addresses):
-            viewer.page.set_viewport_size({"width": max(WIDTHS), "height": HEIGHT})
-            viewer.open(address)
-            viewer.check_at_all_widths(f"jobs-{number}-{scheme}")
+    viewer.check_pages("jobs", "jobs?state=FAILED", f"job?id={job_id}", "jobs/start", "jobs/start?name=ingest")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.viewer import WIDTHS, Viewer
+from tests.browser.viewer import Viewer
 from tests.services.node_openid import install_provider, provider_settings, running_provider
 from tests.services.openid import OpenIdProvider, openid_provider
 from tests.services.ports import reserve_port
@@ -42,13 +42,8 @@ def visitor(browser: Browser, secured: Secured, tmp_path: Path) -> Iterator[View
         yield viewer
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_sign_in_page_is_accessible_and_fits_its_window(
-    browser: Browser, secured: Secured, tmp_path: Path, scheme: str
-) -> None:
-    with Viewer.opened(browser, secured.url, tmp_path, max(WIDTHS), scheme) as viewer:
-        viewer.open("sign-in")
-        viewer.check_at_all_widths(f"sign-in-{scheme}")
+def test_sign_in_page_is_accessible_and_fits_its_window(visitor: Viewer) -> None:
+    visitor.check_pages("sign-in")
 
 
 def test_person_signs_in_by_key_and_out_by_keyboard(visitor: Viewer, secured: Secured) -> None:

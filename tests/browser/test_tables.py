@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.viewer import WIDTHS, Viewer
+from tests.browser.viewer import Viewer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,14 +63,8 @@ def test_rows_are_filtered_ordered_and_unfolded_by_keyboard(viewer: Viewer) -> N
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("address", ADDRESSES)
-def test_page_is_accessible_and_fits_its_window(
-    browser: Browser, server: ServerProcess, tmp_path: Path, address: str, scheme: str
-) -> None:
-    with Viewer.opened(browser, server.url, tmp_path, max(WIDTHS), scheme) as viewer:
-        viewer.open(address)
-        viewer.check_at_all_widths(f"{address.split('?', maxsplit=1)[0].replace('/', '-')}-{scheme}")
+def test_pages_are_accessible_and_fit_their_window(viewer: Viewer) -> None:
+    viewer.check_pages(*ADDRESSES)
 
 
 @pytest.mark.extended

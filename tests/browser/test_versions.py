@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.test_jobs import call
-from tests.browser.viewer import HEIGHT, WIDTHS, Viewer
+from tests.browser.viewer import Viewer
 from tests.services.console_data import FILMS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
-
     from tests.services.server import ServerProcess
 
 pytestmark = pytest.mark.extended
@@ -33,22 +29,14 @@ def _versions(server: ServerProcess) -> None:
         assert call(server, name, {"id": list(FILMS), **fields}).status_code == 200
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_of_versions_are_accessible_and_fit(
-    browser: Browser, server: ServerProcess, tmp_path: Path, scheme: str
-) -> None:
-    addresses = (
+def test_pages_of_versions_are_accessible_and_fit(viewer: Viewer) -> None:
+    viewer.check_pages(
         "versions/cinema/films",
         "versions/cinema/films?at=branch:draft",
         "compare/cinema/films?old=v1&new=v3",
         "restore/cinema/films?version=1",
         "branch/cinema/films?name=draft",
     )
-    with Viewer.opened(browser, server.url, tmp_path, max(WIDTHS), scheme) as viewer:
-        for number, address in enumerate(addresses):
-            viewer.page.set_viewport_size({"width": max(WIDTHS), "height": HEIGHT})
-            viewer.open(address)
-            viewer.check_at_all_widths(f"versions-{number}-{scheme}")
 
 
 def test_tag_is_made_and_a_version_restored_by_keyboard(viewer: Viewer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 WIDTHS = (360, 1280, 2560)
+DARK_WIDTH = 1280
 HEIGHT = 900
 MAX_PAGE_BYTES = 300 * 1024
 PATIENCE_MS = 60_000
@@ -38,12 +40,10 @@ class Viewer:
 
     @classmethod
     @contextmanager
-    def opened(
-        cls, browser: Browser, url: str, folder: Path, width: int = 1280, scheme: Any = "light", **options: Any
-    ) -> Iterator[Self]:
-        """Open a window of this width (CSS pixels); close it at the end, when there must be no problems."""
+    def opened(cls, browser: Browser, url: str, folder: Path, **options: Any) -> Iterator[Self]:
+        """Open a window; close it at the end, when there must be no problems."""
         context = browser.new_context(
-            viewport={"width": width, "height": HEIGHT}, color_scheme=scheme, accept_downloads=True, **options
+            viewport={"width": 1280, "height": HEIGHT}, color_scheme="light", accept_downloads=True, **options
         )
         try:
             viewer = cls(context.new_page(), url, folder)
@@ -79,17 +79,29 @@ class Viewer:
         wide = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"the page is {wide} pixels wider than its window"
 
-    def check_at_all_widths(self, name: str) -> None:
-        """Check the page in a window of each width, the widest first, and keep a screenshot of each."""
-        for width in sorted(WIDTHS, reverse=True):
-            self.page.set_viewport_size({"width": width, "height": HEIGHT})
-            self.shoot(f"{name}-{width}")
-            try:
-                self.check_accessible()
-                self.check_fits()
-            except AssertionError as error:
-                error.add_note(f"In a window of {width} pixels.")
-                raise
+    def check_pages(self, *addresses: str) -> None:
+        """Open pages in the widest window and narrow it, then with dark colours; keep a screenshot of what fails.
+
+        Colours are the same at all widths, and where things are is the same in all colours.
+        """
+        for address in addresses:
+            self.page.emulate_media(color_scheme="light")
+            self.page.set_viewport_size({"width": max(WIDTHS), "height": HEIGHT})
+            self.open(address)
+            for width in sorted(WIDTHS, reverse=True):
+                self.page.set_viewport_size({"width": width, "height": HEIGHT})
+                self._check_page(f"{address} in a window of {width} pixels")
+            self.page.emulate_media(color_scheme="dark")
+            self.page.set_viewport_size({"width": DARK_WIDTH, "height": HEIGHT})
+            self._check_page(f"{address} with dark colours")
+
+    def _check_page(self, what: str) -> None:
+        try:
+            self.check_accessible()
+            self.check_fits()
+        except AssertionError as error:
+            error.add_note(f"{what}: {self.shoot(re.sub(r'[^a-z0-9]+', '-', what))}")
+            raise
 
     def shoot(self, name: str) -> Path:
         """Keep a screenshot among the test's artefacts."""

@@ -27,6 +27,7 @@ COMMANDS = {
     "import_catalog": ("import-catalog",),
     "keys": ("key", "principal"),
     "maintenance": ("gc", "maintain", "repair"),
+    "mcp.command": ("mcp",),
     "mounts": ("mount",),
     "policies": ("policy",),
     "publish_to": ("publish-to",),

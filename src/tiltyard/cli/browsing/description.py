@@ -32,23 +32,30 @@ def show(catalog: Catalog, object_id: TypedId, form: Format) -> None:
       tiltyard show library.books
       tiltyard show library --format json
     """
-    from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
-
     from tiltyard.cli.output.formats import print_record
 
+    print_record(describe_object(catalog, object_id, is_readable=form is Format.TABLE), form)
+
+
+def describe_object(catalog: Catalog, object_id: TypedId, *, is_readable: bool) -> dict[str, Any]:
+    """Return the description of a table or of a namespace, for people or for programs.
+
+    Raises lance_namespace.errors: TableNotFoundError where it is neither.
+    """
+    from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
+
+    if not object_id:
+        return _describe_namespace(catalog, object_id)
     try:
-        if not object_id:
-            raise TableNotFoundError("The root is a namespace.")
-        record = _describe_table(catalog, object_id, form)
+        return _describe_table(catalog, object_id, is_readable=is_readable)
     except TableNotFoundError as error:
         try:
-            record = _describe_namespace(catalog, object_id)
+            return _describe_namespace(catalog, object_id)
         except NamespaceNotFoundError:
             raise error from None
-    print_record(record, form)
 
 
-def _describe_table(catalog: Catalog, table: TypedId, form: Format) -> dict[str, Any]:
+def _describe_table(catalog: Catalog, table: TypedId, *, is_readable: bool) -> dict[str, Any]:
     from lance_namespace.errors import InvalidTableStateError
 
     from tiltyard.cli.output.cells import format_size, format_time
@@ -65,17 +72,16 @@ def _describe_table(catalog: Catalog, table: TypedId, form: Format) -> dict[str,
     tags = catalog.call("ListTableTags", id=names)["tags"]
     branches = catalog.call("ListTableBranches", id=names)["branches"]
     indexes = catalog.call("ListTableIndices", id=names)["indexes"]
-    is_table = form is Format.TABLE
     return {
         **record,
         "version": newest["version"],
         "written": format_time(newest.get("timestamp_millis")),
         "rows": stats["num_rows"],
-        "bytes": format_size(stats["total_bytes"]) if is_table else stats["total_bytes"],
+        "bytes": format_size(stats["total_bytes"]) if is_readable else stats["total_bytes"],
         "fragments": stats["fragment_stats"]["num_fragments"],
         "columns": len((described.get("schema") or {}).get("fields") or ()),
         "primary_key": primary_key(described),
-        "indexes": [_describe_index(index) for index in indexes] if is_table else indexes,
+        "indexes": [_describe_index(index) for index in indexes] if is_readable else indexes,
         "tags": {name: tag["version"] for name, tag in tags.items()},
         "branches": sorted(branches),
         "properties": properties,

@@ -75,7 +75,7 @@ def head(
         filter=where,
         version=resolve_version(catalog, table, version),
         branch=branch,
-        order_by=None if order_by is None else [_parse_order(order_by)],
+        order_by=None if order_by is None else [parse_order(order_by)],
     )
     print_rows(rows, form)
 
@@ -95,7 +95,8 @@ def parse_columns(text: str | None) -> list[str]:
     return names
 
 
-def _parse_order(text: str) -> dict[str, Any]:
+def parse_order(text: str) -> dict[str, Any]:
+    """Parse COLUMN, COLUMN:asc or COLUMN:desc into the order of a query."""
     name, _, direction = text.rpartition(":")
     if direction in ("asc", "desc") and name:
         return {"column_name": name, "ascending": direction == "asc"}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.browsing.rows import columns_option, parse_columns, query, version_options, where_option
+from tiltyard.cli.browsing.rows import columns_option, parse_columns, version_options, where_option
 from tiltyard.cli.output.formats import Format, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
@@ -27,6 +28,22 @@ RANK_CONSTANT = 60
 HYBRID_CANDIDATES = 5
 """Each half of a hybrid search finds so many times the rows that are shown."""
 MAX_VECTOR_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What to search for, by a text, a vector, or the vector of the row that the filter `like` selects."""
+
+    text: str | None = None
+    vector: Sequence[float] | None = None
+    like: str | None = None
+    vector_column: str | None = None
+    text_columns: Sequence[str] = ()
+    limit: int = 10
+    columns: Sequence[str] = ()
+    where: str | None = None
+    version: str | None = None
+    branch: str | None = None
 
 
 @click.command("search", short_help="Search a table by text, by vector, or by both.")
@@ -73,30 +90,60 @@ def search(
       tiltyard search library.books --like "title = 'Moby Dick'"
       tiltyard search library.books 'whale' --like "title = 'Moby Dick'"
     """
-    from tiltyard.cli.browsing.description import read_schema
     from tiltyard.cli.output.formats import print_rows
-    from tiltyard.cli.session.catalog import resolve_version
 
     if text is None and vector is None and like is None:
         raise CommandError("Name a text, a --vector or a row (--like).", ExitStatus.USAGE)
     if vector is not None and like is not None:
         raise CommandError("--vector and --like are both the vector: leave one out.", ExitStatus.USAGE)
-    shared = {"branch": branch, "version": resolve_version(catalog, table, version)}
-    schema = read_schema(catalog, table, version, branch)
-    names = parse_columns(columns) or [field.name for field in schema if not _is_vector(field.type)]
-    request = {**query(table, limit, ",".join(names)), "filter": where, "prefilter": True, **shared}
-    numbers = _vector_of(catalog, table, schema, vector, like, vector_column, shared)
-    by_text = None if text is None else {"full_text_query": _text_query(text, text_columns)}
-    by_vector = None if numbers is None else {"vector": {"single_vector": numbers}, "vector_column": vector_column}
+    sought = Search(
+        text=text,
+        vector=None if vector is None else _parse_vector(vector),
+        like=like,
+        vector_column=vector_column,
+        text_columns=parse_columns(text_columns),
+        limit=limit,
+        columns=parse_columns(columns),
+        where=where,
+        version=version,
+        branch=branch,
+    )
+    print_rows(find_rows(catalog, table, sought), form)
+
+
+def find_rows(catalog: Catalog, table: TypedId, search: Search) -> pa.RecordBatchReader:
+    """Return the rows that a search finds, best first; without vectors, unless its columns name them.
+
+    Raises CommandError, lance_namespace.errors, as the reader does.
+    """
+    from tiltyard.cli.browsing.description import read_schema
+    from tiltyard.cli.session.catalog import resolve_version
+
+    shared = {"branch": search.branch, "version": resolve_version(catalog, table, search.version)}
+    schema = read_schema(catalog, table, search.version, search.branch)
+    names = search.columns or [field.name for field in schema if not is_vector(field.type)]
+    request = {**_request(table, search.limit, names), "filter": search.where, "prefilter": True, **shared}
+    numbers = search.vector if search.like is None else _vector_of_row(catalog, table, schema, search, shared)
+    by_text = None if search.text is None else {"full_text_query": _text_query(search.text, search.text_columns)}
+    by_vector = (
+        None if numbers is None else {"vector": {"single_vector": [*numbers]}, "vector_column": search.vector_column}
+    )
     if by_text is not None and by_vector is not None:
-        print_rows(_hybrid(catalog, request, by_text, by_vector, limit).to_reader(), form)
-        return
-    print_rows(catalog.read("QueryTable", **{**request, **(by_text or by_vector or {})}), form)
+        return _hybrid(catalog, request, by_text, by_vector, search.limit).to_reader()
+    return catalog.read("QueryTable", **{**request, **(by_text or by_vector or {})})
 
 
-def _text_query(text: str, columns: str | None) -> dict[str, Any]:
-    names = parse_columns(columns)
-    return {"string_query": {"query": text, **({"columns": names} if names else {})}}
+def _request(table: TypedId, limit: int, columns: Sequence[str]) -> dict[str, Any]:
+    return {
+        "id": list(table),
+        "k": limit,
+        "vector": {"single_vector": []},
+        "columns": {"column_names": list(columns)},
+    }
+
+
+def _text_query(text: str, columns: Sequence[str]) -> dict[str, Any]:
+    return {"string_query": {"query": text, **({"columns": list(columns)} if columns else {})}}
 
 
 def _hybrid(
@@ -121,28 +168,20 @@ def _hybrid(
     return merged.append_column(RELEVANCE, pa.array([scores[row_id] for row_id in best], pa.float32()))
 
 
-def _vector_of(
-    catalog: Catalog,
-    table: TypedId,
-    schema: pa.Schema,
-    vector: str | None,
-    like: str | None,
-    vector_column: str | None,
-    shared: Mapping[str, Any],
-) -> list[float] | None:
-    """Return the vector to search for; None without one. Raises CommandError, lance_namespace.errors."""
-    if like is None:
-        return None if vector is None else _parse_vector(vector)
-    column = vector_column or next((field.name for field in schema if _is_vector(field.type)), None)
+def _vector_of_row(
+    catalog: Catalog, table: TypedId, schema: pa.Schema, search: Search, shared: Mapping[str, Any]
+) -> list[float]:
+    """Return the vector of the row that `like` selects. Raises CommandError, lance_namespace.errors."""
+    column = search.vector_column or next((field.name for field in schema if is_vector(field.type)), None)
     if column is None:
         raise CommandError(f"{table} has no column of vectors.")
-    rows = catalog.read("QueryTable", **{**query(table, 2, column), "filter": like, **shared}).read_all()
+    rows = catalog.read("QueryTable", **{**_request(table, 2, [column]), "filter": search.like, **shared}).read_all()
     if rows.num_rows != 1:
         many = "no row" if not rows.num_rows else "several rows"
-        raise CommandError(f"--like selects {many} of {table}: write a filter for one row, as \"title = 'Up'\".")
+        raise CommandError(f"`like` selects {many} of {table}: write a filter for one row, as \"title = 'Up'\".")
     values = rows[column][0].as_py()
     if values is None:
-        raise CommandError(f"The row that --like selects has no vector in '{column}'.")
+        raise CommandError(f"The row that `like` selects has no vector in '{column}'.")
     return [float(value) for value in values]
 
 
@@ -163,7 +202,8 @@ def _parse_vector(text: str) -> list[float]:
         raise CommandError("The vector is no JSON list of numbers, as [0.1, 0.9].", ExitStatus.USAGE) from error
 
 
-def _is_vector(kind: pa.DataType) -> bool:
+def is_vector(kind: pa.DataType) -> bool:
+    """Return whether a column of a type holds vectors, one or several to a row."""
     import pyarrow as pa
 
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):  # several vectors to a row

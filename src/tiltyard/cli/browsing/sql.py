@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tiltyard.cli.session.catalog import Catalog
     from tiltyard.cli.session.local_catalog import LocalCatalog
+    from tiltyard.cli.session.server_catalog import ServerCatalog
 
 _QUERY_TYPE = b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"
 _ANSWER_SECONDS = 310.0
@@ -44,8 +45,14 @@ def sql(catalog: Catalog, query: str, sql_server: str | None, form: Format) -> N
     """
     from tiltyard.cli.output.formats import print_rows
 
-    text = sys.stdin.read() if query == "-" else query
-    print_rows(_query_here(catalog, text) if catalog.is_local else _query_server(catalog, text, sql_server), form)
+    print_rows(run_query(catalog, sys.stdin.read() if query == "-" else query, sql_server), form)
+
+
+def run_query(catalog: Catalog, text: str, sql_server: str | None) -> pa.RecordBatchReader:
+    """Run a query where the catalog is. Raises CommandError, lance_namespace.errors, as the reader does."""
+    if catalog.is_local:
+        return _query_here(catalog, text)
+    return _query_server(catalog, text, sql_server)  # type: ignore[arg-type]  # `is_local` says so
 
 
 def _query_here(catalog: Catalog, text: str) -> pa.RecordBatchReader:
@@ -59,13 +66,13 @@ def _query_here(catalog: Catalog, text: str) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(answer.schema, answer.batches)
 
 
-def _query_server(catalog: Catalog, text: str, address: str | None) -> pa.RecordBatchReader:
+def _query_server(catalog: ServerCatalog, text: str, address: str | None) -> pa.RecordBatchReader:
     """Run a query by Flight SQL. Raises CommandError, as reading its rows does."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import pyarrow as pa
     from pyarrow import flight
 
-    headers = [(b"x-api-key", catalog.key.encode())] if catalog.key else []
+    headers = [(name.encode(), value.encode()) for name, value in catalog.headers.items()]
     options = flight.FlightCallOptions(timeout=_ANSWER_SECONDS, headers=headers)
     client = flight.connect(address or sql_address(catalog.address))
     try:

@@ -29,14 +29,18 @@ _MAX_ERROR_BYTES = 1 << 20
 
 
 class ServerCatalog:
-    """Runs operations on a server. `url` is its address, `key` an API key, empty for none."""
+    """Runs operations on a server. `url` is its address, `key` an API key, `token` one of a provider; none where they
+    are empty.
+
+    `headers` are the credentials.
+    """
 
     is_local = False
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, token: str | None = None) -> None:
         self.address = url.rstrip("/")
         self.key = key
-        self._headers = {"x-api-key": key} if key else {}
+        self.headers = {"x-api-key": key} if key else {"authorization": f"Bearer {token}"} if token else {}
         self._pool = PoolManager(
             retries=False, timeout=Timeout(connect=CONNECT_SECONDS, read=ANSWER_SECONDS), maxsize=16, block=False
         )
@@ -101,7 +105,7 @@ class ServerCatalog:
             response = self._pool.request(
                 operation.method,
                 url,
-                headers={**self._headers, **headers, **({"content-type": JSON} if isinstance(body, bytes) else {})},
+                headers={**self.headers, **headers, **({"content-type": JSON} if isinstance(body, bytes) else {})},
                 body=body,
                 preload_content=False,
                 redirect=False,  # a key is for this server alone

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route, Router
 
+from tiltyard.access.authorization import is_administrator
 from tiltyard.api.connection_limits import RECOGNIZE
 from tiltyard.api.deadlines import Deadline
 from tiltyard.api.errors import HttpError, clear_tracebacks, error_response
@@ -23,7 +24,7 @@ from tiltyard.console.browser_checks import HEADERS, check_request
 from tiltyard.console.calls import Calls, ClientLeftError
 from tiltyard.console.cookies import Cookies
 from tiltyard.console.errors import advice_for
-from tiltyard.console.navigation import SECTIONS
+from tiltyard.console.navigation import sections
 from tiltyard.console.page import MAX_PARAMETER, Page, PageRequest, Redirect, parse_path
 from tiltyard.console.routes import ROUTES, PageRoute
 from tiltyard.console.sessions import SECRET_NAME, Seals, Session
@@ -211,9 +212,10 @@ class Console:
     ) -> Response:
         """Return the response of a template, with the tree beside it where its principal is known."""
         assert self._seals is not None
-        tree = None
+        tree, is_admin = None, False
         if request is not None and route is not None and not page.fragment:
             tree = read_tree(request.calls, request.path, is_table=route.is_table)
+            is_admin = is_administrator(request.calls.ctx)
         values = {
             "csrf": self._seals.csrf_token(session),
             "principal": principal,
@@ -221,7 +223,7 @@ class Console:
             "path": request.path if request is not None else (),
             "now": self._shared.services.clock(),
             "tree": tree,
-            "sections": SECTIONS,
+            "sections": sections(is_administrator=is_admin),
             "section": route.view if route is not None else None,
             "layout": "fragment.html" if page.fragment else "layout.html",
             **page.values,

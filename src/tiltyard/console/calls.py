@@ -11,7 +11,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError, UnsupportedOperationError
+from lance_namespace.errors import (
+    InvalidInputError,
+    LanceNamespaceError,
+    PermissionDeniedError,
+    UnsupportedOperationError,
+)
+from msgspec import structs
 
 from tiltyard.api.errors import error_response
 from tiltyard.context import Context
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
     from tiltyard.model.principals import Principal
 
 T = TypeVar("T")
+SEE_AS = "see_as"
+"""The entry of an audit record's context that names the principal as whom an administrator looked."""
 
 
 class Calls:
@@ -50,12 +58,36 @@ class Calls:
         self._deadline = deadline
         self._has_client_left = has_client_left
         self.ctx = Context(shared.services, request_id, principal=principal, check_deadline=self.check)
+        self._reader = self.ctx
+        """The context of whoever looks: limits, the metrics and the audit have that one."""
 
     def without_deadline(self) -> Calls:
         """Return the same calls for a stream, which has an end of its own, and notices by itself who left."""
         return Calls(
             self._shared, self._loop, self._scope, self.ctx.request_id, self.ctx.principal, None, has_client_left=None
         )
+
+    def seen_as(self, principal: Principal) -> Calls:
+        """Return calls of operations that change nothing, with the privileges and policies of another principal.
+
+        They are acts of this principal: its limits hold, and the audit has each as its own, with `see_as` in the
+        context, whether or not it records what others read.
+        """
+        calls = Calls(
+            self._shared,
+            self._loop,
+            self._scope,
+            self.ctx.request_id,
+            principal,
+            self._deadline,
+            self._has_client_left,
+        )
+        calls._reader = structs.replace(self.ctx, entries={SEE_AS: principal.name})
+        return calls
+
+    @property
+    def _is_seen_as(self) -> bool:
+        return self._reader is not self.ctx
 
     def check(self) -> None:
         """Raise ServiceUnavailableError once the page's time is over, or its reader has left."""
@@ -97,13 +129,15 @@ class Calls:
     def _started(self, name: str, fields: Mapping[str, Any]) -> Iterator[tuple[Handler, Context, Any]]:
         """Authorize a call, within a slot if it is a query, and record its outcome at the end of the block."""
         operation, handler = find_operation(name)
+        if self._is_seen_as and handler.changes:
+            raise PermissionDeniedError("To see as another principal changes nothing.")
         request = make_request(operation, fields)
         self.check()
         logged, slot = self._on_loop(lambda: self._begin(operation, handler, request))
         try:
             yield handler, handler.authorize(self.ctx, request), request
             logged.status = operation.status
-            if handler.changes and handler.audited:
+            if logged.is_audited_change:
                 asyncio.run_coroutine_threadsafe(_write_record(logged), self._loop).result()
             logged.complete = True
         except BaseException as error:
@@ -118,10 +152,11 @@ class Calls:
         slot = None
         logged = self._shared.log.start(self._scope, self.ctx.request_id)
         logged.set_route(operation, handler, {})
-        logged.ctx, logged.request = self.ctx, request
+        logged.is_audited_change |= self._is_seen_as
+        logged.ctx, logged.request = self._reader, request
         if handler.query:
             try:
-                slot = self._shared.limits.acquire_slot(self.ctx, logged.address)
+                slot = self._shared.limits.acquire_slot(self._reader, logged.address)
             except Exception:
                 logged.status = 429
                 logged.end()

@@ -7,16 +7,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A view, and what it is called."""
+    """A view, and what it is called; some are for administrators alone."""
 
     view: str
     title: str
+    for_administrators: bool = False
 
 
-SECTIONS: tuple[Link, ...] = (Link("", "Catalog"), Link("jobs", "Jobs"))
+SECTIONS: tuple[Link, ...] = (
+    Link("", "Catalog"),
+    Link("jobs", "Jobs"),
+    Link("access", "Access"),
+    Link("audit", "Audit", for_administrators=True),
+)
 TABLE_TABS: tuple[Link, ...] = (
     Link("table", "Overview"),
     Link("rows", "Rows"),
     Link("search", "Search"),
     Link("versions", "Versions"),
+    Link("policies", "Access"),
 )
+_ACCESS_TABS: tuple[Link, ...] = (
+    Link("access", "Principals", for_administrators=True),
+    Link("access", "You"),
+    Link("access/keys", "Keys"),
+    Link("access/roles", "Roles", for_administrators=True),
+    Link("access/grants", "Grants"),
+)
+
+
+def sections(*, is_administrator: bool) -> tuple[Link, ...]:
+    """Return the sections that a reader has."""
+    return tuple(entry for entry in SECTIONS if is_administrator or not entry.for_administrators)
+
+
+def access_tabs(*, is_administrator: bool) -> tuple[Link, ...]:
+    """Return the pages of access that a reader has: administrators have all principals where others have themselves."""
+    if is_administrator:
+        return tuple(entry for entry in _ACCESS_TABS if entry.title != "You")
+    return tuple(entry for entry in _ACCESS_TABS if not entry.for_administrators)

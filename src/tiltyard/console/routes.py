@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.console import sign_in
+from tiltyard.console.access import audit, grants, keys, policies, principals, roles, see_as
 from tiltyard.console.browse import find, namespace, summary, tree
 from tiltyard.console.jobs import job, listing, start
 from tiltyard.console.navigation import TABLE_TABS
@@ -69,6 +70,23 @@ ROUTES = (
     PageRoute("cell", cells.show, names_object=True),
     PageRoute("bytes", cells.send, names_object=True),
     PageRoute("download", downloads.send, names_object=True),
+    PageRoute("policies", policies.show, names_object=True),
+    PageRoute("policies", policies.act, method="POST", names_object=True),
+    PageRoute("see-as", see_as.show, names_object=True, tab="policies"),
+    PageRoute("access", principals.show),
+    PageRoute("access", principals.act, method="POST"),
+    PageRoute("access/principal", principals.show_one),
+    PageRoute("access/keys", keys.show),
+    PageRoute("access/keys", keys.act, method="POST"),
+    PageRoute("access/roles", roles.show),
+    PageRoute("access/roles", roles.act, method="POST"),
+    PageRoute("access/grants", grants.show),
+    PageRoute("access/grants", grants.show, names_object=True),
+    PageRoute("access/grants", grants.act, method="POST"),
+    PageRoute("access/grants", grants.act, method="POST", names_object=True),
+    PageRoute("audit", audit.show),
+    PageRoute("audit/chart", audit.show_chart),
+    PageRoute("audit/export", audit.export),
     PageRoute("jobs", listing.show),
     PageRoute("jobs/start", start.show),
     PageRoute("jobs/start", start.submit, method="POST"),

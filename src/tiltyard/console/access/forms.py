@@ -1,0 +1,46 @@
+"""What the pages of access share: what their forms send, and saying beside a form why it was not done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+
+from tiltyard.console.page import Page, PageRequest, Redirect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import TypeAlias
+
+    Action: TypeAlias = Callable[[PageRequest], Page | Redirect]
+
+AT_ONCE = 100
+"""Entries of a list on one page."""
+LOUD = frozenset({"PERMISSION_DENIED", "SERVICE_UNAVAILABLE", "INTERNAL", "TABLE_NOT_FOUND", "NAMESPACE_NOT_FOUND"})
+"""Errors that get a page of their own: the form cannot be changed so that it works."""
+
+
+def required_text(page: PageRequest, name: str, what: str) -> str:
+    """Return a parameter. Raises InvalidInputError where it is empty; `what` says what it would have been."""
+    text = page.text(name)
+    if not text:
+        raise InvalidInputError(f"Enter {what}.")
+    return text
+
+
+def run_action(
+    page: PageRequest, actions: Mapping[str, Action], show: Callable[[PageRequest, str, int], Page]
+) -> Page | Redirect:
+    """Run the action that a form names; show its page again with the problem where it cannot be done.
+
+    Raises InvalidInputError for an action that the page does not have, and the errors of LOUD.
+    """
+    action = actions.get(page.text("action"))
+    if action is None:
+        raise InvalidInputError(f"This page has no action '{page.text('action')[:40]}': load it again.")
+    try:
+        return action(page)
+    except LanceNamespaceError as error:
+        if error.code.name in LOUD:
+            raise
+        return show(page, str(error), 400)

@@ -1,0 +1,96 @@
+"""API keys: create, rotate and revoke them. The text of a new one is in one response alone, the one to its form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tiltyard.access.authorization import is_administrator
+from tiltyard.console.access.forms import AT_ONCE, required_text, run_action
+from tiltyard.console.navigation import access_tabs
+from tiltyard.console.page import Page, PageRequest, Redirect
+from tiltyard.console.templates import link
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tiltyard.console.access.forms import Action
+
+DAY_SECONDS = 86_400
+HOUR_SECONDS = 3_600
+MAX_DAYS = 36_500
+MAX_OVERLAP_HOURS = 24 * 366
+
+
+def show(page: PageRequest) -> Page:
+    """Show the keys of a principal, or of all; callers who are no administrators see their own."""
+    return _show(page)
+
+
+def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
+    is_admin = is_administrator(page.calls.ctx)
+    chosen = page.text("of") if is_admin else page.principal.name
+    listed = page.calls.call(
+        "ListApiKeys", principal=chosen or None, limit=AT_ONCE, page_token=page.text("cursor") or None
+    )
+    values = {
+        "tabs": access_tabs(is_administrator=is_admin),
+        "tab": "access/keys",
+        "section": "access",
+        "problem": problem,
+        "is_administrator": is_admin,
+        "keys": listed.keys,
+        "cursor": listed.page_token or "",
+        "chosen": chosen,
+        "entered": {name: page.text(name) for name in ("principal", "note", "days")},
+    }
+    return Page("keys.html", values, status)
+
+
+def act(page: PageRequest) -> Page | Redirect:
+    """Create, rotate or revoke a key; the answer to the first two is the page that shows the new key, this once."""
+    return run_action(page, _ACTIONS, _show)
+
+
+def _create(page: PageRequest) -> Page:
+    created = page.calls.call(
+        "CreateApiKey",
+        principal=required_text(page, "principal", "the name of the principal that the key is of"),
+        note=page.text("note") or None,
+        expires_in_seconds=_expiry(page),
+    )
+    return _created_page(page, created, 0)
+
+
+def _rotate(page: PageRequest) -> Page:
+    hours = page.integer("hours", 24, 0, MAX_OVERLAP_HOURS)
+    key_id = required_text(page, "key", "the id of a key")
+    created = page.calls.call(
+        "RotateApiKey", key_id=key_id, overlap_seconds=hours * HOUR_SECONDS, expires_in_seconds=_expiry(page)
+    )
+    return _created_page(page, created, hours, key_id)
+
+
+def _revoke(page: PageRequest) -> Redirect:
+    page.calls.call("RevokeApiKey", key_id=required_text(page, "key", "the id of a key"))
+    return Redirect(link("access/keys", of=page.text("of")))
+
+
+def _expiry(page: PageRequest) -> int | None:
+    days = page.integer("days", 0, 1, MAX_DAYS)
+    return days * DAY_SECONDS if days else None
+
+
+def _created_page(page: PageRequest, created: Any, hours: int, replaced: str = "") -> Page:
+    values = {
+        "tabs": access_tabs(is_administrator=is_administrator(page.calls.ctx)),
+        "tab": "access/keys",
+        "section": "access",
+        "text": created.api_key,
+        "key": created.key,
+        "replaced": replaced,
+        "hours": hours,
+    }
+    return Page("key_created.html", values)
+
+
+_ACTIONS: Mapping[str, Action] = {"create": _create, "rotate": _rotate, "revoke": _revoke}

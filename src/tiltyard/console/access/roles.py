@@ -1,0 +1,74 @@
+"""Roles and their members, for administrators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tiltyard.console.access.forms import AT_ONCE, required_text, run_action
+from tiltyard.console.navigation import access_tabs
+from tiltyard.console.page import Page, PageRequest, Redirect
+from tiltyard.console.templates import link
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tiltyard.console.access.forms import Action
+
+MEMBER_KINDS = ("principal", "group")
+
+
+def show(page: PageRequest) -> Page:
+    """Show the roles, with their members. Raises PermissionDeniedError."""
+    return _show(page)
+
+
+def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
+    listed = page.calls.call("ListRoles", limit=AT_ONCE, page_token=page.text("cursor") or None)
+    values = {
+        "tabs": access_tabs(is_administrator=True),
+        "tab": "access/roles",
+        "section": "access",
+        "problem": problem,
+        "roles": listed.roles,
+        "cursor": listed.page_token or "",
+        "kinds": MEMBER_KINDS,
+        "entered": page.text("role") if problem and page.text("action") == "create" else "",
+    }
+    return Page("roles.html", values, status)
+
+
+def act(page: PageRequest) -> Page | Redirect:
+    """Create or drop a role, add a member to one or remove it."""
+    return run_action(page, _ACTIONS, _show)
+
+
+def _role(page: PageRequest) -> str:
+    return required_text(page, "role", "the role's name")
+
+
+def _create(page: PageRequest) -> Redirect:
+    page.calls.call("CreateRole", role=_role(page))
+    return Redirect(link("access/roles"))
+
+
+def _drop(page: PageRequest) -> Redirect:
+    page.calls.call("DropRole", role=_role(page))
+    return Redirect(link("access/roles"))
+
+
+def _member(page: PageRequest) -> dict[str, str | None]:
+    member = required_text(page, "member", "the name of a principal or a group")
+    return {"role": _role(page), "member": member, "member_kind": page.text("kind") or None}
+
+
+def _add(page: PageRequest) -> Redirect:
+    page.calls.call("AddRoleMember", **_member(page))
+    return Redirect(link("access/roles"))
+
+
+def _remove(page: PageRequest) -> Redirect:
+    page.calls.call("RemoveRoleMember", **_member(page))
+    return Redirect(link("access/roles"))
+
+
+_ACTIONS: Mapping[str, Action] = {"create": _create, "drop": _drop, "add": _add, "remove": _remove}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.viewer import HEIGHT, WIDTHS, Viewer
+from tests.browser.viewer import Viewer
 from tests.services.console_data import make_tables
 from tests.services.secured import Secured, secured_server
 
@@ -49,19 +49,15 @@ def sign_in(viewer: Viewer, secured: Secured) -> None:
 def test_pages_of_access_and_the_audit_are_accessible_and_fit(
     browser: Browser, secured: Secured, tmp_path: Path
 ) -> None:
-    wide = ("access/principal?name=ann", "access/keys", "access/grants/cinema?kind=namespace", "policies/cinema/films")
-    with Viewer.opened(browser, secured.url, tmp_path, max(WIDTHS)) as viewer:
+    with Viewer.opened(browser, secured.url, tmp_path) as viewer:
         sign_in(viewer, secured)
-        for number, address in enumerate((*wide, "audit")):
-            viewer.page.set_viewport_size({"width": max(WIDTHS), "height": HEIGHT})
-            viewer.open(address)
-            viewer.check_at_all_widths(f"access-{number}")
-    with Viewer.opened(browser, secured.url, tmp_path, scheme="dark") as viewer:
-        sign_in(viewer, secured)
-        for name in ("access", "access/roles", "see-as/cinema/films?principal=ann"):
-            viewer.open(name)
-            viewer.shoot(f"access-{name.partition('/')[2].partition('/')[0]}-dark")
-            viewer.check_accessible()
+        viewer.check_pages(
+            "access/principal?name=ann",
+            "access/roles",
+            "policies/cinema/films",
+            "see-as/cinema/films?principal=ann",
+            "audit",
+        )
 
 
 def test_key_is_made_by_keyboard_shown_once_and_revoked_after_a_question(

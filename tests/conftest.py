@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.services.jvm import use_light_jvms
+
 # The same examples in each run: what fails here fails there, and a suite that was green does not find by chance what
 # it never looked for. `HYPOTHESIS_PROFILE=default` looks further; how long an example may take is the machine's affair.
 settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,6 +26,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 # starts in the background ignores it, and so would all of its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+use_light_jvms()
 
 TESTS = Path(__file__).parent
 SPARK_SESSIONS = 2

@@ -76,14 +76,14 @@ def test_server_killed_between_mark_and_delete_deletes_after_its_restart(
     assert client.table(["kept"], "count_rows").text == "100"
 
 
-@pytest.mark.parametrize("kind", [{"index_type": "IVF_PQ", "num_partitions": 64, "num_sub_vectors": 16}])
+@pytest.mark.parametrize("kind", [{"index_type": "IVF_PQ", "num_partitions": 16, "num_sub_vectors": 8}])
 def test_worker_killed_while_it_builds_an_index_is_followed_by_the_next(
     installation: Installation, talk: Talk, tmp_path: Path, kind: dict[str, object]
 ) -> None:
     hold = tmp_path / "held"  # nothing is committed while it exists: the build cannot end before it is killed
     server = installation.start(TILTYARD_FAULT=f"before_record=hold@{hold}")
     wire = talk(server)
-    vectors = np.random.default_rng(1).random((40_000, 64), np.float32)
+    vectors = np.random.default_rng(1).random((10_000, 64), np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 64)
     wire.good(wire.table(["t"], "create", stream(pa.table({"vector": column}))))
     request = {"column": "vector", "distance_type": "l2", "name": "near", **kind}
@@ -101,7 +101,7 @@ def test_worker_killed_while_it_builds_an_index_is_followed_by_the_next(
     assert installation.sql(status) == [("Succeeded", 2)]
     [index] = client.good(client.table(["t"], "index/list"))["indexes"]
     assert index["index_name"] == "near"
-    assert client.good(client.table(["t"], "index/near/stats"))["num_indexed_rows"] == 40_000
+    assert client.good(client.table(["t"], "index/near/stats"))["num_indexed_rows"] == 10_000
 
 
 @dataclass

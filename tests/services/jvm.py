@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +32,9 @@ OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 def _archive() -> Path:
     """Return the path of the archive of this Java and this Spark."""
     java = Path(shutil.which("java") or "java").resolve()
-    key = hashlib.sha256(f"{java} {pyspark.__file__} {pyspark.__version__}".encode()).hexdigest()[:12]
+    spark = importlib.util.find_spec("pyspark")
+    place = spark.origin if spark is not None else None
+    key = hashlib.sha256(f"{java} {place} {version('pyspark')}".encode()).hexdigest()[:12]
     return HOME / ".pytest_cache" / f"spark-{key}.jsa"
 
 
@@ -42,6 +44,18 @@ LIGHT_JVM = {
     "spark.driver.extraJavaOptions": f"{OPTIONS} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable",
     "spark.executor.extraJavaOptions": OPTIONS,
 }
+
+
+def use_light_jvms() -> None:
+    """Make these options the defaults of every Spark that a test starts, in whichever process."""
+    folder = ARCHIVE.parent / "spark-conf"
+    folder.mkdir(parents=True, exist_ok=True)
+    file, text = folder / "spark-defaults.conf", "".join(f"{name} {value}\n" for name, value in LIGHT_JVM.items())
+    if not file.exists() or file.read_text() != text:
+        new = file.with_name(f"{file.name}.{os.getpid()}")
+        new.write_text(text)
+        new.rename(file)
+    os.environ.setdefault("SPARK_CONF_DIR", str(folder))
 
 
 def make_archive() -> None:

@@ -5,13 +5,14 @@ Route → authenticate → bind → execute (which authorizes first, where the o
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
-from lance_namespace.errors import UnsupportedOperationError
+from lance_namespace.errors import ServiceUnavailableError, UnsupportedOperationError
 from msgspec import structs
 
 from tiltyard.api.authentication import RequestAuthentication
@@ -43,6 +44,7 @@ from tiltyard.model.spec import JSON
 Scope = dict[str, Any]
 
 MAX_REQUEST_ID = 128
+STOPPING = "The server stopped before this request had ended: it may be done or not, look before it is sent again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,9 @@ class Api:
             if exchange.started:
                 raise
             await self._send_error(error, headers, exchange)
+        except asyncio.CancelledError:  # the server stops, and has no more time for those that still run
+            if not exchange.started:
+                await self._send_error(ServiceUnavailableError(STOPPING), headers, exchange)
         finally:
             log.end()
 

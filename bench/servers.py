@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -94,6 +95,21 @@ def tiltyard(
     flags = ["--root", str(root), "--port", "0", "--log-level", "warning", "--workers", str(workers)]
     flags += ["--db", database] if database else []
     return Server("Tiltyard", ["tiltyard", "serve", *flags, *further], log, source)
+
+
+def sql_port(server: Server) -> int:
+    """Wait until a server serves SQL; return its port. Raises OSError if it does not."""
+    port = server.address.port + 1
+    until = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection((server.address.host, port)).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        else:
+            return port
 
 
 def peer(root: Path, log: Path, *, session: bool = False, tracking: bool = False) -> Server:

@@ -130,7 +130,8 @@ class RunningQuery:
             self._bytes = 0
         self._has_ended = True
         self._notify()
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._query.close)
+        if not self._query.has_ended:
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._query.close)
 
     def _fail(self, error: BaseException) -> None:
         clear_tracebacks(error)
@@ -142,8 +143,8 @@ class RunningQuery:
     async def _produce(self) -> None:
         """Take the rows from the query's process, and wait where the reader is slow."""
         loop = asyncio.get_running_loop()
-        while messages := await loop.run_in_executor(self._pool, self._query.receive):
-            for message in messages:
+        while not self._query.has_ended:
+            for message in await loop.run_in_executor(self._pool, self._query.receive):
                 await self._put(message)
 
     async def _put(self, message: bytes) -> None:

@@ -83,6 +83,7 @@ class QueryServer:
         self._channel = channel
         self._decoder = msgspec.msgpack.Decoder(QueryRequest)
         self._encode = msgspec.msgpack.Encoder().encode
+        self._unsent = b""
 
     def serve_next(self) -> bool:
         """Serve a request; return False once there are no more. Raises OSError if the server is gone."""
@@ -118,17 +119,21 @@ class QueryServer:
         try:
             self._send(Kind.PLANNED, self._encode(_describe(planned, has_types=request.form is None)))
             if request.form is not None:
-                for parts in _encoded(planned, request.form, request.limit):
-                    self._send(Kind.DATA, *parts)
+                for number, parts in enumerate(_encoded(planned, request.form, request.limit)):
+                    self._send(Kind.DATA, *parts, with_next=number == 0 and request.form is Form.FLIGHT)
                 self._send(Kind.END)
         finally:
             planned.close()
 
-    def _send(self, kind: Kind, *parts: bytes | memoryview) -> None:
-        head = HEAD.pack(kind, sum(map(len, parts)))
+    def _send(self, kind: Kind, *parts: bytes | memoryview, with_next: bool = False) -> None:
+        """Send a message, or leave it to be sent with the next one: the schema is of no use without rows."""
+        head = b"".join((self._unsent, HEAD.pack(kind, sum(map(len, parts)))))
+        self._unsent = b""
         if parts and len(parts[-1]) >= _LARGE_BYTES:
             self._channel.sendall(b"".join((head, *parts[:-1])))
             self._channel.sendall(parts[-1])
+        elif with_next:
+            self._unsent = b"".join((head, *parts))
         else:
             self._channel.sendall(b"".join((head, *parts)))
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.sql.sessions import Session
+    from tiltyard.sql.statements import Statement
 
 _ROOT = Id()
 
@@ -90,7 +91,7 @@ def plan_query(
     tables = session.catalog.tables = QueryTables(ctx, session.context, default_namespace, is_view=is_view)
     try:
         with query_errors(tables):
-            frame = _plan(session, statement.text, parameters)
+            frame = _plan(session, statement, parameters)
             return PlannedQuery(ctx, session, tables, frame, statement.placeholders)
     except BaseException as error:
         failed_as_expected = isinstance(error, LanceNamespaceError) and not isinstance(error, InternalError)
@@ -116,14 +117,15 @@ def query_errors(tables: QueryTables) -> Iterator[None]:
         raise
 
 
-def _plan(session: Session, text: str, parameters: Sequence[pa.Scalar] | None) -> Any:
+def _plan(session: Session, statement: Statement, parameters: Sequence[pa.Scalar] | None) -> Any:
     from datafusion import SQLOptions
 
     from tiltyard.sql.plans import check_plan
 
     options = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
     values = {str(number): value for number, value in enumerate(parameters or (), 1)}
-    frame = session.context.sql_with_options(text, options, param_values=values)
+    session.functions.select(statement.names)
+    frame = session.context.sql_with_options(statement.text, options, param_values=values)
     tables = session.catalog.tables
     assert tables is not None
     check_plan(frame.logical_plan(), is_restricted=tables.is_restricted)

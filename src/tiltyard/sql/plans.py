@@ -1,19 +1,15 @@
-"""Judge a query by its plan: it consists of nodes that only read, and of functions that were reviewed."""
+"""Judge a query by its plan: it consists of nodes that only read."""
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from lance_namespace.errors import UnsupportedOperationError
 
 from tiltyard.sql.errors import READ_ONLY
-from tiltyard.tables.sql.functions import FUNCTIONS
-
-if TYPE_CHECKING:
-    from datafusion import SessionContext
 
 _READING_NODES = frozenset(
     """
@@ -22,20 +18,6 @@ _READING_NODES = frozenset(
     """.split()  # noqa: SIM905  # a list of names is read as one
 )
 _DESCRIBING_NODES = frozenset({"Explain", "Analyze"})
-_AGGREGATES = frozenset(
-    """
-    approx_distinct approx_median approx_percentile_cont approx_percentile_cont_with_weight array_agg avg bit_and bit_or
-    bit_xor bool_and bool_or corr count covar covar_pop covar_samp first_value grouping last_value max mean median min
-    nth_value percentile_cont quantile_cont regr_avgx regr_avgy regr_count regr_intercept regr_r2 regr_slope regr_sxx
-    regr_sxy regr_syy stddev stddev_pop stddev_samp string_agg sum var var_pop var_population var_samp var_sample
-    """.split()  # noqa: SIM905
-)
-_WINDOWS = frozenset(
-    "cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number".split()  # noqa: SIM905
-)
-_TABLE_FUNCTIONS = frozenset({"generate_series", "range"})
-"""DataFusion's own, which are endless where their caller says so."""
-
 
 _EXPRESSIONS_OF_NODES = ("predicate", "projections", "filter", "aggregate_exprs", "group_by_exprs")
 """Methods of the plan's nodes that return expressions."""
@@ -54,21 +36,6 @@ _CAST_TYPES = {
     "Timestamp(Nanosecond, None)": pa.timestamp("ns"),
 }
 """Types by the names that DataFusion's expressions have for them; a parameter of another one is sent as text."""
-
-
-def remove_other_functions(context: SessionContext) -> None:
-    """Leave a session the functions that were reviewed, so that a query with any other cannot be planned.
-
-    None of them reads a file, the network or the settings; what they may make of a row is estimated from the statement.
-    """
-    for name in set(context.udfs()) - FUNCTIONS:
-        context.deregister_udf(name)
-    for name in set(context.udafs()) - _AGGREGATES:
-        context.deregister_udaf(name)
-    for name in set(context.udwfs()) - _WINDOWS:
-        context.deregister_udwf(name)
-    for name in _TABLE_FUNCTIONS:
-        context.deregister_udtf(name)
 
 
 def check_plan(plan: Any, *, is_restricted: bool) -> None:

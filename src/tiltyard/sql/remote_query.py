@@ -40,7 +40,8 @@ class RemoteQuery:
         self._lock = threading.Lock()
         self._process: QueryProcess | None = None
         self._is_closed = False
-        self._has_ended = False
+        self.has_ended = False
+        """Whether its last part was received, and its process is free."""
         self.schema: pa.Schema = pa.schema([])
         self.parameters: pa.Schema = pa.schema([])
         self.tables: tuple[Id, ...] = ()
@@ -68,7 +69,7 @@ class RemoteQuery:
             self.schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
             self.parameters = pa.ipc.read_schema(pa.py_buffer(plan.parameters))
             if self._request.form is None:
-                self._has_ended = True
+                self.has_ended = True
                 self.close()
         except BaseException:
             self.close()
@@ -79,7 +80,7 @@ class RemoteQuery:
 
         Raises what the query fails by, what `check` raises, and QueryEndedError if it was closed.
         """
-        if self._has_ended:
+        if self.has_ended:
             return []
         process = self._process
         if process is None:
@@ -92,7 +93,7 @@ class RemoteQuery:
                 if kind is Kind.FAILED:
                     raise self._failure(body)
                 if kind is Kind.END:
-                    self._has_ended = True
+                    self.has_ended = True
                     self.close()
                     break
                 parts.append(body)
@@ -119,12 +120,12 @@ class RemoteQuery:
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
-            self._processes.release(process, is_idle=self._has_ended)
+            self._processes.release(process, is_idle=self.has_ended)
 
     def _failure(self, body: bytes) -> Exception:
         failure = _failure_decoder.decode(body)
         self.tables = tuple(map(Id, failure.tables))
-        self._has_ended = True
+        self.has_ended = True
         return from_error_code(failure.code, failure.message)
 
 

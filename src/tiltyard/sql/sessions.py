@@ -24,7 +24,7 @@ _importing = threading.Lock()
 
 
 class Session:
-    """A session: `context` is DataFusion's, `catalog` names the tables of its current query.
+    """A session: `context` is DataFusion's, `catalog` names the tables of its current query, `functions` its functions.
 
     DataFusion removes its folder inside `folder` once nothing of the session runs any more.
     """
@@ -34,7 +34,7 @@ class Session:
         import_datafusion(settings.sql_queries)
         from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
 
-        from tiltyard.sql.plans import remove_other_functions
+        from tiltyard.sql.session_functions import SessionFunctions
         from tiltyard.sql.table_functions import register_table_functions
 
         config = (
@@ -55,7 +55,7 @@ class Session:
             context.sql(f"SET datafusion.runtime.{name} = '{value}'")
         self.catalog = SessionCatalog()
         self.context.register_catalog_provider(CATALOG, self.catalog)
-        remove_other_functions(self.context)
+        self.functions = SessionFunctions(context)
         register_table_functions(self.context, self.catalog)
 
 

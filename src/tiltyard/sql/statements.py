@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lance_namespace.errors import InvalidInputError
 
@@ -39,10 +39,14 @@ _CONCATENATING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement without comments, its placeholders numbered (`$1`, `$2`, …); `placeholders` is how many it has."""
+    """A statement without comments, its placeholders numbered (`$1`, `$2`, …); `placeholders` is how many it has.
+
+    `names` has its keywords and names in lower case, without quotes.
+    """
 
     text: str
     placeholders: int
+    names: frozenset[str] = frozenset()
 
 
 def parse_statement(text: str, max_length: int) -> Statement:
@@ -59,8 +63,10 @@ def parse_statement(text: str, max_length: int) -> Statement:
     if "\\'" in statement.text:
         raise InvalidInputError("The query has a \\', which parsers of SQL read differently: double the quote instead.")
     check_depth(statement.text, _LABEL)
-    _check_size(statement.text)
-    return statement
+    tokens = [match for match in TOKEN.finditer(statement.text) if match.lastgroup != "space"]
+    _check_size(statement.text, tokens)
+    names = frozenset(_name(token) for token in tokens if token.lastgroup in ("word", "quoted"))
+    return replace(statement, names=names)
 
 
 def _normalize(text: str) -> Statement:
@@ -101,9 +107,12 @@ def _comment_end(text: str, start: int) -> int:
     return end + 2
 
 
-def _check_size(text: str) -> None:
+def _name(token: re.Match[str]) -> str:
+    return token[0].strip('"`').lower()
+
+
+def _check_size(text: str, tokens: Sequence[re.Match[str]]) -> None:
     """Raise InvalidInputError for a statement that is too large to plan, or that makes too much of each row."""
-    tokens = [match for match in TOKEN.finditer(text) if match.lastgroup != "space"]
     words = [match[0].lower() if match.lastgroup == "word" else "" for match in tokens]
     connectives = sum(word in _CONNECTIVES for word in words)
     if connectives > MAX_CONNECTIVES:
@@ -141,7 +150,7 @@ def _plan_size(tokens: Sequence[re.Match[str]], words: Sequence[str]) -> int:
                     sizes[name] = sizes.get(name, 0) + inside
                 counts[-1] += inside
             case "word" | "quoted":
-                name = token[0].strip('"`').lower()
+                name = _name(token)
                 is_qualifier = at + 1 < len(tokens) and tokens[at + 1][0] == "."
                 counts[-1] += (name in _SIZES) + (0 if is_qualifier else sizes.get(name, 0))
                 counts[-1] = min(counts[-1], MAX_PLAN_SIZE + 1)
@@ -160,7 +169,7 @@ def _defined_name(tokens: Sequence[re.Match[str]], words: Sequence[str], bracket
         while at >= 0 and tokens[at].lastgroup != "open":
             at -= 1
         at -= 1
-    return tokens[at][0].strip('"`').lower() if at >= 0 and tokens[at].lastgroup in ("word", "quoted") else ""
+    return _name(tokens[at]) if at >= 0 and tokens[at].lastgroup in ("word", "quoted") else ""
 
 
 def _concatenations(tokens: Sequence[re.Match[str]], words: Sequence[str]) -> float:
@@ -171,7 +180,7 @@ def _concatenations(tokens: Sequence[re.Match[str]], words: Sequence[str]) -> fl
     total, count = 1.0, 0
     calls: list[bool] = []
     for at, token in enumerate(tokens):
-        before = tokens[at - 1][0].strip('"`').lower() if at else ""
+        before = _name(tokens[at - 1]) if at else ""
         match token.lastgroup:
             case "word" if words[at] == "select":
                 total, count = total * (1 + count), 0

@@ -176,6 +176,32 @@ def test_setting_forbids_the_root_or_ignores_the_name(tmp_path: Path, rule: str)
         server.stop()
 
 
+def test_names_in_queries_of_views_are_of_the_views_database(
+    server: ServerProcess, raw: Any, name: str, fresh: Fresh
+) -> None:
+    inside, root, source = connect(server, name), connect(server, fresh("nowhere")), fresh("t")
+    inside.create_table(source, ROWS)
+    root.create_table(source, ROWS.slice(0, 1))  # of the same name, in the root
+    view = inside.create_materialized_view("few", source, where="id > 1")
+    assert view.table.count_rows() == 2
+    assert view.definition.source_table == source
+    inside.open_table(source).add(pa.table({"id": pa.array([9, 0], pa.int64()), "x": [9.5, 0.5]}))
+    view.refresh()
+    assert sorted(inside.open_table("few").to_arrow()["id"].to_pylist()) == [2, 3, 9]
+    described = raw.post(f"/v1/materialized_view/{name}$few/describe").json()
+    assert described["source_table"] == f"{name}${source}"
+
+    inside.create_view("named", f"SELECT id FROM {source} WHERE id > 0")
+    assert inside.open_table("named").count_rows() == 4
+    assert raw.post(f"/v1/table/{name}$named/count_rows").text == "4"
+    inside.create_namespace(["inner"])
+    inside.create_table("t", ROWS.slice(0, 3), namespace_path=["inner"])
+    inside.create_materialized_view("deep", "inner$t")
+    assert inside.open_table("deep").count_rows() == 3
+    with pytest.raises(Exception, match="not found"):
+        root.create_materialized_view(fresh("view"), "inner$t")
+
+
 def test_database_that_a_caller_cannot_see_does_not_exist_for_it(tmp_path: Path) -> None:
     with secured_server(tmp_path) as secured:
         root, hidden = connect(secured, "x", secured.keys["administrator"]), "hidden"

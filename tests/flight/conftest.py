@@ -61,8 +61,9 @@ class SqlServer:
     secured: Secured
     port: int
 
-    def lancedb(self, name: str = "administrator", **options: Any) -> Any:
-        return lancedb.connect("db://dev", api_key=self.secured.keys[name], host_override=self.secured.url, **options)
+    def lancedb(self, name: str = "administrator", *, database: str = "dev", **options: Any) -> Any:
+        key, url = self.secured.keys[name], self.secured.url
+        return lancedb.connect(f"db://{database}", api_key=key, host_override=url, **options)
 
     async def lancedb_async(self, name: str = "administrator", **options: Any) -> Any:
         key, url = self.secured.keys[name], self.secured.url

@@ -72,6 +72,25 @@ def tables(connection: Any, **filters: str) -> set[tuple[str, str]]:
     }
 
 
+def test_names_are_of_the_database_of_the_metadata(sql: SqlServer) -> None:
+    prefix = "adbc.flight.sql.rpc.call_header."
+    headers = {f"{prefix}x-api-key": sql.secured.keys["administrator"], f"{prefix}database": "sales"}
+    with adbc.connect(f"grpc://127.0.0.1:{sql.port}", db_kwargs=headers) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM ratings WHERE stars > ?", (3,))
+            assert cursor.fetchall() == [(3,)]
+            with pytest.raises(adbc_driver_manager.Error, match="not found"):
+                cursor.execute("SELECT * FROM films")
+        assert tables(connection) == {("public", "ratings")}
+    headers = {f"{prefix}x-api-key": sql.secured.keys["administrator"], f"{prefix}namespace-path": "sales"}
+    with (
+        adbc.connect(f"grpc://127.0.0.1:{sql.port}", db_kwargs=headers) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SELECT count(*) FROM ratings")
+        assert cursor.fetchall() == [(4,)]
+
+
 def test_rows_are_within_policies(sql: SqlServer) -> None:
     with connect(sql, "bob") as connection, connection.cursor() as cursor:
         cursor.execute("SELECT title, budget FROM films WHERE id > ? ORDER BY id", (1,))

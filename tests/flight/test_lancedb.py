@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from lancedb.exceptions import JobCancelledError
 
@@ -42,6 +43,27 @@ def test_default_namespace_is_that_of_the_connection(sql: SqlServer) -> None:
     assert rows == [{"n": 4}]
     with pytest.raises(RuntimeError, match="not found"):
         inner.execute_query(query).read_all()
+
+
+def test_names_are_of_the_database_of_the_connection(sql: SqlServer) -> None:
+    root = sql.lancedb()
+    root.create_namespace(["shop"])
+    root.create_namespace(["shop", "eu"])
+    shop = sql.lancedb(database="shop")
+    shop.create_table("films", pa.table({"id": [1]}))
+    shop.create_table("orders", pa.table({"id": [1, 2]}), namespace_path=["eu"])
+
+    def count(table: str, **options: Any) -> Any:
+        return shop.execute_query(f"SELECT count(*) AS n FROM {table}", **options).read_all()["n"].to_pylist()
+
+    assert count("films") == count("public.films") == [1]
+    assert count("eu.orders") == count("orders", default_namespace_path=["eu"]) == [2]
+    for outside in ("numbers", "sales.ratings", "shop.films"):
+        with pytest.raises(RuntimeError, match="not found"):
+            count(outside)
+    listed = shop.execute_query("SELECT table_schema, table_name FROM information_schema.tables ORDER BY 1")
+    assert [tuple(row.values()) for row in listed.read_all().to_pylist()] == [("eu", "orders"), ("public", "films")]
+    assert root.execute_query("SELECT count(*) AS n FROM shop.films").read_all()["n"].to_pylist() == [1]
 
 
 async def _async_rows(sql: SqlServer, query: str) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ from lance_namespace.errors import TableNotFoundError
 from tiltyard.access.filtered_lists import list_tables
 from tiltyard.access.needs import SEE_NAMESPACE, on_table
 from tiltyard.catalog.tables import drop_table
-from tiltyard.model.ids import namespace_id, table_id
+from tiltyard.model.ids import DEFAULT_DELIMITER, namespace_id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -40,11 +40,16 @@ def describe_materialized_view(
     if definition is None:
         raise TableNotFoundError(f"The table '{path}' is no materialized view.")
     return models.DescribeMaterializedViewResponse(
-        source_table=", ".join(source_names(definition)),
+        source_table=", ".join(_within(ctx.database, name) for name in source_names(definition)),
         query=definition.query,
         kind=definition.kind,
         incarnation=str(table.record.id),
     )
+
+
+def _within(database: Id, name: str) -> str:
+    """Return the id of a table relative to the request's database, where it is in that."""
+    return name.removeprefix(f"{database}{DEFAULT_DELIMITER}") if database else name
 
 
 @operation(needs=SEE_NAMESPACE, changes=False)

@@ -68,7 +68,7 @@ def _description(path: Id, view: PlainView) -> dict[str, Any]:
         "name": path.name,
         "namespace": list(path.parent),
         "query": view.query,
-        "default_database": "",
+        "default_database": str(view.database) if view.database else "",
         "default_namespace": [],
         "schema": to_json(view.schema),
     }

@@ -19,6 +19,7 @@ from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.lancedb.databases import DATABASE_HEADER, PREFIX_HEADER
 from tiltyard.context import Context
 from tiltyard.flight.credentials import normalize_credentials, read_headers
+from tiltyard.flight.siblings import peer_of
 from tiltyard.model.ids import Id, parse_id
 from tiltyard.sql.tables import PUBLIC
 
@@ -94,7 +95,7 @@ class Calls:
     async def open(self, context: grpc.aio.ServicerContext, operation: str) -> AsyncIterator[Call]:
         """Open a call for its handler; whatever the handler raises becomes the call's status."""
         headers = read_headers(context)
-        scope = {"client": _address(context.peer())}
+        scope = {"client": _address(peer_of(context))}
         logged = self._shared.log.start(scope, _request_id(headers))
         logged.operation = operation
         try:

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from tiltyard.flight.service import FlightService
+from tiltyard.flight.siblings import Siblings
 
 if TYPE_CHECKING:
     from tiltyard.api.app import Shared
@@ -27,10 +28,14 @@ log = logging.getLogger("tiltyard.flight")
 class FlightServer:
     """Serves Flight beside HTTP. Its methods run on the event loop."""
 
-    def __init__(self, shared: Shared, host: str, port: int, *, shares_port: bool) -> None:
-        """`shares_port`: other processes of the server listen on it, and the kernel distributes connections."""
+    def __init__(self, shared: Shared, host: str, port: int, *, shares_port: bool, siblings_folder: str = "") -> None:
+        """`shares_port`: other processes of the server listen on it, and the kernel distributes connections.
+
+        `siblings_folder` has sockets at which these processes reach one another.
+        """
         settings = shared.services.settings
-        self._service = FlightService(shared)
+        self._siblings = Siblings(siblings_folder)
+        self._service = FlightService(shared, self._siblings)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", int(shares_port)),
@@ -49,6 +54,8 @@ class FlightServer:
             self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         else:
             self._server.add_insecure_port(address)
+        if self._siblings.address is not None:
+            self._server.add_insecure_port(self._siblings.address)
 
     async def start(self) -> None:
         """Answer calls from now on."""
@@ -58,3 +65,4 @@ class FlightServer:
         """Answer no new calls, and end those that run, with their queries."""
         self._service.queries.cancel_all()
         await self._server.stop(GRACE_SECONDS)
+        await self._siblings.close()

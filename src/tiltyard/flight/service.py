@@ -2,13 +2,15 @@
 
 lancedb submits a query by PollFlightInfo, which starts it, and reads it by DoGet while it runs. The drivers of Flight
 SQL plan it by GetFlightInfo, or prepare it, and DoGet runs it. Tickets and descriptors carry the query itself, so that
-any process of the server can serve each of these calls: a process that does not know a ticket's query runs it.
+any process of the server can serve each of these calls: one about a query that another process runs is passed on to it
+(`siblings`), and a ticket whose query is not known any more is run again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -33,6 +35,7 @@ from tiltyard.flight.messages import (
     unpack,
 )
 from tiltyard.flight.queries import UNLIMITED_SECONDS, Queries, QueryState, RunningQuery
+from tiltyard.flight.siblings import Siblings, UnreachableError
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import Pool
 from tiltyard.sql.errors import READ_ONLY
@@ -76,8 +79,9 @@ _ACTIONS = {
 class FlightService:
     """The calls of Flight, in one process. Runs on the event loop; planning and encoding take threads."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, siblings: Siblings) -> None:
         self._shared = shared
+        self._siblings = siblings
         self._calls = Calls(shared)
         self._pool = shared.pools[Pool.QUERIES]
         self._threads = ThreadPoolExecutor(shared.services.settings.sql_queries + SPARE_THREADS, "sql")
@@ -169,24 +173,31 @@ class FlightService:
 
     async def poll_flight_info(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """Start a query, or tell how one that was started does."""
+        if (sibling := self._siblings.find(request.cmd)) is not None:
+            with suppress(UnreachableError):
+                return await sibling.call("PollFlightInfo", request, context, "PollInfo")
         async with self._calls.open(context, EXECUTE) as call:
             name, command = _command(request)
             if name != "TicketStatementQuery":
-                query = await self._start(call, _new_handle(name, command, call))
+                handle = structs.replace(_new_handle(name, command, call), process=self._siblings.id)
+                query = await self._start(call, handle)
                 await query.wait_ended(SUBMIT_SECONDS)
                 return _poll_info(query, request)
             call.record_tables(DESCRIBE, ())
             handle = decode_handle(command.statement_handle)
             found = self.queries.find(handle, call.ctx)
             if found is None:
-                raise InvalidInputError(
-                    "This server process does not know the query, or no longer: read its rows, or submit it again."
-                )
+                raise InvalidInputError("The server no longer knows this query: read its rows, or submit it again.")
             await found.wait_ended(POLL_SECONDS)
             return _poll_info(found, request)
 
     async def do_get(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """Stream the rows of a query, which is run now unless it was submitted, or those of a question's answer."""
+        if (sibling := self._siblings.find(request.ticket)) is not None:
+            with suppress(UnreachableError):
+                async for message in sibling.stream("DoGet", request, context):
+                    yield message
+                return
         async with self._calls.open(context, READ) as call:
             name, command = _unpacked(request.ticket)
             if name != "TicketStatementQuery":
@@ -241,6 +252,11 @@ class FlightService:
 
     async def do_action(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Cancel a query, or prepare one."""
+        if (sibling := self._siblings.find_target(request)) is not None:
+            with suppress(UnreachableError):
+                async for message in sibling.stream("DoAction", request, context):
+                    yield MESSAGES["Result"].FromString(message)
+                return
         async with self._calls.open(context, PLAN) as call:
             match request.type:
                 case "CancelFlightInfo":

@@ -20,12 +20,16 @@ log = logging.getLogger("tiltyard")
 
 @dataclass(frozen=True, slots=True)
 class FlightAddress:
-    """Where to listen. `is_shared`: all processes of the server do; `is_required`: it was named by the settings."""
+    """Where to listen. `is_shared`: all processes of the server do; `is_required`: it was named by the settings.
+
+    `siblings_folder` has sockets at which these processes reach one another.
+    """
 
     host: str
     port: int
     is_shared: bool
     is_required: bool
+    siblings_folder: str = ""
 
 
 def flight_address(settings: Settings, host: str, http_port: int) -> FlightAddress | None:

@@ -32,7 +32,13 @@ class FlightListener:
 
         address = self._address
         try:
-            server = FlightServer(self._shared, address.host, address.port, shares_port=address.is_shared)
+            server = FlightServer(
+                self._shared,
+                address.host,
+                address.port,
+                shares_port=address.is_shared,
+                siblings_folder=address.siblings_folder,
+            )
             await server.start()
         except RuntimeError:
             log.exception("SQL is not served: cannot listen on %s:%d", address.host, address.port)

@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from tempfile import TemporaryDirectory
 
 from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.rate_limits import shared_rates
@@ -85,7 +87,14 @@ def _supervise(settings: Settings, listener: socket.socket, flight: FlightAddres
         process.start()
         return process
 
-    with shared_metrics(), shared_rates(), shared_connection_counts(settings.workers):
+    with (
+        TemporaryDirectory(prefix="tiltyard-flight-") as sockets,  # this user alone can enter it
+        shared_metrics(),
+        shared_rates(),
+        shared_connection_counts(settings.workers),
+    ):
+        if flight is not None:
+            flight = replace(flight, siblings_folder=sockets)
         try:
             Supervisor(start, settings.workers, settings.worker_timeout).run()
         except NeverServedError as error:

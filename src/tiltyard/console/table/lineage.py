@@ -106,7 +106,7 @@ def _dependent_views(calls: Calls, path: Id, place: Id) -> list[Id]:
         for name in _names(listed):
             view = Id((*place, name))
             described = calls.attempt(f"Describe{kind}", id=list(view))
-            if described is not None and path in _sources(described.query):
+            if described is not None and path in _sources(described):
                 found.append(view)
     return found
 
@@ -118,10 +118,14 @@ def _names(listed: Any) -> Sequence[str]:
     return names
 
 
-def _sources(query: str) -> Sequence[Id]:
-    """Return the tables that a query reads; none where it cannot be parsed."""
+def _sources(described: Any) -> Sequence[Id]:
+    """Return the tables that a view reads; none where its query cannot be parsed."""
+    source_table: str | None = getattr(described, "source_table", None)  # of a materialized view
+    if source_table is not None:
+        return [Id(name.split("$")) for name in source_table.split(", ")]
+    database = described.default_database.split("$") if described.default_database else ()
     try:
-        return [Id(name.split("$")) for name in parse_sources(query)]
+        return [Id((*database, *name.split("$"))) for name in parse_sources(described.query)]
     except InvalidInputError:
         return ()
 

@@ -16,6 +16,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.columns.computed_columns import VIEW
+from tiltyard.model.ids import DEFAULT_DELIMITER
 
 LINEAGE_PROPERTY = "tiltyard.view.made"
 """The property of a Lance transaction by which a refresh records its `ViewLineage`."""
@@ -42,22 +43,33 @@ class ViewDefinition:
     """The definition of a view; each attribute is the metadata `tiltyard.view.<name>` of its schema.
 
     `query` is Spark SQL over tables of the catalog (for a select, Lance's), `udtf` the specification's
-    MaterializedViewUdtfEntry as JSON, "" for a query.
+    MaterializedViewUdtfEntry as JSON, "" for a query. `database` is the id of the namespace that the query's names are
+    relative to, "" for the root.
     """
 
     kind: ViewKind
     query: str
     udtf: str = ""
     auto_refresh: bool = False
+    database: str = ""
 
     @property
     def digest(self) -> str:
         """The hash that identifies the definition."""
-        return hashlib.sha256(json.dumps([self.kind, self.query, self.udtf]).encode()).hexdigest()
+        parts = [self.kind, self.query, self.udtf, *((self.database,) if self.database else ())]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def source_id(self, name: str) -> str:
+        """Return the id of a table that the query has this name for."""
+        return f"{self.database}{DEFAULT_DELIMITER}{name}" if self.database else name
+
+    def source_name(self, table: str) -> str:
+        """Return the name that the query has for a table of this id."""
+        return table.removeprefix(self.source_id(""))
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata of the schema; empty attributes are left out."""
-        texts = {"kind": self.kind.value, "query": self.query, "udtf": self.udtf}
+        texts = {"kind": self.kind.value, "query": self.query, "udtf": self.udtf, "database": self.database}
         texts["auto_refresh"] = "true" if self.auto_refresh else ""
         return {f"{VIEW}{name}": text for name, text in texts.items() if text}
 
@@ -71,7 +83,8 @@ class ViewDefinition:
         if kind not in list(ViewKind):
             return None
         auto_refresh = texts.get(f"{VIEW}auto_refresh") == "true"
-        return cls(ViewKind(kind), texts.get(f"{VIEW}query", ""), texts.get(f"{VIEW}udtf", ""), auto_refresh)
+        query, udtf, database = (texts.get(f"{VIEW}{name}", "") for name in ("query", "udtf", "database"))
+        return cls(ViewKind(kind), query, udtf, auto_refresh, database)
 
 
 @dataclass(frozen=True, slots=True)

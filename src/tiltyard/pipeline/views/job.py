@@ -125,7 +125,8 @@ class _Refresh:
             sources = reopen_sources(self.catalog, plan.sources) if plan else None
             if plan is None or sources is None:  # a pinned version may have been removed since
                 self.discard_plan()
-                names = parse_sources(self.definition.query) if allowed is None else tuple(allowed)
+                names = tuple(map(self.definition.source_id, parse_sources(self.definition.query)))
+                names = names if allowed is None else tuple(allowed)
                 sources = pin_sources(self.catalog, names, allowed, version)
                 plan = self._make_plan(sources)
             self.run.progress(mode=_mode(plan), reason=plan.reason)
@@ -157,8 +158,9 @@ class _Refresh:
     def _make_plan(self, sources: Mapping[str, SourceTable]) -> RefreshPlan:
         """Make a plan, and save it. Raises InvalidInputError for a query that is not allowed."""
         view, query = self.job_table.latest(), self.definition.query
-        check_reads_only(self.spark, query, sources)
-        register_schemas(self.spark, sources)
+        named = {self.definition.source_name(name): source for name, source in sources.items()}
+        check_reads_only(self.spark, query, named)
+        register_schemas(self.spark, named)
         frame = analyze_query(self.spark, query)
         why_not = why_not_incremental(frame, query)
         if self.definition.kind is ViewKind.UDTF:

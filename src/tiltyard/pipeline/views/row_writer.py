@@ -59,7 +59,8 @@ class ViewWriter:
         for name, source in self.sources.items():
             fragments = frozenset(part.get(name, ()))
             tasks = plan_version_scan(self.spark, source.location, source.dataset, fragments)
-            _register(name, read_frame(self.spark, source.dataset.schema, tasks, self.needed))
+            frame = read_frame(self.spark, source.dataset.schema, tasks, self.needed)
+            _register(self.definition.source_name(name), frame)
         results = self._write_query(analyze_query(self.spark, self.definition.query), number)
         return WriteResult(
             tuple(fragment for result in results for fragment in result.fragments),

@@ -86,8 +86,10 @@ def resolve_sources(ctx: Context, view: Id, definition: ViewDefinition, definer:
 def source_names(definition: ViewDefinition) -> tuple[str, ...]:
     """Return the ids of the tables of a view's query. Raises InvalidInputError."""
     if definition.kind is ViewKind.SELECT:
-        return (str(parse_select(definition.query).source),)
-    return parse_sources(definition.query)
+        names: tuple[str, ...] = (str(parse_select(definition.query).source),)
+    else:
+        names = parse_sources(definition.query)
+    return tuple(map(definition.source_id, names))
 
 
 def _readable(ctx: Context, path: Id) -> TableRecord:

@@ -20,7 +20,7 @@ from tiltyard.access.authorization import authorize_namespace, authorize_table
 from tiltyard.access.needs import authorize_table_creation, on_table
 from tiltyard.catalog.jobs.authorization import job_validator
 from tiltyard.catalog.jobs.submission import queue_job
-from tiltyard.model.ids import table_id
+from tiltyard.model.ids import Id, table_id
 from tiltyard.model.jobs import job_result, pipeline_jobs
 from tiltyard.model.modes import CreateMode
 from tiltyard.model.operations import Needs, operation
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tiltyard.context import Context
-    from tiltyard.model.ids import Id
 
 REFRESH = "refresh"
 
@@ -80,7 +79,8 @@ def create_materialized_view(
     """Create a view, as a table of `output_schema` without rows; with `with_no_data` false, queue its first refresh.
 
     `source_query` of a `query` is Spark SQL over tables of this catalog. That of a `select` is columns and a filter of
-    one table, which the server refreshes itself; its schema is inferred where `output_schema` is empty. Raises
+    one table, which the server refreshes itself; its schema is inferred where `output_schema` is empty. Both name
+    tables relative to the request's database. Raises
     NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError (a kind, a schema or a UDTF that cannot be),
     UnsupportedOperationError (code of clients is switched off, or no such job is installed).
     """
@@ -91,8 +91,13 @@ def create_materialized_view(
         if not request.source_query.strip():
             raise InvalidInputError("A view needs a 'source_query'.")
         check_query_text(request.source_query)
-        definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh))
-        schema = _select_schema(ctx, path, request) if kind is ViewKind.SELECT else _schema(request.output_schema)
+        database = str(ctx.database) if ctx.database else ""
+        definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh), database)
+        schema = (
+            _select_schema(ctx, path, request, definition)
+            if kind is ViewKind.SELECT
+            else _schema(request.output_schema)
+        )
         schema = schema.with_metadata({**(schema.metadata or {}), **definition.metadata()})
         sources: Mapping[str, str] = {}
         if has_refresh := request.with_no_data is False:
@@ -248,17 +253,20 @@ def _decode_base64(name: str, text: str) -> bytes:
         raise InvalidInputError(f"'{name}' is not base64: {error}.") from error
 
 
-def _select_schema(ctx: Context, path: Id, request: models.CreateMaterializedViewRequest) -> pa.Schema:
+def _select_schema(
+    ctx: Context, path: Id, request: models.CreateMaterializedViewRequest, definition: ViewDefinition
+) -> pa.Schema:
     """Return the schema of a view that the server computes, from its query; a schema that is given has to agree.
 
     Raises InvalidInputError, and what `resolve_sources` raises: columns of tables that the caller may not read are not
     disclosed.
     """
-    definition = ViewDefinition(ViewKind.SELECT, request.source_query)
     resolve_sources(ctx, path, definition, ctx.principal)
     query = parse_select(request.source_query)
     source = open_for_reading(
-        msgspec.structs.replace(ctx, resolved=None, mounted=None), query.source, branch=query.branch
+        msgspec.structs.replace(ctx, resolved=None, mounted=None),
+        Id((*ctx.database, *query.source)),
+        branch=query.branch,
     )
     schema = infer_schema(source.dataset, query)
     check_names(schema)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lancedb
 import pyarrow as pa
 import pytest
+from lancedb.index import FTS
 
 from tests.flight.conftest import flight_port
 from tests.services.server import ServerProcess
@@ -37,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         db.create_namespace(namespace)
         db.create_table("films", FILMS, namespace_path=namespace)
     films = db.create_table("films", FILMS)
-    films.create_fts_index("title")
+    films.create_index("title", config=FTS())
     films.add(FILMS.slice(0, 1))
     films.tags.create("release", 1)
     draft = films.branches.create("draft")

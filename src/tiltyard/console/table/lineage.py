@@ -13,7 +13,7 @@ from tiltyard.console.page import Page, PageRequest
 from tiltyard.model.columns.computed_columns import VIEW
 from tiltyard.model.ids import Id
 from tiltyard.model.views.definitions import parse_sources
-from tiltyard.model.views.plain_views import QUERY_PROPERTY
+from tiltyard.model.views.plain_views import DATABASE_PROPERTY, QUERY_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,11 +64,12 @@ def read_origin(calls: Calls, head: TableHead) -> Origin:
         versions = _computed_from(properties)
         sources = [
             Source(path, versions.get(str(path)), _latest(calls, path) if str(path) in versions else None)
-            for path in _sources(query)
+            for path in _sources(query, metadata.get(f"{VIEW}database", ""))
         ]
         return Origin(query, f"materialized view ({metadata.get(f'{VIEW}kind', 'query')})", sources)
     if query := properties.get(QUERY_PROPERTY):
-        return Origin(query, "view", [Source(path) for path in _sources(query)])
+        database = properties.get(DATABASE_PROPERTY, "")
+        return Origin(query, "view", [Source(path) for path in _sources(query, database)])
     return Origin()
 
 
@@ -106,7 +107,7 @@ def _dependent_views(calls: Calls, path: Id, place: Id) -> list[Id]:
         for name in _names(listed):
             view = Id((*place, name))
             described = calls.attempt(f"Describe{kind}", id=list(view))
-            if described is not None and path in _sources(described):
+            if described is not None and path in _described_sources(described):
                 found.append(view)
     return found
 
@@ -118,14 +119,19 @@ def _names(listed: Any) -> Sequence[str]:
     return names
 
 
-def _sources(described: Any) -> Sequence[Id]:
-    """Return the tables that a view reads; none where its query cannot be parsed."""
+def _described_sources(described: Any) -> Sequence[Id]:
+    """Return the tables that a view reads, by its description."""
     source_table: str | None = getattr(described, "source_table", None)  # of a materialized view
     if source_table is not None:
         return [Id(name.split("$")) for name in source_table.split(", ")]
-    database = described.default_database.split("$") if described.default_database else ()
+    return _sources(described.query, described.default_database)
+
+
+def _sources(query: str, database: str) -> Sequence[Id]:
+    """Return the tables that a query within a database reads; none where it cannot be parsed."""
+    within = database.split("$") if database else ()
     try:
-        return [Id((*database, *name.split("$"))) for name in parse_sources(described.query)]
+        return [Id((*within, *name.split("$"))) for name in parse_sources(query)]
     except InvalidInputError:
         return ()
 

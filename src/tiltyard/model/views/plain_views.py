@@ -15,7 +15,7 @@ _PREFIX = "tiltyard.plain_view."
 """The prefix of their properties."""
 QUERY_PROPERTY = f"{_PREFIX}query"
 _SCHEMA_PROPERTY = f"{_PREFIX}schema"
-_DATABASE_PROPERTY = f"{_PREFIX}database"
+DATABASE_PROPERTY = f"{_PREFIX}database"
 _ROOT = Id()
 
 
@@ -30,7 +30,7 @@ class PlainView:
     def properties(self) -> dict[str, str]:
         """Return the properties of the view's table."""
         schema = base64.b64encode(self.schema.serialize().to_pybytes()).decode()
-        database = {_DATABASE_PROPERTY: str(self.database)} if self.database else {}
+        database = {DATABASE_PROPERTY: str(self.database)} if self.database else {}
         return {QUERY_PROPERTY: self.query, _SCHEMA_PROPERTY: schema, **database}
 
     @classmethod
@@ -45,7 +45,7 @@ class PlainView:
             return None
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties.get(_SCHEMA_PROPERTY, ""))))
-            text = properties.get(_DATABASE_PROPERTY, "")
+            text = properties.get(DATABASE_PROPERTY, "")
             database = parse_id(text, DEFAULT_DELIMITER) if text else _ROOT
         except (pa.ArrowException, OSError, ValueError, InvalidInputError):
             return None

@@ -5,7 +5,36 @@ from __future__ import annotations
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # imported on first use: `__getattr__`
+    from tiltyard.lake import (
+        Jdbc,
+        Lake,
+        Run,
+        RunCanceledError,
+        RunFailedError,
+        Table,
+        View,
+        connect,
+    )
+    from tiltyard.namespace import Namespace
+    from tiltyard.publishing import PublishConflictError, PublishUncertainError, publish
+
+__all__ = [
+    "Jdbc",
+    "Lake",
+    "Namespace",
+    "PublishConflictError",
+    "PublishUncertainError",
+    "Run",
+    "RunCanceledError",
+    "RunFailedError",
+    "Table",
+    "View",
+    "connect",
+    "publish",
+]
 
 __version__ = "0.1.0"
 
@@ -45,14 +74,21 @@ else:
     sys.meta_path.insert(0, _RegisteringFinder())
 
 
+_OF_PUBLISHING = frozenset({"publish", "PublishConflictError", "PublishUncertainError"})
+
+
 def __getattr__(name: str) -> Any:
-    """Import `tiltyard.Namespace`, `tiltyard.publish` and its errors on first use."""
+    """Import `tiltyard.connect`, `tiltyard.Namespace`, `tiltyard.publish` and what belongs to them on first use."""
     if name == "Namespace":
         from tiltyard.namespace import Namespace  # noqa: PLC0415  # see above
 
         return Namespace
-    if name in ("publish", "PublishConflictError", "PublishUncertainError"):
+    if name in _OF_PUBLISHING:
         from tiltyard import publishing  # noqa: PLC0415  # see above
 
         return getattr(publishing, name)
+    if name in __all__:
+        from tiltyard import lake  # noqa: PLC0415  # see above
+
+        return getattr(lake, name)
     raise AttributeError(name)

@@ -123,3 +123,15 @@ def pipeline() -> None:
       tiltyard pipeline check docs.yaml
       tiltyard pipeline run docs.yaml --uri http://127.0.0.1:2333
     """
+
+
+@main.group(
+    "view", cls=LazyGroup, module="tiltyard.cli.views", short_help="Create materialized views of queries on Spark."
+)
+def view() -> None:
+    """Create materialized views: tables that a query in Spark's SQL computes.
+
+    \b
+    Example:
+      tiltyard view create late --sql "SELECT id, title FROM films WHERE year >= 2000" --uri http://127.0.0.1:2333
+    """

@@ -32,7 +32,7 @@ from tiltyard.pipeline.driver.lease import (
     short_message,
     submit_job,
 )
-from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job
+from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job, split_names
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
@@ -160,18 +160,23 @@ def _option(parameter: Parameter) -> click.Parameter:
         return click.Argument([parameter.name])
     flag = f"--{parameter.name.replace('_', '-')}"
     text = f"NAME=VALUE. {parameter.help}" if parameter.is_mapping else parameter.help
+    flags = [flag, *(f"--{alias.replace('_', '-')}" for alias in parameter.aliases)]
     if parameter.kind is bool:
         names = [f"{flag}/--no-{flag[2:]}" if parameter.default else flag, parameter.name]
         return click.Option(names, default=None, is_flag=True, help=text)
     kind = click.Choice(parameter.choices) if parameter.choices else {int: int, float: float}.get(parameter.kind, str)
     multiple = parameter.is_list or parameter.is_mapping
-    return click.Option([flag, parameter.name], type=kind, required=parameter.is_required, multiple=multiple, help=text)
+    return click.Option(
+        [*flags, parameter.name], type=kind, required=parameter.is_required, multiple=multiple, help=text
+    )
 
 
 def _value(parameter: Parameter, value: Any) -> Any:
     """Return an option's value as the job takes it; None where the option is absent."""
     if parameter.is_mapping:
         return parse_pairs(value) or None
+    if parameter.names_columns:
+        return [name for text in value for name in split_names(text)] or None
     return (list(value) or None) if parameter.is_list else value
 
 

@@ -119,7 +119,7 @@ class Table:
 
     def location_at(self, uri: str, options: Mapping[str, str] | None) -> TableLocation:
         """Return the location that a response of the namespace named."""
-        return TableLocation(uri, {**(options or {}), **dict(self.connection.storage)}, self.connection, self.path)
+        return self.connection.locate(uri, options or {}, self.path)
 
     def __str__(self) -> str:
         return DEFAULT_DELIMITER.join(self.path)

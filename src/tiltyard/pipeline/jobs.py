@@ -20,7 +20,9 @@ To register one, name its module in `tiltyard.model.jobs.PIPELINE_JOBS` (another
 `spark` the session (None for a job that is registered with `spark=False`). The other parameters are the job's
 arguments. They travel as JSON, so their types are those of JSON: `str`, `int`, `float`, `bool`, `list[str]`,
 `dict[str, str]`, a `Literal` of texts, or one of them `| None`. Positional ones are arguments of the command,
-keyword-only ones its options; the text in `Annotated` is their help, the docstring the command's. The function returns
+keyword-only ones its options; the text in `Annotated` is their help, the docstring the command's. Beside that text,
+`Alias("older_name")` is a name that a parameter had before, and `ColumnNames()` says that it is a list of columns,
+which options separate by commas (`--select a,b`). The function returns
 the job's last figures. An argument called `table` is the table that the job works on: the transaction is listed under
 it, and canceled if the table is dropped.
 
@@ -30,6 +32,7 @@ has changed nothing. Errors of the caller are those of `lance_namespace.errors`,
 
 from __future__ import annotations
 
+import csv
 import functools
 import importlib
 import inspect
@@ -49,13 +52,35 @@ from tiltyard.pipeline.task_errors import RefusedError
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
 
+MAX_ECHO = 40
+"""How many characters of a value a message repeats."""
 DRIVER_PARAMETERS = 3
 """How many parameters of a job function the driver supplies: run, catalog, spark."""
 
 
 @dataclass(frozen=True, slots=True)
+class Alias:
+    """An earlier name of a parameter, which is still accepted."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnNames:
+    """Marks a list of columns: as texts, several of them stand in one, separated by commas."""
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a text, separated by commas; one with a comma in it stands in double quotes."""
+    return [name.strip() for line in csv.reader([text], skipinitialspace=True) for name in line if name.strip()]
+
+
+@dataclass(frozen=True, slots=True)
 class Parameter:
-    """An argument of a job. `kind` is its type without `| None`; `default` is inspect's `empty` where it has none."""
+    """An argument of a job. `kind` is its type without `| None`; `default` is inspect's `empty` where it has none.
+
+    `aliases` are earlier names, which arguments may still have; `names_columns` says that it is a list of columns.
+    """
 
     name: str
     kind: Any
@@ -63,6 +88,8 @@ class Parameter:
     help: str
     default: Any
     positional: bool
+    aliases: tuple[str, ...] = ()
+    names_columns: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -117,11 +144,33 @@ class RegisteredJob:
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments with all defaults, as JSON holds them. Raises InvalidInputError for invalid ones."""
+        arguments = self.rename_aliases(arguments)
+        self._check_choices(arguments)
         try:
-            model = msgspec.convert(dict(arguments), self._model)
+            model = msgspec.convert(arguments, self._model)
         except msgspec.ValidationError as error:
             raise InvalidInputError(f"The job '{self.name}' cannot take these arguments: {error}") from error
         return msgspec.structs.asdict(model)
+
+    def rename_aliases(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments under their current names. Raises InvalidInputError for one that is there twice."""
+        current = {alias: parameter.name for parameter in self.parameters for alias in parameter.aliases}
+        renamed: dict[str, Any] = {}
+        for name, value in arguments.items():
+            new_name = current.get(name, name)
+            if new_name in renamed:
+                raise InvalidInputError(f"The job '{self.name}' takes {new_name} once: {name} is another name of it.")
+            renamed[new_name] = value
+        return renamed
+
+    def _check_choices(self, arguments: Mapping[str, Any]) -> None:
+        """Raise InvalidInputError for a text that is none of its parameter's choices; the message has them."""
+        for parameter in self.parameters:
+            value = arguments.get(parameter.name)
+            if parameter.choices and isinstance(value, str) and value not in parameter.choices:
+                raise InvalidInputError(
+                    f"{parameter.name} is one of {', '.join(parameter.choices)}, and not '{value[:MAX_ECHO]}'."
+                )
 
     @staticmethod
     def table(arguments: Mapping[str, Any]) -> list[str]:
@@ -143,7 +192,7 @@ def job(name: str, *, spark: bool = True) -> Callable[[Function], Function]:
         @functools.wraps(function)
         def translated(*arguments: Any, **options: Any) -> Mapping[str, object]:
             try:
-                return function(*arguments, **options)
+                return function(*arguments, **_registry[name].rename_aliases(options))
             except RefusedError as refusal:
                 raise InvalidInputError(str(refusal)) from refusal
 
@@ -164,14 +213,18 @@ def find_job(name: str) -> RegisteredJob:
 
 
 def _parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
-    help_text = ""
+    help_text, marks = "", list[Any]()
     if get_origin(hint) is Annotated:
-        hint, help_text = get_args(hint)[0], str(get_args(hint)[1])
+        hint, help_text, *marks = get_args(hint)
     kinds = (
         [kind for kind in get_args(hint) if kind is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
     )
     positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-    return Parameter(parameter.name, kinds[0], hint, help_text, parameter.default, positional)
+    aliases = tuple(mark.name for mark in marks if isinstance(mark, Alias))
+    names_columns = any(isinstance(mark, ColumnNames) for mark in marks)
+    return Parameter(
+        parameter.name, kinds[0], hint, str(help_text), parameter.default, positional, aliases, names_columns
+    )
 
 
 def _field_default(default: Any) -> Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RESPONSE_TIMEOUT = 60.0
 RETRY_SECONDS = 120.0
 """Seconds for which requests to a server that does not answer are retried: longer than its replacement takes."""
-KEYED = frozenset({"SubmitJob", "ClaimJob", "FinishJob", "MoveTable"})
+KEYED = frozenset({"SubmitJob", "ClaimJob", "FinishJob", "MoveTable", "AlterTableAddColumns"})
 """Operations that are idempotent only with a key: their requests carry one."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _TLS_FILES = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "ca_certs"}

@@ -55,6 +55,10 @@ class CatalogConnection:
         """Return this process's client."""
         return _connect(self.implementation, self.properties)
 
+    def locate(self, uri: str, options: Mapping[str, str], table: tuple[str, ...]) -> TableLocation:
+        """Return the location of a table's files, which `options` open."""
+        return TableLocation(uri, {**options, **dict(self.storage)}, self, table)
+
 
 @lru_cache(maxsize=16)
 def _connect(implementation: str, properties: Pairs) -> lance_namespace.LanceNamespace:

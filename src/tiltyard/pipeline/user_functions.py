@@ -45,8 +45,14 @@ class PickledFunction:
         return _unpickle(self.code)
 
 
-def parse_user_function(path: str) -> UserFunction:
-    """Parse `module:function` or `file.py:function`, without running any code. Raises RefusedError."""
+PICKLE_PREFIX = "pickle:"
+"""Before a function that is pickled, in base64: one that has no name which other processes could import."""
+
+
+def parse_user_function(path: str) -> UserFunction | PickledFunction:
+    """Parse `module:function`, `file.py:function` or `pickle:BASE64`, without running any code. Raises RefusedError."""
+    if path.startswith(PICKLE_PREFIX):
+        return PickledFunction(path.removeprefix(PICKLE_PREFIX))
     module, colon, name = path.rpartition(":")
     if not colon or not module or not name:
         raise RefusedError(f"'{path}' names no function: write module:function or file.py:function.")

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from lance import LanceOperation
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
-from tiltyard.column_refresh.fragment_files import FilledFragment, FragmentPlan
+from tiltyard.column_refresh.fragment_files import BATCH_ROWS, FilledFragment, FragmentPlan
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.column_refresh.refresh import ColumnRefresh
 from tiltyard.model.branches import Branch
@@ -34,14 +34,14 @@ from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.backfill.new_column import NewColumn, try_code
-from tiltyard.pipeline.backfill.tasks import ColumnFunction, FillFragment, Output, fill_fragments
+from tiltyard.pipeline.backfill.tasks import ColumnFunction, FillFragment, Output, Rejects, fill_fragments
 from tiltyard.pipeline.delete.job import check_condition
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.registered import function_code
-from tiltyard.pipeline.jobs import check_client_code_allowed, job
+from tiltyard.pipeline.jobs import Alias, ColumnNames, check_client_code_allowed, job
 from tiltyard.pipeline.runs import ColumnRun
 from tiltyard.pipeline.session import task_slots
-from tiltyard.pipeline.sources.filesystem import delete_files
+from tiltyard.pipeline.sources.filesystem import absolute_path, delete_files
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
@@ -67,13 +67,18 @@ def backfill(
     table: Annotated[str, "The table."],
     column: Annotated[str, "The column to fill: one declared as computed, or any with --udf."],
     *,
-    where: Annotated[str | None, "SQL condition: only rows that meet it."] = None,
+    filter: Annotated[str | None, "SQL condition: only rows that meet it.", Alias("where")] = None,  # noqa: A002  # Lance's own name
     udf: Annotated[str | None, "A function RecordBatch → Array, as module:function or file.py:function."] = None,
-    inputs: Annotated[list[str], "The input columns of the function."] = [],  # noqa: B006  # the registry copies it
+    inputs: Annotated[list[str], "The input columns of the function: a,b.", ColumnNames()] = [],  # noqa: B006  # the registry copies it
     type: Annotated[str | None, "The column's type (float32[128], string, …), if the table lacks the column."] = None,  # noqa: A002  # the option's name
     udf_version: Annotated[str, "Version of the function; values of other versions are stale."] = "",
     branch: Annotated[str | None, "A branch of the table [default: main]."] = None,
+    rejects: Annotated[
+        str | None, "A folder for rows that the code fails on, which become null; without it, one fails the job."
+    ] = None,
     concurrency: Annotated[int | None, "How many tasks compute values at once, at most."] = None,
+    batch_rows: Annotated[int, "How many rows the code is called with at once, at most."] = BATCH_ROWS,
+    rows_per_task: Annotated[int, "Small fragments share a task up to so many rows."] = ROWS_PER_TASK,
 ) -> Mapping[str, object]:
     """Compute the values of a column that are missing or stale.
 
@@ -85,15 +90,14 @@ def backfill(
       tiltyard job backfill --uri http://127.0.0.1:2333 films embedding
       tiltyard job backfill --uri http://127.0.0.1:2333 films length --udf words.py:length --inputs title --type int64
     """
-    if concurrency is not None and concurrency < 1:
-        raise InvalidInputError("At least one task at once computes values: concurrency is 1 or more.")
+    _check_sizes(concurrency=concurrency, batch_rows=batch_rows, rows_per_task=rows_per_task)
     target = catalog_client.table(catalog, table)
     job_table = JobTable(target, Branch.parse(branch).lance_name)
     dataset = job_table.latest()
     override = _CodeOverride(parse_user_function(udf), tuple(inputs), udf_version) if udf else None
     new_field = pa.field(column, parse_type(type)) if type else None
-    if where is not None:
-        check_condition(dataset, where)
+    if filter is not None:
+        check_condition(dataset, filter)
     new_column = NewColumn.load(run, job_table, column)
     with new_column.dropped_if_empty():
         if override is not None:
@@ -101,27 +105,55 @@ def backfill(
             if new_field is not None and column not in dataset.schema.names:
                 check_column_name(column)
                 function = ColumnFunction((Output(new_field),), override.inputs, override.code)
-                try_code(run, spark, job_table, function, where)
+                function = _with_rejects(run, catalog, function, rejects)
+                try_code(run, spark, job_table, function, filter)
                 new_column.add(new_field)
                 dataset = job_table.latest()
         function, columns = _find_function(run, dataset, column, override)
-        host = _SparkHost(run, spark, job_table, function, concurrency)
-        return ColumnRefresh(host, str(target), columns, where).run()
+        function = _with_rejects(run, catalog, function, rejects)
+        host = _SparkHost(run, spark, job_table, function, concurrency, batch_rows, rows_per_task)
+        return ColumnRefresh(host, str(target), columns, filter).run()
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    """Raise InvalidInputError for a size below 1; None is that of the job."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise InvalidInputError(f"{name} is {size}: it is 1 or more.")
+
+
+def _with_rejects(
+    run: ColumnRun, catalog: CatalogConnection, function: ColumnFunction, folder: str | None
+) -> ColumnFunction:
+    """Return the function with a folder for rows that it fails on, if one is given.
+
+    Raises InvalidInputError for what writes no such rows.
+    """
+    if folder is None:
+        return function
+    if not isinstance(function.code, UserFunction | PickledFunction):
+        kind = "an SQL expression" if function.code is None else "a registered function, whose errors the catalog keeps"
+        raise InvalidInputError(f"The column '{function.name}' is computed by {kind}: leave --rejects out.")
+    return replace(function, rejects=Rejects(absolute_path(folder), run.id, dict(catalog.storage)))
 
 
 @dataclass(frozen=True, slots=True)
 class _CodeOverride:
     """Code that the caller brings, used instead of the column's declaration."""
 
-    code: UserFunction
+    code: UserFunction | PickledFunction
     inputs: tuple[str, ...]
     version: str
 
     @property
     def identity(self) -> str:
         """Return the digest of the code; the names of files hold it, so its form never changes."""
-        code = f"Code(module={self.code.module!r}, name={self.code.name!r}, text={self.code.text!r})"
+        code = self.code.code if isinstance(self.code, PickledFunction) else _describe_code(self.code)
         return hashlib.sha256(json.dumps([code, self.inputs, self.version]).encode()).hexdigest()
+
+
+def _describe_code(code: UserFunction) -> str:
+    return f"Code(module={code.module!r}, name={code.name!r}, text={code.text!r})"
 
 
 def _find_function(
@@ -174,6 +206,8 @@ class _SparkHost:
     job_table: JobTable
     function: ColumnFunction
     concurrency: int | None
+    batch_rows: int
+    rows_per_task: int
 
     @property
     def id(self) -> str:
@@ -211,9 +245,11 @@ class _SparkHost:
     ) -> None:
         """Run the plans in tasks, of which small fragments share some. Raises what `run_tasks` raises."""
         location, branch = self.job_table.table.location(), self.job_table.branch
-        tasks = {plan.fragment_id: FillFragment(location, branch, plan, self.function) for plan in plans}
+        tasks = {
+            plan.fragment_id: FillFragment(location, branch, plan, self.function, self.batch_rows) for plan in plans
+        }
         slots = task_slots(self.spark) if self.concurrency is None else min(self.concurrency, task_slots(self.spark))
-        groups = group_fragments(rows, ROWS_PER_TASK, slots)
+        groups = group_fragments(rows, self.rows_per_task, slots)
         run_tasks(
             self.spark,
             self.run,
@@ -231,7 +267,8 @@ class _SparkHost:
 
     def record_failures(self, filled: FilledFragment, version: int) -> None:
         code = self.function.code
-        assert isinstance(code, FunctionCode)  # all other code fails as a whole
+        if not isinstance(code, FunctionCode):  # its rows are in the folder of rejects
+            return
         self.run.record_errors(
             column=self.function.name,
             fragment_id=filled.fragment_id,

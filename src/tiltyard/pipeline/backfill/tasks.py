@@ -5,7 +5,8 @@ A caller's code is loaded here only, in Spark's Python workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,13 @@ import pyarrow.compute as pc
 from lance.fragment import DataFile
 
 from tiltyard.column_refresh.fragment_files import (
+    BATCH_ROWS,
+    MOST_ERRORS,
     Computation,
     ComputedRows,
     FilledFragment,
     FragmentPlan,
+    RowError,
     write_column_files,
 )
 from tiltyard.column_refresh.freshness import name_of_partial_file
@@ -28,6 +32,7 @@ from tiltyard.pipeline.sources.filesystem import rename_file
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import PickledFunction, UserFunction
+from tiltyard.pipeline.writing.tasks import RejectFiles
 
 TRIAL_ROWS = 16
 """How many rows the code is tried on before a column is added."""
@@ -42,16 +47,35 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejects:
+    """A folder for rows that code fails on, with the run's id in the names of its files."""
+
+    folder: str
+    run: str
+    storage: Mapping[str, str]
+
+    def files(self, key: str) -> RejectFiles:
+        """Return the files for rows of a task."""
+        return RejectFiles(self.folder, f"{self.run}-{key}", self.storage)
+
+
+class RowsFailedError(RefusedError):
+    """The code failed on some of the rows that it was called with."""
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnFunction:
     """What computes columns: code called with the columns `inputs`, or an SQL expression without any code.
 
-    Code is called once for all `outputs`; an expression has one.
+    Code is called once for all `outputs`; an expression has one. Rows that code fails on become null and are written to
+    the folder of `rejects`; without one, the first of them ends the job.
     """
 
     outputs: tuple[Output, ...]
     inputs: tuple[str, ...]
     code: UserFunction | PickledFunction | FunctionCode | None
     expression: str = ""
+    rejects: Rejects | None = None
 
     @property
     def name(self) -> str:
@@ -63,12 +87,14 @@ class ColumnFunction:
         """The scanner's `columns`: the inputs of the code, or the expression itself."""
         return list(self.inputs) if self.code else {self.name: self.expression}
 
-    def computation(self, columns: tuple[str, ...]) -> Computation:
-        """Return what computes these columns at once."""
+    def computation(self, columns: tuple[str, ...], rejected: RejectFiles | None = None) -> Computation:
+        """Return what computes these columns at once; rows that code fails on are added to `rejected`."""
         outputs = {output.field.name: output for output in self.outputs}
         chosen = tuple(outputs[name] for name in columns)
         return Computation(
-            tuple(output.field for output in chosen), self.scan_columns, lambda rows: self.compute(rows, chosen)
+            tuple(output.field for output in chosen),
+            self.scan_columns,
+            lambda rows: self.compute(rows, chosen, rejected),
         )
 
     def load_code(self) -> Callable[..., Any]:
@@ -90,17 +116,75 @@ class ColumnFunction:
         else:
             self.load_code()
 
-    def compute(self, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> ComputedRows:
+    def compute(
+        self, rows: pa.RecordBatch, outputs: tuple[Output, ...], rejected: RejectFiles | None = None
+    ) -> ComputedRows:
         """Compute the values of each row. Raises RefusedError if the code fails, or returns what does not fit.
 
-        A registered function may fail on some rows, which are null then.
+        A registered function may fail on some rows, and other code too where `rejected` takes such rows: they are null.
         """
         if self.code is None:
             requirement = f"The expression of '{self.name}' has to be {outputs[0].field.type}"
             return ComputedRows((_cast(rows.column(0), outputs[0], requirement),))
         if isinstance(self.code, FunctionCode):
             return self._call_registered(self.code, rows, outputs)
-        return ComputedRows(self._to_arrays(self._call_code(rows), rows.num_rows, outputs))
+        try:
+            return ComputedRows(self._call(rows, outputs))
+        except RowsFailedError as error:
+            if rejected is None:
+                raise RowsFailedError(f"{error}{self._name_row(rows, outputs)}") from error
+            parts = list(self._isolate(rows, outputs, rejected, 0, error))
+            return ComputedRows(
+                tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.columns for part in parts), strict=True)),
+                sum(part.failed for part in parts),
+                tuple(itertools.islice((failure for part in parts for failure in part.errors), MOST_ERRORS)),
+            )
+
+    def _call(self, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> tuple[pa.Array, ...]:
+        """Call the code. Raises RowsFailedError for what it raises, and for values of another type."""
+        return self._to_arrays(self._call_code(rows), rows.num_rows, outputs)
+
+    def _isolate(
+        self,
+        rows: pa.RecordBatch,
+        outputs: tuple[Output, ...],
+        rejected: RejectFiles,
+        first: int,
+        error: RowsFailedError,
+    ) -> Iterator[ComputedRows]:
+        """Yield the values of rows that the code failed on, by calls with halves of them; a row alone is rejected."""
+        if rows.num_rows == 1:
+            rejected.add(str(error), rows.select(list(self.inputs)).to_pylist()[0])
+            cause = error.__cause__ or error
+            failure = RowError(first, type(cause).__name__, str(cause))
+            yield ComputedRows(tuple(pa.nulls(1, output.field.type) for output in outputs), 1, (failure,))
+            return
+        middle = rows.num_rows // 2
+        for start, part in ((0, rows.slice(0, middle)), (middle, rows.slice(middle))):
+            try:
+                yield ComputedRows(self._call(part, outputs))
+            except RowsFailedError as failed:
+                yield from self._isolate(part, outputs, rejected, first + start, failed)
+
+    def _name_row(self, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> str:
+        """Return a sentence with the first row that the code fails on by itself; "" where there is none.
+
+        It has the row's id, not its values: a job's error has more readers than its table.
+        """
+        while rows.num_rows > 1:
+            half = rows.slice(0, rows.num_rows // 2)
+            try:
+                self._call(half, outputs)
+                half = rows.slice(rows.num_rows // 2)
+                self._call(half, outputs)
+            except RowsFailedError:
+                rows = half
+            else:
+                return ""
+        if "_rowid" not in rows.schema.names:
+            return ""
+        row = rows.column("_rowid")[0].as_py()
+        return f". That is the row with _rowid = {row}: name a folder for such rows (--rejects), and they become null"
 
     def _call_registered(self, code: FunctionCode, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> ComputedRows:
         inputs = pa.RecordBatch.from_arrays([rows.column(name) for name in self.inputs], list(code.parameters))
@@ -114,7 +198,7 @@ class ColumnFunction:
         except RefusedError:
             raise
         except Exception as error:
-            raise RefusedError(f"The code of '{self.name}' failed: {type(error).__name__}: {error}") from error
+            raise RowsFailedError(f"The code of '{self.name}' failed: {type(error).__name__}: {error}") from error
 
     def _to_arrays(self, result: Any, rows: int, outputs: tuple[Output, ...]) -> tuple[pa.Array, ...]:
         """Return what the code returned as an array for each output, of its type. Raises RefusedError."""
@@ -141,7 +225,9 @@ def _field_of(result: pa.Array, output: Output) -> pa.Array:
 def _cast(values: pa.Array, output: Output, requirement: str) -> pa.Array:
     try:
         return cast_array(values, output.field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowInvalid as error:
+        raise RowsFailedError(f"{requirement}: {error}") from error
+    except pa.ArrowNotImplementedError as error:
         raise RefusedError(f"{requirement}: {error}") from error
 
 
@@ -162,10 +248,11 @@ class TryCode:
         if not self.fragments:
             return
         dataset = self.location.open(self.version, self.branch)
-        scan = {"columns": self.function.scan_columns, "filter": self.where, "limit": TRIAL_ROWS}
+        tolerated = self.function.rejects.files("trial") if self.function.rejects else None  # which are not written
+        scan = {"columns": self.function.scan_columns, "filter": self.where, "limit": TRIAL_ROWS, "with_row_id": True}
         for batch in scan_fragments(dataset, self.fragments, **scan):
             if batch.num_rows:
-                self.function.compute(batch, self.function.outputs)
+                self.function.compute(batch, self.function.outputs, tolerated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +263,21 @@ class FillFragment:
     branch: str | None
     plan: FragmentPlan
     function: ColumnFunction
+    batch_rows: int = BATCH_ROWS
 
     def __call__(self) -> FilledFragment:
         """Compute the values, and write the files. Raises RefusedError."""
         plan = self.plan
         dataset = self.location.open(plan.version, self.branch)
         folder = self.location.data_folder(self.branch)
-        computation = self.function.computation(tuple(file.column for file in plan.files))
+        columns, rejects = tuple(file.column for file in plan.files), self.function.rejects
+        rejected = rejects.files(f"{columns[0]}-{plan.fragment_id}-{plan.version}") if rejects else None
+        computation = self.function.computation(columns, rejected)
         options = {"storage_options": dict(self.location.options) or None, **self.location.refresh_arguments}
         try:
-            written = write_column_files(dataset, plan, computation, folder, **options)
+            written = write_column_files(dataset, plan, computation, folder, batch_rows=self.batch_rows, **options)
+            if rejected is not None:
+                rejected.flush()
         except pa.ArrowInvalid as error:
             if self.function.code is not None:
                 raise

@@ -12,22 +12,20 @@ from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.datasource.reader import group_by_rows
 from tiltyard.pipeline.datasource.spark_types import arrow_schema, batch_schema, cast_for_spark, spark_schema
 from tiltyard.pipeline.private_variables import set_task_variables
-from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.casts import select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, task_variables
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.commit import KEY_ERRORS
 from tiltyard.pipeline.writing.fragments import FragmentRows
-from tiltyard.pipeline.writing.options import WriteOptions, commit_checked, make_write_spec
-from tiltyard.pipeline.writing.target_table import TargetTable, prepare_target
+from tiltyard.pipeline.writing.options import WriteOptions, make_write_spec
+from tiltyard.pipeline.writing.target_table import TargetTable
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, infer_partition_schema, write_partition
 
 if TYPE_CHECKING:
@@ -45,23 +43,9 @@ def write_frame(run: Run, frame: DataFrame, table: Table, options: WriteOptions)
     Nothing is visible until all rows are written and checked. Raises InvalidInputError, RunCanceledError, what
     `prepare_target` and the commit raise.
     """
-    target = prepare_target(run, table, options.mode)
-    written: list[WriteResult] = []
-    try:
-        spec = frame_write_spec(run, frame, target, options)
-        spark = frame.sparkSession
-        written += write_partitions(run, frame, spec)
-        run.progress(
-            rows=sum(result.rows for result in written),
-            fragments=sum(len(result.fragments) for result in written),
-            bytes=sum(result.size for result in written),
-        )
-        return commit_checked(run, spark, target, spec, written)
-    except (RefusedError, InvalidInputError, RunCanceledError, *KEY_ERRORS) as error:
-        target.discard_writes([fragment for result in written for fragment in result.fragments])
-        if isinstance(error, RefusedError):
-            raise InvalidInputError(str(error)) from error
-        raise
+    from tiltyard.pipeline.writing.row_sources import FrameRows, ingest_rows  # noqa: PLC0415  # it uses this module
+
+    return ingest_rows(run, FrameRows(frame), table, options)
 
 
 def write_partitions(run: Run, frame: DataFrame, spec: WriteSpec) -> list[WriteResult]:

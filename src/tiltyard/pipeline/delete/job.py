@@ -18,7 +18,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.delete.tasks import ChangedFragment, DeleteRows
-from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.jobs import Alias, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
@@ -44,13 +44,13 @@ def delete(
     spark: SparkSession,
     table: Annotated[str, "The table to delete from."],
     *,
-    where: Annotated[str, 'SQL condition: rows that meet it are deleted ("year < 1950").'],
+    filter: Annotated[str, 'SQL condition: rows that meet it are deleted ("year < 1950").', Alias("where")],  # noqa: A002  # Lance's own name
 ) -> Mapping[str, object]:
     """Delete the rows of a table that meet a condition, in one commit.
 
     \b
     Example:
-      tiltyard job delete --uri http://127.0.0.1:2333 films --where "year < 1950"
+      tiltyard job delete --uri http://127.0.0.1:2333 films --filter "year < 1950"
     """
     target = catalog_client.table(catalog, table)
     job_table = JobTable(target)
@@ -58,11 +58,11 @@ def delete(
     if _CHECKPOINT_KEY not in run.checkpoints():
         run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({"since": int(dataset.version), "rows": 0}))
     since = int(json.loads(run.checkpoints()[_CHECKPOINT_KEY])["since"])
-    check_condition(dataset, where)
+    check_condition(dataset, filter)
     changed: dict[int, ChangedFragment] = {}
     to_search = list(fragments_by_id(dataset))
     while (version := job_table.find_commit(run, since)) is None:
-        results = _search_fragments(run, spark, target.location(), dataset, to_search, where)
+        results = _search_fragments(run, spark, target.location(), dataset, to_search, filter)
         changed.update({fragment.fragment_id: fragment for fragment in results})
         rows = sum(fragment.rows for fragment in changed.values())
         if not rows:
@@ -70,7 +70,9 @@ def delete(
         run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({"since": since, "rows": rows}))
         run.check()
         try:
-            job_table.commit(dataset, _delete_operation(changed, where), run, verify=partial(_has_no_new_rows, dataset))
+            job_table.commit(
+                dataset, _delete_operation(changed, filter), run, verify=partial(_has_no_new_rows, dataset)
+            )
         except CommitConflictError:
             newer = job_table.latest()
             difference = diff_fragments(dataset, newer)

@@ -15,7 +15,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.columns.blob_columns import is_blob
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.export.tasks import ExportedFile, ExportPart, ExportSpec, export_part
-from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.filesystem import absolute_path, list_files, write_file
 from tiltyard.pipeline.spark_tasks import run_tasks
@@ -43,7 +43,8 @@ def export(
     tag: Annotated[str | None, "The tag of the version to export."] = None,
     branch: Annotated[str | None, "The branch to export [default: main]."] = None,
     filter: Annotated[str | None, "SQL condition: only rows that meet it."] = None,  # noqa: A002  # Lance's own name
-    columns: Annotated[list[str], "Only these columns."] = [],  # noqa: B006  # the registry copies it
+    columns: Annotated[list[str], "Only these columns: a,b.", ColumnNames()] = [],  # noqa: B006  # the registry copies it
+    format: Annotated[Literal["parquet"], "The files' format."] = "parquet",  # noqa: A002  # as of `ingest`
     compression: Annotated[
         Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"], "The compression of the files."
     ] = "zstd",

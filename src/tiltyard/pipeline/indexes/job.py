@@ -49,9 +49,8 @@ def index(
     *,
     name: Annotated[str | None, "The index's name [default: the column's name with _idx]."] = None,
     replace: Annotated[bool, "Replace an existing index of this name."] = False,
-    parameters: Annotated[
-        dict[str, str], "A parameter of CreateTableIndex: num_partitions=256, distance_type=cosine, …"
-    ] = {},  # noqa: B006  # the registry copies it
+    metric: Annotated[str | None, "The metric of a vector index: l2, cosine, dot or hamming."] = None,
+    parameters: Annotated[dict[str, str], "A parameter of CreateTableIndex: num_partitions=256, …"] = {},  # noqa: B006  # the registry copies it
     branch: Annotated[str | None, "A branch of the table."] = None,
 ) -> Mapping[str, object]:
     """Build an index of a column, on the whole cluster.
@@ -59,9 +58,10 @@ def index(
     \b
     Examples:
       tiltyard job index --uri http://127.0.0.1:2333 films id BTREE
-      tiltyard job index --uri http://127.0.0.1:2333 films vector IVF_PQ --parameters num_partitions=256
+      tiltyard job index --uri http://127.0.0.1:2333 films vector IVF_PQ --metric cosine --parameters num_partitions=256
     """
-    spec = make_spec(column, type, name, {key: _parse_parameter(text) for key, text in parameters.items()})
+    values = {key: _parse_parameter(text) for key, text in parameters.items()}
+    spec = make_spec(column, type, name, with_metric(values, metric))
     target = catalog_client.table(catalog, table)
     dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
     spec = validate_spec(spec, dataset.schema)
@@ -87,6 +87,15 @@ def index(
     raise ConcurrentModificationError(
         f"Concurrent commits replaced fragments of {table} {_MAX_TRIES} times meanwhile: build when no compaction runs."
     )
+
+
+def with_metric(parameters: Mapping[str, Any], metric: str | None) -> Mapping[str, Any]:
+    """Return parameters with the metric, which CreateTableIndex calls `distance_type`. Raises InvalidInputError."""
+    if metric is None:
+        return parameters
+    if "distance_type" in parameters:
+        raise InvalidInputError("metric and the parameter distance_type are the same: leave one out.")
+    return {**parameters, "distance_type": metric}
 
 
 def make_spec(column: str, type: str, name: str | None, parameters: Mapping[str, Any]) -> IndexSpec:  # noqa: A002  # as the job's argument

@@ -12,7 +12,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
-from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.jobs import Alias, ColumnNames, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones, select_columns
@@ -41,6 +41,9 @@ from tiltyard.pipeline.writing.tasks import PieceGroup, WriteResult, WriteSpec, 
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+MAX_BYTES_IN_DRIVER = 16 << 20
+"""A source of up to so many bytes is written by threads of this process: starting Spark's tasks takes longer."""
 
 _SLOTS_KEY = "shares"
 WITHDRAWN = "withdrawn"
@@ -71,14 +74,16 @@ def ingest(
     ] = "hive",
     null_value: Annotated[list[str], "An unquoted CSV value that is null (NA), besides the empty one."] = [],  # noqa: B006  # the registry copies it
     multiline: Annotated[bool, "CSV values hold line breaks: one task reads each file."] = False,
-    select: Annotated[list[str], "Only these columns of the source."] = [],  # noqa: B006  # the same
+    select: Annotated[list[str], "Only these columns of the source: a,b.", ColumnNames()] = [],  # noqa: B006  # the same
     rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the same
     cast: Annotated[dict[str, str], "The type of a column: int64, float32[128], decimal(10, 2), …"] = {},  # noqa: B006  # the same
-    null: Annotated[list[str], "Columns of the table that the source lacks; they become null."] = [],  # noqa: B006  # the same
+    null: Annotated[list[str], "Columns of the table that the source lacks; they become null.", ColumnNames()] = [],  # noqa: B006  # the same
     udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."] = None,
     rejects: Annotated[str | None, "A folder for rows that do not fit; without one, such a row fails the job."] = None,
-    check: Annotated[
-        list[str], "A check before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)'."
+    checks: Annotated[
+        list[str],
+        "A check before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)'.",
+        Alias("check"),
     ] = [],  # noqa: B006  # the same
     rows_per_file: Annotated[int, "Maximal rows of a fragment."] = ROWS_PER_FILE,
     task_mb: Annotated[int, "How much of the source a task reads, in MiB."] = TASK_BYTES >> 20,
@@ -91,7 +96,7 @@ def ingest(
     Examples:
       tiltyard job ingest --uri http://127.0.0.1:2333 data/films.parquet films
       tiltyard job ingest --uri ./data 's3://lake/*.jsonl' films --mode append --cast vector=float32[128] \\
-        --rejects ./bad --check 'unique(id)'
+        --rejects ./bad --checks 'unique(id)'
     """
     for option, number in (("--rows-per-file", rows_per_file), ("--task-mb", task_mb)):
         if number < 1:
@@ -101,7 +106,7 @@ def ingest(
         WriteMode(mode),
         ColumnSelection(tuple(select), rename, types, tuple(null)),
         parse_user_function(udf) if udf else None,
-        tuple(parse_check(text) for text in check),
+        tuple(parse_check(text) for text in checks),
         absolute_path(rejects) if rejects else None,
         rows_per_file,
     )
@@ -130,7 +135,8 @@ def _ingest(
     try:
         source = adapt_source(run, source, target, options)
         spec = source_write_spec(run, spark, source, target, options)
-        results = write_source(run, spark, source, spec, task_bytes)
+        is_small = options.udf is None and source.size <= MAX_BYTES_IN_DRIVER
+        results = write_source(run, None if is_small else spark, source, spec, task_bytes)
         return {**commit_checked(run, spark, target, spec, results), **inferred_types_figure(source)}
     except (RefusedError, InvalidInputError, *KEY_ERRORS):
         # A stopped run keeps its files: the next driver resumes with them; gc deletes those of a canceled one.

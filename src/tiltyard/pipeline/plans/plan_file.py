@@ -16,7 +16,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.pipeline.indexes.job import make_spec
+from tiltyard.pipeline.indexes.job import make_spec, with_metric
 from tiltyard.pipeline.indexes.tasks import IndexSpec
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import SourceOptions
@@ -45,11 +45,12 @@ class IndexPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     column: str
     type: str
     name: str | None = None
+    metric: str | None = None
     parameters: dict[str, Any] = {}
 
     def spec(self) -> IndexSpec:
         """Return the specification of the index. Raises InvalidInputError."""
-        return make_spec(self.column, self.type, self.name, self.parameters)
+        return make_spec(self.column, self.type, self.name, with_metric(self.parameters, self.metric))
 
 
 class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -75,7 +76,7 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     null: list[str] = []
     udf: str | None = None
     rejects: str | None = None
-    check: list[str] = []
+    checks: list[str] = []
     rows_per_file: int = ROWS_PER_FILE
     indexes: list[IndexPlan] = []
 
@@ -85,7 +86,7 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             WriteMode(self.mode),
             ColumnSelection(tuple(self.select), self.rename, self._types(), tuple(self.null)),
             parse_user_function(self.udf) if self.udf else None,
-            tuple(parse_check(text) for text in self.check),
+            tuple(parse_check(text) for text in self.checks),
             self.rejects,
             self.rows_per_file,
         )
@@ -153,13 +154,26 @@ def parse_plan(content: Any) -> Plan:
     tables = content.get("tables")
     if not isinstance(tables, Mapping) or not tables:
         raise PlanError(("tables",), "name the tables that are written, at least one, each with what it is made of.")
-    parsed = {str(name): _convert(table, TablePlan, ("tables", str(name))) for name, table in tables.items()}
+    parsed = {str(name): _parse_table(table, ("tables", str(name))) for name, table in tables.items()}
     for name, table in parsed.items():
         _check_table(name, table)
     plan = _convert({**content, "tables": {}}, Plan, ())
     if duplicates := parsed.keys() & plan.reads.keys():
         raise PlanError(("reads", min(duplicates)), "a table of this pipeline has that name.")
     return msgspec.structs.replace(plan, tables=parsed)
+
+
+_ALIASES = {"check": "checks"}
+"""Earlier names of keys of a table."""
+
+
+def _parse_table(content: Any, path: tuple[str | int, ...]) -> TablePlan:
+    if isinstance(content, Mapping):
+        for old, new in _ALIASES.items():
+            if old in content and new in content:
+                raise PlanError((*path, old), f"'{old}' is another name of '{new}': leave one out.")
+        content = {_ALIASES.get(name, name): value for name, value in content.items()}
+    return _convert(content, TablePlan, path)
 
 
 def _convert(content: Any, model: type[Struct], path: tuple[str | int, ...]) -> Struct:

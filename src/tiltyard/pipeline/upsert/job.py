@@ -22,7 +22,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.ingest.job import adapt_source, reset_checkpoints, source_write_spec, write_source
-from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection
@@ -74,7 +74,7 @@ def upsert(
     source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or on an object store."],
     table: Annotated[str, "The table to change."],
     *,
-    on: Annotated[list[str], "The key: one or more columns of the table."],
+    on: Annotated[list[str], "The key: one or more columns of the table.", ColumnNames()],
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
         Literal["parquet", "arrow", "csv", "json", "lance"] | None, "The files' format, if their names do not tell it."
     ] = None,
@@ -89,10 +89,12 @@ def upsert(
     ] = "hive",
     null_value: Annotated[list[str], "An unquoted CSV value that is null (NA), besides the empty one."] = [],  # noqa: B006  # the registry copies it
     multiline: Annotated[bool, "CSV values hold line breaks: one task reads each file."] = False,
+    select: Annotated[list[str], "Only these columns of the source: a,b.", ColumnNames()] = [],  # noqa: B006  # the same
     rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the same
     cast: Annotated[dict[str, str], "The type of a column: int64, float32[128], decimal(10, 2), …"] = {},  # noqa: B006  # the same
-    null: Annotated[list[str], "Columns of the table that the source lacks; they become null."] = [],  # noqa: B006  # the same
+    null: Annotated[list[str], "Columns of the table that the source lacks; they become null.", ColumnNames()] = [],  # noqa: B006  # the same
     udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."] = None,
+    rejects: Annotated[str | None, "A folder for rows that do not fit; without one, such a row fails the job."] = None,
 ) -> Mapping[str, object]:
     """Replace the rows of a table that have a key of the source, and insert the source's other rows: one commit.
 
@@ -104,7 +106,10 @@ def upsert(
     """
     types = {name: parse_type(text) for name, text in cast.items()}
     options = WriteOptions(
-        WriteMode.APPEND, ColumnSelection((), rename, types, tuple(null)), parse_user_function(udf) if udf else None
+        WriteMode.APPEND,
+        ColumnSelection(tuple(select), rename, types, tuple(null)),
+        parse_user_function(udf) if udf else None,
+        rejects=absolute_path(rejects) if rejects else None,
     )
     old_names = {new: old for old, new in rename.items()}
     kind = Format(format) if format else None
@@ -117,7 +122,7 @@ def upsert(
         dict(catalog.storage),
         SchemaMode(schema),
         partitions,
-        (),
+        (*select, *rename) if select else (),
         tuple(null_value),
         multiline,
     )
@@ -140,7 +145,9 @@ def _upsert(
         is_small = options.udf is None and source.size <= MAX_BYTES_IN_DRIVER
         written = write_source(run, None if is_small else spark, source, recipe, TASK_BYTES)
         fragments = [text for part in written for text in part.fragments]
-        return upsert_fragments(run, table, spark, parse_fragments(fragments), on, since=landing.base).figures()
+        upserted = upsert_fragments(run, table, spark, parse_fragments(fragments), on, since=landing.base)
+        rejected = {"rejected": sum(part.rejected for part in written)} if options.rejects else {}
+        return {**upserted.figures(), **rejected}
     except (RefusedError, InvalidInputError, *KEY_ERRORS):
         landing.discard_writes(
             reset_checkpoints(run)

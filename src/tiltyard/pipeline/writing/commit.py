@@ -24,6 +24,7 @@ from lance_namespace.errors import (
     InvalidTableStateError,
     LanceNamespaceError,
     TableSchemaValidationError,
+    UnsupportedOperationError,
 )
 
 from tiltyard.model.table_history import read_transactions
@@ -230,6 +231,8 @@ def _final_refusal(error: Exception) -> LanceNamespaceError | None:
         return DuplicateKeyError(str(error)) if is_refusal else error
     if isinstance(error, TableSchemaValidationError):
         return NullKeyError(str(error)) if is_refusal else error
+    if isinstance(error, UnsupportedOperationError):  # by the operator's settings
+        return error
     return error if is_refusal and isinstance(error, InvalidInputError) else None
 
 

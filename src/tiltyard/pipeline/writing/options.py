@@ -11,9 +11,10 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table
-from tiltyard.pipeline.user_functions import UserFunction
+from tiltyard.pipeline.user_functions import Loadable
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_lance_types
 from tiltyard.pipeline.writing.quality_checks import (
+    MAX_KEYS_IN_DRIVER,
     QualityCheck,
     count_duplicate_keys,
     find_failed_checks,
@@ -32,7 +33,7 @@ class WriteOptions:
 
     mode: WriteMode = WriteMode.CREATE
     columns: ColumnSelection = field(default_factory=ColumnSelection)
-    udf: UserFunction | None = None
+    udf: Loadable | None = None
     checks: tuple[QualityCheck, ...] = ()
     rejects: str | None = None
     rows_per_file: int = ROWS_PER_FILE
@@ -59,7 +60,7 @@ def make_write_spec(
 
 
 def commit_checked(
-    run: Run, spark: SparkSession, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]
+    run: Run, spark: SparkSession | None, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]
 ) -> Mapping[str, object]:
     """Check the written rows and commit them; return the job's figures. Raises InvalidInputError for a failed check."""
     check_written(spark, target, spec, results)
@@ -78,16 +79,25 @@ def count_written(results: Sequence[WriteResult]) -> dict[str, int]:
     }
 
 
-def check_written(spark: SparkSession, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]) -> None:
-    """Raise InvalidInputError if written rows fail a check."""
+def check_written(
+    spark: SparkSession | None, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]
+) -> None:
+    """Raise InvalidInputError if written rows fail a check; few keys are counted in this process, without Spark."""
     rows, rejected = sum(result.rows for result in results), sum(result.rejected for result in results)
     fragments = [fragment for result in results for fragment in result.fragments]
     failed = find_failed_checks(spec.checks, rows, rejected, [result.failures for result in results])
     committed_version = 0 if spec.target.fresh else target.base
+    session = spark if count_table_rows(target, results) > MAX_KEYS_IN_DRIVER else None
     for check in spec.checks if not failed else ():
         if check.kind == "unique" and (
-            duplicates := count_duplicate_keys(spark, target.location, check.columns, fragments, committed_version)
+            duplicates := count_duplicate_keys(session, target.location, check.columns, fragments, committed_version)
         ):
             failed.append(f"{check.text}: {duplicates} keys are there more than once")
     if failed:
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")
+
+
+def count_table_rows(target: TargetTable, results: Sequence[WriteResult]) -> int:
+    """Return how many rows a table will have: those that are written, and those that it keeps."""
+    kept = target.location.open(target.base).count_rows() if target.base and target.schema is not None else 0
+    return kept + sum(result.rows for result in results)

@@ -130,15 +130,26 @@ def _bound(text: str, dtype: pa.DataType) -> pa.Scalar:
 _MAX_SCAN_TASKS = 64
 
 
+MAX_KEYS_IN_DRIVER = 1_000_000
+"""Up to so many keys are counted in this process: starting Spark's tasks takes longer."""
+
+
 def count_duplicate_keys(
-    spark: SparkSession, location: TableLocation, columns: Sequence[str], fresh: Sequence[str], version: int
+    spark: SparkSession | None, location: TableLocation, columns: Sequence[str], fresh: Sequence[str], version: int
 ) -> int:
-    """Count the keys that occur more than once in the fragments `fresh` and the table at `version` (0: none)."""
+    """Count the keys that occur more than once in the fragments `fresh` and the table at `version` (0: none).
+
+    Without a session they are counted in this process, whose memory then holds them.
+    """
     committed = [part.fragment_id for part in location.open(version).get_fragments()] if version else []
     tasks = [FragmentRows(location, files=part) for part in _split(fresh)]
     tasks += [FragmentRows(location, version, part) for part in _split(committed)]
     if not tasks:
         return 0
+    if spark is None:
+        arrays = [_to_binary(batch) for task in tasks for batch in task.read(columns)]
+        counts = pc.value_counts(pa.chunked_array(arrays, pa.binary())).field("counts")
+        return int(pc.sum(pc.greater(counts, 1)).as_py() or 0)
     count = len(tasks)
     keys = spark.range(0, count, 1, count).mapInArrow(_read_keys(tasks, columns, task_variables(spark)), "k binary")
     duplicates = keys.groupBy("k").count().where("count > 1").count()

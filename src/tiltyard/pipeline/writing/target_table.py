@@ -230,9 +230,9 @@ def _replaced_error(table: Table) -> InvalidTableStateError:
 def _inspect_target(table: Table, mode: WriteMode) -> dict[str, Any]:
     try:
         table.describe()
-    except TableNotFoundError:
+    except TableNotFoundError as error:
         if mode is WriteMode.APPEND:
-            raise
+            raise TableNotFoundError(f"Table not found: {table}. To ingest with the mode 'create' makes it.") from error
         return {"base": 0, "declared": True}
     base = table.latest_version()
     if base and mode is WriteMode.CREATE:

@@ -172,13 +172,18 @@ def _add_path(rows: RowStream, piece: Piece) -> Iterator[pa.RecordBatch | Reject
 
 @dataclass(slots=True)
 class _RejectWriter:
-    """Writes rejected rows to files of JSON lines: {"reason": …, "row": …}."""
+    """Takes rejected rows to their files, or ends the task where there is no folder for them."""
 
     spec: WriteSpec
     key: str
-    count: int = 0
-    _buffer: list[str] = field(default_factory=list)
-    _files: int = 0
+    files: RejectFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.files = RejectFiles(self.spec.rejects or "", f"{self.spec.run}-{self.key}", self.spec.storage)
+
+    @property
+    def count(self) -> int:
+        return self.files.count
 
     def add(self, rejected: RejectedRow) -> None:
         if self.spec.hides_rows:
@@ -191,15 +196,35 @@ class _RejectWriter:
                 f"A row does not fit: {rejected.reason}. The row: {text}. Name a folder for such rows (--rejects), "
                 "and the others are taken."
             )
+        self.files.add(rejected.reason, rejected.row)
+
+    def flush(self) -> None:
+        self.files.flush()
+
+
+@dataclass(slots=True)
+class RejectFiles:
+    """Files of rejected rows in a folder, JSON lines of {"reason": …, "row": …}; their names begin with `stem`."""
+
+    folder: str
+    stem: str
+    storage: Mapping[str, str]
+    count: int = 0
+    _buffer: list[str] = field(default_factory=list)
+    _files: int = 0
+
+    def add(self, reason: str, row: Any) -> None:
+        """Add a row; a full file is written."""
         self.count += 1
-        self._buffer.append(json.dumps({"reason": rejected.reason, "row": rejected.row}, default=_to_text))
+        self._buffer.append(json.dumps({"reason": reason, "row": row}, default=_to_text))
         if len(self._buffer) == REJECTS_PER_FILE:
             self.flush()
 
     def flush(self) -> None:
+        """Write the rows that are in no file yet."""
         if self._buffer:
-            name = f"{self.spec.rejects}/{self.spec.run}-{self.key}-{self._files}.jsonl"
-            write_file(name, ("\n".join(self._buffer) + "\n").encode(), self.spec.storage)
+            name = f"{self.folder}/{self.stem}-{self._files}.jsonl"
+            write_file(name, ("\n".join(self._buffer) + "\n").encode(), self.storage)
             self._files, self._buffer = self._files + 1, []
 
 

@@ -1,0 +1,31 @@
+"""The data pipeline as people call it: tables of a catalog, read, written and maintained by jobs, in Python.
+
+    lake = tiltyard.connect("http://127.0.0.1:2333")        # or a folder: the catalog in this process
+    films = lake.table("films")
+    films.ingest("films.parquet", checks=["unique(id)"])
+    films.upsert(changed, on="id")
+    films.to_spark(columns=["id"], filter="id < 10")
+
+The names are those of the command line and of pipelines' files. This package is a client, as the pipeline is. Spark
+starts with the first job that needs it; `docs/pipeline.md` describes it for users.
+"""
+
+from tiltyard.lake.catalog import Lake, Namespace, connect
+from tiltyard.lake.errors import RunCanceledError, RunFailedError
+from tiltyard.lake.runs import Run
+from tiltyard.lake.sources import Jdbc, Source
+from tiltyard.lake.table import Table
+from tiltyard.lake.views import View
+
+__all__ = [
+    "Jdbc",
+    "Lake",
+    "Namespace",
+    "Run",
+    "RunCanceledError",
+    "RunFailedError",
+    "Source",
+    "Table",
+    "View",
+    "connect",
+]

@@ -1,0 +1,265 @@
+"""A catalog to work with: its namespaces, tables and views, and the jobs that run on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import lance_namespace as upstream
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.lake.display import render_table
+from tiltyard.lake.errors import translate
+from tiltyard.lake.publication import ChangedTable, not_published, open_publication
+from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
+from tiltyard.lake.table import Table
+from tiltyard.lake.views import View, create_view
+from tiltyard.model.typed_ids import format_id, parse_typed_id
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.session import spark_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from tiltyard.pipeline.runs import LocalRun
+    from tiltyard.pipeline.table_location import CatalogConnection
+
+PAGE_SIZE = 1000
+API_KEY_PROPERTY = "header.x-api-key"
+
+
+def connect(
+    location: str | os.PathLike[str],
+    *,
+    api_key: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    storage: Mapping[str, str] | None = None,
+    master: str | None = None,
+    remote: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    submit: bool = False,
+) -> Lake:
+    """Connect to a catalog: to a server by its URL, or to the root of a catalog that this process opens itself.
+
+    `api_key` is for a server. `properties` are those of the namespace client (`header.authorization`, `tls.…`), of a
+    root the server's settings (`db`); `storage` are options of the object store, in Lance's keys. `master`, `remote`
+    and `conf` say where Spark runs, which starts with the first job that needs it: `local[*]` by default. With `submit`
+    jobs are queued for the catalog's workers, unless a call says otherwise. Raises InvalidInputError.
+    """
+    place = os.fspath(location)
+    if not place:
+        raise InvalidInputError("location is empty: give the URL of a server (http://…), or the root of a catalog.")
+    is_server = place.startswith(("http://", "https://"))
+    if api_key is not None and not is_server:
+        raise InvalidInputError(f"api_key is for a server, and {place} is a root: leave it out, or give a URL.")
+    if master and remote:
+        raise InvalidInputError("master and remote both say where Spark runs: leave one out.")
+    own_code = {} if is_server else {"udfs": "true"}  # of functions in this process, whose own the catalog is, too
+    all_properties = {**own_code, **(properties or {}), **({} if api_key is None else {API_KEY_PROPERTY: api_key})}
+    sessions = SparkSessions(master, remote, dict(conf or {}))
+    return Lake(place, connection(place, all_properties, storage), sessions, submit=submit)
+
+
+@dataclass(slots=True)
+class SparkSessions:
+    """Where Spark runs: `get` returns this process's session, or starts it."""
+
+    master: str | None = None
+    remote: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+    def get(self) -> SparkSession:
+        """Return the session. Raises SparkMissingError."""
+        return spark_session(self.master, remote=self.remote, config=self.conf)
+
+
+class Namespace:
+    """A namespace of a lake; ids are within it: `lake.namespace("shop").table("orders")`."""
+
+    def __init__(self, lake: Lake, path: tuple[str, ...]) -> None:
+        self._lake = lake
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """Return the namespace's id (`shop`, `shop.archive`); "." for the root."""
+        return format_id(self.path)
+
+    def table(self, name: str) -> Table:
+        """Return a table by its id (`shop.orders`, `"a.b".c`), which need not exist. Raises InvalidInputError."""
+        return self._lake.table_class(self._lake, self._resolve(name, "table"))
+
+    def namespace(self, name: str) -> Namespace:
+        """Return a namespace by its id; it need not exist. Raises InvalidInputError."""
+        return Namespace(self._lake, self._resolve(name, "namespace"))
+
+    def tables(self) -> list[str]:
+        """Return the ids of the tables and views directly in it, as `lake.table` takes them.
+
+        Raises NamespaceNotFoundError.
+        """
+        return [format_id((*self.path, name)) for name in self._list(upstream.ListTablesRequest, "tables")]
+
+    def namespaces(self) -> list[str]:
+        """Return the ids of the namespaces directly in it, as `lake.namespace` takes them.
+
+        Raises NamespaceNotFoundError.
+        """
+        return [format_id((*self.path, name)) for name in self._list(upstream.ListNamespacesRequest, "namespaces")]
+
+    def create(self, *, exist_ok: bool = False) -> Namespace:
+        """Create the namespace; return it. Raises NamespaceAlreadyExistsError unless `exist_ok`."""
+        mode = "exist_ok" if exist_ok else "create"
+        self._client.create_namespace(upstream.CreateNamespaceRequest(id=list(self.path), mode=mode))
+        return self
+
+    def drop(self) -> None:
+        """Drop the namespace, which has to be empty. Raises NamespaceNotFoundError, NamespaceNotEmptyError."""
+        self._client.drop_namespace(upstream.DropNamespaceRequest(id=list(self.path)))
+
+    def __repr__(self) -> str:
+        return f"<namespace {self.name} of {self._lake.location}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, "table") for name in self.tables()] + [(name, "namespace") for name in self.namespaces()]
+        return render_table(("name", "is a"), rows)
+
+    @property
+    def _client(self) -> upstream.LanceNamespace:
+        return self._lake.catalog.client()
+
+    def _resolve(self, name: str, kind: str) -> tuple[str, ...]:
+        try:
+            names = parse_typed_id(name)
+        except (ValueError, TypeError) as error:
+            raise InvalidInputError(f"name: {error}") from error
+        if not names:
+            raise InvalidInputError(f"name is empty: name a {kind}.")
+        return (*self.path, *names)
+
+    def _list(self, request: type[Any], field_name: str) -> Iterator[str]:
+        operation = getattr(self._client, f"list_{field_name}")
+        token: str | None = None
+        while True:
+            page = operation(request(id=list(self.path), page_token=token, limit=PAGE_SIZE))
+            yield from getattr(page, field_name)
+            token = page.page_token
+            if not token:
+                return
+
+
+class Lake(Namespace):
+    """A catalog with its tables: what `tiltyard.connect` returns. Its own tables are those of the root."""
+
+    table_class: ClassVar[type[Table]] = Table
+
+    def __init__(
+        self,
+        location: str,
+        catalog: CatalogConnection,
+        sessions: SparkSessions,
+        *,
+        submit: bool = False,
+        is_recorded: bool = True,
+    ) -> None:
+        super().__init__(self, ())
+        self.location = location
+        self.catalog = catalog
+        self._sessions = sessions
+        self._submits = submit
+        self._is_recorded = is_recorded
+
+    @property
+    def spark(self) -> SparkSession:
+        """Return the Spark session of this process; it starts when it is first needed. Raises SparkMissingError."""
+        return self._sessions.get()
+
+    def view(self, name: str) -> View:
+        """Return a materialized view by its id; it need not exist. Raises InvalidInputError."""
+        return View(self, self._resolve(name, "view"))
+
+    def create_view(self, name: str, sql: str) -> View:
+        """Create a materialized view of a query in Spark's SQL, without rows: `refresh` computes them.
+
+        Tables are named by their ids, those in namespaces in backticks (`` `shop$orders` ``). Spark infers the columns
+        now, so a wrong query is an error now. Raises InvalidInputError, TableNotFoundError (a source),
+        TableAlreadyExistsError, NamespaceNotFoundError,
+        SparkMissingError.
+        """
+        return create_view(self, self._resolve(name, "view"), sql)
+
+    def publish(self) -> AbstractContextManager[Change]:
+        """Change several tables at once: what is written in the block becomes visible at its end, or not at all.
+
+        `with lake.publish() as change: change.table("films").write(…)`. Raises PublishConflictError (others changed
+        one of the tables meanwhile), PublishUncertainError, and what is raised in the block.
+        """
+        return self._publication()
+
+    @contextmanager
+    def _publication(self) -> Iterator[Change]:
+        with open_publication(self.catalog) as catalog:
+            yield Change(self.location, catalog, self._sessions, is_recorded=False)
+
+    def run(self, run_id: str) -> Run:
+        """Return the run of a job that the catalog has recorded, by its id. Raises TransactionNotFoundError."""
+        return find_run(self.catalog, run_id)
+
+    def run_job(self, name: str, arguments: Mapping[str, Any], *, wait: bool = True, submit: bool | None = None) -> Run:
+        """Run a job with its own arguments, as `tiltyard job NAME` does; return its run, which has ended with `wait`.
+
+        With `submit` a worker of the server runs it, else a thread of this process. Raises InvalidInputError, with
+        `wait` what the job fails with.
+        """
+        job = find_job(name)
+        with translate():
+            checked = job.validate(arguments)
+        if self._submits if submit is None else submit:
+            if not self._is_recorded:
+                raise InvalidInputError("submit: jobs within a publication run in this process: leave it out.")
+            run = queue_run(self.catalog, job, checked)
+        elif self._is_recorded:
+            run = drive_run(self.catalog, job, checked, self.spark if job.spark else None)
+        else:
+            spark = self.spark if job.spark else None
+            run = start_run(name, lambda local: job.function(local, self.catalog, spark, **checked))
+        return run.wait() if wait else run
+
+    def check_arguments(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Raise InvalidInputError for arguments that a job does not take."""
+        find_job(name).validate(arguments)
+
+    def run_here(
+        self, name: str, work: Callable[[LocalRun], Mapping[str, object]], *, wait: bool, submit: bool | None, why: str
+    ) -> Run:
+        """Run `work` in a thread of this process, without a record; `why` says why no worker could.
+
+        Raises InvalidInputError where it was to be submitted.
+        """
+        if submit:
+            raise InvalidInputError(f"submit: {why}: leave it out.")
+        run = start_run(name, work)
+        return run.wait() if wait else run
+
+    def __repr__(self) -> str:
+        return f"<lake {self.location}>"
+
+
+class Change(Lake):
+    """A lake within a publication: its tables are read as the block has changed them."""
+
+    table_class = ChangedTable
+
+    def create_view(self, name: str, sql: str) -> View:
+        """Raise InvalidInputError: a view is created by itself."""
+        raise not_published("create_view")
+
+    def publish(self) -> AbstractContextManager[Change]:
+        """Raise InvalidInputError: a publication has no other one in it."""
+        raise not_published("publish")

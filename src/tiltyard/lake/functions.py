@@ -1,0 +1,70 @@
+"""Functions of a user, as jobs take them: by the text of their file, by a module, or pickled.
+
+A job's driver does not call them: Spark's Python workers do.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.pipeline.user_functions import PICKLE_PREFIX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Function: TypeAlias = "str | Callable[[pa.RecordBatch], Any]"
+"""A function of batches: the callable itself, or its name as `module:function` or `file.py:function`."""
+
+
+def function_name(function: Function, argument: str) -> str:
+    """Return a function as jobs name one.
+
+    One of a plain Python file travels with the text of that file, one of an installed package by its name, and any
+    other one (a lambda, one of a notebook or of the main script) pickled. Raises InvalidInputError for what is none.
+    """
+    if isinstance(function, str):
+        return function
+    if not callable(function):
+        raise InvalidInputError(
+            f"{argument} is a {type(function).__name__}: give a function of a pyarrow.RecordBatch, or its name as "
+            "module:function or file.py:function."
+        )
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    name = getattr(function, "__qualname__", "")
+    is_importable = inspect.isfunction(function) and name.isidentifier() and getattr(module, name, None) is function
+    if module is None or not is_importable or module.__name__ == "__main__":
+        return PICKLE_PREFIX + pickled_function(function)
+    if _is_plain_file(module):
+        return f"{module.__file__}:{name}"
+    return f"{module.__name__}:{name}"
+
+
+def pickled_function(function: Callable[..., Any]) -> str:
+    """Return a function pickled, in base64, with all that it uses of plain files. Raises SparkMissingError."""
+    from tiltyard.pipeline.java import pyspark_sql  # noqa: PLC0415  # PySpark has cloudpickle in it
+
+    pyspark_sql()
+    cloudpickle: Any = importlib.import_module("pyspark.cloudpickle")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is not None and _is_plain_file(module):
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            return base64.b64encode(cloudpickle.dumps(function)).decode()
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+    return base64.b64encode(cloudpickle.dumps(function)).decode()
+
+
+def _is_plain_file(module: ModuleType) -> bool:
+    """Return whether a module is a Python file of its own, which other processes need not have."""
+    file = getattr(module, "__file__", None)
+    return "." not in module.__name__ and bool(file) and Path(str(file)).name == f"{module.__name__}.py"

@@ -1,0 +1,275 @@
+"""Runs of jobs, in a thread of this process or queued for workers, which can be watched, canceled, and waited for.
+
+run = films.ingest("big/*.parquet", wait=False)
+run.progress    # 0 to 1, None while it is unknown
+run.cancel()
+run.wait().rows
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from lance_namespace.errors import PermissionDeniedError
+
+from tiltyard.lake.display import render_run, show_progress
+from tiltyard.lake.errors import RunCanceledError, RunFailedError, translate
+from tiltyard.pipeline.driver.lease import LEASE_MS, CatalogRun, drive_job, new_owner, submit_job
+from tiltyard.pipeline.jobs import RegisteredJob
+from tiltyard.pipeline.operation_client import OperationClient
+from tiltyard.pipeline.progress import Figures
+from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.session import describe_application
+from tiltyard.pipeline.table_location import CatalogConnection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FIRST_CALL_SECONDS = 5.0
+"""How long the first call to a server that does not answer is retried, before anything has begun."""
+POLL_SECONDS = 0.5
+ENDED = ("Succeeded", "Failed", "Canceled")
+
+
+class Run(ABC):
+    """A job that runs, waits or has ended. `id` is that of its transaction; of a run that is not recorded, its own."""
+
+    def __init__(self, name: str, run_id: str) -> None:
+        self.name = name
+        self.id = run_id
+
+    @property
+    @abstractmethod
+    def status(self) -> str:
+        """Return Queued, Running, Succeeded, Failed or Canceled."""
+
+    @property
+    @abstractmethod
+    def figures(self) -> Mapping[str, str]:
+        """Return the figures so far by name, as text: `rows`, `version`, `stage`, …; at the end those of the job."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Cancel the run: it stops within a second or so, and commits nothing more. Does nothing after its end."""
+
+    @abstractmethod
+    def _join(self, seconds: float) -> None:
+        """Wait until the run ends, for so long at most."""
+
+    @abstractmethod
+    def _interrupt(self) -> None:
+        """End what this process has begun, for it was interrupted while it waited."""
+
+    @abstractmethod
+    def _raise_failure(self) -> None:
+        """Raise what the run has failed with; nothing if it succeeded."""
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until the run ends; return it. In a notebook a bar shows the progress meanwhile.
+
+        Raises what the job fails with, RunCanceledError, TimeoutError after `timeout` seconds (the run goes on), and
+        KeyboardInterrupt, at which a run of this process is canceled.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            with show_progress(self):
+                while not self.has_ended:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise TimeoutError(f"{self.name} has not ended within {timeout} s: wait again, or cancel it.")
+                    self._join(POLL_SECONDS if deadline is None else min(POLL_SECONDS, deadline - time.monotonic()))
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        self._raise_failure()
+        return self
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the run has ended, in whichever way."""
+        return self.status in ENDED
+
+    @property
+    def progress(self) -> float | None:
+        """Return the share of the work that is done, 0 to 1; None while it is unknown."""
+        if self.status == "Succeeded":
+            return 1.0
+        share = self.figures.get("progress")
+        return None if share is None else float(share)
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows the job has written, deleted or computed so far."""
+        return int(self.figures.get("rows", "0"))
+
+    @property
+    def version(self) -> int | None:
+        """Return the version that the job has committed; None before, and where it commits none."""
+        text = self.figures.get("version")
+        return None if text is None else int(text)
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name}={value}" for name, value in self.figures.items())
+        return f"<{self.name} {self.status}{': ' if figures else ''}{figures}>"
+
+    def _repr_html_(self) -> str:
+        return render_run(self)
+
+
+class LocalThreadRun(Run):
+    """A run that a thread of this process drives; the process ends when it has."""
+
+    def __init__(
+        self,
+        name: str,
+        run_id: str,
+        work: Callable[[], Mapping[str, object] | None],
+        read_figures: Callable[[], Mapping[str, str]],
+        cancel: Callable[[], None],
+    ) -> None:
+        """Start `work()`, which returns the last figures, None if it was canceled."""
+        super().__init__(name, run_id)
+        self._work, self._read_figures, self._cancel = work, read_figures, cancel
+        self._outcome: Mapping[str, str] | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._execute, name=f"tiltyard-{name}")
+        self._thread.start()
+
+    @property
+    def status(self) -> str:
+        if self._thread.is_alive():
+            return "Running"
+        if self._failure is None:
+            return "Succeeded"
+        return "Canceled" if isinstance(self._failure, RunCanceledError) else "Failed"
+
+    @property
+    def figures(self) -> Mapping[str, str]:
+        return self._read_figures() if self._outcome is None else self._outcome
+
+    def cancel(self) -> None:
+        if self._thread.is_alive():
+            self._cancel()
+
+    def _join(self, seconds: float) -> None:
+        self._thread.join(max(0.0, seconds))
+
+    def _interrupt(self) -> None:
+        self.cancel()
+        self._thread.join()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _execute(self) -> None:
+        try:
+            with translate():
+                outcome = self._work()
+            if outcome is None:
+                raise RunCanceledError(self._canceled_message())
+            self._outcome = {name: str(value) for name, value in outcome.items()}
+        except RunCanceledError:
+            self._failure = RunCanceledError(self._canceled_message())
+        except BaseException as error:  # noqa: BLE001  # it is raised in the thread that waits
+            self._failure = error
+
+    def _canceled_message(self) -> str:
+        version = self._read_figures().get("version")
+        state = f"what it had committed by then stays (version {version})" if version else "nothing was committed"
+        return f"{self.name} was canceled: {state}."
+
+
+class QueuedRun(Run):
+    """A run that one of the server's workers drives, or will."""
+
+    def __init__(self, calls: OperationClient, name: str, run_id: str, status: str) -> None:
+        super().__init__(name, run_id)
+        self._calls = calls
+        self._job: Mapping[str, Any] = {"status": status, "properties": {}}
+
+    @property
+    def status(self) -> str:
+        return str(self._describe()["status"])
+
+    @property
+    def figures(self) -> Mapping[str, str]:
+        return dict(self._describe()["properties"])
+
+    def cancel(self) -> None:
+        if not self.has_ended:
+            action = {"setStatusAction": {"status": "Canceled"}}
+            self._calls.call("AlterTransaction", id=[self.id], actions=[action])
+
+    def _join(self, seconds: float) -> None:
+        time.sleep(max(0.0, seconds))
+
+    def _interrupt(self) -> None:
+        pass  # the worker goes on
+
+    def _raise_failure(self) -> None:
+        job = self._describe()
+        if job["status"] == "Canceled":
+            raise RunCanceledError(f"{self.name} was canceled.")
+        if job["status"] == "Failed":
+            raise RunFailedError(
+                str(job.get("error") or f"{self.name} failed: `tiltyard job show {self.id}` has more.")
+            )
+
+    def _describe(self) -> Mapping[str, Any]:
+        if self._job["status"] not in ENDED:
+            self._job = self._calls.call("DescribeJob", id=[self.id])["job"]
+        return self._job
+
+
+def queue_run(catalog: CatalogConnection, job: RegisteredJob, arguments: Mapping[str, Any]) -> Run:
+    """Queue a job for the server's workers. Raises InvalidInputError, and what SubmitJob raises."""
+    with translate():
+        queued = submit_job(OperationClient(catalog, FIRST_CALL_SECONDS), job, arguments)
+    return QueuedRun(OperationClient(catalog), job.name, queued.id, "Queued")
+
+
+def find_run(catalog: CatalogConnection, run_id: str) -> Run:
+    """Return the run of a job that the catalog has recorded. Raises TransactionNotFoundError."""
+    calls = OperationClient(catalog)
+    job = calls.call("DescribeJob", id=[run_id], retry_seconds=FIRST_CALL_SECONDS)["job"]
+    return QueuedRun(calls, job["name"], job["id"], job["status"])
+
+
+def drive_run(
+    catalog: CatalogConnection, job: RegisteredJob, arguments: Mapping[str, Any], spark: SparkSession | None
+) -> Run:
+    """Record a job in the catalog, and drive it in a thread. Raises InvalidInputError, and what SubmitJob raises."""
+    calls, owner = OperationClient(catalog, FIRST_CALL_SECONDS), new_owner()
+    with translate():
+        queued = submit_job(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
+    calls = OperationClient(catalog)
+    run = CatalogRun(calls, queued, owner)
+
+    def work() -> Mapping[str, object] | None:
+        def execute() -> Mapping[str, object]:
+            run.progress(**describe_application(spark))
+            return queued.execute(run, catalog, spark)
+
+        figures = drive_job(run, execute)
+        if figures is None:
+            description = calls.call("DescribeJob", id=[queued.id])["job"]
+            if description["status"] == "Failed" and description.get("error"):
+                raise PermissionDeniedError(description["error"])
+        return figures
+
+    return LocalThreadRun(job.name, queued.id, work, run.figures.texts, run.cancel)
+
+
+def start_run(name: str, work: Callable[[LocalRun], Mapping[str, object]]) -> Run:
+    """Run `work` in a thread, without a record in the catalog."""
+    run, figures = LocalRun(), Figures()
+
+    def read_figures() -> Mapping[str, str]:
+        figures.set(dict(run.figures))
+        return figures.texts()
+
+    return LocalThreadRun(name, run.id, lambda: work(run), read_figures, run.canceled.set)

@@ -1,0 +1,171 @@
+"""What rows come from: files by their path, DataFrames of Spark, Arrow and all that can be read as Arrow, databases."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.dataset
+from lance_namespace.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+
+BATCH_ROWS = 8192
+JDBC_PREFIX = "jdbc:"
+_KINDS = (
+    "a path or URI of files, a DataFrame of Spark, an Arrow table, reader or data set, a frame of pandas or polars, a "
+    "data set of Hugging Face, a relation of DuckDB, a tiltyard.Jdbc, or a list of rows as mappings"
+)
+
+
+class ArrowStream(Protocol):
+    """What can be read as Arrow: tables and readers of Arrow, frames of polars, relations of DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the stream, in a capsule, as Arrow's C interface has it."""
+
+
+class ArrowDataset(Protocol):
+    """A data set of Hugging Face (`datasets`)."""
+
+    def with_format(self, type: str | None = None) -> Any:  # noqa: A002  # its own name
+        """Return the data set in another format, such as `arrow`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jdbc:
+    """A table or a query of a database that Spark reads by JDBC; the driver's jar is of Spark's own properties.
+
+    `options` are those of Spark's data source `jdbc` (`partitionColumn`, `numPartitions`, `fetchsize`, `driver`, …).
+    The password is passed on to Spark alone: it is no argument of a job, and in no message.
+    """
+
+    url: str
+    table: str | None = None
+    query: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return the rows as a DataFrame. Raises InvalidInputError."""
+        if not self.url.startswith(JDBC_PREFIX):
+            raise InvalidInputError(f"url is '{self.url}': write {JDBC_PREFIX}…, as the database's driver has it.")
+        if (self.table is None) == (self.query is None):
+            raise InvalidInputError("Give a Jdbc source either a table or a query.")
+        values = {
+            "url": self.url, "dbtable": self.table, "query": self.query, "user": self.user, "password": self.password
+        }  # fmt: skip
+        present = {name: value for name, value in values.items() if value is not None}
+        return spark.read.format("jdbc").options(**{**self.options, **present}).load()
+
+
+Source: TypeAlias = (
+    "str | os.PathLike[str] | DataFrame | ArrowStream | ArrowDataset | pyarrow.dataset.Dataset | pd.DataFrame | Jdbc "
+    "| Sequence[Mapping[str, Any]] | Iterable[pa.RecordBatch]"
+)
+"""What `ingest`, `write` and `upsert` take."""
+
+
+def path_of(source: Source) -> str | None:
+    """Return the path or URI of a source of files; None for any other. Raises InvalidInputError for JDBC's URLs."""
+    if not isinstance(source, str | os.PathLike):
+        return None
+    path = os.fspath(source)
+    if path.startswith(JDBC_PREFIX):
+        raise InvalidInputError(f"source is an address of JDBC: write tiltyard.Jdbc('{path}', table=…) or query=….")
+    if not path:
+        raise InvalidInputError(f"source is empty: it is {_KINDS}.")
+    return path
+
+
+def is_frame(source: Source) -> bool:
+    """Return whether a source is a DataFrame of Spark, on Connect too."""
+    return _is_of(source, "pyspark.sql", "DataFrame")
+
+
+def open_stream(source: Any) -> pa.RecordBatchReader:
+    """Return the rows of a source that is neither files nor Spark's, as they are read. Raises InvalidInputError."""
+    if isinstance(source, pyarrow.dataset.Dataset):
+        return source.scanner(batch_size=BATCH_ROWS).to_reader()
+    if isinstance(source, pa.RecordBatch):
+        return pa.RecordBatchReader.from_batches(source.schema, [source])
+    if _is_of(source, "pandas", "DataFrame"):
+        return _read_pandas(source)
+    if _is_of(source, "polars", "LazyFrame"):
+        source = source.collect()
+    if hasattr(source, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(source)
+    return _open_other_stream(source)
+
+
+def _open_other_stream(source: Any) -> pa.RecordBatchReader:
+    """Return the rows of a source without Arrow's own interface."""
+    if _is_of(source, "datasets", "DatasetDict", "IterableDatasetDict"):
+        raise InvalidInputError(f"source has several splits ({', '.join(source)}): give one of them, source['train'].")
+    if hasattr(source, "with_format"):
+        return _read_batches(source.with_format("arrow").iter(batch_size=BATCH_ROWS))
+    if hasattr(source, "fetch_record_batch"):  # DuckDB before its relations had Arrow's interface
+        reader: pa.RecordBatchReader = source.fetch_record_batch(BATCH_ROWS)
+        return reader
+    if isinstance(source, list | tuple) and all(isinstance(row, Mapping) for row in source):
+        return _read_mappings(source)
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
+        return _read_batches(iter(source))
+    raise InvalidInputError(f"source is a {type(source).__name__}: it has to be {_KINDS}.")
+
+
+def _read_pandas(frame: Any) -> pa.RecordBatchReader:
+    """Read a frame of pandas; an index that has a name is a column, any other index is left out."""
+    if any(name is not None for name in frame.index.names):
+        frame = frame.reset_index()
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None).to_reader(BATCH_ROWS)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InvalidInputError(f"source: Arrow has no type for a column of this frame: {error}") from error
+
+
+def _read_mappings(rows: Sequence[Any]) -> pa.RecordBatchReader:
+    if not rows:
+        raise InvalidInputError("source is an empty list, which has no columns: give at least one row.")
+    try:
+        return pa.Table.from_pylist(list(rows)).to_reader(BATCH_ROWS)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InvalidInputError(f"source: these rows have no common type of a column: {error}") from error
+
+
+def _read_batches(items: Iterator[Any]) -> pa.RecordBatchReader:
+    """Read batches or tables of one schema, the first one's. Raises InvalidInputError for anything else."""
+    first = next(items, None)
+    if not isinstance(first, pa.RecordBatch | pa.Table):
+        kind = "nothing" if first is None else type(first).__name__
+        raise InvalidInputError(f"source yields {kind}: it has to be {_KINDS}.")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from _to_batches(first)
+        for item in items:
+            yield from _to_batches(item)
+
+    return pa.RecordBatchReader.from_batches(first.schema, batches())
+
+
+def _to_batches(item: Any) -> list[pa.RecordBatch]:
+    if isinstance(item, pa.Table):
+        batches: list[pa.RecordBatch] = item.to_batches()
+        return batches
+    if isinstance(item, pa.RecordBatch):
+        return [item]
+    raise InvalidInputError(f"source yields a {type(item).__name__} among its batches.")
+
+
+def _is_of(source: object, package: str, *names: str) -> bool:
+    """Return whether a value is of a class of a package that need not be installed."""
+    return any(
+        kind.__name__ in names and (kind.__module__ == package or kind.__module__.startswith(f"{package}."))
+        for kind in type(source).__mro__
+    )

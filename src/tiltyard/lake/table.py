@@ -1,0 +1,460 @@
+"""A table of a lake: read it, write it, and run the jobs of the pipeline on it.
+
+Methods that change a table run a job. They return its run: ended, or with `wait=False` as it goes on. With `submit` a
+worker of the server runs the job, else this process does. What is left out has the default that `tiltyard job … --help`
+tells of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import lance_namespace as upstream
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError, TableNotFoundError
+
+from tiltyard.lake.arguments import (
+    Names,
+    index_parameters,
+    list_names,
+    list_texts,
+    present,
+    write_arguments,
+    write_options,
+)
+from tiltyard.lake.display import render_fields
+from tiltyard.lake.errors import translate
+from tiltyard.lake.functions import Function, function_name, pickled_function
+from tiltyard.lake.runs import FIRST_CALL_SECONDS, start_run
+from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
+from tiltyard.model.columns.computed_columns import UdfDeclaration
+from tiltyard.model.typed_ids import format_id
+from tiltyard.pipeline import catalog_client
+from tiltyard.pipeline.backfill.declaration import declare_column
+from tiltyard.pipeline.operation_client import OperationClient
+from tiltyard.pipeline.sources.types import parse_type
+from tiltyard.pipeline.task_errors import clean_message
+from tiltyard.pipeline.writing.row_sources import FrameRows, Rows, StreamRows, ingest_rows, upsert_rows
+
+if TYPE_CHECKING:
+    import lance
+    import pandas as pd
+    from pyspark.sql import DataFrame
+
+    from tiltyard.lake.catalog import Lake
+    from tiltyard.lake.runs import Run
+    from tiltyard.pipeline.runs import LocalRun
+
+Mode = Literal["create", "append", "overwrite"]
+_NO_WORKER = "rows of this process cannot be read by a worker"
+
+
+class Table:
+    """A table, or a view. It need not exist yet: `ingest` creates it."""
+
+    def __init__(self, lake: Lake, path: tuple[str, ...]) -> None:
+        self._lake = lake
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """Return the table's id (`films`, `shop.orders`)."""
+        return format_id(self.path)
+
+    # Read
+
+    def exists(self) -> bool:
+        """Return whether the table exists, also one that is only declared."""
+        try:
+            self._table.client.table_exists(upstream.TableExistsRequest(id=list(self.path)))
+        except TableNotFoundError:
+            return False
+        return True
+
+    def dataset(
+        self, *, version: int | None = None, tag: str | None = None, branch: str | None = None
+    ) -> lance.LanceDataset:
+        """Open the table with pylance; commits go through the catalog.
+
+        Raises TableNotFoundError, InvalidTableStateError (it is only declared), TableVersionNotFoundError,
+        TableTagNotFoundError, TableBranchNotFoundError.
+        """
+        if version is not None and tag is not None:
+            raise InvalidInputError("version and tag both name what to read: leave one out.")
+        return self._table.dataset(version if version is not None else tag, branch)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns. Raises as `dataset` does."""
+        return self.dataset().schema
+
+    @property
+    def version(self) -> int:
+        """Return the number of the newest version; 0 for a table that is only declared. Raises TableNotFoundError."""
+        return self._table.latest_version()
+
+    def count(
+        self,
+        filter: str | None = None,  # noqa: A002  # Lance's own name
+        *,
+        version: int | None = None,
+        tag: str | None = None,
+        branch: str | None = None,
+    ) -> int:
+        """Count the rows, or those that meet an SQL condition. Raises InvalidInputError, and as `dataset` does."""
+        dataset = self.dataset(version=version, tag=tag, branch=branch)
+        with _naming("filter"):
+            return dataset.count_rows(filter)
+
+    def to_arrow(
+        self,
+        columns: Names | None = None,
+        filter: str | None = None,  # noqa: A002  # Lance's own name
+        *,
+        limit: int | None = None,
+        version: int | None = None,
+        tag: str | None = None,
+        branch: str | None = None,
+    ) -> pa.Table:
+        """Read rows into memory. Raises InvalidInputError, and as `dataset` does."""
+        dataset = self.dataset(version=version, tag=tag, branch=branch)
+        with _naming("columns or filter"):
+            return dataset.to_table(columns=list_names(columns, "columns"), filter=filter, limit=limit)
+
+    def to_pandas(self, columns: Names | None = None, filter: str | None = None, **options: Any) -> pd.DataFrame:  # noqa: A002  # Lance's own name
+        """Read rows into a frame of pandas; arguments and errors are those of `to_arrow`."""
+        return self.to_arrow(columns, filter, **options).to_pandas()
+
+    def head(self, rows: int = 5) -> pa.Table:
+        """Read the first rows. Raises as `dataset` does."""
+        return self.to_arrow(limit=rows)
+
+    def to_spark(
+        self,
+        columns: Names | None = None,
+        filter: str | None = None,  # noqa: A002  # Lance's own name
+        *,
+        version: int | None = None,
+        tag: str | None = None,
+        branch: str | None = None,
+        limit: int | None = None,
+        partitions: int | None = None,
+        batch_rows: int | None = None,
+    ) -> DataFrame:
+        """Return the rows as a DataFrame of Spark, of the version that the table has now.
+
+        Columns and filter are applied where the files are read, by statistics and indexes. Raises InvalidInputError,
+        SparkMissingError, and as `dataset` does.
+        """
+        dataset = self.dataset(version=version, tag=tag, branch=branch)  # an error of Spark would be a page of Java
+        names = list_names(columns, "columns")
+        with _naming("columns or filter"):
+            dataset.scanner(columns=names, filter=filter, limit=limit).projected_schema  # noqa: B018  # it is checked
+        catalog = self._table.connection
+        properties = dict(catalog.properties)
+        options = {
+            "uri": properties.pop("uri", None) or properties.pop("root"),
+            "table": str(self._table),
+            **{f"property.{name}": text for name, text in properties.items()},
+            **{f"storage.{name}": text for name, text in catalog.storage},
+            **({} if names is None else {"columns": json.dumps(names)}),
+        }
+        values = {
+            "filter": filter, "version": version, "tag": tag, "branch": branch, "limit": limit,
+            "partitions": partitions, "batch_rows": batch_rows,
+        }  # fmt: skip
+        options |= {name: str(value) for name, value in values.items() if value is not None}
+        return self._lake.spark.read.format("tiltyard").options(**options).load()
+
+    # Write
+
+    def ingest(
+        self,
+        source: Source,
+        *,
+        mode: Mode = "create",
+        select: Names | None = None,
+        rename: Mapping[str, str] | None = None,
+        cast: Mapping[str, str] | None = None,
+        null: Names | None = None,
+        udf: Function | None = None,
+        checks: Names | None = None,
+        rejects: str | os.PathLike[str] | None = None,
+        format: str | None = None,  # noqa: A002  # as in Spark
+        split: str | None = None,
+        delimiter: str | None = None,
+        schema: Literal["union", "first", "strict"] | None = None,
+        partitions: str | None = None,
+        null_value: Names | None = None,
+        multiline: bool | None = None,
+        rows_per_file: int | None = None,
+        task_mb: int | None = None,
+        wait: bool = True,
+        submit: bool | None = None,
+    ) -> Run:
+        """Write the rows of a source in one commit: nothing is visible until all are written and checked.
+
+        `source` is a path or URI of files, a DataFrame of Spark, or rows that Arrow can read (`tiltyard.lake.sources`).
+        `mode` says what to do if the table exists. Rows pass through `select`, `rename` (old to new), `cast` (a type by
+        column), then `udf`, a function of a pyarrow.RecordBatch that returns one; `null` names columns that the source
+        lacks. A row that does not fit fails the run, unless `rejects` is a folder for such rows. `checks` are
+        `rows >= 9`, `not_null(a)`, `between(a, 0, 1)`, `unique(a)`, …. The other options are of files. Raises
+        InvalidInputError, TableAlreadyExistsError, TableNotFoundError (to append to), and as `Run.wait` does.
+        """
+        arguments = write_arguments(
+            mode=mode, select=select, rename=rename, cast=cast, null=null, udf=udf, rejects=rejects, format=format,
+            split=split, delimiter=delimiter, schema=schema, partitions=partitions, null_value=null_value,
+            multiline=multiline, rows_per_file=rows_per_file, task_mb=task_mb, checks=list_texts(checks, "checks"),
+        )  # fmt: skip
+        if (path := path_of(source)) is not None:
+            return self._run("ingest", {"source": path, **arguments}, wait=wait, submit=submit)
+        job_options = {"source": "", "table": str(self._table), **arguments}
+        self._lake.check_arguments("ingest", job_options)
+        with translate():
+            options = write_options(arguments, type(source).__name__)
+            rows = self._open(source)
+        work = partial(ingest_rows, rows=rows, table=self._table, options=options)
+        return self._lake.run_here("ingest", work, wait=wait, submit=submit, why=_NO_WORKER)
+
+    def write(self, source: Source, *, mode: Mode = "append", **options: Any) -> Run:
+        """Add rows to a table that exists, or with another `mode` create or replace it: `ingest`, with its options."""
+        return self.ingest(source, mode=mode, **options)
+
+    def upsert(
+        self,
+        source: Source,
+        *,
+        on: Names,
+        select: Names | None = None,
+        rename: Mapping[str, str] | None = None,
+        cast: Mapping[str, str] | None = None,
+        null: Names | None = None,
+        udf: Function | None = None,
+        rejects: str | os.PathLike[str] | None = None,
+        format: str | None = None,  # noqa: A002  # as in Spark
+        delimiter: str | None = None,
+        schema: Literal["union", "first", "strict"] | None = None,
+        partitions: str | None = None,
+        null_value: Names | None = None,
+        multiline: bool | None = None,
+        wait: bool = True,
+        submit: bool | None = None,
+    ) -> Run:
+        """Replace the rows whose key (`on`) the source has, and insert its other rows, in one commit.
+
+        The options are those of `ingest`. A key that is null, or twice in the source, fails the run. Raises
+        InvalidInputError, TableNotFoundError, and as `Run.wait` does.
+        """
+        arguments = write_arguments(
+            select=select, rename=rename, cast=cast, null=null, udf=udf, rejects=rejects, format=format,
+            delimiter=delimiter, schema=schema, partitions=partitions, null_value=null_value, multiline=multiline,
+        )  # fmt: skip
+        keys = list_names(on, "on")
+        if (path := path_of(source)) is not None:
+            return self._run("upsert", {"source": path, "on": keys, **arguments}, wait=wait, submit=submit)
+        with translate():
+            options = write_options(arguments, type(source).__name__)
+            rows = self._open(source)
+        work = partial(upsert_rows, rows=rows, table=self._table, options=options, on=keys or ())
+        return self._lake.run_here("upsert", work, wait=wait, submit=submit, why=_NO_WORKER)
+
+    def delete(self, filter: str, *, wait: bool = True, submit: bool | None = None) -> Run:  # noqa: A002  # Lance's own name
+        """Delete the rows that meet an SQL condition, in one commit. Raises InvalidInputError, TableNotFoundError."""
+        return self._run("delete", {"filter": filter}, wait=wait, submit=submit)
+
+    def drop(self) -> None:
+        """Drop the table; `tiltyard undrop` restores it for a while. Raises TableNotFoundError."""
+        self._table.client.drop_table(upstream.DropTableRequest(id=list(self.path)))
+
+    # Columns, indexes, files
+
+    def add_column(
+        self,
+        name: str,
+        function: Function,
+        *,
+        inputs: Names | None = None,
+        type: str | None = None,  # noqa: A002  # as in the command
+        version: str = "1",
+        branch: str | None = None,
+        wait: bool = True,
+    ) -> Run:
+        """Add a column that `backfill` computes, now and whenever values are missing or stale.
+
+        `function` is called with a pyarrow.RecordBatch of the columns `inputs`, and returns an array of `type` (such as
+        `int32`, `float32[128]`); it is tried on a few rows first. It is stored with the column, pickled: values of
+        another function, or `version` of it, are stale. Or it is an SQL expression over the other columns, without
+        inputs and type. A server stores functions, and workers run them, where its setting `udfs` allows it. Raises
+        InvalidInputError, UnsupportedOperationError, and as `Run.wait` does.
+        """
+        if isinstance(function, str):
+            if inputs is not None or type is not None:
+                raise InvalidInputError(
+                    "function is an SQL expression, which names its columns and has a type of its own: leave inputs "
+                    "and type out. A function is given itself, not by its name."
+                )
+            work = partial(self._declare_expression, name, function, branch)
+        else:
+            if type is None or not inputs:
+                raise InvalidInputError(
+                    "A function needs inputs, the columns that it reads, and the type of its values."
+                )
+            with translate():
+                field = pa.field(name, parse_type(type))
+            code = pickled_function(function)
+            columns = tuple(list_names(inputs, "inputs") or ())
+            title = getattr(function, "__name__", "function")
+            declaration = UdfDeclaration(name=title, version=version, code=code, inputs=columns)
+            work = partial(self._declare_function, field, declaration, branch)
+        run = start_run("add_column", work)
+        return run.wait() if wait else run
+
+    def backfill(
+        self,
+        column: str,
+        udf: Function | None = None,
+        *,
+        inputs: Names | None = None,
+        type: str | None = None,  # noqa: A002  # as in the command
+        filter: str | None = None,  # noqa: A002  # Lance's own name
+        udf_version: str | None = None,
+        rejects: str | os.PathLike[str] | None = None,
+        branch: str | None = None,
+        concurrency: int | None = None,
+        batch_rows: int | None = None,
+        rows_per_task: int | None = None,
+        wait: bool = True,
+        submit: bool | None = None,
+    ) -> Run:
+        """Compute the values of a column that are missing or stale.
+
+        Of a column that `add_column` has declared, its name is enough. `udf` computes any column from its `inputs`, as
+        a function of a pyarrow.RecordBatch that returns an array; with `type` (`int32`, `float32[128]`) a column that
+        the table lacks is added. A row that the function fails on fails the run, unless `rejects` is a folder for such
+        rows, which become null and are computed again by the next backfill. Raises InvalidInputError,
+        TableColumnNotFoundError, and as `Run.wait` does.
+        """
+        arguments = present(
+            column=column, udf=None if udf is None else function_name(udf, "udf"), inputs=list_names(inputs, "inputs"),
+            type=type, filter=filter, udf_version=udf_version, branch=branch, concurrency=concurrency,
+            rejects=rejects, batch_rows=batch_rows, rows_per_task=rows_per_task,
+        )  # fmt: skip
+        return self._run("backfill", arguments, wait=wait, submit=submit)
+
+    def create_index(
+        self,
+        column: str,
+        type: str = "BTREE",  # noqa: A002  # as in the command
+        *,
+        name: str | None = None,
+        metric: str | None = None,
+        replace: bool = False,
+        branch: str | None = None,
+        wait: bool = True,
+        submit: bool | None = None,
+        **parameters: Any,
+    ) -> Run:
+        """Build an index of a column (BTREE, BITMAP, FTS, IVF_PQ, …), on the whole cluster.
+
+        `metric` is that of a vector index: l2, cosine, dot or hamming. `parameters` are those of CreateTableIndex
+        (`num_partitions=256`). Raises InvalidInputError, and as `Run.wait` does.
+        """
+        arguments = present(
+            column=column, type=type, name=name, metric=metric, replace=replace or None, branch=branch,
+            parameters=index_parameters(parameters),
+        )  # fmt: skip
+        return self._run("index", arguments, wait=wait, submit=submit)
+
+    def optimize(
+        self,
+        *,
+        rows_per_fragment: int | None = None,
+        compact: bool | None = None,
+        indexes: bool | None = None,
+        keep_versions_days: float | None = None,
+        wait: bool = True,
+        submit: bool | None = None,
+    ) -> Run:
+        """Compact small fragments, add new rows to the indexes, and have old versions removed. Raises as `Run.wait`."""
+        arguments = present(
+            rows_per_fragment=rows_per_fragment, compact=compact, indexes=indexes, keep_versions_days=keep_versions_days
+        )
+        return self._run("optimize", arguments, wait=wait, submit=submit)
+
+    def export(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        format: str = "parquet",  # noqa: A002  # as of `ingest`
+        version: int | None = None,
+        tag: str | None = None,
+        branch: str | None = None,
+        filter: str | None = None,  # noqa: A002  # Lance's own name
+        columns: Names | None = None,
+        compression: str | None = None,
+        rows_per_file: int | None = None,
+        wait: bool = True,
+        submit: bool | None = None,
+    ) -> Run:
+        """Write a version of the table as Parquet files into an empty folder, local or of an object store.
+
+        Raises InvalidInputError, and as `Run.wait` does.
+        """
+        arguments = present(
+            destination=destination, format=format, version=version, tag=tag, branch=branch, filter=filter,
+            columns=list_names(columns, "columns"), compression=compression, rows_per_file=rows_per_file,
+        )  # fmt: skip
+        return self._run("export", arguments, wait=wait, submit=submit)
+
+    def __repr__(self) -> str:
+        return f"<table {self.name} of {self._lake.location}>"
+
+    def _repr_html_(self) -> str:
+        if not self.exists():
+            return render_fields(f"{self.name}: there is no such table yet", ())
+        if not self.version:
+            return render_fields(f"{self.name}: declared, without columns", ())
+        dataset = self.dataset()
+        title = f"{self.name}, version {dataset.version}: {dataset.count_rows()} rows"
+        return render_fields(title, [(field.name, str(field.type)) for field in dataset.schema])
+
+    def _declare_expression(self, name: str, expression: str, branch: str | None, _: LocalRun) -> Mapping[str, object]:
+        entry = {"name": name, "computed": expression}
+        calls = OperationClient(self._lake.catalog, FIRST_CALL_SECONDS)
+        return calls.call("AlterTableAddColumns", id=list(self.path), branch=branch, new_columns=[entry])
+
+    def _declare_function(
+        self, field: pa.Field, declaration: UdfDeclaration, branch: str | None, run: LocalRun
+    ) -> Mapping[str, object]:
+        return {"version": declare_column(run, self._table, self._lake.spark, field, declaration, branch)}
+
+    @property
+    def _table(self) -> catalog_client.Table:
+        return catalog_client.table(self._lake.catalog, self.path)
+
+    def _run(self, job: str, arguments: Mapping[str, Any], *, wait: bool, submit: bool | None) -> Run:
+        return self._lake.run_job(job, {"table": str(self._table), **arguments}, wait=wait, submit=submit)
+
+    def _open(self, source: Source) -> Rows:
+        """Return the rows of a source that is no files. Raises InvalidInputError."""
+        if isinstance(source, Jdbc):
+            return FrameRows(source.read(self._lake.spark))
+        if is_frame(source):
+            return FrameRows(source)  # type: ignore[arg-type]  # by the name of its class
+        if hasattr(source, "to_spark") and type(source).__module__.startswith("pyspark.pandas"):
+            return FrameRows(source.to_spark())
+        return StreamRows(open_stream(source), lambda: self._lake.spark)
+
+
+@contextmanager
+def _naming(arguments: str) -> Iterator[None]:
+    """Raise what Lance raises in the block as an InvalidInputError that names the arguments."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise InvalidInputError(f"{arguments}: {clean_message(error)}.") from error

@@ -1,0 +1,62 @@
+"""Materialized views: created from a query alone, whose columns Spark infers, and refreshed by a job."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+import lance_namespace as upstream
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.lake.arguments import present
+from tiltyard.lake.errors import translate
+from tiltyard.lake.table import Table
+from tiltyard.model.views.definitions import ViewDefinition
+
+if TYPE_CHECKING:
+    from tiltyard.lake.catalog import Lake
+    from tiltyard.lake.runs import Run
+
+
+class View(Table):
+    """A table that a query computes."""
+
+    @property
+    def sql(self) -> str:
+        """Return the query. Raises InvalidInputError for a table that is no view."""
+        view = ViewDefinition.from_metadata(self.dataset().schema.metadata)
+        if view is None:
+            raise InvalidInputError(f"{self.name} is a table, and not a view: lake.create_view makes one.")
+        return view.query
+
+    def refresh(
+        self,
+        *,
+        full: bool | None = None,
+        source_version: int | None = None,
+        rows_per_fragment: int | None = None,
+        wait: bool = True,
+        submit: bool | None = None,
+    ) -> Run:
+        """Bring the view up to date: from added rows where they are enough, else (or with `full`) from all rows.
+
+        The figures `mode` and `reason` say which. Raises InvalidInputError, and as `Run.wait` does.
+        """
+        arguments = present(full=full, source_version=source_version, rows_per_fragment=rows_per_fragment)
+        return self._run("refresh", arguments, wait=wait, submit=submit)
+
+
+def create_view(lake: Lake, path: tuple[str, ...], sql: str) -> View:
+    """Create a view without rows, after Spark has analyzed its query. Raises as `Lake.create_view` does."""
+    from tiltyard.pipeline.views.schema import infer_view_schema  # noqa: PLC0415  # an extra: PySpark
+
+    with translate():
+        schema = infer_view_schema(lake.catalog, lake.spark, sql)
+    request = upstream.CreateMaterializedViewRequest(
+        id=list(path),
+        kind="query",
+        source_query=sql,
+        output_schema=base64.b64encode(schema.serialize().to_pybytes()).decode(),
+    )
+    lake.catalog.client().create_materialized_view(request)
+    return View(lake, path)

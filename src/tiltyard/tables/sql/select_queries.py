@@ -23,6 +23,7 @@ from tiltyard.tables.sql.expressions import check_expression
 from tiltyard.tables.sql.lexer import AMBIGUOUS, TOKEN
 
 MOST_COLUMNS = 10_000
+MAX_LIMIT = 2**63 - 1
 
 _AMBIGUOUS = re.compile(AMBIGUOUS)
 _FORM = "SELECT <columns> FROM <table> [WHERE <filter>] [LIMIT <rows>]"
@@ -232,9 +233,12 @@ def _slice(text: str, tokens: Sequence[_Token], start: int, end: int, label: str
 def _limit(tokens: Sequence[_Token], at: int | None) -> int | None:
     if at is None:
         return None
-    if at + 2 != len(tokens) or not tokens[at + 1].text.isdecimal() or len(tokens[at + 1].text) > 18:
+    if at + 2 != len(tokens) or not tokens[at + 1].text.isdecimal():
         raise InvalidInputError("The LIMIT of a view's query is a number, and the last of it.")
-    return int(tokens[at + 1].text)
+    text = tokens[at + 1].text
+    if len(text) > 19 or int(text) > MAX_LIMIT:
+        raise InvalidInputError(f"The LIMIT of a view's query exceeds the maximum, {MAX_LIMIT}.")
+    return int(text)
 
 
 def _unsupported(token: _Token) -> UnsupportedOperationError:

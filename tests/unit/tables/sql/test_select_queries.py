@@ -31,6 +31,10 @@ def test_parse_select_reads_columns_source_filter_and_limit(text: str, query: Se
     assert parse_select(text) == query
 
 
+def test_parse_select_takes_the_greatest_limit() -> None:
+    assert parse_select("SELECT a FROM t LIMIT 9223372036854775807").limit == 2**63 - 1
+
+
 def test_parse_select_finds_a_single_name_in_the_namespace() -> None:
     assert parse_select("SELECT * FROM t", Id(["hr"])).source == ("hr", "t")
     assert parse_select("SELECT * FROM a.t", Id(["hr"])).source == ("a", "t")
@@ -68,7 +72,7 @@ def test_parse_select_of_more_than_a_projection_is_unsupported(text: str) -> Non
         "SELECT a FROM t LIMIT",
         "SELECT a FROM t LIMIT 1 OFFSET 2",
         "SELECT a FROM t LIMIT -1",
-        "SELECT a FROM t LIMIT 1234567890123456789",
+        "SELECT a FROM t LIMIT 9223372036854775808",
         "SELECT a, a FROM t",
         "SELECT a+1 FROM t",
         "SELECT a) FROM t",

@@ -152,8 +152,9 @@ def test_driver_has_no_secret_where_others_may_look(server: ServerProcess) -> No
 
 
 def test_refresh_that_takes_all_memory_costs_its_own_job_alone(server: ServerProcess) -> None:
-    doubled = "aggregate(sequence(1, 60), array(a), (made, i) -> concat(made, made))"
-    status, error = outcome(server, queued(server, f"SELECT string(size({doubled})) AS a FROM rows"))
+    eight = "concat(made, made, made, made, made, made, made, made)"  # by leaps: what nearly fits is collected for long
+    grown = f"aggregate(sequence(1, 20), array(a), (made, i) -> {eight})"
+    status, error = outcome(server, queued(server, f"SELECT string(size({grown})) AS a FROM rows"))
     assert status == "Failed" and "Spark's JVM ended" in error, error
     assert not any(sign in error for sign in JAVA), error
     assert outcome(server, queued(server, "SELECT lower(a) AS a FROM rows"))[0] == "Succeeded"

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import lance
 import psycopg
 import pyarrow as pa
 import pytest
 
 from tests.services.postgres import PostgresServer, postgres_server
+from tests.services.s3 import CREDENTIALS, S3Server, s3_server
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire
 
 ROWS = pa.table({"id": pa.array(range(100), pa.int64()), "text": [f"row {number}" for number in range(100)]})
 
+BUCKETS = count(1)
 MANY_BATCHES = 10_000
 """Rows a batch, so that an interrupted upload has sent several complete batches."""
 
@@ -33,14 +38,15 @@ def wait_until(condition: Callable[[], Any], description: str, seconds: float = 
 
 
 class Installation:
-    """One root and one database, and the servers that use them."""
+    """One root and one database, and the servers that use them; `options` open a root that is no folder."""
 
-    def __init__(self, root: Path, db: str) -> None:
-        self.root, self.db = root, db
+    def __init__(self, root: Path | str, db: str, options: Mapping[str, str] | None = None) -> None:
+        self.root, self.db, self.options = root, db, dict(options or {})
         self.servers: list[ServerProcess] = []
 
     def start(self, *flags: str, **environ: str) -> ServerProcess:
         """Start another server."""
+        environ = {"TILTYARD_STORAGE_OPTIONS": json.dumps(self.options), **environ}
         server = ServerProcess(self.root, "--db", self.db, *flags, environ=environ)
         self.servers.append(server)
         return server
@@ -54,9 +60,14 @@ class Installation:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
+    def dataset(self, name: str) -> lance.LanceDataset:
+        """Open a table of the root namespace, without a server."""
+        [(location,)] = self.sql(f"SELECT location FROM tables WHERE name = '{name}'")
+        return lance.dataset(location, storage_options=self.options)
+
     def folders(self) -> set[str]:
         """List the locations of all table folders below the root."""
-        return {str(path) for path in self.root.iterdir() if path.suffix == ".lance"}
+        return {str(path) for path in Path(self.root).iterdir() if path.suffix == ".lance"}
 
     def files(self) -> set[str]:
         """List all files of tables; ignore folders that are deleted meanwhile (`rglob` would raise)."""
@@ -106,6 +117,32 @@ def installation(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ins
     yield installation
     installation.close()
     postgres.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def objects() -> Iterator[S3Server]:
+    """An object store for the tests of this folder."""
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def lake(postgres: PostgresServer, objects: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
+    """An object store with PostgreSQL."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)  # clients that read and write files themselves bring their own
+    url, bucket = postgres.new_database(), f"faults-{next(BUCKETS)}"
+    installation = Installation(f"{objects.new_bucket(bucket)}/tables", url, objects.options)
+    yield installation
+    installation.close()
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def disk_or_lake(request: pytest.FixtureRequest) -> Installation:
+    """A folder with SQLite (`disk`), or an object store with PostgreSQL (`lake`), by its parameter."""
+    found: Installation = request.getfixturevalue("small_installation" if request.param == "disk" else "lake")
+    return found
 
 
 @pytest.fixture

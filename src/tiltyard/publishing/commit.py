@@ -180,7 +180,7 @@ def _raise_conflict(client: upstream.LanceNamespace, changes: Changes, error: Ex
     """Raise PublishConflictError if that is why a batch was refused."""
     conflicts = _find_conflicts_if_answered(client, changes)
     if conflicts or isinstance(error, ConcurrentModificationError):
-        raise PublishConflictError(conflicts) from error
+        raise PublishConflictError(conflicts, str(error)) from error
 
 
 def _find_conflicts_if_answered(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:

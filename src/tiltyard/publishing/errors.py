@@ -13,13 +13,16 @@ if TYPE_CHECKING:
 class PublishConflictError(ConcurrentModificationError):
     """Another writer changed tables of the publication first; nothing of it is visible, its files are deleted.
 
-    `tables` are their ids. Run the block again, on the latest versions of the tables.
+    `tables` are their ids. Run the block again, on the latest versions of the tables. `reason` is what the server said,
+    which names the first key that both commits brought to a table with a primary key.
     """
 
-    def __init__(self, tables: Iterable[tuple[str, ...]]) -> None:
+    def __init__(self, tables: Iterable[tuple[str, ...]], reason: str = "") -> None:
         self.tables = tuple(tables)
         names = ", ".join("$".join(path) for path in self.tables) or "a table of this publication"
-        super().__init__(f"Another commit changed {names} first: nothing was published. Run the block again.")
+        self.reason = reason
+        said = f" The server: {reason}" if reason else ""
+        super().__init__(f"Another commit changed {names} first: nothing was published. Run the block again.{said}")
 
 
 class PublishUncertainError(ServiceUnavailableError):

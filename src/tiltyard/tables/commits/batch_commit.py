@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lance_namespace.errors import (
+    ConcurrentModificationError,
     InvalidInputError,
     NamespaceNotFoundError,
     TableNotFoundError,
@@ -29,6 +30,7 @@ from tiltyard.tables.commits.commit import ranges_to_delete
 from tiltyard.tables.commits.commit_requests import (
     check_commits_here,
     check_same_manifest,
+    explain_conflict,
     manifests_to_sync,
     record_with_retry,
     validate_version,
@@ -133,12 +135,29 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
             f"A batch has 1 to {MAX_OPERATIONS} operations: this one has {len(request.operations)}."
         )
     batch = Batch(ctx)
-    steps = list(_steps(batch, request.operations))
+    try:
+        response = _record(batch, request.operations)
+    except ConcurrentModificationError as error:
+        versions = [entry.create_table_version for entry in request.operations]
+        raise explain_conflict(ctx, filter(None, versions), error) from error
+    commits = [(version.table, version.record) for version in batch.committed]
+    final = finalize_batch(ctx, commits, [version.new for version in batch.committed])
+    for (table, _, _, result), record in zip(batch.committed, final, strict=True):
+        assert result.create_table_version is not None
+        result.create_table_version.version = wire_version(table, record)
+    for table, declared, vend_credentials in batch.declared_tables:
+        declared.storage_options = creator_storage_options(ctx, table, vend_credentials)
+    return response
+
+
+def _record(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> models.BatchCommitTablesResponse:
+    """Check all operations, and record them in one transaction."""
+    ctx, steps = batch.ctx, list(_steps(batch, operations))
 
     def work(catalog: UnitOfWork) -> models.BatchCommitTablesResponse:
         batch.committed.clear()  # the work may run a second time
         batch.declared_tables.clear()
-        properties = {"operations": str(len(request.operations))}
+        properties = {"operations": str(len(operations))}
         transaction = catalog.create_transaction(
             BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED, requested_by=ctx.principal.name
         )
@@ -153,15 +172,7 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
 
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(manifests_to_sync(batch.news)):
-        response = record_with_retry(ctx, batch.news, lambda: ctx.transact(work))
-    commits = [(version.table, version.record) for version in batch.committed]
-    final = finalize_batch(ctx, commits, [version.new for version in batch.committed])
-    for (table, _, _, result), record in zip(batch.committed, final, strict=True):
-        assert result.create_table_version is not None
-        result.create_table_version.version = wire_version(table, record)
-    for table, declared, vend_credentials in batch.declared_tables:
-        declared.storage_options = creator_storage_options(ctx, table, vend_credentials)
-    return response
+        return record_with_retry(ctx, batch.news, lambda: ctx.transact(work))
 
 
 def _steps(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> Iterator[Step]:

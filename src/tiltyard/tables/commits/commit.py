@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InvalidInputError, InvalidTableStateError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, InvalidTableStateError
 
 from tiltyard.access.needs import BATCH_CREATE_VERSIONS, on_table
 from tiltyard.model.branches import Branch
@@ -24,6 +24,7 @@ from tiltyard.tables.commits.commit_requests import (
     check_commits_here,
     check_same_manifest,
     create_version_response,
+    explain_conflict,
     manifests_to_sync,
     record_with_retry,
     trusted_version,
@@ -97,21 +98,32 @@ def batch_create_table_versions(
     if not request.entries:
         raise InvalidInputError("There is no entry: give at least one.")
     tables = [find_table(ctx, entry.id) for entry in request.entries]
+    try:
+        news, records = _record_entries(ctx, tables, request.entries)
+    except ConcurrentModificationError as error:
+        raise explain_conflict(ctx, request.entries, error) from error
+    final = finalize_batch(ctx, list(zip(tables, records, strict=True)), news)
+    return models.BatchCreateTableVersionsResponse(
+        versions=[wire_version(table, record) for table, record in zip(tables, final, strict=True)]
+    )
+
+
+def _record_entries(
+    ctx: Context, tables: Sequence[TableRecord], entries: Sequence[models.CreateTableVersionEntry]
+) -> tuple[list[NewVersion], list[VersionRecord]]:
+    """Validate staged manifests, and record them in one transaction."""
     if len({table.id for table in tables}) > 1:
-        for table, entry in zip(tables, request.entries, strict=True):
+        for table, entry in zip(tables, entries, strict=True):
             check_commits_here(table_id(entry.id), table)
     news, latest = list[NewVersion](), dict[tuple[int, Branch], NewVersion]()
-    for table, entry in zip(tables, request.entries, strict=True):
+    for table, entry in zip(tables, entries, strict=True):
         key = table.id, Branch.parse(entry.branch)
         news.append(validate_version(ctx, table, entry, latest.get(key), alone=False))
         latest[key] = news[-1]
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(manifests_to_sync(news)):
         records = record_with_retry(ctx, news, lambda: ctx.store.transact(lambda catalog: _record_all(catalog, news)))
-    final = finalize_batch(ctx, list(zip(tables, records, strict=True)), news)
-    return models.BatchCreateTableVersionsResponse(
-        versions=[wire_version(table, record) for table, record in zip(tables, final, strict=True)]
-    )
+    return news, records
 
 
 def _record_all(catalog: UnitOfWork, news: Sequence[NewVersion]) -> list[VersionRecord]:

@@ -26,6 +26,7 @@ from msgspec import structs
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import parse_mode
+from tiltyard.model.primary_keys import PrimaryKey
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.storage.errors import lance_errors
@@ -33,7 +34,8 @@ from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.commits.finalizing import finalize_pending
-from tiltyard.tables.keys.enforcement import check_version
+from tiltyard.tables.keys.enforcement import check_version, first_taken_key
+from tiltyard.tables.keys.errors import taken_sentence
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
 from tiltyard.tables.versions.records import (
     delete_branch_records,
@@ -104,12 +106,53 @@ def _validate_version(
 
 
 def _check_key(ctx: Context, table: TableRecord, new: NewVersion, content: bytes) -> NewVersion:
-    """Check a version by its table's primary key; `content` is its manifest, empty for one that is large."""
+    """Check a version by its table's primary key; `content` is its manifest, empty for one that is large.
+
+    In another thread: the commits of this process are called by Lance in threads of its own, in which reading rows,
+    which calls Lance, ends the process.
+    """
     if table.primary_key is None:
         return new
-    return check_version(
-        ctx, table, new, content or ctx.storage.manifests.read(table.location, new.staged_path).content
-    )
+    content = content or ctx.storage.manifests.read(table.location, new.staged_path).content
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(check_version, ctx, table, new, content).result()
+
+
+def explain_conflict(
+    ctx: Context, entries: Iterable[Entry], error: ConcurrentModificationError
+) -> ConcurrentModificationError:
+    """Return the error of a refused batch, with the first key that it brings and that another commit brought first.
+
+    Run again on the latest versions, an insert of the key would be refused for good, and an upsert would update its
+    row: so it stays an error after which that is tried.
+    """
+    for entry in entries:
+        try:
+            sentence = _taken_key(ctx, entry)
+        except LanceNamespaceError as failure:  # its table or branch is gone by now: the refusal stands
+            log.info("a refused version of %s is not explained: %s", entry.id, failure)
+            continue
+        if sentence is not None:
+            return ConcurrentModificationError(f"{error} {sentence}")
+    return error
+
+
+def _taken_key(ctx: Context, entry: Entry) -> str | None:
+    """Return the sentence on a key of one version of a refused batch that its table has by now; None without one."""
+    table = ctx.find_table(table_id(entry.id))
+    if table.primary_key is None:
+        return None
+    branch, key = Branch.parse(entry.branch), PrimaryKey.from_json(table.primary_key)
+    recorded = ctx.store.latest_version(table.id, branch.key)
+    if recorded is None or recorded.version < entry.version:  # it is another table's version that is taken
+        return None
+    staged = _check_staged_path(ctx, table, branch, entry.manifest_path)
+    file, _ = ctx.storage.manifests.read_checked(table.location, staged, entry.version)
+    content = file.content or ctx.storage.manifests.read(table.location, staged).content
+    finalize_pending(ctx, table.id)
+    latest = ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch)
+    taken = first_taken_key(ctx, table, key, _new_version(table, branch, entry, staged, None), content, latest)
+    return None if taken is None else taken_sentence(ctx, table, key, taken)
 
 
 def check_commits_here(path: Id, table: TableRecord) -> None:
@@ -143,11 +186,7 @@ def trusted_version(
     for checked in checked_appends:
         if checked.covers(table, new):
             return structs.replace(new, checked_key=checked.token)
-    if table.primary_key is None:
-        return new
-    # Lance called this in a thread of its own, where it cannot be called again.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_check_key, ctx, table, new, b"" if file is None else file.content).result()
+    return _check_key(ctx, table, new, b"" if file is None else file.content)
 
 
 def manifests_to_sync(news: Iterable[NewVersion]) -> list[str]:

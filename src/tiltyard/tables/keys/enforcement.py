@@ -36,7 +36,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, message_of, versions_folder
 from tiltyard.storage.manifest_rows import RowChange, column_numbers, compare_rows
 from tiltyard.tables.keys.errors import duplicate_error, null_error
-from tiltyard.tables.keys.key_values import first_duplicate, first_key, first_null
+from tiltyard.tables.keys.key_values import first_duplicate, first_key, first_null, other_keys
 from tiltyard.tables.keys.lookup import KeyLookup, read_keys, scan_for_keys
 
 if TYPE_CHECKING:
@@ -91,6 +91,37 @@ def _checked_version(ctx: Context, table: TableRecord, branch: Branch, latest: i
     recorded = ctx.store.latest_checked_version(table.id, branch.key, latest, key.token)
     candidates = [version for version in (recorded, declared) if version is not None and version <= latest]
     return max(candidates, default=None)
+
+
+def first_taken_key(
+    ctx: Context, table: TableRecord, key: PrimaryKey, new: NewVersion, content: bytes, latest: lance.LanceDataset
+) -> Key | None:
+    """Return a key that a refused version adds to the one before it, and that the latest version has by now, if any.
+
+    `content` is the refused version's manifest. Of more than MAX_KEYS keys the first that many are looked up. None,
+    too, where that version, or the one before it, cannot be read as one of the key.
+    """
+    branch, numbers = Branch(new.branch), column_numbers(content)
+    before = _read_manifest(ctx, table, branch, new.version - 1, new.naming_scheme)
+    if before is None or any(column not in numbers or column not in latest.schema.names for column in key.columns):
+        return None
+    change = compare_rows(before, content, frozenset(numbers[column] for column in key.columns), consecutive=True)
+    staged = open_staged(ctx, table, branch, content)
+    if any(staged.schema.field(column).type != latest.schema.field(column).type for column in key.columns):
+        return None
+    keys = next(_chunks(read_keys(staged, key.columns, change.brought)), None)
+    if keys is None:
+        return None
+    known = list(_present_keys(open_staged(ctx, table, branch, before), keys))
+    added = other_keys(keys, pa.concat_tables(known)) if known else keys
+    return _first_found(_present_keys(latest, added))
+
+
+def _present_keys(dataset: lance.LanceDataset, keys: pa.Table) -> Iterator[pa.Table]:
+    """Yield those of some keys that a version has, by a scan."""
+    with lance_errors(dataset):
+        fragments = frozenset(fragment.fragment_id for fragment in dataset.get_fragments())
+    return scan_for_keys(dataset, keys, fragments)
 
 
 def is_checked(ctx: Context, table: TableRecord, branch: Branch, version: int, key: PrimaryKey) -> bool:

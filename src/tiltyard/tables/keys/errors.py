@@ -30,6 +30,11 @@ def duplicate_error(ctx: Context, table: TableRecord, key: PrimaryKey, values: K
     return DuplicateKeyError(f"Duplicate key: {_shown(ctx, table, key, values)} {where}; nothing was committed.")
 
 
+def taken_sentence(ctx: Context, table: TableRecord, key: PrimaryKey, values: Key) -> str:
+    """Return the sentence that a table has got a key by another commit, which a refused one would bring, too."""
+    return f"The table '{table.name}' has got a key of these rows meanwhile: {_shown(ctx, table, key, values)}."
+
+
 def null_error(column: str) -> TableSchemaValidationError:
     """Return the error for a key without a value."""
     return TableSchemaValidationError(

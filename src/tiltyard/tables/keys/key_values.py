@@ -55,6 +55,13 @@ def matching_keys(keys: pa.Table, among: pa.Table) -> pa.Table:
     return keys.join(among, keys.column_names, join_type="left semi", use_threads=False).select(keys.column_names)
 
 
+def other_keys(keys: pa.Table, among: pa.Table) -> pa.Table:
+    """Return the rows of `keys` whose key is not in `among`. Both have the same columns, in the same order."""
+    if keys.num_columns == 1:
+        return keys.filter(pc.invert(pc.is_in(keys.column(0), value_set=among.column(0).combine_chunks())))
+    return keys.join(among, keys.column_names, join_type="left anti", use_threads=False).select(keys.column_names)
+
+
 def key_tuples(keys: pa.Table) -> list[Key]:
     """Return keys as tuples that can be compared: numbers stand for dates and timestamps."""
     return list(zip(*(_comparable(column).to_pylist() for column in keys.columns), strict=True))

@@ -92,6 +92,26 @@ def test_create_materialized_view_with_data_queues_its_first_refresh(served: Ser
     assert record.table_id == served.services.store.describe_table(("v",)).id
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT year, v FROM table_branch('films', 'dev')",
+        "SELECT a.year, a.v FROM films a JOIN Table_Version('films', 1) b ON a.year = b.year",
+        "SELECT year, v FROM films VERSION AS OF 1",
+        "WITH old AS (SELECT * FROM films TIMESTAMP AS OF '2020-01-01') SELECT year, v FROM old",
+    ],
+)
+def test_refresh_of_a_query_that_names_a_branch_or_a_version_is_refused(served: Server, query: str) -> None:
+    films(served)
+    create(served, source_query=query)
+    with pytest.raises(InvalidInputError, match="reads the latest version of main"):
+        refresh(served)
+    with pytest.raises(InvalidInputError, match="reads the latest version of main"):
+        create(served, "other", source_query=query, with_no_data=False)
+    create(served, "named", source_query="SELECT year, v FROM films AS table_branch")
+    refresh(served, "named")
+
+
 def test_create_materialized_view_of_a_chunker_keeps_its_code_as_it_came(served: Server) -> None:
     create(served, kind="scalar_udtf", udtf_spec=CHUNKER)
     metadata = served.open("v").schema.metadata

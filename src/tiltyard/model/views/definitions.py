@@ -11,12 +11,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.columns.computed_columns import VIEW
 from tiltyard.model.ids import DEFAULT_DELIMITER
+
+if TYPE_CHECKING:
+    from sqlglot import exp
 
 LINEAGE_PROPERTY = "tiltyard.view.made"
 """The property of a Lance transaction by which a refresh records its `ViewLineage`."""
@@ -166,6 +170,7 @@ def parse_sources(query: str) -> tuple[str, ...]:
     names = set()
     for scope in scopes:
         for table in scope.tables:
+            _check_reads_latest(table)
             if isinstance(scope.sources.get(table.alias_or_name), Scope) or not isinstance(table.this, exp.Identifier):
                 continue  # common table expressions, and table functions
             if table.db:
@@ -175,6 +180,22 @@ def parse_sources(query: str) -> tuple[str, ...]:
                 )
             names.add(table.name)
     return tuple(sorted(names))
+
+
+_OF_STATES = frozenset({"table_branch", "table_version", "table_tag"})
+"""The functions by which SQL queries read other states of a table than the latest of main."""
+
+
+def _check_reads_latest(table: exp.Table) -> None:
+    """Raise InvalidInputError for a branch, a version or a time of a table: a refresh reads main, and what is new."""
+    is_function = table.name == ""
+    if table.args.get("version") is None and not (is_function and table.this.name.lower() in _OF_STATES):
+        return
+    raise InvalidInputError(
+        "A view that Spark computes reads the latest version of main of its tables: name no branch, version, tag or "
+        "time. Columns and a filter of one table's branch are a view of the kind select, FROM "
+        "table_branch('films', 'dev'); a branch is also read by Spark's data source, with the option branch."
+    )
 
 
 def _plain(error: Exception) -> str:

@@ -85,7 +85,7 @@ def test_no_table_has_an_lsm_write_spec(raw: Any, remote: Any, table: Any) -> No
 
 def test_blobs_are_announced(raw: Any, table: Any) -> None:
     response = raw.post(f"/v1/table/{table.name}/describe/")
-    assert response.headers["phalanx-version"] == VERSION_HEADER[1].decode() == "0.5.0"
+    assert response.headers["phalanx-version"] == VERSION_HEADER[1].decode() == "0.6.0"
 
 
 def merge(table: Any, milliseconds: int) -> Any:

@@ -64,7 +64,9 @@ _TOKENIZER = (
     *("ascii_folding", "min_ngram_length", "max_ngram_length", "prefix_only"),
     *("split_identifiers", "split_on_numerics", "preserve_original", "index_operators"),
 )
-_FTS = (*_TOKENIZER, "with_position", "block_size", "lance_tokenizer")
+GRANULARITY, LIST_ELEMENT = "document_granularity", "list_element"
+"""The parameter of FTS that says what a document is, and its value for each text of a list; the default is `row`."""
+_FTS = (*_TOKENIZER, "with_position", "block_size", "lance_tokenizer", GRANULARITY)
 _OF_HNSW = ("m", "ef_construction")
 _M, _EF_CONSTRUCTION = 20, 150
 """Lance's defaults for them."""
@@ -156,6 +158,7 @@ def _check_tokenizer(values: Parameters, field: pa.Field) -> Parameters:
         raise InvalidInputError(
             "custom_stop_words are removed with remove_stop_words alone: set it, or leave them out."
         )
+    _check_granularity(values, field)
     if values.get("block_size", 128) not in (128, 256):
         raise InvalidInputError("block_size is 128 or 256.")
     if values.get("lance_tokenizer") not in (None, "json" if _is_json(field.type) else "text"):
@@ -165,6 +168,19 @@ def _check_tokenizer(values: Parameters, field: pa.Field) -> Parameters:
     except ValueError as error:
         raise InvalidInputError(f"This tokenizer cannot be: {_reason(error)}.") from error
     return values
+
+
+def _check_granularity(values: Parameters, field: pa.Field) -> None:
+    """Check what a document is, and normalize it. Raises InvalidInputError."""
+    if GRANULARITY not in values:
+        return
+    granularity = values[GRANULARITY] = values[GRANULARITY].lower()
+    if granularity not in ("row", LIST_ELEMENT):
+        raise InvalidInputError(f"{GRANULARITY} is 'row' or '{LIST_ELEMENT}', not '{granularity}'.")
+    if granularity == LIST_ELEMENT and not _is_list(field.type):
+        raise InvalidInputError(
+            f"{GRANULARITY} '{LIST_ELEMENT}' needs a list of texts: '{field.name}' is {field.type}."
+        )
 
 
 def _reason(error: ValueError) -> str:

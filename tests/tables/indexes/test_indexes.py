@@ -254,6 +254,8 @@ def test_index_type_has_many_spellings(name: str) -> None:
         ("text", "FTS", {"base_tokenizer": "ngram", "min_ngram_length": 5, "max_ngram_length": 2}, "min_gram"),
         ("text", "FTS", {"min_ngram_length": 2, "ngram_min_length": 3}, "disagree"),
         ("text", "FTS", {"block_size": 100}, "128 or 256"),
+        ("text", "FTS", {"document_granularity": "page"}, "'row' or 'list_element'"),
+        ("text", "FTS", {"document_granularity": "list_element"}, "needs a list of texts"),
         ("text", "FTS", {"lance_tokenizer": "json"}, "'text'"),
         ("text", "FTS", {"split_identifiers": True}, "analyzer='code'"),
         ("id", "BTREE", {"name": "__lance_x"}, "cannot be the name"),

@@ -32,9 +32,9 @@ from tiltyard.model.paging import namespaces_scope, tables_scope
 from tiltyard.model.schemas.arrow_json import from_json, to_json, to_remote_json
 from tiltyard.model.spec import ARROW_STREAM, Operation, models
 
-VERSION_HEADER = (b"phalanx-version", b"0.5.0")
+VERSION_HEADER = (b"phalanx-version", b"0.6.0")
 """Declares to lancedb what this server supports: several vectors in one request, structured full text, multipart
-writes, blobs."""
+writes, blobs, full text whose documents are the elements of lists."""
 
 Fields = dict[str, Any]
 

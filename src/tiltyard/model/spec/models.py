@@ -796,6 +796,7 @@ class CreateTableIndexRequest(Model, kw_only=True):
     ascii_folding: bool | None = None
     block_size: Count64 | None = None
     custom_stop_words: list[str] | None = None
+    document_granularity: str | None = None
     index_operators: bool | None = None
     lance_tokenizer: str | None = None
     max_ngram_length: Count64 | None = None

@@ -18,7 +18,7 @@ import msgspec
 from lance.schema import LanceSchema
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
-from tiltyard.model.index_types import IndexType, check_parameters, parse_index_type
+from tiltyard.model.index_types import GRANULARITY, LIST_ELEMENT, IndexType, check_parameters, parse_index_type
 from tiltyard.model.spec import models
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.indexes.segments import IndexCheckpoint, build_segments, commit_empty_index
@@ -116,6 +116,8 @@ def validate_spec(spec: IndexSpec, schema: pa.Schema) -> IndexSpec:
     kind = parse_index_type(spec.kind)
     if not kind.is_distributed:
         raise InvalidInputError(f"The server builds an index of type {kind.value} by itself: use CreateTableIndex.")
+    if str(spec.parameters.get(GRANULARITY, "")).lower() == LIST_ELEMENT:
+        raise InvalidInputError(f"The server builds an index of {GRANULARITY} '{LIST_ELEMENT}': use CreateTableIndex.")
     values = {**spec.parameters, "column": spec.column, "index_type": kind.value}
     try:
         request = msgspec.convert(values, models.CreateTableIndexRequest)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lance.indices import IndexConfig
+from lance.query import DocumentGranularity
 
 from tiltyard.model.columns.vector_columns import VectorColumn, train_exact_model
-from tiltyard.model.index_types import IndexType
+from tiltyard.model.index_types import GRANULARITY, IndexType
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.commits.child_commits import Parent, RemoteCommits, open_in_child, run_in_child
 from tiltyard.tables.schema.field_paths import arrow_field
@@ -77,6 +78,7 @@ def build(dataset: lance.LanceDataset, spec: IndexSpec, uuid: str) -> None:
             kind: Any = spec.index_type
             if spec.kind is IndexType.FTS:
                 kind = IndexConfig(index_type="INVERTED", parameters=spec.parameters)
+                common[GRANULARITY] = DocumentGranularity(spec.parameters.get(GRANULARITY, DocumentGranularity.ROW))
             elif spec.kind is IndexType.FM:  # pylance's list of names lacks it
                 kind = IndexConfig(index_type="FM", parameters={})
             dataset.create_scalar_index(spec.column, kind, **common)

@@ -15,11 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import msgspec
 import pyarrow as pa
 from lance.dataset import ColumnOrdering
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.columns.vector_columns import VectorColumn, vector_columns
+from tiltyard.model.index_types import GRANULARITY, LIST_ELEMENT
 from tiltyard.tables.query.batch_sizes import SMALL_RESPONSE_ROWS, batch_options, check_ordering
 from tiltyard.tables.query.full_text import FullTextQueryBuilder
 from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array
@@ -129,14 +131,29 @@ def _streaming_options(snapshot: Snapshot, options: Mapping[str, Any]) -> dict[s
     return {**STREAMING_OPTIONS, "batch_size": max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / size)))}
 
 
+_FULL_TEXT_TYPES = ("inverted", "fts")
+
+
 def column_names(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the columns of a version."""
     return snapshot.fact(_table_info).names
 
 
+def _has_element_documents(dataset: lance.LanceDataset) -> bool:
+    """Return whether an index takes the elements of lists for documents."""
+    indices = (index for index in dataset.describe_indices() if index.index_type.lower() in _FULL_TEXT_TYPES)
+    return any(index.details.get(GRANULARITY) == LIST_ELEMENT for index in indices)
+
+
+def _may_find_elements(snapshot: Snapshot, request: models.QueryTableRequest) -> bool:
+    """Return whether the documents of a full-text query may be elements of lists; True, too, for one with that word."""
+    query = msgspec.json.encode(request.full_text_query).lower()
+    return LIST_ELEMENT.encode() in query or snapshot.fact(_has_element_documents)
+
+
 def full_text_columns(dataset: lance.LanceDataset) -> list[str]:
     """Return the columns with a full-text index."""
-    indices = (index for index in dataset.describe_indices() if index.index_type.lower() in ("inverted", "fts"))
+    indices = (index for index in dataset.describe_indices() if index.index_type.lower() in _FULL_TEXT_TYPES)
     return list(dict.fromkeys(name for index in indices for name in index.field_names))
 
 
@@ -145,7 +162,8 @@ class Search:
     """A planned query: one scanner, or one for each of several query vectors, whose rows are then numbered.
 
     `hidden_columns` are read only because Lance needs them, and left out of the response. `max_rows` is how many rows a
-    scanner may return, None for no limit; at 0, only the scanners' schema is used.
+    scanner may return, None for no limit; at 0, only the scanners' schema is used. `has_elements` is set where the
+    documents of its full-text query may be elements of lists: then Lance adds a column with their positions.
     """
 
     snapshot: Snapshot
@@ -154,6 +172,7 @@ class Search:
     is_numbered: bool
     hidden_columns: frozenset[str]
     max_rows: int | None
+    has_elements: bool = False
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -199,7 +218,8 @@ def plan_search(snapshot: Snapshot, request: models.QueryTableRequest) -> Search
     if streaming and batch_limits:
         streaming["batch_size"] = min(streaming["batch_size"], batch_limits["batch_size"])
     options |= batch_limits | streaming
-    return Search(snapshot, options, (), False, hidden_columns, max_rows if "limit" in options else None)
+    has_elements = text is not None and _may_find_elements(snapshot, request)
+    return Search(snapshot, options, (), False, hidden_columns, max_rows if "limit" in options else None, has_elements)
 
 
 def _batch_options(snapshot: Snapshot, options: Mapping[str, Any], max_rows: int | None) -> dict[str, int]:

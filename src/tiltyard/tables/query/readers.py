@@ -76,7 +76,11 @@ def open_readers(search: Search, cached_columns: CachedColumns | None) -> Iterat
 def _output_columns(search: Search) -> tuple[str, ...] | None:
     """Return the columns of a response that the cache can serve, without row ids; None for other searches."""
     options = search.options
-    if not search.max_rows or not _CACHEABLE_OPTIONS.issuperset(options.keys() - STREAMING_OPTION_NAMES):
+    if (
+        search.has_elements
+        or not search.max_rows
+        or not _CACHEABLE_OPTIONS.issuperset(options.keys() - STREAMING_OPTION_NAMES)
+    ):
         return None
     columns = options.get("columns")
     if columns is None:

@@ -27,6 +27,7 @@ from tiltyard.api.deadlines import Deadline
 from tiltyard.api.lancedb.databases import DATABASE_HEADER
 from tiltyard.api.lancedb.query import query_request
 from tiltyard.context import Context
+from tiltyard.model.index_types import IndexType
 from tiltyard.model.operations import Handler
 from tiltyard.model.paging import namespaces_scope, tables_scope
 from tiltyard.model.schemas.arrow_json import from_json, to_json, to_remote_json
@@ -266,7 +267,23 @@ def _index_stats(response: models.DescribeTableIndexStatsResponse) -> Any:
         raise InvalidTableStateError(f"The index could not be built: {response.failure} Create it again, or drop it.")
     if response.status == "building" and not response.num_unindexed_rows:
         raise TableIndexNotFoundError("The index is being built: try again in a moment.")
-    return response
+    return _with_client_kind(response)
+
+
+_UNKNOWN_KIND = "Unknown"
+"""The client's word for a kind of index that it does not know: it reads no list that has another one."""
+_UNKNOWN_TO_CLIENT = frozenset({IndexType.MINHASHLSH.value})
+
+
+def _with_client_kind(described: Any) -> Fields:
+    """Return the description of an index, or its figures, with a kind that the client knows."""
+    fields: Fields = msgspec.to_builtins(described)
+    return fields | {"index_type": _UNKNOWN_KIND} if fields.get("index_type") in _UNKNOWN_TO_CLIENT else fields
+
+
+def _indices(response: models.ListTableIndicesResponse) -> Fields:
+    fields: Fields = msgspec.to_builtins(response)
+    return fields | {"indexes": [_with_client_kind(index) for index in response.indexes]}
 
 
 def _job_of_transaction(response: Any) -> Fields:
@@ -294,6 +311,7 @@ _RESPONSES: Mapping[str, Callable[[Any], Any]] = {
     "GetTableLsmWriteSpec": _no_lsm_spec,
     "DescribeTable": _table_description,
     "UpdateTable": _update_count,
+    "ListTableIndices": _indices,
     "ListTableTags": _bare_tags,
     "ExplainTableQueryPlan": _plan,
     "AnalyzeTableQueryPlan": _plan,

@@ -140,6 +140,16 @@ def test_see_as_shows_rows_within_policies_and_is_the_administrators_act(admin: 
 
 
 @pytest.mark.usefixtures("policy")
+def test_map_is_within_policies(ann: httpx.Client) -> None:
+    data = ann.get("/map-points/cinema/films?color=title", headers={"hx-request": "true"}).text
+    assert "40 rows" in data and "Film " not in data and "T180" in data
+    row = ann.get("/map-row/cinema/films?row=85", headers={"hx-request": "true"}).text
+    assert "T85" in row and "Film" not in row and "drama" not in row and "masked" in row
+    assert "This row is gone" in ann.get("/map-row/cinema/films?row=1", headers={"hx-request": "true"}).text
+    assert ann.get("/map-points/cinema/films?color=genre", headers={"hx-request": "true"}).status_code == 400
+
+
+@pytest.mark.usefixtures("policy")
 def test_see_as_tells_what_a_principal_would_be_told(admin: httpx.Client, ann: httpx.Client) -> None:
     stranger = admin.get("/see-as/cinema/films?principal=stranger")
     assert stranger.status_code == 200 and "does not exist for it" in stranger.text
@@ -162,6 +172,19 @@ def test_reader_without_rights_sees_their_own_access_alone(ann: httpx.Client) ->
     assert ann.get("/access/grants").status_code == 403
     act(ann, "/access", action="promote", principal="ann")
     assert "End being an administrator" not in words(ann.get("/access"))
+
+
+def test_server_is_shown_to_administrators_and_to_readers_on_its_machine(
+    admin: httpx.Client, ann: httpx.Client
+) -> None:
+    through_proxy = {"x-forwarded-for": "203.0.113.9"}
+    for address in ("/server", "/server/storage"):
+        assert admin.get(address, headers=through_proxy).status_code == 200
+        assert ann.get(address).status_code == 200  # as /metrics is
+        refused = ann.get(address, headers=through_proxy)
+        assert refused.status_code == 403 and "for administrators" in refused.text
+    assert "media" not in ann.get("/server/storage").text and 'value="collect"' not in ann.get("/server").text
+    assert act(ann, "/server", action="collect").status_code == 403
 
 
 @pytest.mark.parametrize(

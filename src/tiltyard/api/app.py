@@ -32,6 +32,7 @@ from tiltyard.api.idempotency.requests import REPLAYED, IdempotentRequests, Repl
 from tiltyard.api.lancedb import dialect
 from tiltyard.api.lancedb.databases import DATABASE_HEADER, Databases, qualify, relative_response
 from tiltyard.api.lancedb.freshness import read_freshness
+from tiltyard.api.metrics_history import MetricsHistory
 from tiltyard.api.pages import PATHS, Pages
 from tiltyard.api.request_limits import Limits
 from tiltyard.api.request_log import RequestLog
@@ -57,6 +58,7 @@ class Shared:
     log: RequestLog
     authentication: RequestAuthentication
     databases: Databases
+    history: MetricsHistory
 
 
 class Api:
@@ -76,6 +78,7 @@ class Api:
         self._databases = Databases(services, self._pools.catalog)
         self._log = RequestLog(services)
         self._pages = Pages(services, self._authentication, self._pools, self._log, self._limits, connections)
+        self._history = MetricsHistory(self._log.metrics, self._pools.catalog)
         self._random = random.Random()  # noqa: S311  # for ids of requests, which are no secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,10 +263,16 @@ class Api:
     @property
     def shared(self) -> Shared:
         """What other protocols of the process share with this one."""
-        return Shared(self._services, self._pools, self._limits, self._log, self._authentication, self._databases)
+        protocol = self._pools, self._limits, self._log, self._authentication, self._databases
+        return Shared(self._services, *protocol, self._history)
+
+    def start(self) -> None:
+        """Note the figures of the server from now on."""
+        self._history.start()
 
     def close(self) -> None:
         """Start nothing more, and write the audit records that wait."""
+        self._history.stop()
         self._pools.close()
         self._log.close()
 

@@ -67,7 +67,7 @@ UNROUTED = "none"
 log = logging.getLogger("tiltyard.api")
 
 
-class _Tally(msgspec.Struct, array_like=True):
+class Tally(msgspec.Struct, array_like=True):
     """The number of requests with one operation and status, their total duration, and how many took up to each SECONDS.
 
     `first_seconds` and `first_within` are the same until the first byte of the response: that is the server's time, and
@@ -83,12 +83,13 @@ class _Tally(msgspec.Struct, array_like=True):
     first_within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
 
 
-class _Counts(msgspec.Struct):
-    """The counts of one process since it started."""
+class ProcessCounts(msgspec.Struct):
+    """The counts of one process since it started, and its loads: how much waits, runs, is cached or was lost."""
 
     pid: int
     running: int
-    tallies: list[_Tally]
+    tallies: list[Tally]
+    loads: dict[str, float] = {}  # msgspec copies it
 
 
 class Metrics:
@@ -101,7 +102,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._running = 0
-        self._tallies: dict[tuple[str, int], _Tally] = {}
+        self._tallies: dict[tuple[str, int], Tally] = {}
+        self.read_loads: Callable[[], Mapping[str, float]] = dict
+        """Reads the loads of this process, once whoever knows them has said how."""
         folder = os.environ.get(SHARED_FOLDER)
         self._file = Path(folder) / f"{os.getpid()}-{uuid.uuid4().hex}.json" if folder else None
         self._share_timer: asyncio.TimerHandle | None = None
@@ -121,7 +124,7 @@ class Metrics:
         self._running -= 1
         tally = self._tallies.get((operation, status))
         if tally is None:
-            tally = self._tallies[operation, status] = _Tally(operation or UNROUTED, status)
+            tally = self._tallies[operation, status] = Tally(operation or UNROUTED, status)
         tally.requests += 1
         tally.seconds += seconds
         tally.within[bisect_left(SECONDS, seconds)] += 1
@@ -130,7 +133,12 @@ class Metrics:
 
     def encoded(self) -> bytes:
         """Return the counts of this process until now."""
-        return msgspec.json.encode(_Counts(os.getpid(), self._running, list(self._tallies.values())))
+        counts = ProcessCounts(os.getpid(), self._running, list(self._tallies.values()), dict(self.read_loads()))
+        return msgspec.json.encode(counts)
+
+    def read_processes(self, counts: bytes) -> list[ProcessCounts]:
+        """Return the counts of all processes of this server, this one's first, `counts` (`encoded`)."""
+        return [_decoder.decode(counts), *self._counts_of_other_processes()]
 
     def export(self, counts: bytes, state: State) -> bytes:
         """Return all metrics in Prometheus' format; reads the database, so it takes a thread.
@@ -138,9 +146,16 @@ class Metrics:
         `counts` are those of this process (`encoded`).
         """
         registry = CollectorRegistry()
-        registry.register(_Requests([_decoder.decode(counts), *self._counts_of_other_processes()]))
+        registry.register(_Requests(self.read_processes(counts)))
         registry.register(state)
         return generate_latest(registry)
+
+    def share(self) -> None:
+        """Have the other processes know of this one, before it has counted anything."""
+        if self._file is not None:
+            if self._share_timer is not None:
+                self._share_timer.cancel()
+            self._share()
 
     def _share(self) -> None:
         assert self._file is not None
@@ -154,7 +169,7 @@ class Metrics:
         if self._running:  # the end of what runs now has not been shared
             self._share_timer = asyncio.get_running_loop().call_later(SHARE_SECONDS, self._share)
 
-    def _counts_of_other_processes(self) -> Iterator[_Counts]:
+    def _counts_of_other_processes(self) -> Iterator[ProcessCounts]:
         if self._file is None:
             return
         for file in sorted(self._file.parent.glob("*.json")):
@@ -162,13 +177,13 @@ class Metrics:
                 yield _decoder.decode(file.read_bytes())
 
 
-_decoder = msgspec.json.Decoder(_Counts)
+_decoder = msgspec.json.Decoder(ProcessCounts)
 
 
 class _Requests(Collector):
     """Requests that have ended or run, of all processes together."""
 
-    def __init__(self, processes: Sequence[_Counts]) -> None:
+    def __init__(self, processes: Sequence[ProcessCounts]) -> None:
         self._processes = processes
 
     def collect(self) -> Iterable[Metric]:
@@ -191,12 +206,12 @@ class _Requests(Collector):
         )
         running = GaugeMetricFamily("tiltyard_requests_running", "Requests that have not ended.")
         # A process that was killed runs no requests, whatever it shared last.
-        running.add_metric((), sum(process.running for process in self._processes if _is_alive(process.pid)))
+        running.add_metric((), sum(process.running for process in self._processes if is_alive(process.pid)))
         yield from (ended, durations, first_bytes, running)
 
 
 def _histogram(
-    name: str, documentation: str, counts: Iterable[tuple[_Tally, list[int], float]]
+    name: str, documentation: str, counts: Iterable[tuple[Tally, list[int], float]]
 ) -> HistogramMetricFamily:
     """Add up counts by operation and class of status: a label for each status would be ten times as many."""
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -263,7 +278,8 @@ def check_reader(ctx: Context) -> None:
         raise PermissionDeniedError("Metrics are for administrators.")
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine runs."""
     try:
         os.kill(pid, 0)  # sends no signal
     except ProcessLookupError:

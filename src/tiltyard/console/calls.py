@@ -19,7 +19,9 @@ from lance_namespace.errors import (
 )
 from msgspec import structs
 
+from tiltyard.api.browser_security import is_own_page
 from tiltyard.api.errors import error_response
+from tiltyard.api.metrics import is_local_request
 from tiltyard.context import Context
 from tiltyard.model.operations import Handler, bound_operations
 from tiltyard.model.spec import Operation, models
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
     from tiltyard.api.app import Shared
     from tiltyard.api.deadlines import Deadline
+    from tiltyard.api.metrics import ProcessCounts
+    from tiltyard.api.metrics_history import MetricsHistory
     from tiltyard.api.request_limits import QuerySlot
     from tiltyard.api.request_log import LoggedRequest
     from tiltyard.model.operations import ArrowAnswer, BytesAnswer
@@ -84,6 +88,25 @@ class Calls:
         )
         calls._reader = structs.replace(self.ctx, entries={SEE_AS: principal.name})
         return calls
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the reader is on this machine, and not behind a proxy on it: such a one may read the metrics."""
+        headers = dict(self._scope["headers"])
+        return is_local_request(self._scope, headers) and is_own_page(headers)
+
+    @property
+    def history(self) -> MetricsHistory:
+        """The figures of the server over its last hours."""
+        return self._shared.history
+
+    def read_counts(self) -> bytes:
+        """Return the counts of this process until now, as `MetricsHistory` and `read_processes` take them."""
+        return self._on_loop(self._shared.log.metrics.encoded)
+
+    def read_processes(self, counts: bytes) -> list[ProcessCounts]:
+        """Return the counts of all processes of this server."""
+        return self._shared.log.metrics.read_processes(counts)
 
     @property
     def _is_seen_as(self) -> bool:

@@ -19,11 +19,13 @@ SECTIONS: tuple[Link, ...] = (
     Link("jobs", "Jobs"),
     Link("access", "Access"),
     Link("audit", "Audit", for_administrators=True),
+    Link("server", "Server", for_administrators=True),
 )
 TABLE_TABS: tuple[Link, ...] = (
     Link("table", "Overview"),
     Link("rows", "Rows"),
     Link("search", "Search"),
+    Link("map", "Map"),
     Link("versions", "Versions"),
     Link("policies", "Access"),
 )

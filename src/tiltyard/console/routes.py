@@ -9,6 +9,8 @@ from tiltyard.console import sign_in
 from tiltyard.console.access import audit, grants, keys, policies, principals, roles, see_as
 from tiltyard.console.browse import find, namespace, summary, tree
 from tiltyard.console.jobs import job, listing, start
+from tiltyard.console.map import page as map_page
+from tiltyard.console.monitor import server, storage
 from tiltyard.console.navigation import TABLE_TABS
 from tiltyard.console.table import cells, downloads, lineage, overview, rows, search
 from tiltyard.console.versions import comparison, timeline
@@ -62,6 +64,9 @@ ROUTES = (
     PageRoute("lineage", lineage.show, names_object=True),
     PageRoute("rows", rows.show, names_object=True),
     PageRoute("search", search.show, names_object=True),
+    PageRoute("map", map_page.show, names_object=True),
+    PageRoute("map-points", map_page.show_points, names_object=True, tab="map"),
+    PageRoute("map-row", map_page.show_row, names_object=True, tab="map"),
     PageRoute("versions", timeline.show, names_object=True),
     PageRoute("versions", timeline.act, method="POST", names_object=True),
     PageRoute("restore", timeline.ask_restore, names_object=True, tab="versions"),
@@ -87,6 +92,9 @@ ROUTES = (
     PageRoute("audit", audit.show),
     PageRoute("audit/chart", audit.show_chart),
     PageRoute("audit/export", audit.export),
+    PageRoute("server", server.show),
+    PageRoute("server", server.act, method="POST"),
+    PageRoute("server/storage", storage.show),
     PageRoute("jobs", listing.show),
     PageRoute("jobs/start", start.show),
     PageRoute("jobs/start", start.submit, method="POST"),

@@ -32,7 +32,7 @@ def make_templates(static: StaticFiles) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        plain=plain, number=number, size=size, moment=moment, ago=ago, plural=plural, percent=percent
+        plain=plain, number=number, size=size, moment=moment, ago=ago, plural=plural, percent=percent, millis=millis
     )
     environment.globals.update(static=static.url, link=link)
     return environment
@@ -83,21 +83,26 @@ def size(value: float | None) -> str:
     return f"{int(amount):,} {_UNITS[0]}" if unit == 0 else f"{amount:.3g} {_UNITS[unit]}"
 
 
-def moment(millis: int | None) -> str:
+def millis(seconds: float | None) -> str:
+    """Return a time in milliseconds; a dash for None."""
+    return NOTHING if seconds is None else f"{seconds * 1000:,.3g} ms"
+
+
+def moment(at_millis: int | None) -> str:
     """Return a moment (ms since 1970) as UTC; a dash for None."""
-    if millis is None:
+    if at_millis is None:
         return NOTHING
     try:
-        return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(at_millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
-        return str(millis)
+        return str(at_millis)
 
 
-def ago(millis: int | None, now: int) -> str:
+def ago(at_millis: int | None, now: int) -> str:
     """Return how long ago a moment was, roughly."""
-    if millis is None:
+    if at_millis is None:
         return NOTHING
-    seconds = max(0, now - millis) // 1000
+    seconds = max(0, now - at_millis) // 1000
     for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= length:
             return f"{plural(seconds // length, unit)} ago"

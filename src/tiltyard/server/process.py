@@ -93,6 +93,7 @@ class Application:
         tune_garbage_collector()
         release_when_idle()
         await send({"type": "lifespan.startup.complete"})
+        self._api.start()
         self._on_started()
         if self._flight_address is not None:
             self._flight = FlightListener(self._flight_address, self._api.shared)

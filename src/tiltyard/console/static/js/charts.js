@@ -1,6 +1,6 @@
 // Draw charts over time of the data that their figures carry: bars upon each other, or lines. uPlot draws on a canvas.
 const HEIGHT = 150;
-const COLORS = { ok: "c0", repeated: "c1", refused: "c4", failed: "c5", cut: "c3" };
+const COLORS = { ok: "c0", repeated: "c1", refused: "c4", failed: "c5", cut: "c3", errors: "c5" };
 const charts = new Map();
 
 function token(name) {
@@ -50,7 +50,7 @@ function draw(figure) {
       const color = token(COLORS[entry.label] ?? `c${index}`);
       return isStacked
         ? { stroke: color, fill: color, width: 0, paths: uPlot.paths.bars({ size: [0.8, 60] }), points: { show: false } }
-        : { stroke: color, width: 1.5, points: { show: data.x.length < 3 }, spanGaps: false };
+        : { stroke: color, width: 1.5, points: { show: data.x.length < 60, size: 4 }, spanGaps: false };
     })],
     hooks: readout ? { setCursor: [(chart) => {
       const index = chart.cursor.idx;

@@ -1,0 +1,1 @@
+"""The map: a table's vectors in two dimensions, coloured by a column."""

@@ -118,13 +118,13 @@ def main() -> None:
         dataset = data.large_table(work, options.megabytes * 1_000_000 // BYTES_OF_ROW)
         root = folder / "root"
         root.mkdir()
-        server = servers.tiltyard(root, folder / "log", 1)
+        server, sql_port = servers.with_sql(root, folder / "log", 1)
         stack.callback(server.stop)
         data.register(dataset, root, TABLE, server.address)
         port, stop = other_server(dataset)
         stack.callback(stop)
         sides = {
-            "Tiltyard": query_reader(servers.sql_port(server), f"SELECT * FROM {TABLE}"),
+            "Tiltyard": query_reader(sql_port, f"SELECT * FROM {TABLE}"),
             "pyarrow.flight, reading the dataset": ticket_reader(port, READ),
             "pyarrow.flight, rows in memory": ticket_reader(port, KEPT),
         }

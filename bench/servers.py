@@ -97,19 +97,23 @@ def tiltyard(
     return Server("Tiltyard", ["tiltyard", "serve", *flags, *further], log, source)
 
 
-def sql_port(server: Server) -> int:
-    """Wait until a server serves SQL; return its port. Raises OSError if it does not."""
-    port = server.address.port + 1
+def with_sql(root: Path, log: Path, workers: int) -> tuple[Server, int]:
+    """Start Tiltyard, and wait until it serves SQL; return it with the port of that. Raises OSError if it does not."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    server = tiltyard(root, log, workers, further=("--sql-port", str(port)))
     until = time.monotonic() + START_SECONDS
     while True:
         try:
             socket.create_connection((server.address.host, port)).close()
         except OSError:
             if time.monotonic() > until:
+                server.stop()
                 raise
             time.sleep(0.05)
         else:
-            return port
+            return server, port
 
 
 def peer(root: Path, log: Path, *, session: bool = False, tracking: bool = False) -> Server:

@@ -70,9 +70,10 @@ def embedded(dataset: Path) -> Run:
     return lambda query: pa.Table.from_batches(context.sql(query).collect())
 
 
-def by_lancedb(address: Address) -> Run:
+def by_lancedb(address: Address, port: int) -> Run:
     """Return what runs a query by lancedb's client."""
-    db = lancedb.connect("db://bench", api_key="none", host_override=f"http://{address.host}:{address.port}")
+    http, sql = (f"{scheme}://{address.host}:{at}" for scheme, at in (("http", address.port), ("grpc", port)))
+    db = lancedb.connect("db://bench", api_key="none", host_override=http, sql_host_override=sql)
     return lambda query: db.execute_query(query).read_all()
 
 
@@ -150,12 +151,11 @@ def main() -> None:
         dataset = table_of_numbers(work, options.rows)
         root = folder / "root"
         root.mkdir()
-        server = servers.tiltyard(root, folder / "log", options.workers)
+        server, port = servers.with_sql(root, folder / "log", options.workers)
         stack.callback(server.stop)
         data.register(dataset, root, TABLE, server.address)
-        port = servers.sql_port(server)
         sides = {
-            "lancedb": by_lancedb(server.address),
+            "lancedb": by_lancedb(server.address, port),
             "pyarrow.flight": by_flight(server.address.host, port),
             "DataFusion embedded": embedded(dataset),
         }

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
@@ -190,15 +191,17 @@ class Queries:
         """`kept_bytes` is how many bytes of rows ended queries may hold together for their readers."""
         self._kept_bytes = kept_bytes
         self._queries: OrderedDict[str, RunningQuery] = OrderedDict()
+        self._unread: list[RunningQuery] = []
+        """Those that ended before their rows were read, in the order of their ends; some were read since."""
 
     def add(self, query: RunningQuery) -> None:
         """Keep a query, and let go of the oldest that have ended where there are many."""
         self._queries[query.handle.id] = query
         seconds = query.deadline.remaining
         asyncio.get_running_loop().call_later(max(0.0, seconds), query.drop_unread)
-        query.when_ended(lambda _: self._limit_kept())
+        query.when_ended(self._limit_kept)
         excess = len(self._queries) - MAX_ENDED
-        for old in list(self._queries.values())[: max(0, excess)]:
+        for old in list(islice(self._queries.values(), max(0, excess))):
             if old.state is not QueryState.RUNNING:
                 del self._queries[old.handle.id]
 
@@ -214,12 +217,14 @@ class Queries:
             raise QueryCancelledError("The query was cancelled.")
         return None if query is None or query.is_read else query
 
-    def _limit_kept(self) -> None:
+    def _limit_kept(self, ended: RunningQuery) -> None:
         """Let go of the rows of the queries that ended first, where all together hold too many."""
-        excess = sum(query.unread_bytes for query in self._queries.values()) - self._kept_bytes
-        for query in list(self._queries.values()) if excess > 0 else ():
-            if query.unread_bytes and excess > 0:
-                excess -= query.drop_unread()
+        self._unread = [query for query in (*self._unread, ended) if query.unread_bytes]
+        excess = sum(query.unread_bytes for query in self._unread) - self._kept_bytes
+        for query in self._unread:
+            if excess <= 0:
+                break
+            excess -= query.drop_unread()
 
     def cancel_all(self) -> None:
         """Stop all queries."""

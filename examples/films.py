@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,10 +26,12 @@ import lance_namespace
 import lancedb
 import numpy as np
 import pyarrow.parquet as pq
+from lance_namespace.errors import LanceNamespaceError
 from lancedb.query import ColumnOrdering
 from lancedb.remote.table import RemoteTable
 from lancedb.rerankers import RRFReranker
 
+import tiltyard
 from film_data import load_films
 from film_embedding import embedded
 from local_server import local_server
@@ -102,23 +103,11 @@ def make_table(url: str) -> int:
     with TemporaryDirectory(prefix="tiltyard-films-") as folder:
         file = Path(folder) / "films.parquet"
         pq.write_table(films, file, row_group_size=4_096)
-        plan = Path(__file__).with_name("films.yaml")
-        command = [
-            sys.executable,
-            "-m",
-            "tiltyard",
-            "pipeline",
-            "run",
-            str(plan),
-            "--set",
-            f"films={file}",
-            "--uri",
-            url,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(done.stderr.strip().splitlines()[-1])
-    return films.num_rows
+        try:
+            run = tiltyard.connect(url).run_pipeline(HERE / "films.yaml", {"films": str(file)})
+        except LanceNamespaceError as error:
+            sys.exit(str(error))
+    return run.rows
 
 
 def declare_embedding(url: str) -> None:
@@ -176,9 +165,8 @@ def search_by_filter(table: RemoteTable) -> None:
 
 
 def opened(url: str) -> lance.LanceDataset:
-    """The same table through the specification's own client: pylance asks the server where it is, and reads it."""
-    client = lance_namespace.connect("rest", {"uri": url})
-    return lance.dataset(namespace_client=client, table_id=["films"], version="demo")
+    """The same table, as the pipeline has tagged it: pylance asks the server where it is, and reads it."""
+    return tiltyard.connect(url).table("films").dataset(tag="demo")
 
 
 def read_without_lancedb(url: str, films: int) -> None:

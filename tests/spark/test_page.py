@@ -25,8 +25,8 @@ def test_pipeline_page_examples_run_one_after_the_other_against_a_new_server(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    server = ServerProcess(tmp_path / "served")
-    names: dict[str, object] = {}
+    server = ServerProcess(tmp_path / "served", environ={"TILTYARD_UDFS": "true"})
+    names: dict[str, object] = {"__name__": "__main__"}  # as if they were typed
     try:
         for kind, example in re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL):
             text = example.replace(SHOWN_URL, server.url)

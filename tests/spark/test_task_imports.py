@@ -15,6 +15,7 @@ from tests.spark.task_payloads import Sent, clients_imported, recorded
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.delete import job as deleting
 from tiltyard.pipeline.indexes import segments
+from tiltyard.pipeline.ingest import job as ingesting
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.optimize import job as optimizing
 from tiltyard.pipeline.runs import LocalRun
@@ -29,6 +30,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """Record what Spark is sent from now on: functions and their payloads. Everything runs in tasks."""
     payloads = recorded(monkeypatch)
     for module, limits in (
+        (ingesting, ("MAX_BYTES_IN_DRIVER",)),
         (upserting, ("MAX_BYTES_IN_DRIVER", "MAX_ROWS_IN_DRIVER")),
         (deleting, ("MAX_ROWS_IN_DRIVER",)),
         (segments, ("MAX_ROWS_IN_DRIVER",)),

@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import lance_namespace as upstream
+import msgspec
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.lake.arguments import present
 from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
@@ -207,6 +210,31 @@ class Lake(Namespace):
         with open_publication(self.catalog) as catalog:
             yield Change(self.location, catalog, self._sessions, is_recorded=False)
 
+    def run_pipeline(
+        self,
+        plan: str | os.PathLike[str] | Mapping[str, Any],
+        values: Mapping[str, str] | None = None,
+        *,
+        wait: bool = True,
+        submit: bool | None = None,
+    ) -> Run:
+        """Create several tables as a YAML or Python file says, or a mapping of the same form, and publish them at once.
+
+        `values` replace `${NAME}` in a file. The figure `versions` has the version of each table. Raises
+        InvalidInputError (with the line of the file), and as `Run.wait` does.
+        """
+        from tiltyard.pipeline.plans.plan_file import parse_plan, read_plan  # noqa: PLC0415  # an extra: PySpark
+
+        with translate():
+            if isinstance(plan, Mapping):
+                if values:
+                    raise InvalidInputError("values are for a file: a mapping has its values already.")
+                parsed = parse_plan(plan)
+            else:
+                parsed = read_plan(Path(plan), values or {})
+        arguments = {"plan": msgspec.json.encode(parsed).decode(), "udf": parsed.functions or None}
+        return self.run_job("pipeline", present(**arguments), wait=wait, submit=submit)
+
     def run(self, run_id: str) -> Run:
         """Return the run of a job that the catalog has recorded, by its id. Raises TransactionNotFoundError."""
         return find_run(self.catalog, run_id)
@@ -259,6 +287,10 @@ class Change(Lake):
     def create_view(self, name: str, sql: str) -> View:
         """Raise InvalidInputError: a view is created by itself."""
         raise not_published("create_view")
+
+    def run_pipeline(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError: a pipeline publishes by itself."""
+        raise not_published("run_pipeline")
 
     def publish(self) -> AbstractContextManager[Change]:
         """Raise InvalidInputError: a publication has no other one in it."""

@@ -159,9 +159,7 @@ def main() -> None:
             "pyarrow.flight": by_flight(server.address.host, port),
             "DataFusion embedded": embedded(dataset),
         }
-        print(
-            "| query | client | p50 | p99 | of DataFusion embedded | at least |\n|---|---|---|---|---|---|", flush=True
-        )
+        print("| query | client | p50 | p99 | of DataFusion embedded | goal |\n|---|---|---|---|---|---|", flush=True)
         show("aggregate, 1,000 groups", compare(sides, [AGGREGATE], options.rounds), "0.8x")
         show("aggregate of a filter", compare(sides, [FILTERED], options.rounds), "0.8x")
         source = random.Random(3)  # for ids, not for secrets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -22,6 +23,7 @@ ALGORITHMS = frozenset(
 )
 """The allowed algorithms of a provider's signatures. None is symmetric: a public key must never be used as a secret."""
 OWN_ISSUER = "tiltyard"
+_COLLECTOR = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -88,6 +90,7 @@ def _sign_in_problem(name: str, provider: OidcProvider) -> str | None:
 
 CHOICES = {
     "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("text", "json"),
     "audit": ("auto", "off", "changes", "all"),
     "databases": ("fallback", "strict", "ignored"),
 }
@@ -136,6 +139,7 @@ BOUNDS = {
     "sql_max_rows": (0, 1 << 50),
     "sql_max_length": (100, 1 << 20),
     "max_connections": (0, 1 << 20),
+    "trace_sample": (0, 1),
     "head_timeout": (0.1, 3600),
     "keep_alive": (1, 86400),
     "send_timeout": (0.1, 86400),
@@ -379,6 +383,11 @@ class Settings:
         default=7.0, metadata={"help": "Days after which a multipart write that was not completed is aborted."}
     )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
+    log_format: str = field(default="text", metadata={"help": "text, or json: an object to a line."})
+    trace_endpoint: str = field(
+        default="", metadata={"help": "URL of an OpenTelemetry collector that gets traces (OTLP over HTTP)."}
+    )
+    trace_sample: float = field(default=1.0, metadata={"help": "Share of the traces that begin here and are sent."})
 
     @property
     def retention_ms(self) -> int:
@@ -441,6 +450,8 @@ def _check_values(settings: Settings) -> None:
     for name, choices in CHOICES.items():
         if getattr(settings, name).lower() not in choices:
             raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)!r}: {', '.join(choices)}.")
+    if settings.trace_endpoint and not _COLLECTOR.fullmatch(settings.trace_endpoint):
+        raise ConfigError("The setting trace_endpoint is the URL of a collector, as http://collector:4318.")
     port = settings.sql_port
     if port not in ("auto", "off") and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise ConfigError(f"The setting sql_port cannot be {port!r}: auto, off, or a port.")

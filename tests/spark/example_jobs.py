@@ -12,6 +12,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.spark_tasks import run_tasks
 
 
 def install(folder: Path) -> None:
@@ -61,9 +62,10 @@ def toy(
 def toy_on_spark(
     run: Run, catalog: Any, spark: Any, folder: Annotated[str, "Where to write down what is done."]
 ) -> Mapping[str, object]:
-    """Count on Spark."""
+    """Count on Spark, and in tasks."""
     run.check()
     rows = spark.range(1_000).count()
+    assert run_tasks(spark, run, len, ["a", "bb"], name="length") == [1, 2]
     _log(Path(folder), f"application {spark.sparkContext.applicationId}")
     return {"rows": rows, "shuffles": spark.conf.get("spark.sql.shuffle.partitions")}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from lance_namespace.errors import InvalidInputError
 
+from tests.services.collector import Collector
 from tests.services.jvm import LIGHT_JVM
 from tests.services.server import ServerProcess
 from tests.spark.example_jobs import drivers, logged_steps
@@ -25,6 +26,7 @@ from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.store import open_store
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 CONF = {"spark.sql.shuffle.partitions": "3", "spark.driver.memory": "512m", **LIGHT_JVM}
@@ -123,13 +125,24 @@ def test_queued_job_of_somebody_who_may_not_have_it_done_any_more_fails_before_a
 def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
+    """Their trace, which a server that traces requests writes into their properties, goes on into Spark's tasks."""
     calls = OperationClient(connection(server.url))
-    jobs = [submit_job(calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}).id for _ in range(2)]
+    traced = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    jobs = [
+        submit_job(calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}, properties=properties).id
+        for properties in (traced, {})
+    ]
     with_properties = submit_job(
         calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}, spark={"spark.sql.shuffle.partitions": "5"}
     )
-    start_worker()
-    assert [ended(server, job) for job in [*jobs, with_properties.id]] == ["Succeeded"] * 3
+    with Collector() as collector:
+        worker = start_worker(TILTYARD_TRACE_ENDPOINT=collector.url)
+        assert [ended(server, job) for job in [*jobs, with_properties.id]] == ["Succeeded"] * 3
+        job = collector.wait_for(lambda span: span.attributes.get("tiltyard.job") == jobs[0])
+        assert (job.name, job.trace_id, job.parent_id) == ("job toy_on_spark", TRACE, "00f067aa0ba902b7")
+        tasks = [span for span in collector.children(job) if span.name == "task length"]
+        assert sorted(task.attributes["tiltyard.position"] for task in tasks) == [0, 1]
+        assert {task.process for task in tasks}.isdisjoint({job.process, worker.pid})  # those of Spark's workers
     results = [transaction(server, job).properties or {} for job in [*jobs, with_properties.id]]
     assert [result["rows"] for result in results] == ["1000"] * 3
     assert [result["shuffles"] for result in results] == ["3", "3", "5"]

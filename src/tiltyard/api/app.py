@@ -36,11 +36,13 @@ from tiltyard.api.metrics_history import MetricsHistory
 from tiltyard.api.pages import PATHS, Pages
 from tiltyard.api.request_limits import Limits
 from tiltyard.api.request_log import RequestLog
+from tiltyard.api.request_tracing import traced
 from tiltyard.api.routing import Route, Router
 from tiltyard.context import Context, Services
 from tiltyard.model.operations import bound_operations
 from tiltyard.model.principals import Principal
 from tiltyard.model.spec import JSON
+from tiltyard.runtime.current_request import is_tracked
 
 Scope = dict[str, Any]
 
@@ -88,6 +90,17 @@ class Api:
         is_lancedb = dialect.is_lancedb_request(scope["raw_path"], scope["query_string"], headers)
         exchange = Exchange(scope, receive, send, log, is_lancedb)
         try:
+            if is_tracked():
+                with traced(log, headers):
+                    await self._respond(scope, headers, exchange)
+            else:
+                await self._respond(scope, headers, exchange)
+        finally:
+            log.end()
+
+    async def _respond(self, scope: Scope, headers: Headers, exchange: Exchange) -> None:
+        """Serve a request, and send the error that it ends with. Raises one that comes behind a response's head."""
+        try:
             if scope["raw_path"] in PATHS:
                 await self._pages.serve(scope, headers, exchange)
             else:
@@ -100,8 +113,6 @@ class Api:
         except asyncio.CancelledError:  # the server stops, and has no more time for those that still run
             if not exchange.started:
                 await self._send_error(ServiceUnavailableError(STOPPING), headers, exchange)
-        finally:
-            log.end()
 
     async def _serve(self, scope: Scope, headers: Headers, exchange: Exchange) -> None:
         """Serve a request of an operation. Raises what the operation raises, and HttpError."""

@@ -119,7 +119,7 @@ class Exchange:
                 len(body),
             )
             if self._send_whole(status, lines, body):
-                self.log.complete = True
+                self.log.complete, self.log.response_bytes = True, len(body)
                 return
         if status != NO_CONTENT and all(name != b"content-length" for name, _ in headers):
             headers = (*headers, (b"content-length", b"%d" % len(body)))
@@ -135,6 +135,7 @@ class Exchange:
         """Send a chunk of the body."""
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
         self.log.complete = last
+        self.log.response_bytes += len(body)
 
     async def begin(self, status: int) -> None:
         """Write the audit record of a change before its response's first byte; once per exchange. Raises as `send`."""

@@ -60,6 +60,7 @@ class LoggedRequest:
         "operation",
         "request",
         "request_id",
+        "response_bytes",
         "segments",
         "status",
     )
@@ -80,6 +81,7 @@ class LoggedRequest:
         self.code: int | None = None
         self.is_replay = False
         self.complete = False
+        self.response_bytes = 0
 
     @property
     def address(self) -> str:
@@ -155,10 +157,11 @@ class LoggedRequest:
                 duration_micros=micros,
                 context=self._context(),
             )
-            for name in self._objects() or ("",)
+            for name in self.objects() or ("",)
         ]
 
-    def _objects(self) -> tuple[str, ...]:
+    def objects(self) -> tuple[str, ...]:
+        """Return the ids of the objects that the request names."""
         if self.request is not None:
             return object_ids(self.request)
         raw = self.segments.get("id")  # refused before it was bound: as it stands in the path

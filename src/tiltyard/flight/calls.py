@@ -17,6 +17,7 @@ from msgspec import structs
 
 from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.lancedb.databases import DATABASE_HEADER, PREFIX_HEADER
+from tiltyard.api.request_tracing import traced
 from tiltyard.context import Context
 from tiltyard.flight.credentials import normalize_credentials, read_headers
 from tiltyard.flight.siblings import peer_of
@@ -99,11 +100,13 @@ class Calls:
         logged = self._shared.log.start(scope, _request_id(headers))
         logged.operation = operation
         try:
-            yield await self._begin(headers, logged)
-            logged.status, logged.complete = 200, True
-        except Exception as error:  # noqa: BLE001  # the one place where every failure becomes a status
-            self._shared.services.outage_log.report(error)
-            await self._abort(context, logged, error)
+            with traced(logged, headers):
+                try:
+                    yield await self._begin(headers, logged)
+                    logged.status, logged.complete = 200, True
+                except Exception as error:  # noqa: BLE001  # the one place where every failure becomes a status
+                    self._shared.services.outage_log.report(error)
+                    await self._abort(context, logged, error)
         finally:
             logged.end()
 

@@ -31,6 +31,8 @@ from tiltyard.pipeline.private_variables import set_task_variables, variables_fo
 from tiltyard.pipeline.session import is_connect, task_slots
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.allocator import retain_freed_memory
+from tiltyard.runtime.current_request import TrackingExecutor
+from tiltyard.runtime.tracing import TaskTrace, task_span, task_trace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -93,7 +95,7 @@ def run_tasks(
     if at_once is not None and at_once < waves * size:
         waves = min(WAVES, at_once)
         size = at_once // waves
-    tag = f"tiltyard-{uuid.uuid4().hex}"
+    tag, trace = f"tiltyard-{uuid.uuid4().hex}", task_trace()
     dumps = _cloudpickle().dumps
     results: dict[int, R] = {}
     offsets = iter(range(0, len(payloads), size))
@@ -103,7 +105,7 @@ def run_tasks(
             while len(results) < len(payloads):
                 while len(pending) < waves and (first := next(offsets, None)) is not None:
                     next_wave = _Wave(first, tuple(dumps(payload) for payload in payloads[first : first + size]))
-                    pending.add(pool.submit(_run_wave, spark, tag, name, work, next_wave))
+                    pending.add(pool.submit(_run_wave, spark, tag, name, work, next_wave, trace))
                 finished, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                 for position, result in (_unpickle_result(row) for future in finished for row in future.result()):
                     results[position] = result
@@ -131,7 +133,8 @@ def run_partitions(
     tasks of Spark, of those that it knows so far and one more: all of them at the end. Raises what `run_tasks` raises.
     """
     tag = f"tiltyard-{uuid.uuid4().hex}"
-    mapped = frame.mapInArrow(_partition_worker(work, task_variables(spark)), "i bigint, o binary")
+    worker = _partition_worker(work, task_variables(spark), task_trace(), name)
+    mapped = frame.mapInArrow(worker, "i bigint, o binary")
     with ThreadPoolExecutor(1, thread_name_prefix="frame") as pool:
         pending = {pool.submit(_collect, spark, mapped, tag, name)}
         try:
@@ -157,7 +160,7 @@ def _run_in_threads(
     run: Run, work: Callable[[P], R], payloads: Sequence[P], on_result: Callable[[int, R], None] | None
 ) -> list[R]:
     results: dict[int, R] = {}
-    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="task") as pool:
+    with TrackingExecutor(os.cpu_count(), thread_name_prefix="task") as pool:
         pending = {pool.submit(work, payload): position for position, payload in enumerate(payloads)}
         try:
             while len(results) < len(payloads):
@@ -174,11 +177,13 @@ def _run_in_threads(
     return [results[position] for position in range(len(payloads))]
 
 
-def _run_wave(spark: SparkSession, tag: str, name: str, work: Any, wave: _Wave) -> list[tuple[int, bytes]]:
+def _run_wave(
+    spark: SparkSession, tag: str, name: str, work: Any, wave: _Wave, trace: TaskTrace | None
+) -> list[tuple[int, bytes]]:
     """Run one Spark job with a task per payload; return positions and pickled outcomes."""
     count = len(wave.payloads)
     _tag(spark, tag, name)
-    run = _payload_worker(work, wave.payloads, task_variables(spark))
+    run = _payload_worker(work, wave, task_variables(spark), trace, name)
     frame = spark.range(0, count, 1, count).mapInArrow(run, "i bigint, o binary")
     return [(wave.first + position, outcome) for position, outcome in _collect_rows(frame)]
 
@@ -207,11 +212,13 @@ def task_variables(spark: SparkSession) -> Mapping[str, str]:
     return variables_for_tasks(None if is_connect(spark) else spark.sparkContext.master)
 
 
-def _payload_worker(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
+def _payload_worker(work: Any, wave: _Wave, variables: Mapping[str, str], trace: TaskTrace | None, name: str) -> Any:
     """Return the function that runs payloads in Spark's Python worker.
 
     A RefusedError is returned as a result: raised, Spark would retry it.
     """
+
+    first, payloads = wave.first, wave.payloads
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         set_task_variables(variables)
@@ -219,7 +226,8 @@ def _payload_worker(work: Any, payloads: tuple[bytes, ...], variables: Mapping[s
         for batch in batches:
             for position in batch.column(0).to_pylist():
                 try:
-                    outcome: Any = work(pickle.loads(payloads[position]))  # noqa: S301  # from the driver
+                    with task_span(trace, f"task {name}", **{"tiltyard.position": first + position}):
+                        outcome: Any = work(pickle.loads(payloads[position]))  # noqa: S301  # from the driver
                 except RefusedError as refusal:
                     outcome = refusal
                 yield _row(position, outcome)
@@ -228,7 +236,7 @@ def _payload_worker(work: Any, payloads: tuple[bytes, ...], variables: Mapping[s
     return run
 
 
-def _partition_worker(work: Any, variables: Mapping[str, str]) -> Any:
+def _partition_worker(work: Any, variables: Mapping[str, str], trace: TaskTrace | None, name: str) -> Any:
     """Return the function that runs a partition of a DataFrame in Spark's Python worker."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -239,7 +247,8 @@ def _partition_worker(work: Any, variables: Mapping[str, str]) -> Any:
         context = TaskContext.get()
         position = 0 if context is None else context.partitionId()
         try:
-            outcome: Any = work(position, batches)
+            with task_span(trace, f"task {name}", **{"tiltyard.position": position}):
+                outcome: Any = work(position, batches)
         except RefusedError as refusal:
             outcome = refusal
         yield _row(position, outcome)

@@ -1,10 +1,16 @@
-"""The log of a server's processes: one line per event, on standard error."""
+"""The log of a server's processes, one line per event on standard error; and where its traces go."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from typing import TYPE_CHECKING
+
+from tiltyard import __version__
+from tiltyard.runtime.current_request import track
+from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.json_logs import JsonFormatter
+from tiltyard.runtime.tracing import MISSING, TraceOptions, is_installed, start_tracing
 
 if TYPE_CHECKING:
     from tiltyard.config import Settings
@@ -19,8 +25,21 @@ def set_up_logging(settings: Settings) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    if settings.log_format.lower() == "json":
+        track()
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_no_connection_attempt)
+
+
+def set_up_tracing(settings: Settings) -> None:
+    """Send the traces of this process where the settings say; end the process with a sentence where that cannot be."""
+    if not settings.trace_endpoint:
+        return
+    if not is_installed():
+        refuse(MISSING)
+    start_tracing(TraceOptions(settings.trace_endpoint, settings.trace_sample, __version__))
 
 
 def _is_no_connection_attempt(record: logging.LogRecord) -> bool:

@@ -22,12 +22,13 @@ from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server.console_mount import ConsoleMount, is_console_path
 from tiltyard.server.file_limits import connection_limit, raise_descriptor_limit
 from tiltyard.server.flight_address import FlightAddress
 from tiltyard.server.flight_listener import FlightListener
 from tiltyard.server.http_protocol import HttpProtocol
-from tiltyard.server.log_setup import set_up_logging
+from tiltyard.server.log_setup import set_up_logging, set_up_tracing
 from tiltyard.server.memory import keep_large_buffers, release_when_idle, tune_garbage_collector
 from tiltyard.server.query_process import start_query_process
 from tiltyard.server.startup_checks import uvicorn_network_options
@@ -120,6 +121,7 @@ def open_services_or_refuse(settings: Settings) -> Services:
     """Open the services of the process; end it with one sentence for the operator where that fails."""
     try:
         set_up_logging(settings)
+        set_up_tracing(settings)
         raise_descriptor_limit()
         keep_large_buffers()
         register_operations()
@@ -183,6 +185,7 @@ def exit_on_signals() -> None:
 
 def exit_now() -> None:
     """End the process now: a thread deep in a long Lance call would keep the interpreter from ending in time."""
+    flush_spans()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

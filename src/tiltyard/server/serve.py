@@ -21,6 +21,7 @@ from tiltyard.api.rate_limits import shared_rates
 from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts
 from tiltyard.server.console_mount import console_url
@@ -118,6 +119,7 @@ def run_worker(settings: Settings) -> None:
     if drivers:
         drivers.stop(DRIVER_SECONDS)
     worker.stop(WORKER_SECONDS)
+    flush_spans()
     services.store.close()
     exit_now()
 

@@ -12,6 +12,7 @@ removed from messages.
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.runtime.outage_log import StorageUnavailableError
+from tiltyard.runtime.tracing import end_span, is_tracing, start_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -227,20 +229,27 @@ class lance_errors:  # noqa: N801  # used like a function; a class, because `con
     """Translate errors of Lance inside a `with` block to the namespace's errors.
 
     `table` is an object with a `schema` (a dataset) or a schema itself; its columns are listed where one is missing. It
-    may be a location as well: where a storage fails, the log names its root (`tiltyard.runtime.outage_log`).
+    may be a location as well: where a storage fails, the log names its root (`tiltyard.runtime.outage_log`). The block
+    is a span of traces, too.
     Unexpected errors pass unchanged, for the api to log and to respond with 500.
     """
 
-    __slots__ = ("_table",)
+    __slots__ = ("_span", "_table")
 
     def __init__(self, table: Any = None) -> None:
         self._table = table
+        self._span: Any = None
 
     def __enter__(self) -> None:
-        """Do nothing."""
+        """Start a span, named after the function that calls Lance, where requests are traced."""
+        if is_tracing():
+            caller = sys._getframe(1).f_code.co_name.lstrip("_")
+            self._span = start_child(f"storage {caller}", {"tiltyard.location": _location(self._table)})
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Translate the block's error; a panic of Rust is no Exception."""
+        if self._span is not None:
+            end_span(self._span, {}, None if error is None else type(error).__name__)
         if error is None or isinstance(error, (GeneratorExit, KeyboardInterrupt, SystemExit)):
             return
         translated = _refusal(self._table) or translate_error(error, _columns(self._table))

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar
 
+from tiltyard.runtime.current_request import bind_to_request
+from tiltyard.runtime.tracing import child_span, is_tracing
+
 if TYPE_CHECKING:
     from tiltyard.store.backend import Connection, Database
 
@@ -69,11 +72,20 @@ def writes_one_statement(method: Method[R, P, T]) -> Method[R, P, T]:
 def _run_by(method: Method[R, P, T], runner: Literal["read", "write", "write_statement"]) -> Method[R, P, T]:
     """Return the method; an unbound repository runs it by this method of its database."""
 
+    name = f"catalog {method.__name__}"
+
     @wraps(method)
     def call(self: R, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._bound is not None:
             return method(self, *args, **kwargs)
-        result: T = getattr(self._database, runner)(lambda connection: method(self.bind(connection), *args, **kwargs))
+        run = getattr(self._database, runner)
+        if is_tracing():
+            with child_span(name):
+                # SQLite writes in a thread of its own.
+                work = bind_to_request(lambda connection: method(self.bind(connection), *args, **kwargs))
+                traced: T = run(work)
+            return traced
+        result: T = run(lambda connection: method(self.bind(connection), *args, **kwargs))
         return result
 
     return call

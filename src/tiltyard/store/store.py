@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.current_request import bind_to_request
+from tiltyard.runtime.tracing import child_span, is_tracing
 from tiltyard.store import schema
 from tiltyard.store.access.generations import Generations
 from tiltyard.store.access.grants import Grants
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from tiltyard.store.backend import CallSoon, Database
+    from tiltyard.store.backend import CallSoon, Connection, Database
     from tiltyard.store.repository import Clock
 
 T = TypeVar("T")
@@ -105,7 +107,14 @@ class Store(UnitOfWork):
         `fn` may be run again, so it must do nothing but call methods of its argument; and it must let their errors
         pass, since a transaction of PostgreSQL cannot continue after some of them.
         """
-        return self._database.write(lambda connection: fn(UnitOfWork(self._database, self._clock, connection)))
+
+        def work(connection: Connection) -> T:
+            return fn(UnitOfWork(self._database, self._clock, connection))
+
+        if not is_tracing():
+            return self._database.write(work)
+        with child_span("catalog transaction"):
+            return self._database.write(bind_to_request(work))
 
     def dump(self, file: Path) -> DumpHeader:
         """Write all rows of one snapshot to a file; return its header. Blocks no writer. See `dump.dump`."""

@@ -11,6 +11,7 @@ from uuid import uuid4
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.runtime.tracing import is_tracing, trace_headers
 from tiltyard.store.job_events import CLAIM_EVENT, COMPLETE_EVENT, add_event
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import Properties, TransactionRecord, encode
@@ -96,13 +97,15 @@ class Transactions(Repository):
         """Create a transaction; one that is created Running is leased to `owner` for `lease_ms`.
 
         `requested_by` is the name of the principal who requested it, None for the servers themselves; `namespace_id`
-        is where its object is or was, without it the namespace of its table.
+        is where its object is or was, without it the namespace of its table. Where requests are traced, its properties
+        say of which trace it is.
         Raises TableNotFoundError when the table is gone.
         """
         if table_id is not None and self.connection.row(LOCK_TABLE, table_id) is None:
             raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
         now = self._clock()
-        head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(dict(properties))
+        kept = {**properties, **trace_headers()} if is_tracing() else dict(properties)
+        head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(kept)
         place = namespace_id, table_id
         return self._require_row(INSERT, *head, owner, now + lease_ms, now, now, requested_by, *place)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from tiltyard import __version__
 from tiltyard.config import Settings
 from tiltyard.model.jobs import DRIVER_VARIABLE
 from tiltyard.model.settings.spark_properties import check_spark_properties, to_java_properties
@@ -122,7 +123,9 @@ def write_driver_files(settings: Settings, record: TransactionRecord, folder: Pa
 def driver_orders(settings: Settings, *, submitted: bool) -> str:
     """Return a driver's orders as a line of JSON: the catalog, the variables that it does not inherit, and Spark."""
     variables = private_variables(os.environ, settings.spark_environment)
-    orders: dict[str, Any] = {**_catalog(settings), "variables": variables}
+    settings_of_telemetry = "log_format", "trace_endpoint", "trace_sample"
+    telemetry = {"version": __version__, **{name: getattr(settings, name) for name in settings_of_telemetry}}
+    orders: dict[str, Any] = {**_catalog(settings), "variables": variables, "telemetry": telemetry}
     if not submitted:
         orders |= {"master": spark_master(settings), "conf": spark_conf(settings)}
     return json.dumps(orders)

@@ -29,6 +29,7 @@ from tiltyard.model.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, RETRYABLE, Job, J
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.runtime.outage_log import OutageLog
+from tiltyard.runtime.tracing import job_span
 from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.store.upkeep import UPKEEP
 from tiltyard.tables.commits.finalizing import sweep_pending
@@ -171,7 +172,8 @@ class _Run:
         renewal.start()
         try:
             job = Job(record.id, record.kind, record.table_id, record.payload, self._report)
-            outcome = JOBS[record.kind](ctx, job)
+            with job_span(f"job {record.kind}", record.properties, record.id, **{"tiltyard.attempt": record.attempts}):
+                outcome = JOBS[record.kind](ctx, job)
         except JobCanceledError:
             if self._stopping.is_set():
                 self._finish(TransactionStatus.QUEUED)

@@ -12,6 +12,7 @@ from tiltyard.api.bodies.byte_ranges import ByteDownload
 from tiltyard.api.bodies.streamed_values import encode_stream
 from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer
 from tiltyard.model.spec import ARROW_FILE, ARROW_STREAM
+from tiltyard.runtime.current_request import add_rows
 
 CHUNK = 512 << 10
 """Bytes that are sent at once. Three chunks are held for a client that does not read: one that is sent, one that waits
@@ -132,6 +133,7 @@ def encode(response: ArrowAnswer, media: str) -> Iterator[bytes]:
     sink = pa.PythonFile(buffer, mode="w")
     writer = _writer(media)(sink, response.schema)
     for batch in response.batches:
+        add_rows(batch.num_rows)
         for part in _parts(batch):
             writer.write_batch(part)
             if buffer.size >= CHUNK:
@@ -158,6 +160,7 @@ def _encode_whole(schema: pa.Schema, batches: list[pa.RecordBatch], media: str) 
     sink = pa.BufferOutputStream()
     with _writer(media)(sink, schema, options=_UNTHREADED) as writer:
         for batch in batches:
+            add_rows(batch.num_rows)
             writer.write_batch(batch)
     encoded: bytes = sink.getvalue().to_pybytes()
     return encoded

@@ -30,6 +30,7 @@ from tiltyard.api.bodies.decoded_size import DecodedSizeCheck, cached_encoded_co
 from tiltyard.api.bodies.decompression_guard import ExpansionCheck, check_expansion
 from tiltyard.api.errors import HttpError
 from tiltyard.model.schemas.arrow_compat import align_columns, decimal_columns
+from tiltyard.runtime.current_request import add_rows
 
 Receive = Callable[[], Awaitable[Any]]
 Fingerprint = hashlib.blake2b
@@ -153,6 +154,7 @@ class MemoryBody:
             table, decimals = _read_table(data)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise not_arrow(error) from error
+        add_rows(table.num_rows)
         if decimals:
             table = pa.Table.from_batches(
                 [align_columns(batch, decimals) for batch in table.to_batches()], table.schema

@@ -12,6 +12,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tiltyard.model.operations import Pool
+from tiltyard.runtime.current_request import TrackingExecutor
 from tiltyard.runtime.failpoints import Point, reach
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ class ThreadPools:
 
     def __init__(self) -> None:
         processors = os.cpu_count() or 1
-        self.identity = ThreadPoolExecutor(IDENTITY_THREADS, "identity")
-        self.catalog = ThreadPoolExecutor(CATALOG_THREADS, "catalog")
+        self.identity = TrackingExecutor(IDENTITY_THREADS, "identity")
+        self.catalog = TrackingExecutor(CATALOG_THREADS, "catalog")
         self._pools = {
             Pool.CATALOG: self.catalog,
             "identity": self.identity,
-            Pool.QUERIES: ThreadPoolExecutor(max(8, 4 * processors), "query"),
-            Pool.WRITES: ThreadPoolExecutor(WRITE_THREADS, "write"),
+            Pool.QUERIES: TrackingExecutor(max(8, 4 * processors), "query"),
+            Pool.WRITES: TrackingExecutor(WRITE_THREADS, "write"),
         }
 
     def __getitem__(self, pool: Pool) -> ThreadPoolExecutor:

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import (
@@ -53,6 +53,7 @@ class QueuedJob:
     attempts: int
     status: str = "Running"
     location: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_response(cls, job: Mapping[str, Any]) -> QueuedJob:
@@ -60,7 +61,8 @@ class QueuedJob:
         spark, arguments, location = job.get("spark") or {}, job["arguments"], job.get("location")
         if location and "table" in arguments:
             arguments = {**arguments, "table": str(Id(job["table"]))}
-        return cls(job["id"], job["name"], arguments, spark, job["attempts"], job["status"], location)
+        properties = job.get("properties") or {}
+        return cls(job["id"], job["name"], arguments, spark, job["attempts"], job["status"], location, properties)
 
     def execute(self, run: Run, catalog: CatalogConnection, spark: SparkSession | None) -> Mapping[str, object]:
         """Run the job's function, on no other table than its own; return the last figures. Raises what it raises."""

@@ -34,6 +34,9 @@ from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.private_variables import adopt_variables
 from tiltyard.pipeline.session import describe_application, spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
+from tiltyard.runtime.current_request import track
+from tiltyard.runtime.json_logs import JsonFormatter
+from tiltyard.runtime.tracing import MISSING, TraceOptions, flush_spans, is_installed, job_span, start_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +55,7 @@ class DriverOrders:
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    telemetry: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path | None) -> DriverOrders:
@@ -105,7 +109,8 @@ class Driver:
                 return job.execute(run, self._catalog, spark)
 
         try:
-            drive_job(run, work, attempts=job.attempts)
+            with job_span(f"job {job.name}", job.properties, job.id, **{"tiltyard.attempt": job.attempts}):
+                drive_job(run, work, attempts=job.attempts)
         except SparkEndedError:
             log.exception("job %s (%s) was running when Spark ended", job.id, job.name)
             self._is_leaving = True  # a process has one JVM
@@ -113,6 +118,7 @@ class Driver:
             log.exception("job %s (%s) failed", job.id, job.name)
         finally:
             self._run = None
+            flush_spans()
 
     def leave(self, *_: object) -> None:
         """Release the running job, and end the process; a signal handler."""
@@ -166,6 +172,7 @@ def main() -> None:
     os.environ |= {DRIVER_VARIABLE: "worker", UDFS_VARIABLE: "on" if arguments.udfs else "off"}
     orders = DriverOrders.read(arguments.orders)
     adopt_variables(orders.variables)
+    _set_up_telemetry(orders.telemetry)
     driver = Driver(orders)
     _handle_stop_signals(driver.leave)
     for job_id, owner in [(arguments.job, arguments.owner)] if arguments.job else _read_jobs(sys.stdin):
@@ -176,6 +183,19 @@ def main() -> None:
         if not _report_end(responses, job_id, is_leaving=driver.is_leaving) or driver.is_leaving:
             break
     _handle_stop_signals(signal.SIG_IGN)
+
+
+def _set_up_telemetry(telemetry: Mapping[str, Any]) -> None:
+    """Log and send traces as the worker does; without traces where their packages are not here."""
+    if telemetry.get("log_format", "text").lower() == "json":
+        track()
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
+    if endpoint := telemetry.get("trace_endpoint"):
+        if is_installed():
+            start_tracing(TraceOptions(endpoint, telemetry["trace_sample"], telemetry["version"]))
+        else:
+            log.warning("%s This driver sends none.", MISSING)
 
 
 def _report_end(responses: int, job_id: str, *, is_leaving: bool) -> bool:

@@ -1,0 +1,104 @@
+"""The request or job that a thread or a task works on, for lines of the log and for spans of traces.
+
+Nothing is kept unless `track` was called, as it is where logs are JSON or traces are on: then the work of a request is
+followed from the event loop into the threads of `TrackingExecutor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import perf_counter
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CurrentRequest:
+    """One request: its id, its span (None without traces), the seconds that it waited for threads and ran in them.
+
+    `rows` are those that were written or read so far, `spans` the children of its span.
+    """
+
+    __slots__ = ("request_id", "rows", "run_seconds", "span", "spans", "wait_seconds")
+
+    def __init__(self, request_id: str, span: Any = None) -> None:
+        self.request_id = request_id
+        self.span = span
+        self.wait_seconds = 0.0
+        self.run_seconds = 0.0
+        self.rows = 0
+        self.spans = 0
+
+
+_current: ContextVar[CurrentRequest | None] = ContextVar("tiltyard_request", default=None)
+_is_tracked = False
+
+
+def track() -> None:
+    """Keep the current request from now on."""
+    global _is_tracked  # noqa: PLW0603  # of the process, as logging is
+    _is_tracked = True
+
+
+def is_tracked() -> bool:
+    """Return whether the current request is kept."""
+    return _is_tracked
+
+
+def current_request() -> CurrentRequest | None:
+    """Return the request that this thread or task works on; None outside of one, or where none is kept."""
+    return _current.get() if _is_tracked else None
+
+
+@contextmanager
+def working_on(request: CurrentRequest) -> Iterator[None]:
+    """Make a request the current one of a block."""
+    token = _current.set(request)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def bind_to_request(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that works on the current request wherever it is called; itself outside of one."""
+    if (request := current_request()) is None:
+        return function
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with working_on(request):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def add_rows(number: int) -> None:
+    """Count rows that the current request has written or read."""
+    if _is_tracked and (request := _current.get()) is not None:
+        request.rows += number
+
+
+class TrackingExecutor(ThreadPoolExecutor):
+    """Threads whose work belongs to the request that has submitted it; waits and runs are added to it."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        request = _current.get() if _is_tracked else None
+        if request is None:
+            return super().submit(fn, *args, **kwargs)
+        submitted = perf_counter()
+
+        def work() -> T:
+            started = perf_counter()
+            request.wait_seconds += started - submitted
+            token = _current.set(request)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                _current.reset(token)
+                request.run_seconds += perf_counter() - started
+
+        return super().submit(work)

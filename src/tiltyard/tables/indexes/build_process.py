@@ -104,7 +104,8 @@ class LanceProcess:
         self._listener.join()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # a response that it did not live to read
+                    stream.close()
 
     def wait(self, report: Callable[[], None], stall_seconds: float) -> None:
         """Wait until its work is committed; call `report` each second, and pass on what it raises.

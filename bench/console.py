@@ -36,6 +36,9 @@ PAGES = (
     "rows/rows",
     "rows/rows?filter=id+%3E+5000&order=-id",
     "search/rows?mode=like&row=3",
+    "map-points/rows",
+    "access",
+    "server",
 )
 
 

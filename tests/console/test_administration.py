@@ -12,11 +12,13 @@ from html import unescape
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from tests.console.test_sign_in import PATIENCE_SECONDS, sign_in
 from tests.services.console_data import SCRIPT, make_tables
 from tests.services.secured import Secured, secured_server
+from tests.services.wire import stream
 from tiltyard.console.access.audit import BARS, count_by_time
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
@@ -133,10 +135,30 @@ def test_see_as_shows_rows_within_policies_and_is_the_administrators_act(admin: 
     assert "Film " not in grid and "drama" not in grid.partition("text")[0] and ">T80<" in grid
     years = [int(year) for year in re.findall(r'<td class="num">(20\d\d|19\d\d)</td>', grid)]
     assert len(years) == 25 and min(years) >= 2000
+    with secured.http("ann") as http:  # nobody can say so of themselves
+        http.post("/v1/table/cinema$films/drop", json={"context": {"see_as": "bob", "why": "x"}})
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (forged := audited(secured, principal="ann", operation="DropTable")):
+        assert time.monotonic() < deadline
+    assert [record["context"] for record in forged] == [{"why": "x"}]
     mine = [record for record in audited(secured) if record["request_id"] == shown.headers["x-request-id"]]
     seen = [record for record in mine if record.get("context") == {"see_as": "ann"}]
     assert {record["operation"] for record in seen} >= {"DescribeTable", "QueryTable"}
     assert {(record["principal"], record["outcome"]) for record in seen} == {("administrator", "ok")}
+
+
+def test_map_of_many_rows_is_of_the_first_ones_where_a_policy_hides_some(
+    admin: httpx.Client, ann: httpx.Client, secured: Secured
+) -> None:
+    rows = pa.table(
+        {"n": range(2_100), "v": pa.array([[1.0 * n, 2.0] for n in range(2_100)], pa.list_(pa.float32(), 2))}
+    )
+    with secured.wire("administrator") as wire:
+        wire.good(wire.table(["empty", "lines"], "create", stream(rows)))
+    act(admin, "/access/grants/empty", action="grant", kind="namespace", to="ann", privilege=["read"])
+    assert act(admin, "/policies/empty/lines", action="set", name="p", filter="n >= 10").status_code == 200
+    texts = [client.get("/map-points/empty/lines", headers={"hx-request": "true"}).text for client in (ann, admin)]
+    assert "2,000 rows out of 2,090, the first ones" in texts[0] and "taken at equal distances" in texts[1]
 
 
 @pytest.mark.usefixtures("policy")

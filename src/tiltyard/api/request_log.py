@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tiltyard.model.spec import Operation
 
 REFUSALS = frozenset({401, 403, 429})
+SEE_AS = "see_as"
+"""The entry of a record's context that names the principal as whom an administrator looked; no client can set it."""
 
 
 class RequestLog:
@@ -61,6 +63,7 @@ class LoggedRequest:
         "request",
         "request_id",
         "response_bytes",
+        "seen_as",
         "segments",
         "status",
     )
@@ -74,6 +77,7 @@ class LoggedRequest:
         self.request_id = request_id
         self.operation = ""
         self.is_audited_change = False
+        self.seen_as = ""
         self.segments: Segments = {}
         self.ctx: Context | None = None
         self.request: Any = None
@@ -94,6 +98,10 @@ class LoggedRequest:
         self.operation = operation.name
         self.is_audited_change = handler.changes and handler.audited
         self.segments = segments
+
+    def see_as(self, name: str) -> None:
+        """Record the request as one by which its principal sees what another one would, whatever it changes."""
+        self.is_audited_change, self.seen_as = True, name
 
     def before_response(self, status: int) -> asyncio.Future[None] | None:
         """Write the audit record of a change, before its client gets a byte of the response.
@@ -171,4 +179,7 @@ class LoggedRequest:
         entries = getattr(self.request, "context", None) or {}
         if self.ctx is not None and self.ctx.entries:
             entries = {**entries, **self.ctx.entries}
+        if self.seen_as or SEE_AS in entries:
+            of_client = {name: value for name, value in entries.items() if name != SEE_AS}
+            entries = {SEE_AS: self.seen_as, **of_client} if self.seen_as else of_client
         return redact_context(entries) if entries else {}

@@ -17,7 +17,6 @@ from lance_namespace.errors import (
     PermissionDeniedError,
     UnsupportedOperationError,
 )
-from msgspec import structs
 
 from tiltyard.api.browser_security import is_own_page
 from tiltyard.api.errors import error_response
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from tiltyard.model.principals import Principal
 
 T = TypeVar("T")
-SEE_AS = "see_as"
-"""The entry of an audit record's context that names the principal as whom an administrator looked."""
 
 
 class Calls:
@@ -86,7 +83,7 @@ class Calls:
             self._deadline,
             self._has_client_left,
         )
-        calls._reader = structs.replace(self.ctx, entries={SEE_AS: principal.name})
+        calls._reader = self.ctx
         return calls
 
     @property
@@ -175,7 +172,8 @@ class Calls:
         slot = None
         logged = self._shared.log.start(self._scope, self.ctx.request_id)
         logged.set_route(operation, handler, {})
-        logged.is_audited_change |= self._is_seen_as
+        if self._is_seen_as:
+            logged.see_as(self.ctx.principal.name)
         logged.ctx, logged.request = self._reader, request
         if handler.query:
             try:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import lance
+import lance_namespace
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from lance_namespace import CreateMaterializedViewRequest, CreateNamespaceRequest
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
-from tests.spark.views import contents, create_view, numbers, write
+from tests.spark.views import SCHEMA, contents, create_view, numbers, write
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.views.job import refresh
@@ -68,6 +71,27 @@ def test_refresh_after_appends_adds_their_rows_alone_in_one_commit(
     assert contents(catalog, view).equals(even(0, 120))
     repeated = refreshed(view)
     assert (repeated["mode"], repeated["version"], dataset(catalog, view).version) == ("unchanged", 3, 3)
+
+
+@pytest.mark.extended
+def test_refresh_of_a_view_that_was_made_within_a_database_reads_its_tables(
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed
+) -> None:
+    base, source = fresh("base"), fresh("source")
+    catalog.client().create_namespace(CreateNamespaceRequest(id=[base]))
+    lance.write_dataset(numbers(0, 10), namespace_client=catalog.client(), table_id=[base, source])
+    write(catalog, source, numbers(0, 3))  # of the same name, in the root
+    properties = {**dict(catalog.properties), "headers.x-lancedb-database": base}
+    inside = lance_namespace.connect(catalog.implementation, properties)
+    definition = {"kind": "query", "source_query": f"SELECT * FROM {source} WHERE id > 0"}
+    output = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
+    inside.create_materialized_view(CreateMaterializedViewRequest(id=["few"], output_schema=output, **definition))
+    view = f"{base}$few"
+    assert refreshed(view)["rows"] == 9
+    lance.write_dataset(numbers(10, 12), namespace_client=catalog.client(), table_id=[base, source], mode="append")
+    second = refreshed(view)
+    assert (second["mode"], second["rows"]) == ("incremental", 2)
+    assert json.loads(second["sources"]) == {f"{base}${source}": 2}
 
 
 @pytest.mark.parametrize("change", ["delete", "update", "drop column", "overwrite"])

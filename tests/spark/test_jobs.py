@@ -12,7 +12,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.cli import main
 from tiltyard.model.jobs import PIPELINE_JOBS, pipeline_jobs
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.jobs import find_job, job
+from tiltyard.pipeline.jobs import find_job, job, split_names
 from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:
@@ -84,6 +84,26 @@ def test_checked_with_arguments_that_do_not_fit_names_the_one(
 ) -> None:
     with pytest.raises(InvalidInputError, match=named):
         find_job("tell").validate(arguments)
+
+
+def test_checked_takes_earlier_names_of_arguments_once() -> None:
+    ingest, where = find_job("ingest"), {"source": "rows.csv", "table": "films"}
+    assert ingest.validate({**where, "check": ["rows > 1"]})["checks"] == ["rows > 1"]
+    assert find_job("delete").validate({"table": "films", "where": "a > 1"})["filter"] == "a > 1"
+    with pytest.raises(InvalidInputError, match="takes checks once: check is another name of it"):
+        ingest.validate({**where, "checks": ["rows > 1"], "check": ["rows > 2"]})
+    with pytest.raises(InvalidInputError, match="mode is one of create, append, overwrite, and not 'replace'"):
+        ingest.validate({**where, "mode": "replace"})
+
+
+def test_job_command_splits_lists_of_columns_at_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: dict[str, Any] = {}
+    monkeypatch.setattr("tiltyard.cli.jobs.run_job", lambda _, arguments, *__, **___: passed.update(arguments))
+    options = ["--select", "a, b", "--select", '"c,d"', "--checks", "between(a, 0, 1)", "--check", "unique(a,b)"]
+    done = CliRunner().invoke(main, ["job", "ingest", "rows.csv", "films", *options, "--uri", "nowhere"])
+    assert done.exit_code == 0, done.output
+    assert (passed["select"], passed["checks"]) == (["a", "b", "c,d"], ["between(a, 0, 1)", "unique(a,b)"])
+    assert split_names(" a,, b ") == ["a", "b"]
 
 
 def test_job_command_hands_its_arguments_to_the_function(received: dict[str, Any], tmp_path: Any) -> None:

@@ -150,7 +150,8 @@ def _detect_format(path: str, files: Sequence[FileInfo]) -> Format:
         return Format.IMAGES
     if len(formats) != 1:
         names = ", ".join(sorted(formats)) or "no known format"
-        raise RefusedError(f"The files at {path} are of {names}: name one with --format, or fewer files.")
+        known = ", ".join(Format)
+        raise RefusedError(f"The files at {path} are of {names}: name one with --format ({known}), or fewer files.")
     return formats.pop()
 
 

@@ -71,7 +71,8 @@ def make_archive() -> None:
         with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:
             file = Path(folder) / ARCHIVE.name
             command = [sys.executable, "-m", "tests.services.jvm", str(file)]
-            subprocess.run(command, cwd=HOME, check=True, timeout=240, stdout=subprocess.DEVNULL)
+            without_defaults = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
+            subprocess.run(command, cwd=HOME, check=True, timeout=240, stdout=subprocess.DEVNULL, env=without_defaults)
             file.rename(ARCHIVE)
 
 

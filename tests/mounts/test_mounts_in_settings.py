@@ -121,6 +121,7 @@ def test_settings_with_an_impossible_mount_are_refused_in_a_sentence(tmp_path: P
 
 def test_server_with_an_unknown_kind_of_mount_does_not_start(tmp_path: Path) -> None:
     config = settings_file(tmp_path, '[mounts.a]\nkind = "hivee"\n')
-    done = run_tiltyard("serve", "--root", str(tmp_path / "served"), "--port", "0", "--config", str(config))
+    serve = ("serve", "--root", str(tmp_path / "served"), "--port", "0", "--sql-port", "off", "--config", str(config))
+    done = run_tiltyard(*serve)
     assert done.returncode == 1 and "no kind of mount 'hivee'" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Sent:
     payloads_sent: Sent = []
     of_payloads, of_partitions = spark_tasks._payload_worker, spark_tasks._partition_worker
 
-    def with_payloads(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
-        function = of_payloads(work, payloads, variables)
-        payloads_sent.append((cloudpickle.dumps(function), payloads))
+    def with_payloads(work: Any, wave: Any, *rest: Any) -> Any:
+        function = of_payloads(work, wave, *rest)
+        payloads_sent.append((cloudpickle.dumps(function), wave.payloads))
         return function
 
-    def on_partition(work: Any, variables: Mapping[str, str]) -> Any:
-        function = of_partitions(work, variables)
+    def on_partition(work: Any, *rest: Any) -> Any:
+        function = of_partitions(work, *rest)
         payloads_sent.append((cloudpickle.dumps(function), ()))
         return function
 

@@ -164,7 +164,9 @@ def test_the_default_database_is_not_dropped_and_a_location_without_a_file_syste
 def test_a_metastore_that_is_killed_is_unavailable_and_then_goes_on_without_a_loss(
     hive: HiveMetastore, namespace: Id
 ) -> None:
-    catalog = open_catalog("hive", {"uri": hive.uri, "timeout": 20, "connect_timeout": 2})
+    settings = {"uri": hive.uri, "timeout": 20, "connect_timeout": 2}
+    catalog = open_catalog("hive", settings)  # its connections are the writers'
+    reader = open_catalog("hive", settings)
     stop = Event()
 
     def write(writer: int) -> set[str]:
@@ -186,19 +188,20 @@ def test_a_metastore_that_is_killed_is_unavailable_and_then_goes_on_without_a_lo
     with ThreadPoolExecutor(8) as threads:
         writers = [threads.submit(write, writer) for writer in range(8)]
         try:
-            wait_for_tables(catalog, namespace, 8)
+            wait_for_tables(reader, namespace, 8)
             hive.kill()
             started = time.monotonic()
             with pytest.raises(ServiceUnavailableError):
-                catalog.list_tables(namespace)
+                reader.list_tables(namespace)
             assert time.monotonic() - started < 20
             hive.start()
-            before = len(catalog.list_tables(namespace).names)
-            wait_for_tables(catalog, namespace, before + 8)
+            before = len(reader.list_tables(namespace).names)
+            wait_for_tables(reader, namespace, before + 8)
         finally:
             stop.set()  # also after a failure: what it was would be lost behind writers that go on
         acknowledged = set().union(*(writer.result() for writer in writers))
-    assert acknowledged <= set(catalog.list_tables(namespace).names)
+    assert acknowledged <= set(reader.list_tables(namespace).names)
+    reader.close()
     catalog.close()
 
 

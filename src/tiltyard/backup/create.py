@@ -36,13 +36,14 @@ from tiltyard.backup.points import (
     table_label,
 )
 from tiltyard.backup.selection import IncompleteError, TableState, check_target, select_files
+from tiltyard.backup.target import digest_chunks
 from tiltyard.runtime.failpoints import Point as Failpoint
 from tiltyard.runtime.failpoints import reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from tiltyard.backup.selection import SelectedFile
     from tiltyard.backup.target import Target
@@ -255,19 +256,13 @@ def _is_replaced(backup: _Backup, known: StoredTable, selected: list[SelectedFil
         if path in stored:
             digest = stored[path].sha256
         elif backup.target.size(key := f"files/{known.folder}/{path}") is not None:  # an earlier backup's
-            digest = _digest(backup.target.read_chunks(key))
+            _, digest = digest_chunks(backup.target.read_chunks(key))
         else:
             return False
-        return _digest(backup.ctx.storage.files(known.location).read_chunks(f"{known.location}/{path}")) != digest
+        chunks = backup.ctx.storage.files(known.location).read_chunks(f"{known.location}/{path}")
+        return digest_chunks(chunks)[1] != digest
 
     return any(list(backup.files_pool.map(is_other, doubtful)))
-
-
-def _digest(chunks: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _copy_file(backup: _Backup, location: str, folder: str, file: SelectedFile, known: StoredFile | None) -> StoredFile:

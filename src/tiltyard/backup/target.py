@@ -25,6 +25,15 @@ class DigestError(Exception):
     """A copied file has not the size and digest that it should have: it was removed again."""
 
 
+def digest_chunks(chunks: Iterable[bytes]) -> tuple[int, str]:
+    """Return how many bytes chunks have, and their SHA-256 in hexadecimal."""
+    digest, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        digest.update(chunk)
+        size += len(chunk)
+    return size, digest.hexdigest()
+
+
 class Target:
     """A folder, by its canonical location. Its methods take keys: paths below it. Safe to use from several threads.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 from tiltyard.backup.create import FILE_THREADS
 from tiltyard.backup.points import fetch_part, read_tables, table_label
 from tiltyard.backup.selection import version_of_manifest
+from tiltyard.backup.target import digest_chunks
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import files_of_bases, is_detached, parse_manifest, referenced_files
 
@@ -79,14 +79,11 @@ def _find_missing(elsewhere: dict[str, set[str]], list_file: Path, point: Point)
 
 def _check_file(target: Target, table: StoredTable, file: StoredFile) -> str:
     """Return what is wrong with a file; "" if nothing is."""
-    digest, size = hashlib.sha256(), 0
     try:
-        for chunk in target.read_chunks(file.key(table.folder)):
-            digest.update(chunk)
-            size += len(chunk)
+        stored = digest_chunks(target.read_chunks(file.key(table.folder)))
     except FileNotFoundError:
         return f"{table.name}: the file {file.key(table.folder)} is missing."
-    if (size, digest.hexdigest()) != (file.size, file.sha256):
+    if stored != (file.size, file.sha256):
         return f"{table.name}: the file {file.key(table.folder)} is not as it was written."
     return ""
 

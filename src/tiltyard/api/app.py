@@ -274,8 +274,15 @@ class Api:
     @property
     def shared(self) -> Shared:
         """What other protocols of the process share with this one."""
-        protocol = self._pools, self._limits, self._log, self._authentication, self._databases
-        return Shared(self._services, *protocol, self._history)
+        return Shared(
+            services=self._services,
+            pools=self._pools,
+            limits=self._limits,
+            log=self._log,
+            authentication=self._authentication,
+            databases=self._databases,
+            history=self._history,
+        )
 
     def start(self) -> None:
         """Note the figures of the server from now on."""

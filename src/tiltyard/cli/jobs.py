@@ -12,21 +12,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError, PermissionDeniedError
+from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError
 
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.output.progress import progress_bar
 from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import (
     LEASE_MS,
     CatalogRun,
     QueuedJob,
     claim_job,
+    describe_stopped,
     drive_job,
     new_owner,
     short_message,
@@ -34,9 +37,9 @@ from tiltyard.pipeline.driver.lease import (
 )
 from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job, split_names
 from tiltyard.pipeline.operation_client import OperationClient
-from tiltyard.pipeline.progress import Figures
-from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.session import describe_application, spark_session
+from tiltyard.pipeline.progress import figure_reader
+from tiltyard.pipeline.runs import LocalRun, RunCanceledError, describe_canceled
+from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.fatal import refuse
@@ -49,7 +52,6 @@ if TYPE_CHECKING:
 FIRST_CALL_SECONDS = 5.0
 """How long a command retries a server that does not answer, before it has begun anything."""
 POLL_SECONDS = 0.5
-FINAL_STATUSES = ("Succeeded", "Failed", "Canceled")
 
 
 def list_commands() -> list[str]:
@@ -197,14 +199,9 @@ def run_job(
 
 def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], target: Target) -> None:
     tune_allocator()
-    run, shown = LocalRun(), Figures()
-
-    def read_figures() -> Mapping[str, str]:
-        shown.set(dict(run.figures))
-        return shown.texts()
-
+    run = LocalRun()
     spark = target.session(job)
-    with interruptible() as interruption, progress_bar(job.name, read_figures):
+    with interruptible() as interruption, progress_bar(job.name, figure_reader(run.figures)):
         interruption.on_signal(run.canceled.set)
         try:
             figures = job.function(run, target.connection(), spark, **arguments)
@@ -239,13 +236,8 @@ def _drive_here(
     where = target.connection()
     run = CatalogRun(OperationClient(where), queued, owner)
     interruption.on_signal(run.cancel)
-
-    def work() -> Mapping[str, object]:
-        run.progress(**describe_application(spark))
-        return queued.execute(run, where, spark)
-
     with progress_bar(job.name, run.figures.texts):
-        figures = drive_job(run, work)
+        figures = drive_job(run, partial(queued.execute, run, where, spark))
     if figures is None:
         _exit_stopped(OperationClient(where), queued.id, run.figures.texts())
     _print_figures({"job": queued.id, **figures})
@@ -253,19 +245,14 @@ def _drive_here(
 
 def _exit_stopped(calls: OperationClient, job_id: str, figures: Mapping[str, str]) -> NoReturn:
     """End the command of a job that was stopped. Raises PermissionDeniedError where the catalog has failed it."""
-    job = calls.call("DescribeJob", id=[job_id])["job"]
-    if job["status"] == "Failed" and job.get("error"):
-        raise PermissionDeniedError(job["error"])
-    if job.get("paused"):
+    if describe_stopped(calls, job_id).get("paused"):
         exit_interrupted(f"tiltyard: {job_id} was paused: `tiltyard job resume {job_id}` goes on.")
     _exit_canceled(job_id, figures)
 
 
 def _exit_canceled(name: str, figures: Mapping[str, str]) -> NoReturn:
     """End the command of a job that was canceled; `version` among its figures is that of a commit of its own."""
-    version = figures.get("version")
-    state = f"what it had committed by then stays (version {version})" if version else "nothing was committed"
-    exit_interrupted(f"tiltyard: {name} was canceled: {state}.")
+    exit_interrupted(f"tiltyard: {describe_canceled(name, figures)}")
 
 
 def _print_figures(figures: Mapping[str, str]) -> None:
@@ -361,7 +348,7 @@ def _wait(target: Target, job_id: str) -> None:
     job = target.calls().call("DescribeJob", id=[job_id])["job"]
     calls = OperationClient(target.connection())
     with progress_bar(job["name"], lambda: job["properties"]):
-        while job["status"] not in FINAL_STATUSES:
+        while not TransactionStatus(job["status"]).is_final:
             time.sleep(POLL_SECONDS)
             job = calls.call("DescribeJob", id=[job_id])["job"]
     _print_job(job)

@@ -10,7 +10,7 @@ The names are those of the command line and of pipelines' files. This package is
 starts with the first job that needs it; `docs/pipeline.md` describes it for users.
 """
 
-from tiltyard.lake.catalog import Lake, Namespace, connect
+from tiltyard.lake.catalog import Lake, LakeNamespace, connect
 from tiltyard.lake.errors import RunCanceledError, RunFailedError
 from tiltyard.lake.runs import Run
 from tiltyard.lake.sources import Jdbc, Source
@@ -20,7 +20,7 @@ from tiltyard.lake.views import View
 __all__ = [
     "Jdbc",
     "Lake",
-    "Namespace",
+    "LakeNamespace",
     "Run",
     "RunCanceledError",
     "RunFailedError",

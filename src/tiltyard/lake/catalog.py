@@ -21,7 +21,7 @@ from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
 from tiltyard.lake.table import Table
 from tiltyard.lake.views import View, create_view
 from tiltyard.model.typed_ids import format_id, parse_typed_id
-from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.catalog_client import connection, is_server_address
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.session import spark_session
 
@@ -58,7 +58,7 @@ def connect(
     place = os.fspath(location)
     if not place:
         raise InvalidInputError("location is empty: give the URL of a server (http://…), or the root of a catalog.")
-    is_server = place.startswith(("http://", "https://"))
+    is_server = is_server_address(place)
     if api_key is not None and not is_server:
         raise InvalidInputError(f"api_key is for a server, and {place} is a root: leave it out, or give a URL.")
     if master and remote:
@@ -82,7 +82,7 @@ class SparkSessions:
         return spark_session(self.master, remote=self.remote, config=self.conf)
 
 
-class Namespace:
+class LakeNamespace:
     """A namespace of a lake; ids are within it: `lake.namespace("shop").table("orders")`."""
 
     def __init__(self, lake: Lake, path: tuple[str, ...]) -> None:
@@ -98,9 +98,9 @@ class Namespace:
         """Return a table by its id (`shop.orders`, `"a.b".c`), which need not exist. Raises InvalidInputError."""
         return self._lake.table_class(self._lake, self._resolve(name, "table"))
 
-    def namespace(self, name: str) -> Namespace:
+    def namespace(self, name: str) -> LakeNamespace:
         """Return a namespace by its id; it need not exist. Raises InvalidInputError."""
-        return Namespace(self._lake, self._resolve(name, "namespace"))
+        return LakeNamespace(self._lake, self._resolve(name, "namespace"))
 
     def tables(self) -> list[str]:
         """Return the ids of the tables and views directly in it, as `lake.table` takes them.
@@ -116,7 +116,7 @@ class Namespace:
         """
         return [format_id((*self.path, name)) for name in self._list(upstream.ListNamespacesRequest, "namespaces")]
 
-    def create(self, *, exist_ok: bool = False) -> Namespace:
+    def create(self, *, exist_ok: bool = False) -> LakeNamespace:
         """Create the namespace; return it. Raises NamespaceAlreadyExistsError unless `exist_ok`."""
         mode = "exist_ok" if exist_ok else "create"
         self._client.create_namespace(upstream.CreateNamespaceRequest(id=list(self.path), mode=mode))
@@ -157,7 +157,7 @@ class Namespace:
                 return
 
 
-class Lake(Namespace):
+class Lake(LakeNamespace):
     """A catalog with its tables: what `tiltyard.connect` returns. Its own tables are those of the root."""
 
     table_class: ClassVar[type[Table]] = Table

@@ -12,18 +12,24 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
-
-from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.lake.display import render_run, show_progress
 from tiltyard.lake.errors import RunCanceledError, RunFailedError, translate
-from tiltyard.pipeline.driver.lease import LEASE_MS, CatalogRun, drive_job, new_owner, submit_job
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.pipeline.driver.lease import (
+    LEASE_MS,
+    CatalogRun,
+    describe_stopped,
+    drive_job,
+    new_owner,
+    submit_job,
+)
 from tiltyard.pipeline.jobs import RegisteredJob
 from tiltyard.pipeline.operation_client import OperationClient
-from tiltyard.pipeline.progress import Figures
-from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.session import describe_application
+from tiltyard.pipeline.progress import figure_reader
+from tiltyard.pipeline.runs import LocalRun, describe_canceled
 from tiltyard.pipeline.table_location import CatalogConnection
 
 if TYPE_CHECKING:
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
 FIRST_CALL_SECONDS = 5.0
 """How long the first call to a server that does not answer is retried, before anything has begun."""
 POLL_SECONDS = 0.5
-ENDED = ("Succeeded", "Failed", "Canceled")
 
 
 class Run(ABC):
@@ -90,7 +95,7 @@ class Run(ABC):
     @property
     def has_ended(self) -> bool:
         """Return whether the run has ended, in whichever way."""
-        return self.status in ENDED
+        return TransactionStatus(self.status).is_final
 
     @property
     def progress(self) -> float | None:
@@ -170,17 +175,12 @@ class LocalThreadRun(Run):
             with translate():
                 outcome = self._work()
             if outcome is None:
-                raise RunCanceledError(self._canceled_message())
+                raise RunCanceledError(describe_canceled(self.name, self._read_figures()))
             self._outcome = {name: str(value) for name, value in outcome.items()}
         except RunCanceledError:
-            self._failure = RunCanceledError(self._canceled_message())
+            self._failure = RunCanceledError(describe_canceled(self.name, self._read_figures()))
         except BaseException as error:  # noqa: BLE001  # it is raised in the thread that waits
             self._failure = error
-
-    def _canceled_message(self) -> str:
-        version = self._read_figures().get("version")
-        state = f"what it had committed by then stays (version {version})" if version else "nothing was committed"
-        return f"{self.name} was canceled: {state}."
 
 
 class QueuedRun(Run):
@@ -220,7 +220,7 @@ class QueuedRun(Run):
             )
 
     def _describe(self) -> Mapping[str, Any]:
-        if self._job["status"] not in ENDED:
+        if not TransactionStatus(self._job["status"]).is_final:
             self._job = self._calls.call("DescribeJob", id=[self.id])["job"]
         return self._job
 
@@ -250,15 +250,9 @@ def drive_run(
     run = CatalogRun(calls, queued, owner)
 
     def work() -> Mapping[str, object] | None:
-        def execute() -> Mapping[str, object]:
-            run.progress(**describe_application(spark))
-            return queued.execute(run, catalog, spark)
-
-        figures = drive_job(run, execute)
+        figures = drive_job(run, partial(queued.execute, run, catalog, spark))
         if figures is None:
-            description = calls.call("DescribeJob", id=[queued.id])["job"]
-            if description["status"] == "Failed" and description.get("error"):
-                raise PermissionDeniedError(description["error"])
+            describe_stopped(calls, queued.id)
         return figures
 
     return LocalThreadRun(job.name, queued.id, work, run.figures.texts, run.cancel)
@@ -266,10 +260,5 @@ def drive_run(
 
 def start_run(name: str, work: Callable[[LocalRun], Mapping[str, object]]) -> Run:
     """Run `work` in a thread, without a record in the catalog."""
-    run, figures = LocalRun(), Figures()
-
-    def read_figures() -> Mapping[str, str]:
-        figures.set(dict(run.figures))
-        return figures.texts()
-
-    return LocalThreadRun(name, run.id, lambda: work(run), read_figures, run.canceled.set)
+    run = LocalRun()
+    return LocalThreadRun(name, run.id, lambda: work(run), figure_reader(run.figures), run.canceled.set)

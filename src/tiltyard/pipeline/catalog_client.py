@@ -135,6 +135,11 @@ def _checkout(dataset: lance.LanceDataset, version: Any, missing: Exception) -> 
         raise missing from error
 
 
+def is_server_address(uri: str) -> bool:
+    """Return whether a URI is that of a server; all else is the root of a catalog in this process."""
+    return uri.startswith(("http://", "https://"))
+
+
 def connection(
     uri: str, properties: Mapping[str, str] | None = None, storage: Mapping[str, str] | None = None
 ) -> CatalogConnection:
@@ -143,7 +148,7 @@ def connection(
     `properties` are those of the client (`header.Authorization`, `db`, …).
     """
     all_properties = dict(properties or {})
-    if uri.startswith(("http://", "https://")):
+    if is_server_address(uri):
         return CatalogConnection("rest", _to_pairs({"uri": uri, **all_properties}), _to_pairs(storage or {}))
     return CatalogConnection(TWIN, _to_pairs({"root": uri, "jobs": "0", **all_properties}), _to_pairs(storage or {}))
 

@@ -62,3 +62,14 @@ class Figures:
                 total = float(self._figures[name])
                 return name, min(1.0, float(done) / total) if total > 0 else 1.0
         return "", None
+
+
+def figure_reader(figures: Mapping[str, str]) -> Callable[[], dict[str, str]]:
+    """Return a function that reads the figures of a run as they are by then, with what follows from them."""
+    shown = Figures()
+
+    def read() -> dict[str, str]:
+        shown.set(dict(figures))
+        return shown.texts()
+
+    return read

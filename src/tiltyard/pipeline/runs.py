@@ -81,3 +81,10 @@ class LocalRun:
 
     def record_errors(self, **fields: Any) -> None:
         self.errors.append(fields)
+
+
+def describe_canceled(name: str, figures: Mapping[str, str]) -> str:
+    """Return the sentence on a run that was canceled; `version` among its figures is that of a commit of its own."""
+    version = figures.get("version")
+    state = f"what it had committed by then stays (version {version})" if version else "nothing was committed"
+    return f"{name} was canceled: {state}."

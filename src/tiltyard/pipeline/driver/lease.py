@@ -15,6 +15,7 @@ from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidTableStateError,
     LanceNamespaceError,
+    PermissionDeniedError,
     ServiceUnavailableError,
     TransactionNotFoundError,
 )
@@ -25,6 +26,7 @@ from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
+from tiltyard.pipeline.session import describe_application
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +68,7 @@ class QueuedJob:
 
     def execute(self, run: Run, catalog: CatalogConnection, spark: SparkSession | None) -> Mapping[str, object]:
         """Run the job's function, on no other table than its own; return the last figures. Raises what it raises."""
+        run.progress(**describe_application(spark))
         job = find_job(self.name)
         arguments = job.validate(self.arguments)
         if self.location and "table" in arguments:
@@ -218,6 +221,14 @@ def submit_job(client: OperationClient, job: RegisteredJob, arguments: Mapping[s
     checked = job.validate(arguments)
     response = client.call("SubmitJob", name=job.name, arguments=checked, table=job.table(checked) or None, **fields)
     return QueuedJob.from_response(response["job"])
+
+
+def describe_stopped(client: OperationClient, job_id: str) -> Mapping[str, Any]:
+    """Return the description of a stopped job. Raises PermissionDeniedError where the catalog has failed it."""
+    job: Mapping[str, Any] = client.call("DescribeJob", id=[job_id])["job"]
+    if job["status"] == "Failed" and job.get("error"):
+        raise PermissionDeniedError(job["error"])
+    return job
 
 
 def claim_job(

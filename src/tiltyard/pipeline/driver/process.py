@@ -32,7 +32,7 @@ from tiltyard.pipeline.java import SparkEndedError, detect_jvm_end
 from tiltyard.pipeline.jobs import check_client_code_allowed, find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.private_variables import adopt_variables
-from tiltyard.pipeline.session import describe_application, spark_session
+from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.runtime.current_request import track
 from tiltyard.runtime.json_logs import JsonFormatter
@@ -104,9 +104,7 @@ class Driver:
             if not find_job(job.name).spark:
                 return job.execute(run, self._catalog, None)
             with detect_jvm_end():
-                spark = self._session()
-                run.progress(**describe_application(spark))
-                return job.execute(run, self._catalog, spark)
+                return job.execute(run, self._catalog, self._session())
 
         try:
             with job_span(f"job {job.name}", job.properties, job.id, **{"tiltyard.attempt": job.attempts}):

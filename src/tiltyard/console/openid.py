@@ -25,7 +25,7 @@ from tiltyard.model.settings.storages import read_secret
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.config import OidcProvider
+    from tiltyard.model.settings.oidc_providers import OidcProvider
 
 EXCHANGE_SECONDS = 10.0
 MAX_RESPONSE_BYTES = 1 << 20

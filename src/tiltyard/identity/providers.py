@@ -24,10 +24,10 @@ from joserfc.jwk import KeySet
 from joserfc.jws import JWSRegistry
 from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, UnauthenticatedError
 
-from tiltyard.config import OidcProvider
 from tiltyard.identity.keys import PROVIDER_SEPARATOR
 from tiltyard.identity.tokens import refusal_reason
 from tiltyard.model.ids import check_name
+from tiltyard.model.settings.oidc_providers import OidcProvider
 
 log = logging.getLogger("tiltyard.identity")
 

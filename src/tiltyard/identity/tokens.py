@@ -18,7 +18,7 @@ from joserfc.jwk import OctKey
 from joserfc.jws import extract_compact
 from lance_namespace.errors import UnauthenticatedError
 
-from tiltyard.config import OWN_ISSUER
+from tiltyard.model.settings.oidc_providers import OWN_ISSUER
 
 if TYPE_CHECKING:
     from tiltyard.store import SigningKey, Store

@@ -20,16 +20,18 @@ from tiltyard.model.ids import Id
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 FRAGMENT = {"hx-request": "true"}
+REQUESTS = 200
+"""More than other tests send to the server: the page lists the operations with the most requests alone."""
 
 
 def test_figures_are_those_that_were_counted(http: httpx.Client, server: ServerProcess) -> None:
     with Wire(server.url) as wire:
-        for _ in range(3):
+        for _ in range(REQUESTS):
             wire.good(wire.namespace(["cinema"], "describe"))
     text = words(http.get("/server"))
     assert re.search(r"Processes 1 of this server", text) and re.search(r"Memory [\d.,]+ MiB", text)
     described = re.search(r"DescribeNamespace ([\d,]+) 0 [\d.]+ ms", text)
-    assert described is not None and int(described[1]) >= 3
+    assert described is not None and int(described[1].replace(",", "")) >= REQUESTS
     part = http.get("/server", headers=FRAGMENT).text
     assert "Operations since the start" in part and "<html" not in part
 

@@ -1,11 +1,13 @@
-"""What the pages of access share: what their forms send, and saying beside a form why it was not done."""
+"""The frame of the pages of access; their forms: read what they send, show one again with why it was refused."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
+from tiltyard.access.authorization import is_administrator
+from tiltyard.console.navigation import access_tabs
 from tiltyard.console.page import Page, PageRequest, Redirect
 
 if TYPE_CHECKING:
@@ -18,6 +20,18 @@ AT_ONCE = 100
 """Entries of a list on one page."""
 LOUD = frozenset({"PERMISSION_DENIED", "SERVICE_UNAVAILABLE", "INTERNAL", "TABLE_NOT_FOUND", "NAMESPACE_NOT_FOUND"})
 """Errors that get a page of their own: the form cannot be changed so that it works."""
+
+
+def page_frame(page: PageRequest, tab: str, problem: str = "") -> dict[str, Any]:
+    """Return the values that all pages of access have; `tab` is the one that is open."""
+    is_admin = is_administrator(page.calls.ctx)
+    return {
+        "tabs": access_tabs(is_administrator=is_admin),
+        "tab": tab,
+        "section": "access",
+        "problem": problem,
+        "is_administrator": is_admin,
+    }
 
 
 def required_text(page: PageRequest, name: str, what: str) -> str:

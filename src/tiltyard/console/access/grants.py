@@ -9,8 +9,7 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.access.authorization import is_administrator
 from tiltyard.access.grantees import GranteeKind
-from tiltyard.console.access.forms import AT_ONCE, required_text, run_action
-from tiltyard.console.navigation import access_tabs
+from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, run_action
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
@@ -41,10 +40,7 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
             raise
         listed, problem, status = None, str(error), 403
     values = {
-        "tabs": access_tabs(is_administrator=is_administrator(page.calls.ctx)),
-        "tab": "access/grants",
-        "section": "access",
-        "problem": problem,
+        **page_frame(page, "access/grants", problem),
         "path": page.path,
         "kind": kind,
         "kinds": KINDS,

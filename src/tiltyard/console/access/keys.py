@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.authorization import is_administrator
-from tiltyard.console.access.forms import AT_ONCE, required_text, run_action
-from tiltyard.console.navigation import access_tabs
+from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, run_action
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 
@@ -33,11 +32,7 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "ListApiKeys", principal=chosen or None, limit=AT_ONCE, page_token=page.text("cursor") or None
     )
     values = {
-        "tabs": access_tabs(is_administrator=is_admin),
-        "tab": "access/keys",
-        "section": "access",
-        "problem": problem,
-        "is_administrator": is_admin,
+        **page_frame(page, "access/keys", problem),
         "keys": listed.keys,
         "cursor": listed.page_token or "",
         "chosen": chosen,
@@ -82,9 +77,7 @@ def _expiry(page: PageRequest) -> int | None:
 
 def _created_page(page: PageRequest, created: Any, hours: int, replaced: str = "") -> Page:
     values = {
-        "tabs": access_tabs(is_administrator=is_administrator(page.calls.ctx)),
-        "tab": "access/keys",
-        "section": "access",
+        **page_frame(page, "access/keys"),
         "text": created.api_key,
         "key": created.key,
         "replaced": replaced,

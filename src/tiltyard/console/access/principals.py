@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.authorization import is_administrator
-from tiltyard.console.access.forms import AT_ONCE, required_text, run_action
-from tiltyard.console.navigation import access_tabs
+from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, run_action
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 
@@ -36,18 +35,7 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "is_first": not page.text("cursor"),
         "entered": page.text("principal") if problem else "",
     }
-    return Page("principals.html", _frame(page, "access", problem) | values, status)
-
-
-def _frame(page: PageRequest, tab: str, problem: str) -> dict[str, Any]:
-    is_admin = is_administrator(page.calls.ctx)
-    return {
-        "tabs": access_tabs(is_administrator=is_admin),
-        "tab": tab,
-        "section": "access",
-        "problem": problem,
-        "is_administrator": is_admin,
-    }
+    return Page("principals.html", page_frame(page, "access", problem) | values, status)
 
 
 def show_one(page: PageRequest) -> Page:
@@ -71,7 +59,7 @@ def _show_one(page: PageRequest, name: str, problem: str = "", status: int = 200
         "keys": keys.keys,
         "more_keys": bool(keys.page_token),
     }
-    return Page("principal.html", _frame(page, "access", problem) | values, status)
+    return Page("principal.html", page_frame(page, "access", problem) | values, status)
 
 
 def _find(calls: Calls, name: str) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.console.access.forms import AT_ONCE, required_text, run_action
-from tiltyard.console.navigation import access_tabs
+from tiltyard.console.access.forms import AT_ONCE, page_frame, required_text, run_action
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 
@@ -25,10 +24,7 @@ def show(page: PageRequest) -> Page:
 def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     listed = page.calls.call("ListRoles", limit=AT_ONCE, page_token=page.text("cursor") or None)
     values = {
-        "tabs": access_tabs(is_administrator=True),
-        "tab": "access/roles",
-        "section": "access",
-        "problem": problem,
+        **page_frame(page, "access/roles", problem),
         "roles": listed.roles,
         "cursor": listed.page_token or "",
         "kinds": MEMBER_KINDS,

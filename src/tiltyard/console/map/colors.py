@@ -20,7 +20,7 @@ OTHERS = "c7"
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class LegendEntry:
     """An entry of the legend: the name of its colour in the style sheet, what it stands for, and how many points."""
 
     color: str
@@ -32,7 +32,7 @@ class Key:
 class Coloring:
     """The legend, and each point's entry in it."""
 
-    keys: Sequence[Key]
+    keys: Sequence[LegendEntry]
     codes: Sequence[int]
 
 
@@ -57,9 +57,9 @@ def _by_range(values: Sequence[Any]) -> Coloring:
     ]
     counts = Counter(codes)
     labels = [f"{low + step * width:.4g} to {low + (step + 1) * width:.4g}" for step in range(STEPS)]
-    keys = [Key(f"r{step}", label, counts[step]) for step, label in enumerate(labels)]
+    keys = [LegendEntry(f"r{step}", label, counts[step]) for step, label in enumerate(labels)]
     if counts[STEPS]:
-        keys.append(Key(OTHERS, "none", counts[STEPS]))
+        keys.append(LegendEntry(OTHERS, "none", counts[STEPS]))
     return Coloring(keys, codes)
 
 
@@ -69,9 +69,9 @@ def _by_value(values: Sequence[Any]) -> Coloring:
     frequent = [text for text, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))][: MAX_VALUES + 1]
     if len(counts) > MAX_VALUES:
         frequent = frequent[:MAX_VALUES]
-    keys = [Key(f"c{index}", text, counts[text]) for index, text in enumerate(frequent)]
+    keys = [LegendEntry(f"c{index}", text, counts[text]) for index, text in enumerate(frequent)]
     rest = len(texts) - sum(key.count for key in keys)
     if rest:
-        keys.append(Key(OTHERS, f"{len(counts) - len(frequent):,} others", rest))
+        keys.append(LegendEntry(OTHERS, f"{len(counts) - len(frequent):,} others", rest))
     codes = {text: index for index, text in enumerate(frequent)}
     return Coloring(keys, [codes.get(text, len(frequent)) for text in texts])

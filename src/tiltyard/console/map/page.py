@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.console.map.colors import Coloring, Key, color_by
+from tiltyard.console.map.colors import Coloring, LegendEntry, color_by
 from tiltyard.console.map.projection import has_umap, neighbour_embedding, principal_components, to_grid
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.grid import LAZY, ROW_ID, read_grid
@@ -145,7 +145,9 @@ def _project(sample: Sample, method: str, color: Column | None) -> dict[str, Any
     projection = neighbour_embedding(sample.vectors) if method == "umap" else principal_components(sample.vectors)
     number = len(sample.ids)
     coloring = (
-        color_by(sample.values, color.kind) if color is not None else Coloring([Key("c0", "", number)], [0] * number)
+        color_by(sample.values, color.kind)
+        if color is not None
+        else Coloring([LegendEntry("c0", "", number)], [0] * number)
     )
     x, y = to_grid(projection.points)
     data = {

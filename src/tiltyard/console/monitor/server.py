@@ -1,4 +1,4 @@
-"""What a server does and did in the last hours: of the figures of /metrics, for those who may read these."""
+"""The page of the server: its figures now and over the last hours, as /metrics counts them, for who may read those."""
 
 from __future__ import annotations
 

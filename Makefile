@@ -36,9 +36,8 @@ test-all: test ## The same, then what multiplies it: PostgreSQL and S3, clusters
 lint: $(DEV) ## Style, types, direction of imports, and whether generated files are current.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@$(BIN)/bandit -q -r src -c pyproject.toml & bandit=$$!; $(BIN)/mypy && wait $$bandit
 	$(BIN)/lint-imports
-	$(BIN)/bandit -q -r src -c pyproject.toml
 	$(BIN)/python scripts/make_models.py --check
 	$(BIN)/python scripts/make_cli_docs.py --check
 	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py --check $(SPEC_FOLDER); fi

@@ -163,6 +163,27 @@ def test_merge_and_commit_of_a_client_with_one_key_have_one_winner(
     assert counts(remote, tables, 7) == [1, 0]
 
 
+def test_merge_that_a_commit_with_its_key_overtakes_runs_again(
+    twin: tiltyard.Namespace, remote: Any, tables: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lance adds its new row to what was inserted meanwhile; the catalog refuses that, and the merge finds the row."""
+    overtaken = threading.Event()
+
+    def reached(point: Point) -> None:
+        if point is Point.BEFORE_RECORD and not overtaken.is_set():
+            overtaken.set()
+            remote.open_table(tables[0]).add(rows(11))
+
+    monkeypatch.setattr(commit, "reach", reached)
+    request = MergeInsertIntoTableRequest(
+        id=[tables[0]], on=["id"], when_matched_update_all=True, when_not_matched_insert_all=True
+    )
+    merged = twin.merge_insert_into_table(request, stream(rows(11).set_column(1, "name", [["merged"]])))
+    assert overtaken.is_set()
+    assert (merged.num_updated_rows, merged.num_inserted_rows) == (1, 0)
+    assert remote.open_table(tables[0]).search().where("id = 11").to_list() == [{"id": 11, "name": "merged"}]
+
+
 def test_publication_after_an_insert_of_its_key_is_refused_with_the_key(
     rest: Any, remote: Any, tables: list[str]
 ) -> None:

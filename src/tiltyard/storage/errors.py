@@ -252,15 +252,15 @@ class lance_errors:  # noqa: N801  # used like a function; a class, because `con
             end_span(self._span, {}, None if error is None else type(error).__name__)
         if error is None or isinstance(error, (GeneratorExit, KeyboardInterrupt, SystemExit)):
             return
-        translated = _refusal(self._table) or translate_error(error, _columns(self._table))
+        translated = refusal(self._table) or translate_error(error, _columns(self._table))
         if translated is not None and translated is not error:
             if type(translated) is ServiceUnavailableError:
                 translated = StorageUnavailableError(str(translated), _location(self._table))
             raise translated from error
 
 
-def _refusal(table: Any) -> LanceNamespaceError | None:
-    """Return why the catalog refused a commit through this dataset, which Lance only calls unknown; None otherwise."""
+def refusal(table: Any) -> LanceNamespaceError | None:
+    """Return why the catalog refused a dataset's last commit, which Lance only calls unknown; None otherwise."""
     refusals = getattr(getattr(table, "_namespace_client", None), "refusals", None)
     return refusals[0] if refusals else None
 

@@ -36,9 +36,12 @@ class ConflictRetry:
         """Return the seconds until the deadline, at least 0."""
         return max(self._deadline - time.monotonic(), 0)
 
-    def wait_or_raise(self, error: BaseException) -> None:
-        """Pause before another attempt; raise the error if it is no conflict, or the deadline is too close."""
-        if not is_conflict(error) or self.remaining_seconds <= self._pause:
+    def wait_or_raise(self, error: BaseException, *, is_overtaken: bool = False) -> None:
+        """Pause before another attempt; raise the error if it is no conflict, or the deadline is too close.
+
+        `is_overtaken` says that the error comes of another commit although it is none of the errors of a conflict.
+        """
+        if not (is_overtaken or is_conflict(error)) or self.remaining_seconds <= self._pause:
             raise error
         time.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads writers out, keeps no secret
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)

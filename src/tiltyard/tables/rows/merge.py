@@ -15,7 +15,8 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.storage.errors import column_not_found
+from tiltyard.storage.errors import column_not_found, refusal
+from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.opening import find_table, open_to_commit
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
@@ -200,7 +201,7 @@ def _merge_with_retry(
             except Exception as error:
                 if rows is None:
                     raise
-                retry.wait_or_raise(error)
+                retry.wait_or_raise(error, is_overtaken=_is_overtaken(target, dataset))
     inserted, updated = stats["num_inserted_rows"], stats["num_updated_rows"]
     return models.MergeInsertIntoTableResponse(
         version=target.mark_written(dataset.version),
@@ -210,6 +211,18 @@ def _merge_with_retry(
         num_attempts=retry.attempts,
         num_rows=inserted + updated,
     )
+
+
+def _is_overtaken(target: WriteTarget, dataset: lance.LanceDataset) -> bool:
+    """Return whether a merge was refused for its table's key, and another commit came after the version that it read.
+
+    Lance adds a merge's new rows to what was appended meanwhile. If that has a key of theirs, the merge finds it when
+    it runs again, and updates the row or leaves it.
+    """
+    if not isinstance(refusal(dataset), DuplicateKeyError):
+        return False
+    latest = target.ctx.store.latest_version(target.record.id, target.branch.key)
+    return latest is not None and latest.version > dataset.version
 
 
 def _adapter(spec: MergeSpec, source: pa.Schema, dataset: lance.LanceDataset) -> SchemaAdapter:

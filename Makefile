@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope -
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --extra sql --custom-compile-command "make lock" --quiet
 
-.PHONY: advisories cli-docs help compatibility demo test test-all soak lint format spec lock bench services clean
+.PHONY: advisories cli-docs docs help compatibility demo test test-all soak lint format spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,9 @@ spec: $(DEV) ## Write the models again from the specification (its facts first, 
 
 cli-docs: $(DEV) ## Write the reference of docs/cli.md from the commands' own help.
 	$(BIN)/python scripts/make_cli_docs.py
+
+docs: $(DEV) ## Build the site of README.md and docs/ into build/site; a broken link fails it.
+	$(BIN)/python scripts/make_site.py
 
 lock: $(DEV) ## Resolve the dependencies again, changing only what must change (LOCK_ARGS=--upgrade for all).
 	$(BIN)/$(LOCK) $(LOCK_ARGS) --group dev --output-file requirements-dev.lock

@@ -28,7 +28,7 @@ README = (HOME / "README.md").read_text()
 PUBLISHING = (HOME / "docs/publishing.md").read_text()
 SETTINGS = (HOME / "docs/settings.md").read_text()
 COMMAND_LINE = (HOME / "docs/cli.md").read_text()
-DOCUMENTS = sorted([*HOME.glob("*.md"), *(HOME / "docs").glob("*.md")])
+DOCUMENTS = sorted([*HOME.glob("*.md"), *(HOME / "docs").rglob("*.md")])
 TARGETS_IN = README + (HOME / "CONTRIBUTING.md").read_text()
 SHOWN_URL = "http://127.0.0.1:2333"
 
@@ -154,6 +154,18 @@ def comparable(text: str) -> str:
 def test_documents_link_to_what_is_there(document: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)[^)]*\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_site_has_all_pages_and_no_link_without_a_target(tmp_path: Path) -> None:
+    build = [sys.executable, str(HOME / "scripts/make_site.py"), str(tmp_path / "site")]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = {file.relative_to(tmp_path / "site").with_suffix("") for file in (tmp_path / "site").rglob("*.html")}
+    pages = {file.relative_to(HOME / "docs").with_suffix("") for file in (HOME / "docs").rglob("*.md")}
+    assert built >= pages | {Path("index"), Path("contributing"), Path("measurements")}
+    navigation = (HOME / "zensical.toml").read_text()
+    assert [str(page) for page in pages if f'"{page}.md"' not in navigation] == []
+    assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', (tmp_path / "site/index.html").read_text())
 
 
 @pytest.mark.parametrize(

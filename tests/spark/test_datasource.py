@@ -80,6 +80,18 @@ def test_read_what_spark_cannot_hold_is_an_error_that_names_the_column(
     assert read(name, columns="n").collect() == [(1,)]
 
 
+def test_write_without_a_column_of_the_table_is_refused_unless_it_is_named_as_null(
+    spark: SparkSession, put: Any, write: Any, catalog: CatalogConnection, fresh: Fresh
+) -> None:
+    name = fresh("fewer")
+    put(name, numbers(1))
+    frame = spark.range(1, 2).withColumnRenamed("id", "n")
+    with pytest.raises(PySparkException, match="no column 'text' of the table"):
+        write(frame, name)
+    write(frame, name, null="text")
+    assert plain(catalog, name).to_pylist() == [{"n": 0, "text": "t0"}, {"n": 1, "text": None}]
+
+
 def test_write_a_column_whose_name_could_not_be_read_again_is_refused_and_leaves_no_table(
     spark: SparkSession, write: Any, catalog: CatalogConnection, fresh: Fresh
 ) -> None:

@@ -16,7 +16,7 @@ _OPTION_NAMES = frozenset(
     {
         URI, "table", "path", "version", "tag", "branch", "filter", "columns", "vector", "vector_column", "k",
         "nprobes", "refine_factor", "metric", "text", "text_columns", "limit", "prefilter", "batch_rows", "partitions",
-        "on", "rows_per_file", "stream", "batch",
+        "on", "null", "rows_per_file", "stream", "batch",
     }
 )  # fmt: skip
 

@@ -163,7 +163,8 @@ def _write_spec(run: str, target_table: TargetTable, schema: StructType, options
     check_lance_types(target.schema)
     source = batch_schema(schema)
     columns = tuple(ColumnMapping(field.with_nullable(True), field.name) for field in source)
-    return WriteSpec(run, target, columns, table_columns=tuple(map_to_table(source.names, target.schema, ())))
+    table_columns = map_to_table(source.names, target.schema, options.names("null") or ())
+    return WriteSpec(run, target, columns, table_columns=tuple(table_columns))
 
 
 def _fragments_of(messages: Sequence[WriterCommitMessage | None]) -> list[str]:

@@ -55,6 +55,9 @@ ROWS_PER_MERGE = 256 << 20
 _UNMERGEABLE_TYPES = frozenset({"IVF_RQ"})
 """Each segment has a random rotation of its own, and cannot be merged with another."""
 
+_GRAPH_TYPES = frozenset({"IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"})
+"""A merge builds the graph anew, which takes as long as all segments took: one task builds as many rows as it may."""
+
 
 def build_segments(
     run: Run,
@@ -78,7 +81,8 @@ def build_segments(
     segments = checkpoint.load_segments(dataset, fragments, model) if checkpoint else []
     covered = {number for segment in segments for number in segment.fragment_ids}
     missing = {number: fragment.num_rows for number, fragment in fragments.items() if number not in covered}
-    groups = group_fragments(missing, ROWS_PER_SEGMENT, 1 if in_driver else task_slots(build.spark))
+    slots = 1 if in_driver or spec.kind in _GRAPH_TYPES else task_slots(build.spark)
+    groups = group_fragments(missing, ROWS_PER_SEGMENT, slots)
     segments = build.merge([*segments, *build.build(model, groups)], model)
     if model is not None and checkpoint is None:
         model.delete(location)
@@ -108,12 +112,13 @@ class _SegmentBuild:
     def build(self, model: IndexModel | None, groups: Sequence[tuple[int, ...]]) -> list[Any]:
         """Build a segment for each group of fragments."""
         done = len(self.fragments) - sum(len(group) for group in groups)
+        self.run.progress(stage="build", fragments=done, fragments_total=len(self.fragments))
 
         def handle_result(_: int, segment: Any) -> None:
             nonlocal done
             done += len(segment.fragment_ids)
             self._save(segment, model)
-            self.run.progress(stage="build", fragments=done, fragments_total=len(self.fragments))
+            self.run.progress(fragments=done)
 
         tasks = [BuildSegment(self.input, model, group) for group in groups]
         return run_tasks(self.spark, self.run, call_task, tasks, on_result=handle_result, name="index: build")
@@ -126,14 +131,19 @@ class _SegmentBuild:
             position: sum(self.fragments[number].num_rows for number in segment.fragment_ids)
             for position, segment in enumerate(segments)
         }
-        groups = [[segments[position] for position in group] for group in group_fragments(rows, ROWS_PER_MERGE, 1)]
+        most_rows = ROWS_PER_SEGMENT if self.input.spec.kind in _GRAPH_TYPES else ROWS_PER_MERGE
+        groups = [[segments[position] for position in group] for group in group_fragments(rows, most_rows, 1)]
         single = [group[0] for group in groups if len(group) == 1]
         tasks = [MergeSegments(self.input, tuple(group)) for group in groups if len(group) > 1]
+        merged = 0
         if tasks:
-            self.run.progress(stage="merge")
+            self.run.progress(stage="merge", merged=merged, merged_total=len(tasks))
 
         def handle_result(_: int, segment: Any) -> None:
+            nonlocal merged
+            merged += 1
             self._save(segment, model)
+            self.run.progress(merged=merged)
 
         return [
             *single,

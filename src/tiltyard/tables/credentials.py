@@ -64,7 +64,7 @@ def access_by_policies(ctx: Context, record: TableRecord) -> FileAccess:
 
 def may_call_provider(ctx: Context, vend: bool | None) -> bool:
     """Return whether the storage options may need a call to the storage's provider, and so a thread."""
-    return vend is not False and (ctx.storage.roots.vends_credentials or ctx.services.mounts.vend_credentials)
+    return vend is not False and (ctx.storage.roots.vends_credentials or ctx.services.mounts.vends_credentials)
 
 
 def creator_storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:

@@ -34,6 +34,8 @@ class Mounts:
         self._lock = threading.Lock()
         self._mounts: dict[Id, Mount] = {}
         self._deepest = 0
+        self.vends_credentials = False
+        """Whether any mount's tables are opened with credentials of its catalog."""
         self._generation = -1
         self._check_at = 0.0
         self._is_checking = False
@@ -46,6 +48,8 @@ class Mounts:
         """
         if time.monotonic() >= self._check_at:
             self._check_later()
+        if not self._mounts:  # most servers have none, and each request asks
+            return None
         for depth in range(1, min(len(path), self._deepest) + 1):
             mount = self._mounts.get(Id(path[:depth]))
             if mount is not None:
@@ -55,11 +59,6 @@ class Mounts:
     def by_id(self, mount_id: int) -> Mount | None:
         """Return a mount by the id of its namespace."""
         return next((mount for mount in self._mounts.values() if mount.id == mount_id), None)
-
-    @property
-    def vend_credentials(self) -> bool:
-        """Whether any mount's tables are opened with credentials of its catalog."""
-        return any(mount.record.vends_credentials for mount in self._mounts.values())
 
     def server_credentials(self, location: str) -> Credentials | None:
         """Return what the catalog that has a table at a location vends for it, to write; None for all other tables."""
@@ -88,6 +87,7 @@ class Mounts:
                 for path, record in records.items()
             }
             self._deepest = max(map(len, records), default=0)
+            self.vends_credentials = any(record.vends_credentials for record in records.values())
             self._generation = generation
             for mount in before.values():
                 if mount not in self._mounts.values():

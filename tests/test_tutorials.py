@@ -1,0 +1,114 @@
+"""The tutorials in docs/tutorials are correct: their code runs in order, and their commands print what they show."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import lance
+import lancedb
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from tests.services.server import ServerProcess
+from tests.test_docs import HOME, SHOWN_URL, comparable
+from tiltyard.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EXAMPLE = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BEFOREHAND = re.compile(r"pip install |(\w+=\S+ )?tiltyard serve ")
+"""Commands that the tests have done before: the packages are there, and the server runs."""
+VECTORS = pa.array([[1.0, 0.0], [0.5, 0.5], [0.9, 0.1]], pa.list_(pa.float32(), 2))
+FILMS = pa.table({"id": [1, 2, 3], "title": ["Roman Holiday", "Up", "Moby Dick"], "year": [1953, 2009, 1956]})
+RATINGS = pa.table({"film": [1, 1, 2], "stars": [5, 4, 4]})
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bucket of the tutorial: a folder here."""
+    return tmp_path_factory.mktemp("lake")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, lake: Path) -> Iterator[ServerProcess]:
+    roots = {"TILTYARD_ALLOWED_ROOTS": json.dumps([str(lake)])}
+    server = ServerProcess(tmp_path_factory.mktemp("data"), environ=roots)
+    try:
+        yield server
+    finally:
+        status = server.stop()
+    assert status == 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a tutorial is followed, and in which the command line keeps its profiles."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
+    return tmp_path
+
+
+def follow(name: str, replacements: dict[str, str]) -> int:
+    """Do what a tutorial says, with other texts in place of some; return how many examples it has."""
+    examples = EXAMPLE.findall((HOME / "docs/tutorials" / f"{name}.md").read_text())
+    names: dict[str, object] = {}
+    for number, (language, shown_example) in enumerate(examples, 1):
+        example = shown_example
+        for shown, real in replacements.items():
+            example = example.replace(shown, real)
+        if language == "python":
+            exec(compile(example, f"{name}, example {number}", "exec"), names)
+        else:
+            run_commands(example)
+    return len(examples)
+
+
+def run_commands(example: str) -> None:
+    """Run the commands of an example, and compare what they print with what is shown."""
+    for part in re.split(r"^\$ ", example, flags=re.MULTILINE)[1:]:
+        line, _, shown = part.partition("\n")
+        if BEFOREHAND.match(line):
+            continue
+        program, *arguments = shlex.split(line)
+        assert program == "tiltyard"
+        done = CliRunner().invoke(main, arguments)
+        assert (done.exit_code, comparable(done.stdout)) == (0, comparable(shown)), (line, done.output)
+
+
+def paint(file: Path, red: int, green: int, blue: int) -> None:
+    """Write a picture of about one colour."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(red).integers(-20, 20, (64, 64, 3))
+    Image.fromarray((noise + np.array([red, green, blue])).astype(np.uint8)).save(file)
+
+
+def test_images_are_found_by_what_they_look_like(folder: Path, server: ServerProcess) -> None:
+    for number in range(1, 5):
+        paint(folder / f"photos/sea/{number}.png", 30, 60 + 10 * number, 200)
+        paint(folder / f"photos/forest/{number}.png", 40, 160 + 10 * number, 50)
+    paint(folder / "evening-at-sea.png", 60, 60, 180)
+    assert follow("images", {SHOWN_URL: server.url, "~/": f"{folder}/"}) == 8
+
+
+def test_tables_of_a_bucket_are_mounted_moved_and_registered(folder: Path, server: ServerProcess, lake: Path) -> None:
+    for name, rows in (("films", FILMS), ("ratings", RATINGS)):
+        lance.write_dataset(rows, f"{lake}/{name}.lance")
+    replacements = {SHOWN_URL: server.url, "~/": f"{folder}/", "s3://lake/tables": str(lake)}
+    assert follow("bucket", replacements) == 5
+
+
+@pytest.mark.extended
+def test_tables_of_lancedb_cloud_are_brought_over(folder: Path, server: ServerProcess) -> None:
+    cloud = lancedb.connect_catalog(server.url, api_key="any").create_database("media-4f2a1c")
+    cloud.create_table("films", FILMS.append_column("vector", VECTORS))
+    region = 'api_key="sk_…", region="us-east-1"'
+    replacements = {region: f'api_key="any", host_override="{server.url}"', SHOWN_URL: server.url}
+    assert follow("lancedb-cloud", replacements) == 5

@@ -23,6 +23,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from tiltyard.access.authorization import is_administrator
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.store import JobFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +39,8 @@ PATH = b"/metrics"
 MEDIA = CONTENT_TYPE_PLAIN_0_0_4
 SHARED_FOLDER = "TILTYARD_COUNTED"
 """The environment variable that names the folder in which the processes of one server share their counts."""
+MOST_STREAMS = 1_000
+"""How many running streams have a gauge: the newest."""
 SHARE_SECONDS = 1.0
 """How often a process writes its counts."""
 
@@ -236,10 +240,16 @@ class State(Collector):
 
     def collect(self) -> Iterable[Metric]:
         up = GaugeMetricFamily("tiltyard_catalog_up", "Whether the catalog's database is available.")
+        lags = GaugeMetricFamily(
+            "tiltyard_stream_lag", "Messages or files that a stream has not read yet.", labels=("job", "table")
+        )
         jobs = GaugeMetricFamily("tiltyard_transactions", "Unfinished transactions.", labels=("kind", "status"))
         try:
             for labels, waiting in self._store.transaction_counts().items():
                 jobs.add_metric(labels, waiting)
+            for record in self._store.list_jobs(JobFilter(("stream",), TransactionStatus.RUNNING), None, MOST_STREAMS):
+                if "lag" in record.properties:
+                    lags.add_metric((record.id, record.properties.get("table", "")), float(record.properties["lag"]))
             up.add_metric((), 1)
         except ServiceUnavailableError:
             up.add_metric((), 0)
@@ -250,7 +260,7 @@ class State(Collector):
         )
         for name, number in {**self._store.gauges(), **self._gauges()}.items():
             loads.add_metric((str(os.getpid()), name), number)
-        yield from (up, jobs, loads)
+        yield from (up, jobs, lags, loads)
 
 
 @contextmanager

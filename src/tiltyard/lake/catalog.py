@@ -13,17 +13,19 @@ import lance_namespace as upstream
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.lake.arguments import present
+from tiltyard.lake.arguments import Names, list_names, present
 from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
 from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
 from tiltyard.lake.table import Table
 from tiltyard.lake.views import View, create_view
+from tiltyard.model.ids import Id
 from tiltyard.model.typed_ids import format_id, parse_typed_id
 from tiltyard.pipeline.catalog_client import connection, is_server_address
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.sources.filesystem import absolute_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,6 +237,33 @@ class Lake(LakeNamespace):
         arguments = {"plan": msgspec.json.encode(parsed).decode(), "udf": parsed.functions or None}
         return self.run_job("pipeline", present(**arguments), wait=wait, submit=submit)
 
+    def stream(
+        self,
+        source: str | os.PathLike[str],
+        table: str,
+        *,
+        on: Names | None = None,
+        rejects: str | os.PathLike[str] | None = None,
+        available_now: bool = False,
+        wait: bool | None = None,
+        submit: bool | None = None,
+        **options: Any,
+    ) -> Run:
+        """Append what arrives at a source to a table, or upsert it by a key (`on`), each row exactly once.
+
+        The run goes on until it is canceled, and is returned at once; with `available_now` it ends when all that was
+        there is in the table, and is waited for. `options` are those of `tiltyard job stream`: format, drift,
+        batch_rows, batch_seconds, name, …. Raises InvalidInputError, and as `Run.wait` does.
+        """
+        arguments = {
+            "source": absolute_path(os.fspath(source)),
+            "table": str(Id(self._resolve(table, "table"))),
+            "available_now": available_now,
+            **present(on=list_names(on, "on"), **options),
+            **({} if rejects is None else {"rejects": absolute_path(os.fspath(rejects))}),
+        }
+        return self.run_job("stream", arguments, wait=available_now if wait is None else wait, submit=submit)
+
     def run(self, run_id: str) -> Run:
         """Return the run of a job that the catalog has recorded, by its id. Raises TransactionNotFoundError."""
         return find_run(self.catalog, run_id)
@@ -287,6 +316,10 @@ class Change(Lake):
     def create_view(self, name: str, sql: str) -> View:
         """Raise InvalidInputError: a view is created by itself."""
         raise not_published("create_view")
+
+    def stream(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError: a stream commits each batch by itself."""
+        raise not_published("stream")
 
     def run_pipeline(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a pipeline publishes by itself."""

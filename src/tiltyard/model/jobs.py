@@ -45,12 +45,15 @@ PIPELINE_JOBS: Mapping[str, str] = {
     "delete": "tiltyard.pipeline.delete.job",
     "export": "tiltyard.pipeline.export.job",
     "refresh": "tiltyard.pipeline.views.job",
+    "stream": "tiltyard.pipeline.streams.job",
     "upsert": "tiltyard.pipeline.upsert.job",
 }
 """The modules of the pipeline's jobs, by name: a server queues them, drivers run them (docs/pipeline.md)."""
 
 MOST_ATTEMPTS = 5
 """How often a job is started before it fails for good, by workers and by drivers."""
+ENDLESS_JOBS = frozenset({"stream"})
+"""Jobs that are started again however often: they run for months, and each start goes on where the last one was."""
 RETRY_MS = 1_000
 """How long a job waits at least before it is started again."""
 

@@ -35,6 +35,9 @@ class _NoStore:
     def transaction_counts(self) -> dict[tuple[str, str], int]:
         return {}
 
+    def list_jobs(self, *_: object) -> list[object]:
+        return []
+
     def gauges(self) -> dict[str, float]:
         return {}
 

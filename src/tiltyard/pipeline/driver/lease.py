@@ -21,7 +21,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import Id
-from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS, RETRYABLE
+from tiltyard.model.jobs import ENDLESS_JOBS, MOST_ATTEMPTS, RETRY_MS, RETRYABLE
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
@@ -105,6 +105,11 @@ class CatalogRun:
     def id(self) -> str:
         """Return the id of the job's transaction."""
         return self._job.id
+
+    @property
+    def is_endless(self) -> bool:
+        """Return whether the job is started again however often it has been."""
+        return self._job.name in ENDLESS_JOBS
 
     def progress(self, **figures: object) -> None:
         """Set figures; the catalog has them within a second or so. Raises RunCanceledError, after setting them."""
@@ -274,7 +279,8 @@ def drive_job(
         run.close()
         return None
     except Exception as error:
-        _fail(run, error, can_retry=attempts < min(MOST_ATTEMPTS, getattr(error, "attempts", MOST_ATTEMPTS)))
+        may_repeat = attempts < min(MOST_ATTEMPTS, getattr(error, "attempts", MOST_ATTEMPTS))
+        _fail(run, error, can_retry=may_repeat or run.is_endless)
         raise
     run.figures.set(outcome)
     try:

@@ -38,7 +38,7 @@ MAX_BYTES_IN_DRIVER = 64 << 20
 """Up to so many bytes are compacted in this process: starting Spark's tasks takes longer."""
 
 _MAX_TRIES = 10
-_CHANGING_JOBS = ("backfill", "delete", "index", "upsert")
+_CHANGING_JOBS = ("backfill", "delete", "index", "stream", "upsert")
 
 
 @job("optimize")

@@ -36,6 +36,7 @@ from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.upsert.tasks import (
     MAX_KEYS_IN_MEMORY,
     CheckKeys,
+    Keys,
     MatchedFragment,
     MatchFragments,
     SourceKeys,
@@ -197,7 +198,7 @@ def upsert_fragments(
     if not written:
         return Upserted(int(dataset.version), 0, 0, 0, 0)
     keys = SourceKeys.of(table.location(), on, written)
-    plan = _UpsertPlan(keys, list(written), dataset, branch)
+    plan = UpsertPlan(keys, list(written), dataset, branch)
     plan.match_keys(run, spark, check=True)
     plan.save_counts(run)
     while (upserted := _find_commit(run, job_table, since)) is None:
@@ -219,10 +220,13 @@ def _find_commit(run: Run, job_table: JobTable, since: int) -> Upserted | None:
 
 
 @dataclass(slots=True)
-class _UpsertPlan:
-    """The commit to make on `dataset`; rows that others added up to the version `checked` have none of the keys."""
+class UpsertPlan:
+    """The commit to make on `dataset`; rows that others added up to the version `checked` have none of the keys.
 
-    keys: SourceKeys
+    The rows of `written` are inserted, all that have one of the `keys` deleted.
+    """
+
+    keys: Keys
     written: list[FragmentMetadata]
     dataset: lance.LanceDataset
     branch: str | None
@@ -261,7 +265,7 @@ class _UpsertPlan:
         run.progress(stage="match", looked=0, looked_total=rows)
         session = spark if max(rows, self.keys.rows) > MAX_ROWS_IN_DRIVER else None
         buckets = math.ceil(self.keys.rows / MAX_KEYS_IN_MEMORY)
-        checks = [CheckKeys(self.keys, bucket, buckets) for bucket in range(buckets)] if check else []
+        checks = [CheckKeys(self.keys, bucket, buckets) for bucket in range(buckets if check else 0)]
         slots = task_slots(session)
         groups = group_fragments({number: fragments[number].num_rows for number in to_match}, ROWS_PER_TASK, slots)
         matches = [MatchFragments(self.keys, int(self.dataset.version), self.branch, group) for group in groups]

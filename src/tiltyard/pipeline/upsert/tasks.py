@@ -68,10 +68,32 @@ class SourceKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysInMemory:
+    """Keys that this process holds: `table` has the columns `on`, of the table's types, and each key once."""
+
+    location: TableLocation
+    on: tuple[str, ...]
+    table: pa.Table
+
+    @property
+    def rows(self) -> int:
+        """Return the number of keys."""
+        return int(self.table.num_rows)
+
+    def chunks(self, size: int = MAX_KEYS_IN_MEMORY) -> Iterator[pa.Table]:
+        """Yield all keys, in tables of up to `size` rows."""
+        for first in range(0, self.table.num_rows, size):
+            yield self.table.slice(first, size)
+
+
+Keys = SourceKeys | KeysInMemory
+
+
+@dataclass(frozen=True, slots=True)
 class MatchFragments:
     """A task: find the keys in some fragments of the table at a version, and delete the rows that have one."""
 
-    keys: SourceKeys
+    keys: Keys
     version: int
     branch: str | None
     fragments: tuple[int, ...]
@@ -99,7 +121,7 @@ class MatchedFragment:
 class CheckKeys:
     """A task: check that no key is null, and of one of `buckets` hash buckets that each key is there once."""
 
-    keys: SourceKeys
+    keys: Keys
     bucket: int
     buckets: int
 
@@ -116,7 +138,7 @@ class CheckKeys:
         return []
 
 
-def match_fragments(dataset: lance.LanceDataset, numbers: Sequence[int], keys: SourceKeys) -> list[MatchedFragment]:
+def match_fragments(dataset: lance.LanceDataset, numbers: Sequence[int], keys: Keys) -> list[MatchedFragment]:
     """Find the rows of these fragments that have one of the keys; return the fragments without them, to commit."""
     parts = [get_fragment(dataset, number) for number in numbers]
     scanner = dataset.scanner(columns=list(keys.on), with_row_address=True, fragments=parts, batch_size=BATCH_ROWS)

@@ -1,0 +1,180 @@
+"""Stream job: append or upsert what arrives in a folder, batch by batch, until it is canceled.
+
+    source → batch → rows that fit the table → Lance files → one commit, with the position behind the batch
+
+The driver does all of it, without Spark. The table's history is the stream's checkpoint: a driver that starts reads the
+position there, so a commit whose driver died a moment later is not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from lance_namespace.errors import LanceNamespaceError
+
+from tiltyard.pipeline import catalog_client
+from tiltyard.pipeline.jobs import ColumnNames, job
+from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.sources.filesystem import absolute_path
+from tiltyard.pipeline.sources.readers import Format
+from tiltyard.pipeline.streams.batches import BatchLimits, StreamSource
+from tiltyard.pipeline.streams.folder import FolderSource
+from tiltyard.pipeline.streams.target import StreamOptions, StreamTable
+from tiltyard.pipeline.table_location import CatalogConnection
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.writing.commit import CommitConflictError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("tiltyard.pipeline")
+
+MAX_NAME = 500
+MAX_BATCH_ROWS = 1_000_000
+MAX_BATCH_SECONDS = 3_600.0
+BATCH_BYTES = 64 << 20
+SAVE_SECONDS, LOG_SECONDS, RECORD_SECONDS = 1.0, 30.0, 60.0
+"""How often the run's checkpoint has the stream's figures, the log has them, and the table the whole position."""
+_CHECKPOINT_KEY = "stream"
+
+
+@job("stream", spark=False)
+def stream(
+    run: Run,
+    catalog: CatalogConnection,
+    spark: SparkSession | None,
+    source: Annotated[str, "A folder or a pattern of files (in/*.jsonl), local or on an object store."],
+    table: Annotated[str, "The table to write; it is created with the first rows if it does not exist."],
+    *,
+    on: Annotated[list[str], "The key to upsert by; without one, rows are appended.", ColumnNames()] = [],  # noqa: B006  # the registry copies it
+    format: Annotated[  # noqa: A002  # the option's name, as in Spark
+        Literal["parquet", "arrow", "csv", "json"] | None, "The files' format, if their names do not tell it."
+    ] = None,
+    drift: Annotated[
+        Literal["evolve", "reject"],
+        "What a column does that the table lacks: it is added, null in older rows (evolve), or rows with a value in it "
+        "are rejected.",
+    ] = "evolve",
+    rejects: Annotated[
+        str | None, "A folder for rows that do not fit; without one, such a row ends the stream."
+    ] = None,
+    batch_rows: Annotated[int, "A batch is committed once it has so many rows."] = 50_000,
+    batch_seconds: Annotated[float, "How long a batch waits for rows, in seconds."] = 1.0,
+    available_now: Annotated[bool, "End once all that was there is in the table."] = False,
+    name: Annotated[
+        str | None, "What identifies the stream in the table's history [default: its source]. It goes on by its name."
+    ] = None,
+) -> Mapping[str, object]:
+    """Append or upsert what arrives in a folder, each row exactly once, until the job is canceled.
+
+    It goes on where it was: also after its driver was killed, and as another job with the same source and table.
+
+    \b
+    Examples:
+      tiltyard job stream --uri http://127.0.0.1:2333 landing/ films
+      tiltyard job stream --uri http://127.0.0.1:2333 's3://lake/in/*.jsonl' films --on id --rejects ./bad
+    """
+    limits = _limits(batch_rows, batch_seconds)
+    path = absolute_path(source)
+    storage = dict(catalog.storage)
+    options = StreamOptions(
+        _stream_name(name, path),
+        tuple(on),
+        drift == "evolve",
+        absolute_path(rejects) if rejects else None,
+        storage,
+    )
+    target = StreamTable(run, catalog_client.table(catalog, table), options)
+    found = target.open()
+    reader = FolderSource(path, Format(format) if format else None, storage, dict(found or {}))
+    process = _Stream(run, reader, target)
+    try:
+        return process.follow(limits, ends=available_now)
+    except RunCanceledError:
+        process.stop_after_cancel()
+        raise
+    finally:
+        reader.close()
+
+
+def _limits(rows: int, seconds: float) -> BatchLimits:
+    """Return the limits of a batch. Raises RefusedError."""
+    if not 1 <= rows <= MAX_BATCH_ROWS:
+        raise RefusedError(f"--batch-rows is {rows}: it is at least 1, and at most {MAX_BATCH_ROWS}.")
+    if not 0 < seconds <= MAX_BATCH_SECONDS:
+        raise RefusedError(f"--batch-seconds is {seconds:g}: it is more than 0, and at most {MAX_BATCH_SECONDS:g}.")
+    return BatchLimits(rows, BATCH_BYTES, seconds)
+
+
+def _stream_name(name: str | None, source: str) -> str:
+    """Return the stream's name. Raises RefusedError."""
+    chosen = source if name is None else name
+    if not 0 < len(chosen) <= MAX_NAME:
+        raise RefusedError(f"--name has {len(chosen)} characters: it has at least one, and at most {MAX_NAME}.")
+    return chosen
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A stream that runs: it takes batches of its source to its table, and reports."""
+
+    run: Run
+    source: StreamSource
+    target: StreamTable
+    _earlier: Mapping[str, int] = field(init=False, default_factory=dict)
+    _batches: int = field(init=False, default=0)
+    _saved: float = field(init=False, default_factory=time.monotonic)
+    _recorded: float = field(init=False, default_factory=time.monotonic)
+    _logged: float = field(init=False, default_factory=time.monotonic)
+
+    def follow(self, limits: BatchLimits, *, ends: bool) -> Mapping[str, object]:
+        """Apply batches until the run is canceled; with `ends`, until all that was there is applied."""
+        self._earlier = json.loads(self.run.checkpoints().get(_CHECKPOINT_KEY, "{}"))
+        while True:
+            self.run.check()
+            batch = self.source.read(self.target.schema, limits, self.run.check)
+            if batch is not None:
+                self.target.apply(batch)
+                self._batches += 1
+            figures = self._report()
+            if ends and self.source.is_caught_up():
+                self.stop()
+                return {**figures, **self._version()}
+
+    def stop(self) -> None:
+        """Record the position for the last time. Raises what a commit raises."""
+        self.target.record_position(self.source.live_position(self.target.position), ends=True)
+
+    def stop_after_cancel(self) -> None:
+        """Record the position, if that is possible: else the next start finds it in the table's history."""
+        try:
+            self.stop()
+        except (LanceNamespaceError, CommitConflictError, OSError, RuntimeError, ValueError) as error:
+            log.info("stream %s: its position stays in the table's history: %s", self.target.options.name, error)
+
+    def _version(self) -> dict[str, int]:
+        return {"version": self.target.version} if self.target.version else {}
+
+    def _report(self) -> Mapping[str, object]:
+        """Set the run's figures; save and log them, and record the position, from time to time."""
+        counts = {"rows": self.target.rows, "rejected": self.target.rejected, "batches": self._batches}
+        totals = {name: count + self._earlier.get(name, 0) for name, count in counts.items()}
+        figures: dict[str, object] = {**totals, "lag": self.source.lag(), **self._version()}
+        self.run.progress(**figures)
+        now = time.monotonic()
+        if now - self._saved >= SAVE_SECONDS:
+            self.run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(totals))
+            self._saved = now
+        if now - self._recorded >= RECORD_SECONDS:
+            self.target.record_position(self.source.live_position(self.target.position))
+            self._recorded = now
+        if now - self._logged >= LOG_SECONDS:
+            text = ", ".join(f"{name} {value}" for name, value in figures.items())
+            log.info("stream %s of job %s: %s", self.target.options.name, self.run.id, text)
+            self._logged = now
+        return figures

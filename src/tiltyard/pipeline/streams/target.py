@@ -1,0 +1,437 @@
+"""The table that a stream writes: fit rows to it, commit each batch with its position, compact small fragments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.optimize import Compaction
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+)
+
+from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batch, check_time_zones
+from tiltyard.pipeline.sources.filesystem import delete_files, write_file
+from tiltyard.pipeline.sources.text_blocks import RejectedRow
+from tiltyard.pipeline.streams.batches import SEQUENCE, Position, StreamBatch
+from tiltyard.pipeline.streams.positions import (
+    PositionRecord,
+    commit_properties,
+    find_position,
+    find_writer,
+)
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.upsert.job import UpsertPlan
+from tiltyard.pipeline.upsert.tasks import KeysInMemory
+from tiltyard.pipeline.writing.commit import KEY_ERRORS, CommitConflictError, JobTable, check_column_list
+from tiltyard.pipeline.writing.fragments import (
+    FragmentTarget,
+    check_lance_types,
+    delete_fragment_files,
+    parse_fragments,
+    write_batches,
+)
+from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target
+from tiltyard.runtime.failpoints import Point, reach
+
+if TYPE_CHECKING:
+    from tiltyard.pipeline.catalog_client import Table
+
+log = logging.getLogger("tiltyard.pipeline")
+
+COMMITS_PER_COMPACTION = 32
+"""After so many commits small fragments are compacted."""
+COMPACTIONS_PER_FULL_ONE = 32
+"""Of so many compactions one makes fragments of full size; the others rewrite few rows."""
+SMALL_FRAGMENT_ROWS, FULL_FRAGMENT_ROWS = 1 << 15, 1 << 20
+MAX_CONFLICTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How a stream named `name` changes its table: `on` is the key to upsert by, () to append.
+
+    With `evolves`, columns that the table lacks are added; else their rows are rejected. `rejects` is the folder for
+    rejected rows; without one such a row ends the stream.
+    """
+
+    name: str
+    on: tuple[str, ...] = ()
+    evolves: bool = True
+    rejects: str | None = None
+    storage: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnreportedRun:
+    """The run of a step whose progress is not the run's own."""
+
+    inner: Run
+
+    @property
+    def id(self) -> str:
+        return self.inner.id
+
+    def progress(self, **_: object) -> None:
+        self.inner.check()
+
+    def check(self) -> None:
+        self.inner.check()
+
+    def checkpoints(self) -> Mapping[str, str]:
+        return {}
+
+    def save_checkpoint(self, key: str, value: str) -> None:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class StreamTable:
+    """The table of a stream. `position` is what it contains of the source, `version` that of its last commit."""
+
+    run: Run
+    table: Table
+    options: StreamOptions
+    version: int = 0
+    rejected: int = 0
+    rows: int = 0
+    position: Position = field(init=False, default_factory=dict)
+    _opened_at: Position = field(init=False, default_factory=dict)
+    _writer: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
+    _is_writing: bool = field(init=False, default=False)
+    _job_table: JobTable | None = field(init=False, default=None)
+    _commits: int = field(init=False, default=0)
+    _compactions: int = field(init=False, default=0)
+
+    def open(self) -> Position | None:
+        """Return the position that the table has recorded; None for a stream that has not begun.
+
+        Raises InvalidInputError (the table lacks a key column), InvalidTableStateError (the position is not known).
+        """
+        if not self._exists():
+            return None
+        self._job_table = JobTable(self.table)
+        dataset = self._job_table.latest()
+        if self.options.on:
+            check_column_list(dataset.schema, self.options.on, "The key (on)")
+        found = find_position(dataset, self.options.name)
+        self.position = self._opened_at = found or {}
+        self.version = int(dataset.version)
+        return found
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Return the table's columns; None before it exists."""
+        return None if self._job_table is None else self._job_table.latest().schema
+
+    def apply(self, batch: StreamBatch) -> None:
+        """Commit a batch with its position.
+
+        Raises RefusedError (a row does not fit, and there is no folder for it), ConcurrentModificationError (another
+        process writes the stream), KEY_ERRORS, RunCanceledError; nothing of the batch is committed then.
+        """
+        rejected = list(batch.rejected)
+        if self._job_table is None:
+            if not batch.rows:
+                self._write_rejects(rejected)
+                self.position = {**self.position, **batch.position}
+                return
+            self._create(batch)
+        if not self._is_writing:
+            self._begin_writing()
+        dataset = self._evolve(batch.rows)
+        known = [_reject_unknown(batch, read, dataset.schema, rejected) for read in batch.rows]
+        rows = self._fit(batch, known, dataset.schema, rejected)
+        deleted = None
+        if self.options.on:
+            on = list(self.options.on)
+            key_schema = pa.schema([dataset.schema.field(name).with_nullable(False) for name in on])
+            deletes = self._fit(batch, batch.deletes, key_schema, rejected)
+            rows, deleted = _last_of_each_key(rows, deletes, on)
+        self._write_rejects(rejected)
+        self._commit(dataset, rows.drop_columns([SEQUENCE]), deleted, batch.position)
+        self.position = {**self.position, **batch.position}
+        self.rows += rows.num_rows + (0 if deleted is None else deleted.num_rows)
+        self._commits += 1
+        if self._commits % COMMITS_PER_COMPACTION == 0:
+            self._compactions += 1
+            is_full = self._compactions % COMPACTIONS_PER_FULL_ONE == 0
+            self.compact(FULL_FRAGMENT_ROWS if is_full else SMALL_FRAGMENT_ROWS)
+
+    def compact(self, rows_per_fragment: int) -> None:
+        """Compact fragments with fewer rows, unless another writer changes them meanwhile."""
+        dataset = self.table.dataset()
+        options: Any = {"target_rows_per_fragment": rows_per_fragment}
+        plan = Compaction.plan(dataset, options)
+        results = []
+        for task in plan.tasks:
+            self.run.check()
+            results.append(task.execute(dataset))
+        if not results:
+            return
+        try:
+            Compaction.commit(dataset, results, options)
+        except (OSError, RuntimeError, ValueError) as error:
+            if "conflict" not in str(error).lower():
+                raise
+            log.info("%s changed while it was compacted: the next compaction will do it", self.table)
+
+    def record_position(self, live: Position, *, ends: bool = False) -> None:
+        """Record the whole position, without parts that the source has no longer; `ends` where no batch follows.
+
+        Raises ConcurrentModificationError if another process has taken the stream over.
+        """
+        if self._is_writing:
+            self._record(live, "" if ends else self._writer)
+
+    def _record(self, position: Position, writer: str) -> None:
+        assert self._job_table is not None
+        for _ in range(MAX_CONFLICTS):
+            dataset = self._latest()
+            entries = PositionRecord(int(dataset.version), position, writer).to_config(self.options.name)
+            try:
+                self._job_table.commit_change(dataset, partial(dataset.update_config, entries))
+            except CommitConflictError:
+                continue
+            self.position, self.version, self._is_writing = position, int(dataset.version), bool(writer)
+            return
+        raise ConcurrentModificationError(f"{self.table} keeps changing: the stream's position cannot be recorded.")
+
+    def _begin_writing(self) -> None:
+        """Take the stream over, before its first commit by this process.
+
+        Raises ConcurrentModificationError if another process has advanced it since it was opened.
+        """
+        assert self._job_table is not None
+        dataset = self._job_table.latest()
+        if (find_position(dataset, self.options.name) or {}) != self._opened_at:
+            raise self._taken_over()
+        entries = PositionRecord(int(dataset.version), self.position, self._writer).to_config(self.options.name)
+        try:
+            self._job_table.commit_change(dataset, partial(dataset.update_config, entries))
+        except CommitConflictError:
+            self._begin_writing()
+            return
+        self._is_writing = True
+        self._remove_uncommitted_rejects()
+
+    # One batch
+
+    def _create(self, batch: StreamBatch) -> None:
+        """Create the table, without rows, with the columns of a batch."""
+        schema = _merge_columns(batch.rows)
+        target = prepare_target(self.run, self.table, WriteMode.CREATE)
+        target.check_names(schema)
+        check_lance_types(schema)
+        if self.options.on:
+            check_column_list(schema, self.options.on, "The key (on)")
+        try:
+            target.commit(self.run, [], target.fragment_target(schema).schema)
+        except TableAlreadyExistsError as error:
+            raise ConcurrentModificationError(f"{self.table} was created meanwhile: run the stream again.") from error
+        self._job_table = JobTable(self.table)
+
+    def _evolve(self, batches: Sequence[pa.RecordBatch]) -> lance.LanceDataset:
+        """Add the columns of the batches that the table lacks, where they have a value; return the newest version."""
+        assert self._job_table is not None
+        for _ in range(MAX_CONFLICTS):
+            dataset = self._latest()
+            new = [field for field in _merge_columns(batches) if field.name not in dataset.schema.names]
+            added = pa.schema([field.with_nullable(True) for field in new if _has_value(batches, field.name)])
+            if not (self.options.evolves and len(added)):
+                return dataset
+            check_lance_types(added)
+            try:
+                self._job_table.commit_change(dataset, partial(dataset.add_columns, added))
+            except CommitConflictError:
+                continue
+            log.info("stream %s: %s has the new columns %s", self.options.name, self.table, ", ".join(added.names))
+        raise ConcurrentModificationError(f"{self.table} keeps changing: its columns could not be added.")
+
+    def _fit(
+        self, batch: StreamBatch, batches: Sequence[pa.RecordBatch], schema: pa.Schema, rejected: list[RejectedRow]
+    ) -> pa.Table:
+        """Return rows in these columns, with SEQUENCE; those that do not fit are added to the rejected ones."""
+        on = self.options.on
+        fields = [field.with_nullable(False) if field.name in on else field for field in schema]
+        fields.append(pa.field(SEQUENCE, pa.int64(), nullable=False))
+        fitted: list[pa.RecordBatch] = []
+        for read in batches:
+            check_time_zones(read.schema, schema)
+            names = set(read.schema.names)
+            columns = [ColumnMapping(field, field.name if field.name in names else None) for field in fields]
+            for result in cast_batch(read, columns):
+                if isinstance(result, RejectedRow):
+                    rejected.append(_locate(batch, result))
+                else:
+                    fitted.append(result)
+        return pa.Table.from_batches(fitted, pa.schema(fields))
+
+    def _commit(
+        self, dataset: lance.LanceDataset, rows: pa.Table, deleted: pa.Table | None, advanced: Position
+    ) -> None:
+        """Write rows and commit them with the position; by key, the rows that they replace are deleted."""
+        location = self.table.location()
+        target = FragmentTarget(location, dataset.schema, False, dataset.data_storage_version)
+        fragments = write_batches(target, rows.cast(dataset.schema).to_batches())
+        reach(Point.BEFORE_RECORD)
+        try:
+            if deleted is None:
+                version = self._commit_append(fragments, advanced)
+            else:
+                keys = pa.concat_tables([rows.select(deleted.column_names), deleted])
+                version = self._commit_changes(
+                    dataset, KeysInMemory(location, self.options.on, keys), fragments, advanced
+                )
+        except (RefusedError, InvalidInputError, ConcurrentModificationError, *KEY_ERRORS):
+            delete_fragment_files(location, fragments)
+            raise
+        self.version = version
+        reach(Point.AFTER_FINALIZE)
+
+    def _commit_append(self, fragments: Sequence[str], advanced: Position) -> int:
+        assert self._job_table is not None
+        operation = lance.LanceOperation.Append(parse_fragments(fragments))
+        for _ in range(MAX_CONFLICTS):
+            newest = self._latest()
+            self.run.check()
+            try:
+                return self._job_table.commit(
+                    newest, operation, self.run, verify=self._is_writer, properties=self._properties(advanced)
+                )
+            except CommitConflictError:
+                continue
+        raise ConcurrentModificationError(f"{self.table} keeps changing: {MAX_CONFLICTS} commits conflicted.")
+
+    def _commit_changes(
+        self, dataset: lance.LanceDataset, keys: KeysInMemory, fragments: Sequence[str], advanced: Position
+    ) -> int:
+        """Commit rows and the deletion of all that have one of the keys."""
+        assert self._job_table is not None
+        run = _UnreportedRun(self.run)
+        plan = UpsertPlan(keys, parse_fragments(fragments), dataset, None)
+        plan.match_keys(run, None)
+        for _ in range(MAX_CONFLICTS):
+            self.run.check()
+            try:
+                return self._job_table.commit(
+                    plan.dataset,
+                    plan.operation(),
+                    self.run,
+                    verify=lambda newer: self._is_writer(newer) and plan.can_commit_after(run, newer),
+                    properties=self._properties(advanced),
+                )
+            except CommitConflictError:
+                plan.rebase(run, None, self._latest())
+        raise ConcurrentModificationError(f"{self.table} keeps changing: {MAX_CONFLICTS} commits conflicted.")
+
+    def _properties(self, advanced: Position) -> dict[str, str]:
+        return commit_properties(self.options.name, advanced)
+
+    def _is_writer(self, dataset: lance.LanceDataset) -> bool:
+        return find_writer(dataset, self.options.name) == self._writer
+
+    def _latest(self) -> lance.LanceDataset:
+        """Return the newest version. Raises ConcurrentModificationError if another process writes the stream."""
+        assert self._job_table is not None
+        newest = self._job_table.latest()
+        if not self._is_writer(newest):
+            raise self._taken_over()
+        return newest
+
+    def _taken_over(self) -> ConcurrentModificationError:
+        return ConcurrentModificationError(
+            f"Another process writes the stream '{self.options.name}' into {self.table}, or a restore has taken it "
+            "back: run it again, and it goes on where the table says."
+        )
+
+    def _exists(self) -> bool:
+        try:
+            return bool(self.table.latest_version())
+        except TableNotFoundError:
+            return False
+
+    # Rejected rows
+
+    def _write_rejects(self, rejected: Sequence[RejectedRow]) -> None:
+        """Write rejected rows to a file named by the position where their batch begins: a repeat replaces it."""
+        if not rejected:
+            return
+        if self.options.rejects is None:
+            raise RefusedError(
+                f"A row does not fit: {rejected[0].reason}. Name a folder for such rows (--rejects), and the others "
+                "are taken."
+            )
+        lines = [json.dumps({"reason": row.reason, "row": row.row}, default=_to_text) for row in rejected]
+        write_file(self._rejects_file(), ("\n".join(lines) + "\n").encode(), self.options.storage)
+        self.rejected += len(rejected)
+
+    def _remove_uncommitted_rejects(self) -> None:
+        """Remove the rejected rows of a batch that was not committed: it is read again, and may end elsewhere.
+
+        Its process cannot commit it any more.
+        """
+        if self.options.rejects is not None:
+            delete_files([self._rejects_file()], self.options.storage)
+
+    def _rejects_file(self) -> str:
+        text = json.dumps([str(self.table), self.options.name, sorted(self.position.items())])
+        return f"{self.options.rejects}/stream-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.jsonl"
+
+
+def _last_of_each_key(rows: pa.Table, deletes: pa.Table, on: list[str]) -> tuple[pa.Table, pa.Table]:
+    """Return the rows that are the last of their keys, and the keys of which the last is a delete."""
+    keys = pa.concat_tables([rows.select([*on, SEQUENCE]), deletes.select([*on, SEQUENCE])])
+    last = keys.group_by(on).aggregate([(SEQUENCE, "max")]).column(f"{SEQUENCE}_max")
+    kept = rows.filter(pc.is_in(rows.column(SEQUENCE), last))
+    return kept, deletes.filter(pc.is_in(deletes.column(SEQUENCE), last)).select(on)
+
+
+def _merge_columns(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
+    """Return all columns, each with the type of its first batch."""
+    fields: dict[str, pa.Field] = {}
+    for batch in batches:
+        for column in batch.schema:
+            if column.name != SEQUENCE:
+                fields.setdefault(column.name, column.with_nullable(True))
+    return pa.schema(list(fields.values()))
+
+
+def _reject_unknown(
+    batch: StreamBatch, read: pa.RecordBatch, schema: pa.Schema, rejected: list[RejectedRow]
+) -> pa.RecordBatch:
+    """Return the rows that have no value in a column that the table lacks; the others are rejected."""
+    for name in (name for name in read.schema.names if name not in (*schema.names, SEQUENCE)):
+        has_value = pc.is_valid(read.column(name))
+        reason = f"the table has no column '{name}'"
+        rejected.extend(_locate(batch, RejectedRow(row, reason)) for row in read.filter(has_value).to_pylist())
+        read = read.filter(pc.invert(has_value))
+    return read
+
+
+def _has_value(batches: Sequence[pa.RecordBatch], name: str) -> bool:
+    return any(batch.column(name).null_count < batch.num_rows for batch in batches if name in batch.schema.names)
+
+
+def _locate(batch: StreamBatch, rejected: RejectedRow) -> RejectedRow:
+    """Add the place in the source to the reason of a rejected row."""
+    row = dict(rejected.row)
+    return RejectedRow(row, f"{batch.describe(row.pop(SEQUENCE))}: {rejected.reason}")
+
+
+def _to_text(value: object) -> str:
+    """Return text for values that JSON cannot represent."""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

@@ -1,0 +1,1 @@
+"""Streams into tables: folders, topics, change events."""

@@ -32,8 +32,8 @@ from tests.conformance.observations import (
 from tests.services.recorder import Recorder
 from tests.services.secured import Secured
 from tests.services.server import ServerProcess
+from tiltyard.cli.session.spark_conf import CONNECTOR, catalog_settings
 
-CONNECTOR = "org.lance:lance-spark-3.5_2.12:0.4.0"
 ABOUT = f"Seen with {CONNECTOR} on PySpark 3.5.9."
 SHA256 = {
     "org.lance_lance-core-4.0.0.jar": "01395d990dcaf196964afe56cbddd734301826e45ebfcf8143ae143e094c33a4",
@@ -66,14 +66,9 @@ def check_files() -> None:
 
 
 def catalog(name: str, url: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """Spark's settings for one catalog, as the connector's documentation gives them."""
-    prefix = f"spark.sql.catalog.{name}"
-    return {
-        prefix: "org.lance.spark.LanceNamespaceSparkCatalog",
-        f"{prefix}.impl": "rest",
-        f"{prefix}.uri": url,
-        **{f"{prefix}.{header}": value for header, value in headers.items()},
-    }
+    """Spark's settings for one catalog, as `tiltyard spark-conf` prints them, with other headers."""
+    others = {f"spark.sql.catalog.{name}.{header}": value for header, value in headers.items()}
+    return {**catalog_settings(name, url), **others}
 
 
 log = logging.getLogger(__name__)
@@ -81,7 +76,6 @@ log = logging.getLogger(__name__)
 SESSION = {
     "spark.jars.packages": CONNECTOR,
     "spark.jars.ivy": str(FOLDER / "ivy"),
-    "spark.sql.extensions": "org.lance.spark.extensions.LanceSparkSessionExtensions",
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",

@@ -35,6 +35,7 @@ COMMANDS = {
     "serve": ("serve", "worker"),
     "session.completion": ("completion",),
     "session.login": ("login", "logout", "profiles"),
+    "session.spark_conf": ("spark-conf",),
     "transfer.export_file": ("export",),
     "transfer.import_file": ("import",),
     "undrop": ("undrop",),

@@ -199,6 +199,18 @@ class Lake(LakeNamespace):
         """
         return create_view(self, self._resolve(name, "view"), sql)
 
+    def register_search_functions(self, spark: SparkSession | None = None) -> SparkSession:
+        """Register `vector_search`, `text_search` and `hybrid_search` in a Spark session; return it.
+
+        `SELECT * FROM vector_search('films', 'vector', array(0.1, 0.2), 10)`: they search tables of this lake, within
+        your grants. Without `spark` it is this process's session. Raises SparkMissingError.
+        """
+        session = self.spark if spark is None else spark
+        from tiltyard.pipeline.datasource.search_functions import register_search_functions  # noqa: PLC0415  # an extra
+
+        register_search_functions(session, self.catalog)
+        return session
+
     def publish(self) -> AbstractContextManager[Change]:
         """Change several tables at once: what is written in the block becomes visible at its end, or not at all.
 

@@ -81,7 +81,7 @@ def test_heap_of_drivers_is_a_setting_that_spark_conf_has_the_last_word_on(tmp_p
 
 
 def test_properties_are_written_as_java_reads_them() -> None:
-    assert to_java_properties({"a.b": "c d"}) == "a\\u002eb=c\\u0020d\n"
+    assert to_java_properties({"a.b": "c d"}) == "a.b=c\\u0020d\n"
     assert to_java_properties({"a": "x\ny=\\z\u20ac\U0001f600"}) == "a=x\\u000ay\\u003d\\u005cz\\u20ac\\ud83d\\ude00\n"
 
 

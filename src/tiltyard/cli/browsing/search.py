@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
     from tiltyard.cli.session.catalog import Catalog
 
-ROW_ID, SCORE, DISTANCE, RELEVANCE = "_rowid", "_score", "_distance", "_relevance_score"
-RANK_CONSTANT = 60
-"""What reciprocal rank fusion adds to each rank, as lancedb does."""
-HYBRID_CANDIDATES = 5
-"""Each half of a hybrid search finds so many times the rows that are shown."""
 MAX_VECTOR_BYTES = 1 << 20
 
 
@@ -150,22 +145,10 @@ def _hybrid(
     catalog: Catalog, request: Mapping[str, Any], by_text: Mapping[str, Any], by_vector: Mapping[str, Any], limit: int
 ) -> pa.Table:
     """Return the rows that both searches rank highest together, by reciprocal rank fusion."""
-    import pyarrow as pa
+    from tiltyard.model.rank_fusion import CANDIDATES, fuse
 
-    scores: dict[int, float] = {}
-    positions: dict[int, tuple[int, int]] = {}
-    found = []
-    for number, half in enumerate((by_text, by_vector)):
-        rows = catalog.read("QueryTable", **{**request, "k": limit * HYBRID_CANDIDATES, "with_row_id": True, **half})
-        table = rows.read_all()
-        found.append(table.drop_columns([name for name in (SCORE, DISTANCE, ROW_ID) if name in table.column_names]))
-        for rank, row_id in enumerate(table[ROW_ID].to_pylist()):
-            scores[row_id] = scores.get(row_id, 0.0) + 1 / (rank + 1 + RANK_CONSTANT)
-            positions.setdefault(row_id, (number, rank))
-    best = sorted(scores, key=lambda row_id: -scores[row_id])[:limit]
-    rows = [found[number].slice(rank, 1) for number, rank in (positions[row_id] for row_id in best)]
-    merged = pa.concat_tables(rows) if rows else found[0].slice(0, 0)
-    return merged.append_column(RELEVANCE, pa.array([scores[row_id] for row_id in best], pa.float32()))
+    request = {**request, "k": limit * CANDIDATES, "with_row_id": True}
+    return fuse([catalog.read("QueryTable", **{**request, **half}).read_all() for half in (by_text, by_vector)], limit)
 
 
 def _vector_of_row(

@@ -116,10 +116,14 @@ def _size(text: str) -> int | None:
 
 def to_java_properties(properties: Mapping[str, str]) -> str:
     """Format properties as a Java properties file, as Spark reads it, in ASCII alone."""
-    return "".join(f"{_escape(name)}={_escape(value)}\n" for name, value in properties.items())
+    return "".join(f"{_escape(name, '._-')}={_escape(value, '._-/:')}\n" for name, value in properties.items())
 
 
-def _escape(text: str) -> str:
+def _escape(text: str, plain: str) -> str:
+    """Return a text with all but ASCII letters, digits and the characters of `plain` as \\uXXXX."""
     units = text.encode("utf-16-be")
     codes = [units[at] << 8 | units[at + 1] for at in range(0, len(units), 2)]
-    return "".join(chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\u{code:04x}" for code in codes)
+    return "".join(
+        chr(code) if chr(code).isascii() and (chr(code).isalnum() or chr(code) in plain) else f"\\u{code:04x}"
+        for code in codes
+    )

@@ -145,6 +145,17 @@ def test_diff_with_a_key_tells_changed_rows_and_columns(run: Run, server: Server
         ("-", 3, 30),
     ]
     catalog.call("AlterTableAddColumns", id=["changing"], new_columns=[{"name": "twice", "expression": "n * 2"}])
+    feed = records(
+        run("changes", "changing", "--since", "1", "--on", "id", "--until", str(newest), "--format", "jsonl")
+    )
+    assert [(row["_change"], row["id"], row["n"]) for row in feed] == [
+        ("update_before", 2, 20),
+        ("update_after", 2, 21),
+        ("delete", 3, 30),
+    ] and [row["_version"] for row in feed] == [2, 2, 3]
+    first = run("changes", "changing", "--since", "0", "-n", "2", "--columns", "n", "--format", "csv")
+    assert [line.split(",")[-1] for line in printed(first).splitlines()] == ["n", "10", "20"]
+    assert "since is 99: it is a version from 0" in refused(run("changes", "changing", "--since", "99"), 1)
     added = records(run("diff", "changing", str(newest), "--schema-only", "--format", "jsonl"))
     assert [(row["change"], row["column"], row["is"]) for row in added] == [("+", "twice", "int64")]
     printed(run("rm", "changing", "--yes"))

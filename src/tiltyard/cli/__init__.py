@@ -13,6 +13,7 @@ from tiltyard.cli.interruption import InterruptibleGroup
 COMMANDS = {
     "audit": ("audit",),
     "backup": ("backup",),
+    "browsing.change_feed": ("changes",),
     "browsing.changes": ("cp", "mv", "rm"),
     "browsing.console_page": ("open",),
     "browsing.description": ("schema", "show"),

@@ -11,6 +11,7 @@ starts with the first job that needs it; `docs/pipeline.md` describes it for use
 """
 
 from tiltyard.lake.catalog import Lake, LakeNamespace, connect
+from tiltyard.lake.changes import Changes
 from tiltyard.lake.errors import RunCanceledError, RunFailedError
 from tiltyard.lake.runs import Run
 from tiltyard.lake.sources import Jdbc, Source
@@ -18,6 +19,7 @@ from tiltyard.lake.table import Table
 from tiltyard.lake.views import View
 
 __all__ = [
+    "Changes",
     "Jdbc",
     "Lake",
     "LakeNamespace",

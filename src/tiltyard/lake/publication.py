@@ -107,6 +107,10 @@ class ChangedTable(Table):
         """Raise InvalidInputError: Spark reads what is published."""
         raise not_published("to_spark")
 
+    def changes(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError: changes are those of published versions."""
+        raise not_published("changes")
+
     def add_column(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: columns are added by themselves."""
         raise not_published("add_column")

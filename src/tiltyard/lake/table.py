@@ -27,6 +27,7 @@ from tiltyard.lake.arguments import (
     write_arguments,
     write_options,
 )
+from tiltyard.lake.changes import Changes
 from tiltyard.lake.display import render_fields
 from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import Function, function_name, pickled_function
@@ -36,6 +37,7 @@ from tiltyard.model.columns.computed_columns import UdfDeclaration
 from tiltyard.model.typed_ids import format_id
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.backfill.declaration import declare_column
+from tiltyard.pipeline.changes.feed import open_feed
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.task_errors import clean_message
@@ -155,21 +157,45 @@ class Table:
         names = list_names(columns, "columns")
         with _naming("columns or filter"):
             dataset.scanner(columns=names, filter=filter, limit=limit).projected_schema  # noqa: B018  # it is checked
-        catalog = self._table.connection
-        properties = dict(catalog.properties)
-        options = {
-            "uri": properties.pop("uri", None) or properties.pop("root"),
-            "table": str(self._table),
-            **{f"property.{name}": text for name, text in properties.items()},
-            **{f"storage.{name}": text for name, text in catalog.storage},
-            **({} if names is None else {"columns": json.dumps(names)}),
-        }
         values = {
             "filter": filter, "version": version, "tag": tag, "branch": branch, "limit": limit,
             "partitions": partitions, "batch_rows": batch_rows,
         }  # fmt: skip
-        options |= {name: str(value) for name, value in values.items() if value is not None}
-        return self._lake.spark.read.format("tiltyard").options(**options).load()
+        options = {name: str(value) for name, value in values.items() if value is not None}
+        return self._read_frame(options if names is None else {**options, "columns": json.dumps(names)})
+
+    def changes(
+        self,
+        since: int | str,
+        until: int | str | None = None,
+        *,
+        columns: Names | None = None,
+        on: Names | None = None,
+        branch: str | None = None,
+    ) -> Changes:
+        """Return the rows that were inserted, updated and deleted after a version or tag, up to another one.
+
+        `until` is the newest version by default; `since=0` begins with the first rows. `on` are columns that identify
+        a row, by default the primary key. Without a key, a table with stable row ids tells which rows an update
+        changed; any other has deletions and insertions instead. Raises InvalidInputError, TableVersionNotFoundError
+        (it was removed), TableTagNotFoundError, and as `dataset` does.
+        """
+        with translate():
+            names, keys = list_names(columns, "columns"), list_names(on, "on")
+            feed = open_feed(self._table, since, until, columns=names, on=keys, branch=branch)
+        return Changes(self.name, feed, self._read_frame)
+
+    def _read_frame(self, options: Mapping[str, str]) -> DataFrame:
+        """Return a DataFrame of the data source, with options besides the catalog's."""
+        catalog = self._table.connection
+        properties = dict(catalog.properties)
+        named = {
+            "uri": properties.pop("uri", None) or properties.pop("root"),
+            "table": str(self._table),
+            **{f"property.{name}": text for name, text in properties.items()},
+            **{f"storage.{name}": text for name, text in catalog.storage},
+        }
+        return self._lake.spark.read.format("tiltyard").options(**named, **options).load()
 
     # Write
 

@@ -54,6 +54,11 @@ def is_key_type(type_: pa.DataType) -> bool:
     return any(is_kind(type_) for is_kind in _ALLOWED)
 
 
+def unenforced_key(schema: pa.Schema) -> list[str]:
+    """Return the columns that Lance's schema declares as the key."""
+    return [field.name for field in schema if (field.metadata or {}).get(UNENFORCED, b"").lower() == b"true"]
+
+
 def format_key(columns: tuple[str, ...], values: tuple[object, ...]) -> str:
     """Format a key for a message, such as `id = 5, name = 'x'`; long values are cut."""
     texts = (text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…" for text in map(_text, values))

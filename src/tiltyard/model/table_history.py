@@ -91,5 +91,5 @@ def ids_of_field(field: Any) -> list[int]:
 
 
 def is_same_fragment(left: FragmentMetadata, right: FragmentMetadata) -> bool:
-    """Return whether two fragments of one id have the same content: the same files, and the same deleted rows."""
-    return left.files == right.files and left.deletion_file == right.deletion_file
+    """Return whether two fragments of one id have the same content: the same files and overlays, and deleted rows."""
+    return left.files == right.files and left.deletion_file == right.deletion_file and left.overlays == right.overlays

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from tiltyard.pipeline.datasource.changes import ChangesReader, ChangesStreamReader, PinnedChanges, pin_changes
 from tiltyard.pipeline.datasource.options import DataSourceOptions
 from tiltyard.pipeline.datasource.reader import TableReader, pin_table
 from tiltyard.pipeline.datasource.spark_types import spark_schema
@@ -30,6 +31,7 @@ class TiltyardSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._pinned: PinnedTable | None = None
+        self._changes: PinnedChanges | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -41,6 +43,8 @@ class TiltyardSource(DataSource):
 
         Spark does not call this where the caller sets the columns (`spark.read.schema(…)`).
         """
+        if self._options().reads_changes:
+            return spark_schema(self._pin_changes().schema)
         table = self._pin()
         if table.schema is None:
             raise RefusedError(
@@ -49,16 +53,20 @@ class TiltyardSource(DataSource):
             )
         return spark_schema(table.schema)
 
-    def reader(self, schema: StructType) -> TableReader:
-        """Return a reader of the pinned version."""
+    def reader(self, schema: StructType) -> TableReader | ChangesReader:
+        """Return a reader of the pinned version, or of the changes up to it."""
+        if self._options().reads_changes:
+            return ChangesReader(self._pin_changes(), schema)
         return TableReader(self._pin(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         """Return a writer that commits all rows at once."""
         return TableWriter(self._options(), schema, overwrite)
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
-        """Return a stream reader of the rows that versions append."""
+    def streamReader(self, schema: StructType) -> StreamReader | ChangesStreamReader:  # noqa: N802  # Spark's name
+        """Return a stream reader of the rows that versions append, or of all changes."""
+        if self._options().reads_changes:
+            return ChangesStreamReader(self._pin_changes(), schema)
         return StreamReader(self._options(), self._pin(), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  # Spark's name
@@ -71,3 +79,7 @@ class TiltyardSource(DataSource):
     def _pin(self) -> PinnedTable:
         self._pinned = self._pinned or pin_table(self._options())
         return self._pinned
+
+    def _pin_changes(self) -> PinnedChanges:
+        self._changes = self._changes or pin_changes(self._options())
+        return self._changes

@@ -12,11 +12,16 @@ from tiltyard.pipeline.task_errors import RefusedError
 URI = "uri"
 _PROPERTY = "property."
 _STORAGE = "storage."
+_OF_ROWS = (
+    "version", "tag", "filter", "vector", "vector_column", "k", "nprobes", "refine_factor", "metric", "text",
+    "text_columns", "limit", "prefilter",
+)  # fmt: skip
+"""Options that choose among the rows of one version."""
 _OPTION_NAMES = frozenset(
     {
         URI, "table", "path", "version", "tag", "branch", "filter", "columns", "vector", "vector_column", "k",
         "nprobes", "refine_factor", "metric", "text", "text_columns", "limit", "prefilter", "batch_rows", "partitions",
-        "on", "null", "rows_per_file", "stream", "batch",
+        "on", "null", "rows_per_file", "stream", "batch", "changes", "since", "until",
     }
 )  # fmt: skip
 
@@ -39,6 +44,12 @@ class DataSourceOptions:
                 raise RefusedError(f"Set the option '{name}'.")
         if sum(name in values for name in ("version", "tag")) > 1:
             raise RefusedError("Set version or tag, not both.")
+        if values.get("changes", "false").lower() not in ("true", "false"):
+            raise RefusedError("The option changes is true or false.")
+        reads_changes = values.get("changes", "false").lower() == "true"
+        if misplaced := [name for name in (_OF_ROWS if reads_changes else ("since", "until")) if name in values]:
+            where = "has no part in a change feed" if reads_changes else "needs the option changes=true"
+            raise RefusedError(f"The option {misplaced[0]} {where}.")
         return cls(dict(values))
 
     @property
@@ -70,6 +81,16 @@ class DataSourceOptions:
     def branch(self) -> str | None:
         """Return the branch to read; None for main."""
         return self.values.get("branch")
+
+    @property
+    def reads_changes(self) -> bool:
+        """Return whether changes are read instead of rows."""
+        return self.values.get("changes", "false").lower() == "true"
+
+    def version_of(self, option: str) -> int | str | None:
+        """Return an option that is a version or a tag; None if it is not set."""
+        text = self.values.get(option)
+        return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
     def names(self, option: str) -> list[str] | None:
         """Return an option's names, separated by commas or a JSON list; None if it is not set."""

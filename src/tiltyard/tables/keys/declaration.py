@@ -17,7 +17,7 @@ from msgspec import structs
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.operations import operation
-from tiltyard.model.primary_keys import MAX_COLUMNS, PROPERTY, UNENFORCED, PrimaryKey, is_key_type
+from tiltyard.model.primary_keys import MAX_COLUMNS, PROPERTY, PrimaryKey, is_key_type, unenforced_key
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, lance_errors
@@ -78,7 +78,7 @@ def _check_managed(table: TableRecord) -> None:
 def _columns(dataset: lance.LanceDataset, requested: list[str] | None) -> tuple[str, ...]:
     """Return the columns of the key. Raises InvalidInputError, TableColumnNotFoundError."""
     schema: pa.Schema = dataset.schema
-    names = tuple(requested if requested is not None else _unenforced(schema))
+    names = tuple(requested if requested is not None else unenforced_key(schema))
     if not names:
         raise InvalidInputError("Name the columns of the key: this table's schema declares none.")
     if len(set(names)) < len(names) or len(names) > MAX_COLUMNS:
@@ -92,11 +92,6 @@ def _columns(dataset: lance.LanceDataset, requested: list[str] | None) -> tuple[
                 "and booleans."
             )
     return names
-
-
-def _unenforced(schema: pa.Schema) -> list[str]:
-    """Return the columns that Lance's schema declares as the key."""
-    return [field.name for field in schema if (field.metadata or {}).get(UNENFORCED, b"").lower() == b"true"]
 
 
 def _branches(dataset: lance.LanceDataset) -> list[Branch]:

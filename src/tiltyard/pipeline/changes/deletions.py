@@ -1,0 +1,97 @@
+"""Read which rows of a fragment are deleted, at the cost of its deletion file and not of its rows.
+
+pylance has no call for it. A deletion file is an Arrow file of row numbers, or, of many, a Roaring bitmap in the
+portable format (https://github.com/RoaringBitmap/RoaringFormatSpec).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    import lance
+    from lance.file import LanceFileSession
+    from numpy.typing import NDArray
+
+    Positions = NDArray[np.uint32]
+
+_WITHOUT_RUNS, _WITH_RUNS = 12346, 12347
+_MIN_CONTAINERS_WITH_OFFSETS = 4
+_MAX_ARRAY_VALUES = 4096
+_BITMAP_BYTES = 8192
+
+
+def read_deletions(dataset: lance.LanceDataset, fragment: lance.LanceFragment, branch: str | None) -> Positions:
+    """Return the positions of the deleted rows of a fragment, sorted.
+
+    Deletion files of a branch, and of a table that was cloned, lie under another folder than the table's: there the
+    addresses of the remaining rows are scanned instead.
+    """
+    file = fragment.metadata.deletion_file
+    if file is None:
+        return np.empty(0, np.uint32)
+    if branch is not None or file.base_id is not None:
+        return _scan_deletions(dataset, fragment)
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / "deletions"
+        session: LanceFileSession = dataset.new_file_session()  # type: ignore[no-untyped-call]  # pylance's
+        session.download_file(str(fragment.deletion_file()), str(local))
+        data = local.read_bytes()
+    return parse_array(data) if file.file_type == "array" else parse_bitmap(data)
+
+
+def _scan_deletions(dataset: lance.LanceDataset, fragment: lance.LanceFragment) -> Positions:
+    addresses = dataset.scanner(columns=[], with_row_address=True, fragments=[fragment]).to_table()["_rowaddr"]
+    is_deleted = np.ones(fragment.physical_rows, bool)
+    is_deleted[addresses.to_numpy() & 0xFFFFFFFF] = False
+    return np.flatnonzero(is_deleted).astype(np.uint32)
+
+
+def parse_array(data: bytes) -> Positions:
+    """Parse a deletion file of the type `array`; return the positions, sorted."""
+    rows = pa.ipc.open_file(pa.py_buffer(data)).read_all().column(0).to_numpy()
+    return np.sort(rows.astype(np.uint32))
+
+
+def parse_bitmap(data: bytes) -> Positions:
+    """Parse a deletion file of the type `bitmap`; return the positions, sorted. Raises ValueError."""
+    cookie = _number(data, 0, "<u4")
+    has_runs = cookie & 0xFFFF == _WITH_RUNS
+    if not has_runs and cookie != _WITHOUT_RUNS:
+        raise ValueError("The deletion file is no Roaring bitmap.")
+    count, place = (cookie >> 16) + 1 if has_runs else _number(data, 4, "<u4"), 4 if has_runs else 8
+    is_run = np.zeros(count, bool)
+    if has_runs:
+        flags = np.frombuffer(data, np.uint8, -(-count // 8), place)
+        is_run = np.unpackbits(flags, bitorder="little")[:count].astype(bool)
+        place += len(flags)
+    keys = np.frombuffer(data, "<u2", 2 * count, place).reshape(count, 2).astype(np.uint32)
+    place += 4 * count
+    if not has_runs or count >= _MIN_CONTAINERS_WITH_OFFSETS:
+        place += 4 * count  # where the containers begin: they follow one another
+    parts = []
+    for (key, last), run in zip(keys, is_run, strict=True):
+        values, place = _parse_container(data, place, int(last) + 1, is_run=bool(run))
+        parts.append(values + (key << np.uint32(16)))
+    return np.concatenate(parts) if parts else np.empty(0, np.uint32)
+
+
+def _parse_container(data: bytes, place: int, count: int, *, is_run: bool) -> tuple[Positions, int]:
+    """Parse the values of one container, below 65,536; return them, and where the next one begins."""
+    if is_run:
+        runs = np.frombuffer(data, "<u2", 2 * _number(data, place, "<u2"), place + 2).reshape(-1, 2).astype(np.uint32)
+        values = np.concatenate([np.arange(start, start + more + 1, dtype=np.uint32) for start, more in runs])
+        return values, place + 2 + 4 * len(runs)
+    if count <= _MAX_ARRAY_VALUES:
+        return np.frombuffer(data, "<u2", count, place).astype(np.uint32), place + 2 * count
+    bits = np.unpackbits(np.frombuffer(data, np.uint8, _BITMAP_BYTES, place), bitorder="little")
+    return np.flatnonzero(bits).astype(np.uint32), place + _BITMAP_BYTES
+
+
+def _number(data: bytes, place: int, kind: str) -> int:
+    return int(np.frombuffer(data, kind, 1, place)[0])

@@ -1,0 +1,137 @@
+"""Read changed rows, in the driver or in Spark's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from tiltyard.model.schemas.nested_types import cast_array
+from tiltyard.pipeline.changes.comparison import differing_rows
+from tiltyard.pipeline.changes.groups import CHANGE_FIELDS, Change, ChangedRows, ChangeGroup, RewrittenRows
+from tiltyard.pipeline.changes.version_rows import take_rows
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.version_diff import get_fragment
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    import lance
+    from numpy.typing import NDArray
+
+    from tiltyard.pipeline.changes.groups import RowSelection
+
+    Positions = NDArray[np.uint32]
+
+OpenVersion = Callable[[int], "lance.LanceDataset"]
+
+BATCH_ROWS = 8192
+"""Rows that are read at once."""
+
+
+def read_changes(
+    groups: Iterable[ChangeGroup], schema: pa.Schema, open_version: OpenVersion
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of groups, with the columns of a plan. Raises RefusedError for a value that no longer fits."""
+    opened: dict[int, lance.LanceDataset] = {}
+
+    def open_once(version: int) -> lance.LanceDataset:
+        if version not in opened:
+            while len(opened) > 1:  # groups are in the order of versions, and each reads one or two
+                del opened[min(opened)]
+            opened[version] = open_version(version)
+        return opened[version]
+
+    for group in groups:
+        if isinstance(group, ChangedRows):
+            for columns in _read_selection(open_once(group.selection.version), group.selection, schema):
+                yield _batch(group.change, group.version, group.time, columns, schema)
+        else:
+            yield from _read_updates(group, schema, open_once)
+
+
+def _read_selection(
+    dataset: lance.LanceDataset, selection: RowSelection, schema: pa.Schema
+) -> Iterator[list[pa.Array]]:
+    """Yield the columns of the table, batch by batch."""
+    fields = list(schema)[len(CHANGE_FIELDS) :]
+    names = [name for name in selection.names if name is not None]
+    if selection.positions is not None or not names:
+        for positions in _windows(selection):
+            yield _take(dataset, selection, fields, positions)
+        return
+    fragment = get_fragment(dataset, selection.fragment)
+    for batch in dataset.scanner(fragments=[fragment], columns=names, batch_size=BATCH_ROWS).to_batches():
+        yield _columns(batch, selection, fields)
+
+
+def _read_updates(group: RewrittenRows, schema: pa.Schema, open_version: OpenVersion) -> Iterator[pa.RecordBatch]:
+    """Yield the rows whose values differ, as they were and as they are; of the others read what is compared alone."""
+    fields = list(schema)[len(CHANGE_FIELDS) :]
+    compared = [fields[column] for column in group.compared]
+    sides = [(open_version(selection.version), selection) for selection in (group.before, group.after)]
+    narrow = [
+        (dataset, replace(selection, names=tuple(selection.names[column] for column in group.compared)))
+        for dataset, selection in sides
+    ]
+    for places in zip(_windows(group.before), _windows(group.after), strict=True):
+        differs = np.zeros(len(places[0]), bool)
+        values = (_take(*side, compared, positions) for side, positions in zip(narrow, places, strict=True))
+        for left, right in zip(*values, strict=True):
+            differs |= differing_rows(left, right)
+        if not differs.any():
+            continue
+        for change, side, positions in zip((Change.UPDATE_BEFORE, Change.UPDATE_AFTER), sides, places, strict=True):
+            yield _batch(change, group.version, group.time, _take(*side, fields, positions[differs]), schema)
+
+
+def _windows(selection: RowSelection) -> Iterator[Positions]:
+    """Yield the positions of a selection, some at a time."""
+    for start in range(0, selection.rows, BATCH_ROWS):
+        end = min(start + BATCH_ROWS, selection.rows)
+        if selection.positions is None:
+            yield np.arange(start, end, dtype=np.uint32)
+        else:
+            yield np.frombuffer(selection.positions, np.uint32, end - start, 4 * start)
+
+
+def _take(
+    dataset: lance.LanceDataset, selection: RowSelection, fields: Sequence[pa.Field], positions: Positions
+) -> list[pa.Array]:
+    names = [name for name in selection.names if name is not None]
+    if not names:
+        return [pa.nulls(len(positions), field.type) for field in fields]
+    return _columns(take_rows(dataset, selection.fragment, names, positions), selection, fields)
+
+
+def _columns(rows: pa.RecordBatch | pa.Table, selection: RowSelection, fields: Sequence[pa.Field]) -> list[pa.Array]:
+    """Return the columns in the types of the newest version; nulls for one that this version lacks."""
+    columns = []
+    for name, field in zip(selection.names, fields, strict=True):
+        if name is None:
+            columns.append(pa.nulls(rows.num_rows, field.type))
+            continue
+        column = rows.column(name)
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        try:
+            columns.append(array if array.type == field.type else cast_array(array, field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise RefusedError(
+                f"Column '{name}' was {array.type} in version {selection.version}, and has a value that is no "
+                f"{field.type}: leave the column out, or read changes since a later version."
+            ) from error
+    return columns
+
+
+def _batch(
+    change: Change, version: int, time: datetime, columns: Sequence[pa.Array], schema: pa.Schema
+) -> pa.RecordBatch:
+    rows = len(columns[0]) if columns else 0
+    facts = [
+        pa.repeat(pa.scalar(value, field.type), rows)
+        for value, field in zip((change.value, version, time), CHANGE_FIELDS, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays([*facts, *columns], schema=schema)

@@ -47,6 +47,10 @@ class StreamBatch:
 class StreamSource(Protocol):
     """A source that is read from a position on. Its methods raise RefusedError, ServiceUnavailableError."""
 
+    @property
+    def position(self) -> Position:
+        """Return the position behind the last batch; of a source that was opened just now, where it begins."""
+
     def read(self, schema: pa.Schema | None, limits: BatchLimits, check: Callable[[], None]) -> StreamBatch | None:
         """Return the next batch, in the types of the table where it exists; None if nothing has arrived.
 

@@ -1,4 +1,4 @@
-"""Stream job: append or upsert what arrives in a folder, batch by batch, until it is canceled.
+"""Stream job: append or upsert what arrives in a folder or a topic, batch by batch, until it is canceled.
 
     source → batch → rows that fit the table → Lance files → one commit, with the position behind the batch
 
@@ -24,6 +24,8 @@ from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.streams.batches import BatchLimits, StreamSource
 from tiltyard.pipeline.streams.folder import FolderSource
+from tiltyard.pipeline.streams.kafka import SCHEME, KafkaSource, Topic, read_properties
+from tiltyard.pipeline.streams.messages import decode_debezium, decode_row
 from tiltyard.pipeline.streams.target import StreamOptions, StreamTable
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
@@ -48,12 +50,16 @@ def stream(
     run: Run,
     catalog: CatalogConnection,
     spark: SparkSession | None,
-    source: Annotated[str, "A folder or a pattern of files (in/*.jsonl), local or on an object store."],
+    source: Annotated[
+        str, "A folder or a pattern of files (in/*.jsonl), local or on an object store, or kafka://HOST:PORT/TOPIC."
+    ],
     table: Annotated[str, "The table to write; it is created with the first rows if it does not exist."],
     *,
     on: Annotated[list[str], "The key to upsert by; without one, rows are appended.", ColumnNames()] = [],  # noqa: B006  # the registry copies it
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
-        Literal["parquet", "arrow", "csv", "json"] | None, "The files' format, if their names do not tell it."
+        Literal["parquet", "arrow", "csv", "json", "debezium"] | None,
+        "The files' format, if their names do not tell it. Of a topic: json (the default), or debezium for its change "
+        "events in JSON.",
     ] = None,
     drift: Annotated[
         Literal["evolve", "reject"],
@@ -66,11 +72,17 @@ def stream(
     batch_rows: Annotated[int, "A batch is committed once it has so many rows."] = 50_000,
     batch_seconds: Annotated[float, "How long a batch waits for rows, in seconds."] = 1.0,
     available_now: Annotated[bool, "End once all that was there is in the table."] = False,
+    start: Annotated[
+        Literal["earliest", "latest"], "Where a new stream of a topic begins: with all messages, or with new ones."
+    ] = "earliest",
+    kafka: Annotated[
+        str | None, "A file of properties of Kafka's client, NAME=VALUE: how to sign in (sasl.password, …)."
+    ] = None,
     name: Annotated[
         str | None, "What identifies the stream in the table's history [default: its source]. It goes on by its name."
     ] = None,
 ) -> Mapping[str, object]:
-    """Append or upsert what arrives in a folder, each row exactly once, until the job is canceled.
+    """Append or upsert what arrives in a folder or a topic, each row exactly once, until the job is canceled.
 
     It goes on where it was: also after its driver was killed, and as another job with the same source and table.
 
@@ -78,6 +90,7 @@ def stream(
     Examples:
       tiltyard job stream --uri http://127.0.0.1:2333 landing/ films
       tiltyard job stream --uri http://127.0.0.1:2333 's3://lake/in/*.jsonl' films --on id --rejects ./bad
+      tiltyard job stream --uri http://127.0.0.1:2333 kafka://broker:9092/shop.films films --format debezium --on id
     """
     limits = _limits(batch_rows, batch_seconds)
     path = absolute_path(source)
@@ -91,15 +104,48 @@ def stream(
     )
     target = StreamTable(run, catalog_client.table(catalog, table), options)
     found = target.open()
-    reader = FolderSource(path, Format(format) if format else None, storage, dict(found or {}))
+    if path.startswith(SCHEME):
+        reader = _open_topic(path, format, options, kafka, dict(found or {}), from_newest=start == "latest")
+    else:
+        reader = _open_folder(path, format, options, kafka, dict(found or {}))
     process = _Stream(run, reader, target)
     try:
+        if found is None:
+            target.begin(reader.position)
         return process.follow(limits, ends=available_now)
     except RunCanceledError:
         process.stop_after_cancel()
         raise
     finally:
         reader.close()
+
+
+def _open_topic(
+    uri: str,
+    format_: str | None,
+    options: StreamOptions,
+    file: str | None,
+    position: dict[str, int],
+    *,
+    from_newest: bool,
+) -> StreamSource:
+    """Open a topic. Raises RefusedError, ServiceUnavailableError."""
+    if format_ not in (None, "json", "debezium"):
+        raise RefusedError(f"--format is {format_}, and messages are read as json or debezium.")
+    if format_ == "debezium" and not options.on:
+        raise RefusedError("Change events change rows by their key: name its columns (--on).")
+    topic = Topic.parse(uri)
+    decode = decode_debezium if format_ == "debezium" else decode_row
+    return KafkaSource(topic, decode, options.on, read_properties(file, topic), position, from_newest)
+
+
+def _open_folder(
+    path: str, format_: str | None, options: StreamOptions, file: str | None, position: dict[str, int]
+) -> StreamSource:
+    """Open a folder. Raises RefusedError."""
+    if format_ == "debezium" or file is not None:
+        raise RefusedError("--kafka and the format debezium are for topics (kafka://HOST:PORT/TOPIC).")
+    return FolderSource(path, Format(format_) if format_ else None, options.storage, position)
 
 
 def _limits(rows: int, seconds: float) -> BatchLimits:

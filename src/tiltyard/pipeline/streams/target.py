@@ -132,6 +132,12 @@ class StreamTable:
         self.version = int(dataset.version)
         return found
 
+    def begin(self, position: Position) -> None:
+        """Set where a new stream begins; if the table exists, record that at once."""
+        self.position = dict(position)
+        if position and self._job_table is not None:
+            self._begin_writing()
+
     @property
     def schema(self) -> pa.Schema | None:
         """Return the table's columns; None before it exists."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -54,8 +55,11 @@ def name(request: pytest.FixtureRequest) -> str:
 def test_rows_are_ingested_written_upserted_and_read(lake: tiltyard.Lake, name: str) -> None:
     films = lake.table(name)
     assert not films.exists()
-    made = films.ingest(pa.table(ROWS), checks=["unique(id)", "rows == 100"])
+    made = films.ingest(pa.table(ROWS), checks=["unique(id)", "rows == 100", "warn: in_set(title, film)"])
     assert (made.status, made.rows, made.version, made.progress) == ("Succeeded", 100, 1, 1.0)
+    assert {check["check"]: check["passed"] for check in json.loads(made.figures["checks"])} == {
+        "rows == 100": True, "warn: in_set(title, film)": False, "unique(id)": True
+    }  # fmt: skip
     assert films.write([{"id": 100, "title": "appended"}]).version == 2
     changed = pd.DataFrame({"id": [5, 200], "title": ["five", "new"]})
     assert films.upsert(changed, on="id").figures | {"version": ""} == {

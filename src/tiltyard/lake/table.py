@@ -229,8 +229,9 @@ class Table:
         `mode` says what to do if the table exists. Rows pass through `select`, `rename` (old to new), `cast` (a type by
         column), then `udf`, a function of a pyarrow.RecordBatch that returns one; `null` names columns that the source
         lacks. A row that does not fit fails the run, unless `rejects` is a folder for such rows. `checks` are
-        `rows >= 9`, `not_null(a)`, `between(a, 0, 1)`, `unique(a)`, …. The other options are of files. Raises
-        InvalidInputError, TableAlreadyExistsError, TableNotFoundError (to append to), and as `Run.wait` does.
+        `rows >= 9`, `not_null(a)`, `between(a, 0, 1)`, `unique(a)`, …; the figure `checks` reports on them. The other
+        options are of files. Raises InvalidInputError, TableAlreadyExistsError, TableNotFoundError (to append to), and
+        as `Run.wait` does.
         """
         arguments = write_arguments(
             mode=mode, select=select, rename=rename, cast=cast, null=null, udf=udf, rejects=rejects, format=format,

@@ -16,8 +16,6 @@ from tiltyard.pipeline.sources.json_lines import infer_json_schema, make_json_pa
 from tiltyard.pipeline.sources.readers import Piece
 from tiltyard.pipeline.sources.text_blocks import RejectedRow, read_line_blocks
 from tiltyard.pipeline.sources.types import parse_type
-from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.quality_checks import parse_check
 
 
 @given(
@@ -78,12 +76,6 @@ STRUCT = pa.struct(
 )
 def test_parse_type_is_what_it_says(text: str, dtype: pa.DataType) -> None:
     assert parse_type(text) == dtype
-
-
-@pytest.mark.parametrize("text", ["unknown(a)", "rows ~ 3", "between(a, 1)", ""])
-def test_parse_check_of_what_is_none_is_refused(text: str) -> None:
-    with pytest.raises(RefusedError, match="is not a check"):
-        parse_check(text)
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 300))

@@ -82,7 +82,8 @@ def ingest(
     rejects: Annotated[str | None, "A folder for rows that do not fit; without one, such a row fails the job."] = None,
     checks: Annotated[
         list[str],
-        "A check before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)'.",
+        "A check before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)', 'matches(a, [A-Z]+)', "
+        "'in_set(a, x, y)', 'freshness(a, 2d)'; 'warn: …' publishes all the same.",
         Alias("check"),
     ] = [],  # noqa: B006  # the same
     rows_per_file: Annotated[int, "Maximal rows of a fragment."] = ROWS_PER_FILE,

@@ -53,8 +53,8 @@ class TableRun:
         """Set figures of the whole run, without totals: its progress is counted in steps."""
         texts = {name: value for name, value in figures.items() if not name.endswith("_total")}
         stage = f"{self.name}: {texts.pop('stage')}" if "stage" in texts else self.name
-        if "guessed" in texts:
-            texts[f"guessed:{self.name}"] = texts.pop("guessed")
+        for figure in {"guessed", "checks"} & texts.keys():  # what is of one table alone
+            texts[f"{figure}:{self.name}"] = texts.pop(figure)
         self.pipeline_run.progress(**texts, stage=stage)
 
     def check(self) -> None:
@@ -155,7 +155,7 @@ def _write_rows(
         frame = _query(spark, plan.sql or "", readable)
         spec = frame_write_spec(run, frame, target, options)
         results = write_partitions(run, frame, spec)
-    check_written(spark, target, spec, results)
+    run.progress(**check_written(spark, target, spec, results))
     schema = spec.target.schema
     state = {"parts": [result.to_json() for result in results], "schema": schema.serialize().to_pybytes().hex()}
     run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(state))

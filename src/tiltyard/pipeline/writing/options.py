@@ -15,9 +15,11 @@ from tiltyard.pipeline.user_functions import Loadable
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_lance_types
 from tiltyard.pipeline.writing.quality_checks import (
     MAX_KEYS_IN_DRIVER,
+    CheckResult,
     QualityCheck,
     count_duplicate_keys,
-    find_failed_checks,
+    judge_counts,
+    report_checks,
     validate_checks,
 )
 from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode
@@ -63,10 +65,10 @@ def commit_checked(
     run: Run, spark: SparkSession | None, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]
 ) -> Mapping[str, object]:
     """Check the written rows and commit them; return the job's figures. Raises InvalidInputError for a failed check."""
-    check_written(spark, target, spec, results)
+    report = check_written(spark, target, spec, results)
     fragments = [fragment for result in results for fragment in result.fragments]
     version = target.commit(run, fragments, spec.target.schema)
-    return {**count_written(results), "version": version}
+    return {**count_written(results), "version": version, **report}
 
 
 def count_written(results: Sequence[WriteResult]) -> dict[str, int]:
@@ -81,20 +83,25 @@ def count_written(results: Sequence[WriteResult]) -> dict[str, int]:
 
 def check_written(
     spark: SparkSession | None, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]
-) -> None:
-    """Raise InvalidInputError if written rows fail a check; few keys are counted in this process, without Spark."""
+) -> dict[str, str]:
+    """Return the figure that reports on the checks of written rows; few keys are counted here, without Spark.
+
+    Raises InvalidInputError if the rows fail a check that is no warning.
+    """
     rows, rejected = sum(result.rows for result in results), sum(result.rejected for result in results)
     fragments = [fragment for result in results for fragment in result.fragments]
-    failed = find_failed_checks(spec.checks, rows, rejected, [result.failures for result in results])
-    committed_version = 0 if spec.target.fresh else target.base
-    session = spark if count_table_rows(target, results) > MAX_KEYS_IN_DRIVER else None
-    for check in spec.checks if not failed else ():
-        if check.kind == "unique" and (
-            duplicates := count_duplicate_keys(session, target.location, check.columns, fragments, committed_version)
-        ):
-            failed.append(f"{check.text}: {duplicates} keys are there more than once")
-    if failed:
+    judged = judge_counts(spec.checks, rows, rejected, [result.failures for result in results])
+    if not any(result.is_failure for result in judged):
+        committed_version = 0 if spec.target.fresh else target.base
+        session = spark if count_table_rows(target, results) > MAX_KEYS_IN_DRIVER else None
+        for check in spec.checks:
+            if check.kind == "unique":
+                count = count_duplicate_keys(session, target.location, check.columns, fragments, committed_version)
+                sentence = f"{check.text}: {count} keys are there more than once" if count else ""
+                judged.append(CheckResult(check, sentence))
+    if failed := [result.sentence for result in judged if result.is_failure]:
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")
+    return report_checks(judged)
 
 
 def count_table_rows(target: TargetTable, results: Sequence[WriteResult]) -> int:

@@ -1,6 +1,11 @@
 """Check new rows before they are published: counts are taken in tasks, and the driver decides.
 
     rows >= 1000        rejected <= 10      not_null(id)      between(score, 0, 1)      unique(id)      unique(a, b)
+    matches(code, [A-Z]{2}\\d+)             in_set(kind, film, "a series")             freshness(seen, 2d)
+
+`warn: ` before a check makes its failure a warning: it is in the run's figures, and the rows are published. `matches`
+is for whole texts; a null is neither in a set nor out of it, and so it is with `matches` and `between`. `freshness`
+asks that the newest value is at most so old (30s, 15m, 6h, 2d).
 
 `unique` covers the table with the new rows in it: tasks read only the key columns, and a Spark aggregation counts them,
 which spills and shuffles as needed. Keys that contain a null are never equal.
@@ -12,6 +17,7 @@ import functools
 import json
 import operator
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,7 +35,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _COUNT_CHECK = re.compile(r"(rows|rejected) *(<=|>=|==|<|>) *(\d+)")
-_FUNCTION_CHECK = re.compile(r"(not_null|between|unique)\((.+)\)")
+_FUNCTION_CHECK = re.compile(r"(not_null|between|unique|matches|in_set|freshness)\((.+)\)", re.DOTALL)
+_WARNING = re.compile(r"warn *: *")
+_ARGUMENT = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^,]*)\s*(?:,|$)')
+_AGE = re.compile(r"(\d{1,6})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_ARGUMENT_COUNTS = {"between": (3, 3), "matches": (2, 2), "freshness": (2, 2), "in_set": (2, 1001)}
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
@@ -37,30 +48,56 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class QualityCheck:
-    """A check: its text, its kind, and its arguments (or operator and number)."""
+    """A check: its text, its kind, its arguments (or operator and number); with `warns` its failure stops nothing."""
 
     text: str
     kind: str
     arguments: tuple[str, ...]
+    warns: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Return the columns that it checks."""
-        return {"not_null": self.arguments, "between": self.arguments[:1], "unique": self.arguments}.get(self.kind, ())
+        if self.kind in ("rows", "rejected"):
+            return ()
+        return self.arguments if self.kind in ("not_null", "unique") else self.arguments[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Whether written rows pass a check; `sentence` says what is wrong with them."""
+
+    check: QualityCheck
+    sentence: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        """Return whether the rows must not be published."""
+        return bool(self.sentence) and not self.check.warns
 
 
 def parse_check(text: str) -> QualityCheck:
     """Parse a check. Raises RefusedError."""
-    if match := _COUNT_CHECK.fullmatch(text.strip()):
-        return QualityCheck(text, match[1], (match[2], match[3]))
-    if match := _FUNCTION_CHECK.fullmatch(text.strip()):
-        arguments = tuple(part.strip() for part in match[2].split(","))
-        if match[1] != "between" or len(arguments) == 3:
-            return QualityCheck(text, match[1], arguments)
+    warning = _WARNING.match(text.strip())
+    condition = text.strip()[warning.end() if warning else 0 :]
+    if match := _COUNT_CHECK.fullmatch(condition):
+        return QualityCheck(text, match[1], (match[2], match[3]), warning is not None)
+    if match := _FUNCTION_CHECK.fullmatch(condition):
+        arguments = _split_arguments(match[1], match[2])
+        least, most = _ARGUMENT_COUNTS.get(match[1], (1, len(arguments)))
+        if least <= len(arguments) <= most:
+            return QualityCheck(text, match[1], arguments, warning is not None)
     raise RefusedError(
-        f"'{text}' is not a check: write rows >= 1000, rejected <= 10, not_null(id), between(score, 0, 1) "
-        "or unique(id)."
+        f"'{text}' is not a check: write rows >= 1000, rejected <= 10, not_null(id), between(score, 0, 1), unique(id), "
+        "matches(code, [A-Z]+), in_set(kind, a, b) or freshness(seen, 2d); `warn: ` before it makes it a warning."
     )
+
+
+def _split_arguments(kind: str, text: str) -> tuple[str, ...]:
+    """Return arguments between commas, in JSON's quotes where they have one; a pattern is all behind the first one."""
+    if kind == "matches":
+        return tuple(part.strip() for part in text.split(",", 1))
+    return tuple(match[1].strip() for match in _ARGUMENT.finditer(text) if match[0])
 
 
 def validate_checks(checks: Sequence[QualityCheck], schema: pa.Schema) -> None:
@@ -71,13 +108,13 @@ def validate_checks(checks: Sequence[QualityCheck], schema: pa.Schema) -> None:
                 raise RefusedError(f"The check {check.text}: there is no column '{name}'.")
             if check.kind == "unique" and pa.types.is_nested(schema.field(name).type):
                 raise RefusedError(f"The check {check.text}: '{name}' is {schema.field(name).type}, no key.")
-        if check.kind == "between":
-            _bounds(check, schema.field(check.arguments[0]).type)
+        if check.kind in _COUNT_FAILURES:
+            _try_check(check, pa.nulls(1, schema.field(check.arguments[0]).type))
 
 
 @dataclass(slots=True)
 class CheckCounter:
-    """Counts the rows that fail each check, by the check's text."""
+    """Counts the rows that fail each check, by the check's text; of `freshness`, those that are too old."""
 
     checks: tuple[QualityCheck, ...]
     failures: dict[str, int] = field(default_factory=dict)
@@ -87,42 +124,102 @@ class CheckCounter:
         for check in self.checks:
             if check.kind == "not_null":
                 bad = sum(batch.column(name).null_count for name in check.arguments)
-            elif check.kind == "between":
-                column = batch.column(check.arguments[0])
-                low, high = _bounds(check, column.type)
-                inside = pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
-                bad = pc.sum(pc.invert(inside)).as_py() or 0
+            elif check.kind in _COUNT_FAILURES:
+                bad = _COUNT_FAILURES[check.kind](check, batch.column(check.arguments[0]))
             else:
                 continue
             if bad:
                 self.failures[check.text] = self.failures.get(check.text, 0) + bad
 
 
-def find_failed_checks(
+def judge_counts(
     checks: Sequence[QualityCheck], rows: int, rejected: int, failures: Sequence[Mapping[str, int]]
-) -> list[str]:
-    """Return a sentence for each failed check, except for `unique`."""
-    failed = []
+) -> list[CheckResult]:
+    """Return the result of each check but `unique`, which takes more than counts."""
+    results = []
     for check in checks:
+        count = sum(counts.get(check.text, 0) for counts in failures)
+        sentence = ""
         if check.kind in ("rows", "rejected"):
             number = rows if check.kind == "rows" else rejected
             if not _COMPARE[check.arguments[0]](number, int(check.arguments[1])):
-                failed.append(f"{check.text}: {number} {check.kind}")
-        elif count := sum(counts.get(check.text, 0) for counts in failures):
-            failed.append(f"{check.text}: {count} rows are not")
-    return failed
+                sentence = f"{check.text}: {number} {check.kind}"
+        elif check.kind == "freshness":
+            if count >= rows:
+                sentence = f"{check.text}: no row is so new"
+        elif count:
+            sentence = f"{check.text}: {count} rows are not"
+        if check.kind != "unique":
+            results.append(CheckResult(check, sentence))
+    return results
 
 
-def _bounds(check: QualityCheck, dtype: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
-    """Return the bounds, cast to the column's type. Raises RefusedError."""
+def report_checks(results: Sequence[CheckResult]) -> dict[str, str]:
+    """Return the figure `checks` of a run: JSON, a list of the checks with `passed` and, where not, `found`."""
+    if not results:
+        return {}
+    entries = [
+        {
+            "check": result.check.text,
+            "severity": "warn" if result.check.warns else "fail",
+            "passed": not result.sentence,
+            **({"found": result.sentence.removeprefix(f"{result.check.text}: ")} if result.sentence else {}),
+        }
+        for result in results
+    ]
+    return {"checks": json.dumps(entries)}
+
+
+def _count_outside(check: QualityCheck, column: pa.Array) -> int:
+    low, high = (_value(text, column.type) for text in check.arguments[1:])
+    return _count_false(pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high)))
+
+
+def _count_other_values(check: QualityCheck, column: pa.Array) -> int:
+    values = pa.array([_value(text, column.type).as_py() for text in check.arguments[1:]], column.type)
+    return _count_false(pc.or_(pc.is_in(column, values), pc.is_null(column)))
+
+
+def _count_not_matching(check: QualityCheck, column: pa.Array) -> int:
+    pattern = check.arguments[1]
+    pattern = json.loads(pattern) if pattern.startswith('"') else pattern
+    return _count_false(pc.match_substring_regex(column, f"^(?:{pattern})$"))
+
+
+def _count_older(check: QualityCheck, column: pa.Array) -> int:
+    age = _AGE.fullmatch(check.arguments[1])
+    if age is None:
+        raise ValueError(f"'{check.arguments[1]}' is no age: write 30s, 15m, 6h or 2d")
+    if not pa.types.is_temporal(column.type) or pa.types.is_time(column.type) or pa.types.is_duration(column.type):
+        raise ValueError(f"'{check.arguments[0]}' is {column.type}, neither a date nor a point in time")
+    seconds = time.time() - int(age[1]) * _SECONDS[age[2]]
+    zone = getattr(column.type, "tz", None)
+    since = pa.scalar(int(seconds * 1_000_000), pa.timestamp("us", zone))
+    return len(column) - (pc.sum(pc.greater_equal(column.cast(since.type), since)).as_py() or 0)
+
+
+_COUNT_FAILURES: Mapping[str, Callable[[QualityCheck, pa.Array], int]] = {
+    "between": _count_outside,
+    "in_set": _count_other_values,
+    "matches": _count_not_matching,
+    "freshness": _count_older,
+}
+"""Checks of single rows, by kind: a function that counts the values of a column that fail."""
+
+
+def _count_false(passed: pa.Array) -> int:
+    return int(pc.sum(pc.invert(passed)).as_py() or 0)
+
+
+def _try_check(check: QualityCheck, column: pa.Array) -> None:
+    """Try a check on a column. Raises RefusedError for arguments that are not of its type."""
     try:
-        low, high = (_bound(text, dtype) for text in check.arguments[1:])
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        _COUNT_FAILURES[check.kind](check, column)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, ValueError) as error:
         raise RefusedError(f"The check {check.text}: {error}") from error
-    return low, high
 
 
-def _bound(text: str, dtype: pa.DataType) -> pa.Scalar:
+def _value(text: str, dtype: pa.DataType) -> pa.Scalar:
     value = json.loads(text) if text.startswith('"') else text
     return pa.scalar(value).cast(pa.float64() if pa.types.is_floating(dtype) else dtype)
 

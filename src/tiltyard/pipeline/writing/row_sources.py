@@ -136,10 +136,10 @@ def ingest_rows(run: Run, rows: Rows, table: Table, options: WriteOptions) -> Ma
         figures = count_written(results)
         run.progress(**{name: figures[name] for name in ("rows", "fragments", "bytes")})
         session = rows.session(count_table_rows(target, results) if _checks_keys(options) else 0)
-        check_written(session, target, spec, results)
+        report = check_written(session, target, spec, results)
     with _discarding(target, results, _REFUSALS):
         version = target.commit(run, _fragments(results), spec.target.schema)
-    return {**figures, "version": version}
+    return {**figures, "version": version, **report}
 
 
 def upsert_rows(run: Run, rows: Rows, table: Table, options: WriteOptions, on: Sequence[str]) -> Mapping[str, object]:

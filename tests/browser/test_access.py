@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
+RED = "rgb(156, 47, 37)"
+"""The colour of what cannot be undone, in the light scheme."""
 GRANT = {"object_kind": "namespace", "id": ["cinema"], "grantee": "critics", "grantee_kind": "role"}
 POLICY = {"name": "recent", "filter": "year >= 2000", "masks": [{"column": "title", "mask": "null"}]}
 
@@ -71,9 +73,11 @@ def test_key_is_made_by_keyboard_shown_once_and_revoked_after_a_question(
         key = page.locator(".secret").inner_text()
         assert re.fullmatch(r"tilt_[0-9a-f]{16}_[\w-]{43}", key) and key not in page.url
         page.get_by_role("link", name="I have copied it").click()
-        page.get_by_role("button", name=f"Revoke {key.split('_')[1]}").wait_for()
+        revoke = page.get_by_role("button", name=f"Revoke {key.split('_')[1]}")
+        revoke.wait_for()
+        assert revoke.evaluate("button => getComputedStyle(button).color") == RED
         assert key not in page.content()
-        page.get_by_role("button", name=f"Revoke {key.split('_')[1]}").click()  # the viewer confirms the question
+        revoke.click()  # the viewer confirms the question
         page.get_by_text("revoked", exact=True).wait_for()
 
 

@@ -16,6 +16,7 @@ from tests.conformance.conftest import Raw
 from tests.conformance.test_catalog import code
 from tests.services.forked_process import start_tiltyard
 from tests.services.server import ServerProcess
+from tiltyard.store import open_store
 from tiltyard_conformance.cases import ROWS, World, ipc
 
 
@@ -37,6 +38,12 @@ def queue(world: World, name: str = "by_id") -> tuple[list[str], str]:
     table = world.table()
     created = world.post(f"/v1/table/{table[0]}/create_index", {"column": "id", "index_type": "BTREE", "name": name})
     return table, created["transaction_id"]
+
+
+def kinds_of_processes(idle: ServerProcess) -> list[str]:
+    """Return the kinds of the processes that send heartbeats to the catalog."""
+    with open_store(f"sqlite:///{idle.root}/catalog.db") as store:
+        return [process.kind for process in store.list_processes()]
 
 
 def alter(world: World, transaction: str, *actions: Any) -> Any:
@@ -67,6 +74,7 @@ def test_worker_of_its_own_builds_what_a_server_queued(world: World, idle: Serve
     worker = start_tiltyard("worker", "--root", str(idle.root))
     try:
         until(lambda: status(world, transaction) == "Succeeded")
+        until(lambda: kinds_of_processes(idle) == ["server", "worker"])
     finally:
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 0

@@ -17,6 +17,8 @@ from tiltyard.api.metrics_history import Sample
 from tiltyard.console.monitor.server import make_charts
 from tiltyard.console.monitor.storage import MAX_PARTS, Measured, Part, make_boxes, make_parts
 from tiltyard.model.ids import Id
+from tiltyard.store import ProcessRecord, open_store, wall_clock
+from tiltyard.worker.heartbeat import ALIVE_MS
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 FRAGMENT = {"hx-request": "true"}
@@ -34,6 +36,28 @@ def test_figures_are_those_that_were_counted(http: httpx.Client, server: ServerP
     assert described is not None and int(described[1].replace(",", "")) >= REQUESTS
     part = http.get("/server", headers=FRAGMENT).text
     assert "Operations since the start" in part and "<html" not in part
+
+
+def test_servers_and_workers_of_other_machines_are_listed_by_their_heartbeats(
+    http: httpx.Client, server: ServerProcess
+) -> None:
+    now = wall_clock()
+    idle = ProcessRecord("1", "worker", "far-away", 42, "9.8.7", 4, 1, 0, started_at=now, seen_at=now)
+    killed = ProcessRecord("2", "server", "<b>gone", 43, "9.8.7", 0, 0, 0, now - 3_600_000, now - ALIVE_MS)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with open_store(f"sqlite:///{server.root}/catalog.db") as store:
+        while not store.list_processes():
+            assert time.monotonic() < deadline, "the server has sent no heartbeat"
+            time.sleep(0.05)
+        for process in (killed, idle):
+            store.record_heartbeat(process)
+        page = http.get("/server")
+        for process in (killed, idle):
+            store.delete_process(process.id)
+    text = words(page)
+    assert "far-away worker 42 9.8.7 idle 0 of 5 just now just now" in text
+    assert re.search("gone server 43 9.8.7 silent . 1 hour ago 1 minute ago", text) and "<b>gone" not in page.text
+    assert re.search(rf"server this one {server.process.pid} \S+ (idle|busy) \d of \d", text), text
 
 
 def test_storage_is_measured_by_namespace(http: httpx.Client) -> None:

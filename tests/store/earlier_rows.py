@@ -174,6 +174,10 @@ def _write_function_errors(connection: Connection, root: Path) -> None:
     _insert(connection, "function_errors", transaction_id=INGEST, table_id=2, fragment_id=0, **errors)
 
 
+def _write_namespaces_of_jobs(connection: Connection, root: Path) -> None:
+    connection.change("UPDATE transactions SET namespace_id = 1")
+
+
 _WRITERS = {
     1: _write_entries,
     2: _write_requests,
@@ -189,5 +193,6 @@ _WRITERS = {
     17: _write_job_events,
     19: _write_upkeep,
     20: _write_function_errors,
+    22: _write_namespaces_of_jobs,
 }
 """What a number added that has rows here."""

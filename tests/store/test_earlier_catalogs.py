@@ -63,7 +63,7 @@ def _make_catalog(url: str, number: int, root: Path) -> None:
 
 
 def _check_namespaces_of_jobs(url: str) -> None:
-    """Check what the last number made of rows that were there."""
+    """Check what number 22 made of rows that were there."""
     database = open_database(url)
     rows = database.read(lambda connection: connection.rows("SELECT DISTINCT namespace_id FROM transactions"))
     assert rows == [(1,)]

@@ -35,13 +35,15 @@ from tiltyard.server.startup_checks import uvicorn_network_options
 from tiltyard.sql.processes import QueryProcesses
 from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
-from tiltyard.worker import DriverPool, Worker
+from tiltyard.worker import DriverPool, Heartbeat, Worker
 
 DRAIN_SECONDS = 6
 WORKER_SECONDS = 2.0
 """How long workers may take to stop."""
 DRIVER_SECONDS = 5.0
 """How long drivers of jobs may take to release their leases."""
+HEARTBEAT_SECONDS = 1.0
+"""How long it may take to say that this process ends."""
 
 BALANCING_LOOP = "tiltyard.server.connection_balancing:BalancingLoop"
 
@@ -66,6 +68,7 @@ class Application:
         self._worker = Worker(services, services.settings.jobs)
         # Of several server processes none runs jobs: each would start a Spark of its own.
         self._drivers = job_drivers(services) if services.settings.workers == 1 else None
+        self._heartbeat = Heartbeat(services, "server", self._worker, self._drivers)
 
     async def __call__(
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
@@ -90,6 +93,7 @@ class Application:
             self._worker.start()
         if self._drivers:
             self._drivers.start()
+        self._heartbeat.start()
         self._services.store.share_reads(asyncio.get_running_loop().call_soon)
         tune_garbage_collector()
         release_when_idle()
@@ -105,6 +109,7 @@ class Application:
             self._drivers.stop(DRIVER_SECONDS)
         if self._services.settings.jobs:
             self._worker.stop(WORKER_SECONDS)
+        self._heartbeat.stop(HEARTBEAT_SECONDS)
         self._api.close()
         self._services.finalized_log.close()
         self._services.change_log.flush()

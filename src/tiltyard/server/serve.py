@@ -31,6 +31,7 @@ from tiltyard.server.memory import release_when_idle
 from tiltyard.server.process import (
     BALANCING_LOOP,
     DRIVER_SECONDS,
+    HEARTBEAT_SECONDS,
     WORKER_SECONDS,
     Application,
     exit_now,
@@ -41,7 +42,7 @@ from tiltyard.server.process import (
 )
 from tiltyard.server.startup_checks import announce_access, check_exposure, url_scheme
 from tiltyard.server.supervisor import NeverServedError, Supervisor
-from tiltyard.worker import Worker
+from tiltyard.worker import Heartbeat, Worker
 
 PORT_SECONDS = 15.0
 """How long a start waits for a port: longer than processes drain whose parent was killed."""
@@ -110,15 +111,18 @@ def run_worker(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     drivers = job_drivers(services)
+    heartbeat = Heartbeat(services, "worker", worker, drivers)
     release_when_idle()
     worker.start()
     if drivers:
         drivers.start()
+    heartbeat.start()
     print(f"Tiltyard works on {settings.root}", file=sys.stderr, flush=True)
     stop.wait()
     if drivers:
         drivers.stop(DRIVER_SECONDS)
     worker.stop(WORKER_SECONDS)
+    heartbeat.stop(HEARTBEAT_SECONDS)
     flush_spans()
     services.store.close()
     exit_now()

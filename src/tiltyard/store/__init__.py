@@ -8,6 +8,7 @@
 - `publications`: tables that are registered in other catalogs, with their entries there
 - `transactions` (long-running operations), `jobs` (those that drivers run), `job_events` (what happened to them),
   `idempotency` (requests with a key)
+- `processes`: servers and workers that are alive
 - `upkeep`: tables that got commits, and when they are to be maintained
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
 - `functions` of clients, their `secrets`, and the rows that they failed on (`function_errors`)
@@ -32,6 +33,7 @@ from tiltyard.store.functions.secrets import SecretRecord
 from tiltyard.store.jobs import JobFilter
 from tiltyard.store.mounts.mounts import LocationTakenError, MountRecord
 from tiltyard.store.mounts.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
+from tiltyard.store.processes import ProcessRecord
 from tiltyard.store.records import (
     DroppedNamespace,
     ListedTable,
@@ -88,6 +90,7 @@ __all__ = [
     "Path",
     "PolicyRecord",
     "PrincipalRecord",
+    "ProcessRecord",
     "Properties",
     "PublicationRecord",
     "PublishedEntry",

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PAGE = 2000
 """Rows that are read or written at a time."""
+MOMENTARY = {"processes"}
+"""Tables whose rows are true of the moment alone: a dump has none of them."""
 
 Values = dict[str, Any]
 
@@ -56,6 +58,8 @@ def dump(database: Database, file: Path, clock: Clock) -> DumpHeader:
         with gzip.open(file, "wb", compresslevel=3) as lines:
             lines.write(msgspec.json.encode(header) + b"\n")
             for table in tables:
+                if table in MOMENTARY:
+                    continue
                 for page in _dump_table(connection, database, table):
                     lines.write(page)
         return header

@@ -29,6 +29,7 @@ from tiltyard.store.mounts.mounts import Mounts
 from tiltyard.store.mounts.publications import Publications
 from tiltyard.store.mounts.table_moves import TableMoves
 from tiltyard.store.namespaces import Namespaces
+from tiltyard.store.processes import Processes
 from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.maintenance import Maintenance
@@ -70,6 +71,7 @@ class UnitOfWork(
     Transactions,
     Jobs,
     JobEvents,
+    Processes,
     Upkeep,
     KeyedRequests,
     # Access control

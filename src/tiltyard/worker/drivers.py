@@ -61,6 +61,8 @@ class DriverPool:
         self._services = services
         self._stopping = threading.Event()
         self._processes: set[_DriverProcess] = set()
+        self._running: set[str] = set()
+        """The ids of jobs that threads have claimed and not let go."""
         self._threads = [
             threading.Thread(target=self._work, args=(number == 0,), name=f"driver-{number}", daemon=True)
             for number in range(services.settings.spark_jobs)
@@ -84,6 +86,15 @@ class DriverPool:
         for thread in self._threads:
             thread.join(timeout)
 
+    @property
+    def limit(self) -> int:
+        """How many jobs it runs at once at most."""
+        return len(self._threads)
+
+    def count_running(self) -> int:
+        """Return how many jobs are under way."""
+        return len(self._running)
+
     def _work(self, keeps_warm: bool) -> None:
         """Claim and run one job after the other, until the pool stops."""
         driver: _DriverProcess | None = None
@@ -93,6 +104,7 @@ class DriverPool:
                 driver = self._end_if_idle(driver)
                 self._stopping.wait(POLL_SECONDS)
                 continue
+            self._running.add(record.id)
             log.info("job %s (%s) begins, try %d", record.id, record.kind, record.attempts)
             try:
                 if keeps_warm and not job_spark_conf(self._services.settings, record):
@@ -105,6 +117,7 @@ class DriverPool:
             except Exception:  # whatever is wrong with this job, the next one needs the thread
                 log.exception("a driver for job %s did not start, or ended", record.id)
             run_step(partial(self._requeue_unfinished, record), self._stopping, self._services.outage_log)
+            self._running.discard(record.id)
         if driver:
             self._end(driver)
 

@@ -59,6 +59,8 @@ class Worker:
 
     def __init__(self, services: Services, threads: int) -> None:
         self._services = services
+        self.limit = threads
+        """How many transactions it runs at once at most."""
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._stopping = threading.Event()
         self._running: set[_Run] = set()
@@ -84,6 +86,10 @@ class Worker:
         self._publisher.stop(timeout / len(self._threads))
         for run in list(self._running):
             run.requeue()
+
+    def count_running(self) -> int:
+        """Return how many transactions are under way."""
+        return len(self._running)
 
     def run_one(self) -> bool:
         """Claim and run one transaction other than upkeep; return whether there was one."""

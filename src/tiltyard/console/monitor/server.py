@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
@@ -12,6 +13,8 @@ from tiltyard.api.metrics import is_alive
 from tiltyard.api.metrics_history import INTERVAL_SECONDS, SAMPLES, operation_figures, read_memory
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
+from tiltyard.worker.heartbeat import ALIVE_MS
+from tiltyard.worker.heartbeat import INTERVAL_SECONDS as HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +47,8 @@ def show(page: PageRequest) -> Page:
         "hours": HOURS,
         "interval": int(INTERVAL_SECONDS),
         "processes": [_process(process) for process in processes if is_alive(process.pid)],
+        "members": _members(page, {process.pid for process in processes}),
+        "heartbeat_seconds": int(HEARTBEAT_SECONDS),
         "operations": operation_figures(processes)[:MAX_OPERATIONS],
         "work": sorted(page.services.store.transaction_counts().items()),
         "worker_threads": page.services.settings.jobs,
@@ -57,6 +62,19 @@ def show(page: PageRequest) -> Page:
 def _process(process: ProcessCounts) -> dict[str, Any]:
     loads = {name: load for name, load in sorted(process.loads.items()) if load}
     return {"pid": process.pid, "running": process.running, "memory": read_memory(process.pid), "loads": loads}
+
+
+def _members(page: PageRequest, own: set[int]) -> list[dict[str, Any]]:
+    """Return the servers and workers of the catalog on all machines; `own` are the processes of this server."""
+    host, now = socket.gethostname(), page.services.clock()
+    return [
+        {
+            "process": process,
+            "is_own": process.host == host and process.pid in own,
+            "is_alive": now - process.seen_at < ALIVE_MS,
+        }
+        for process in page.services.store.list_processes()
+    ]
 
 
 def make_charts(samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -1,0 +1,61 @@
+"""Servers and workers of the catalog that are alive, on any machine, by their heartbeats."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tiltyard.store.repository import Repository, reads, writes
+
+FORGET_MS = 15 * 60_000
+"""How long the row of a process that sends no heartbeats any more is kept."""
+MOST_LISTED = 500
+
+COLUMNS = "id, kind, host, pid, version, threads, drivers, running, started_at, seen_at"
+RECORD = f"""
+    INSERT INTO processes ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET running = excluded.running, seen_at = excluded.seen_at
+"""  # noqa: S608 - a constant of the code
+DELETE_SILENT = "DELETE FROM processes WHERE seen_at < ?"
+DELETE = "DELETE FROM processes WHERE id = ?"
+LIST = f"SELECT {COLUMNS} FROM processes ORDER BY kind, host, started_at, pid LIMIT ?"  # noqa: S608 - a constant
+
+
+class ProcessRecord(msgspec.Struct, frozen=True):
+    """A process, as of its last heartbeat at `seen_at` (ms since 1970). `kind` is "server" or "worker".
+
+    `threads` run transactions of the catalog and `drivers` jobs of the pipeline, at most so many at once; `running` is
+    how many it had under way.
+    """
+
+    id: str
+    kind: str
+    host: str
+    pid: int
+    version: str
+    threads: int
+    drivers: int
+    running: int
+    started_at: int
+    seen_at: int
+
+
+class Processes(Repository):
+    """The methods for processes."""
+
+    __slots__ = ()
+
+    @writes
+    def record_heartbeat(self, process: ProcessRecord) -> None:
+        """Record that a process is alive, and delete those that have been silent for FORGET_MS."""
+        self.connection.change(DELETE_SILENT, process.seen_at - FORGET_MS)
+        self.connection.change(RECORD, *msgspec.structs.astuple(process))
+
+    @writes
+    def delete_process(self, id_: str) -> None:
+        """Delete a process, which ends."""
+        self.connection.change(DELETE, id_)
+
+    @reads
+    def list_processes(self) -> list[ProcessRecord]:
+        """Return the processes with a row, MOST_LISTED at most: those of a kind and a host together."""
+        return [ProcessRecord(*row) for row in self.connection.rows(LIST, MOST_LISTED)]

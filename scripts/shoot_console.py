@@ -39,6 +39,7 @@ SHOTS = {
         "dark",
     ),
     "console-find": ("find?q=vector&in=column", "dark"),
+    "console-server": ("server", "light"),
 }
 """Each picture's page, and whether it is light or dark."""
 

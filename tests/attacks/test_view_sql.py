@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 from tests.attacks.watchdog import attacked_server
-from tests.services.jvm import LIGHT_JVM
 from tests.services.wire import stream
 from tests.spark.job_processes import transaction, wait_for
 
@@ -46,9 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "AWS_SECRET_ACCESS_KEY": f"{MARK}cloud",
         "PGPASSWORD": f"{MARK}password",
         "TILTYARD_STORAGE_OPTIONS": json.dumps({"secret_access_key": f"{MARK}options"}),
-        "TILTYARD_SPARK_CONF": json.dumps(
-            {"spark.sql.shuffle.partitions": "1", "spark.eventLog.compress": "false", **LIGHT_JVM}
-        ),
+        "TILTYARD_SPARK_CONF": json.dumps({"spark.sql.shuffle.partitions": "1", "spark.eventLog.compress": "false"}),
         "TILTYARD_SPARK_MEMORY": "512m",
     }
     flags = ("--spark", "local[2]", "--db", f"sqlite:///{folder / MARK}/catalog.db")

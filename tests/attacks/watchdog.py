@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Self
 from tests.services.server import ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MIB = 1 << 20
 SAMPLE_SECONDS = 0.02
+FAMILY_SAMPLES = 10
+"""After so many samples it looks for new descendants, which takes much longer than a sample."""
 
 measured: list[MemoryWatchdog] = []
 """Those that have watched since a test began: the table of attacks shows the highest peak of them."""
@@ -51,19 +54,27 @@ class MemoryWatchdog:
             )
 
     def _sample(self) -> None:
-        while not self._ended.wait(SAMPLE_SECONDS):
-            self.look()
+        family: list[int] = []
+        for number in itertools.count():
+            if self._ended.wait(SAMPLE_SECONDS):
+                return
+            if number % FAMILY_SAMPLES == 0:
+                family = list(_family(self.pid))
+            self._note(_resident_mib(family))
 
     def look(self) -> float:
         """Take a sample now, and return it."""
         now = resident_mib(self.pid)
-        self.peak_mib = max(self.peak_mib, now)
+        self._note(now)
         return now
+
+    def _note(self, mib: float) -> None:
+        self.peak_mib = max(self.peak_mib, mib)
 
 
 def resident_mib(pid: int) -> float:
     """Return the resident memory of a process and its descendants without Java, in MiB; 0 where it has ended."""
-    return sum(_resident_pages(process) for process in _family(pid)) * PAGE / MIB
+    return _resident_mib(_family(pid))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -76,6 +87,10 @@ def cpu_seconds(pid: int) -> float:
             continue
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_mib(processes: Iterable[int]) -> float:
+    return sum(map(_resident_pages, processes)) * PAGE / MIB
 
 
 def _family(pid: int) -> Iterator[int]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HOME = Path(__file__).resolve().parents[2]
+CACHE = HOME / ".pytest_cache"
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -35,44 +36,38 @@ def _archive() -> Path:
     spark = importlib.util.find_spec("pyspark")
     place = spark.origin if spark is not None else None
     key = hashlib.sha256(f"{java} {place} {version('pyspark')}".encode()).hexdigest()[:12]
-    return HOME / ".pytest_cache" / f"spark-{key}.jsa"
+    return CACHE / f"spark-{key}.jsa"
 
 
 ARCHIVE = _archive()
-LIGHT_JVM = {
-    # Warnings of an archive that does not fit would go to standard output.
-    "spark.driver.extraJavaOptions": f"{OPTIONS} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable",
-    "spark.executor.extraJavaOptions": OPTIONS,
-}
+# Warnings of an archive that does not fit would go to standard output.
+WITH_ARCHIVE = f"{OPTIONS} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable"
+LIGHT_EXECUTORS = {"spark.executor.extraJavaOptions": WITH_ARCHIVE}
+"""Spark's properties that give the executors of a cluster these options, too."""
 
 
 def use_light_jvms() -> None:
-    """Make these options the defaults of every Spark that a test starts, in whichever process."""
-    folder = ARCHIVE.parent / "spark-conf"
-    folder.mkdir(parents=True, exist_ok=True)
-    file, text = folder / "spark-defaults.conf", "".join(f"{name} {value}\n" for name, value in LIGHT_JVM.items())
-    if not file.exists() or file.read_text() != text:
-        new = file.with_name(f"{file.name}.{os.getpid()}")
-        new.write_text(text)
-        new.rename(file)
-    os.environ.setdefault("SPARK_CONF_DIR", str(folder))
+    """Make these options the defaults of every driver of Spark that a test starts, in whichever process.
+
+    Not by a folder of Spark's configuration: it would be the first of the class path, and no archive would fit.
+    """
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", WITH_ARCHIVE)
 
 
 def make_archive() -> None:
-    """Make the archive if there is none and no other process makes it: Java does without until it is there."""
+    """Make the archive, or wait for the process that makes it; once it is there, nothing."""
+    if ARCHIVE.exists():
+        return
     ARCHIVE.parent.mkdir(exist_ok=True)
     with ARCHIVE.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if ARCHIVE.exists():
             return
         with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:
             file = Path(folder) / ARCHIVE.name
             command = [sys.executable, "-m", "tests.services.jvm", str(file)]
-            without_defaults = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
-            subprocess.run(command, cwd=HOME, check=True, timeout=240, stdout=subprocess.DEVNULL, env=without_defaults)
+            without_defaults = {name: value for name, value in os.environ.items() if name != "SPARK_SUBMIT_OPTS"}
+            subprocess.run(command, cwd=HOME, check=True, timeout=600, stdout=subprocess.DEVNULL, env=without_defaults)
             file.rename(ARCHIVE)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from tests.services.jvm import LIGHT_JVM, OPTIONS
+from tests.services.jvm import WITH_ARCHIVE
 from tests.services.ports import reserve_port
 
 HOME = Path(pyspark.__file__).parent
@@ -86,7 +86,7 @@ def spark_cluster(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             variables = {
                 "SPARK_LOCAL_IP": host,
                 "SPARK_DAEMON_MEMORY": "256m",
-                "SPARK_DAEMON_JAVA_OPTS": f"{OPTIONS} -Dspark.master.rest.enabled=false",
+                "SPARK_DAEMON_JAVA_OPTS": f"{WITH_ARCHIVE} -Dspark.master.rest.enabled=false",
             }
             daemon = _Daemon.start(*arguments, "--host", host, "--webui-port", "0", environ={**environ, **variables})
             running.callback(daemon.stop)
@@ -111,7 +111,6 @@ def connect_server(environ: Mapping[str, str]) -> Iterator[str]:
         "spark.connect.grpc.binding.port": str(port),
         "spark.ui.enabled": "false",
         "spark.log.level": "INFO",
-        **LIGHT_JVM,
     }
     arguments = [argument for name, value in conf.items() for argument in ("--conf", f"{name}={value}")]
     server = _Daemon.start(

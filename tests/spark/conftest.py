@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.services.forked_process import forking_python
-from tests.services.jvm import LIGHT_JVM, make_archive
+from tests.services.jvm import make_archive
 from tests.services.server import ServerProcess
 from tests.spark.example_jobs import install
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection
@@ -25,7 +25,6 @@ CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
-    **LIGHT_JVM,
 }
 
 numbers = itertools.count(1)
@@ -65,10 +64,14 @@ def fresh() -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="session")
-def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the environment variables of a process that has the example jobs installed."""
+def environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment variables of a process that has the example jobs installed, and whose Spark forks its workers."""
     make_archive()  # the commands start JVMs
     folder = tmp_path_factory.mktemp("installed")
     install(folder)
     paths = [str(HOME / "src"), str(HOME), str(folder), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    with forking_python() as python:
+        yield {
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "PYSPARK_PYTHON": str(python),
+        }

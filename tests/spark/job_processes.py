@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,22 @@ from tests.services.server import ServerProcess
 
 def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
     """Return what a condition returns, once that is true."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (result := condition()):
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.02)
+        waited = time.monotonic() - began
+        assert waited < seconds, "it did not come to be"
+        time.sleep(min(max(0.02, waited / 20), 0.25))  # what is looked at needs the processors, too
     return result
 
 
 def transaction(server: ServerProcess, job_id: str) -> generated.DescribeTransactionResponse:
     """Describe a job through upstream's own client."""
-    client = generated.ApiClient(generated.Configuration(host=server.url))
-    return generated.TransactionApi(client).describe_transaction(job_id, generated.DescribeTransactionRequest())
+    return _transactions(server.url).describe_transaction(job_id, generated.DescribeTransactionRequest())
+
+
+@cache
+def _transactions(url: str) -> generated.TransactionApi:
+    return generated.TransactionApi(generated.ApiClient(generated.Configuration(host=url)))
 
 
 def all_steps(number: int) -> list[str]:

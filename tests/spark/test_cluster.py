@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.services.jvm import LIGHT_JVM
+from tests.services.jvm import LIGHT_EXECUTORS
 from tests.services.server import ServerProcess
 from tests.services.spark_cluster import spark_cluster
 from tests.spark.cluster_functions import FOLDER, notes
@@ -36,7 +36,7 @@ CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
-    **LIGHT_JVM,
+    **LIGHT_EXECUTORS,
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     "spark.speculation": "true",

@@ -15,7 +15,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.services.collector import Collector
-from tests.services.jvm import LIGHT_JVM
+from tests.services.forked_process import ForkedProcess, start_tiltyard
 from tests.services.server import ServerProcess
 from tests.spark.example_jobs import drivers, logged_steps
 from tests.spark.job_processes import all_steps, transaction, wait_for
@@ -27,9 +27,9 @@ from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.store import open_store
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-Start = Callable[..., "subprocess.Popen[bytes]"]
+Start = Callable[..., ForkedProcess]
 
-CONF = {"spark.sql.shuffle.partitions": "3", "spark.driver.memory": "512m", **LIGHT_JVM}
+CONF = {"spark.sql.shuffle.partitions": "3", "spark.driver.memory": "512m"}
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) ->
 @pytest.fixture
 def start_worker(server: ServerProcess, environ: dict[str, str]) -> Iterator[Start]:
     """Starts `tiltyard worker --spark local[1]` beside the server; other variables may be given."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[ForkedProcess] = []
 
-    def start(**variables: str) -> subprocess.Popen[bytes]:
+    def start(**variables: str) -> ForkedProcess:
         arguments = ["worker", "--root", str(server.root), "--jobs", "1", "--spark", "local[1]"]
-        variables_of_worker = {**os.environ, **environ, "TILTYARD_SPARK_CONF": json.dumps(CONF), **variables}
-        started.append(subprocess.Popen([sys.executable, "-m", "tiltyard", *arguments], env=variables_of_worker))
+        started.append(start_tiltyard(*arguments, **environ, TILTYARD_SPARK_CONF=json.dumps(CONF), **variables))
         return started[-1]
 
     yield start

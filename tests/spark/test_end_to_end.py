@@ -19,14 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 
-from tests.services.jvm import LIGHT_JVM
 from tests.services.server import ServerProcess
 from tests.spark.job_processes import transaction, wait_for
 from tests.spark.views import spec, words
 from tiltyard.pipeline.catalog_client import connection, table
 
 IMAGE = "registry.example/functions:1"
-CONF = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "512m", **LIGHT_JVM}
+CONF = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "512m"}
 
 pytestmark = pytest.mark.extended
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import os
 import re
 import threading
@@ -24,7 +23,6 @@ from lancedb.secrets import EnvVarSecret
 
 from tests.access.scenes import Admin
 from tests.functions import definitions
-from tests.services.jvm import LIGHT_JVM
 from tests.services.secured import Secured, kept_lines, secured_server
 from tests.services.server import ServerProcess
 from tests.spark.job_processes import wait_for
@@ -323,7 +321,6 @@ def test_worker_of_a_server_runs_a_function_with_its_secret(
         "TILTYARD_UDFS": "true",
         "TILTYARD_SECRET_KEYS": '["env:FUNCTION_KEYS"]',
         "FUNCTION_KEYS": base64.b64encode(os.urandom(32)).decode(),
-        "TILTYARD_SPARK_CONF": json.dumps(LIGHT_JVM),
     }
     server = ServerProcess(tmp_path, "--spark", "local[1]", environ={**environ, **settings})
     try:

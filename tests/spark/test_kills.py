@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from tests.services.forked_process import ForkedProcess
-from tests.services.jvm import LIGHT_JVM
 from tests.services.server import ServerProcess
 from tests.spark.job_processes import job_commands, transaction, wait_for
 from tiltyard.cli import main
@@ -43,7 +42,7 @@ def doubled(rows):
     import pyarrow.compute as pc
     return pc.multiply(rows.column(0), 2)
 """
-CONF = {"spark.driver.memory": "512m", "spark.ui.enabled": "false", **LIGHT_JVM}
+CONF = {"spark.driver.memory": "512m", "spark.ui.enabled": "false"}
 SPARK = ["--master", "local[2]", *(part for name, value in CONF.items() for part in ("--conf", f"{name}={value}"))]
 
 

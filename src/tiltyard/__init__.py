@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported on first use: `__getattr__`
     from tiltyard.lake import (
+        CallOptions,
         Jdbc,
         Lake,
         Run,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # imported on first use: `__getattr__`
     from tiltyard.publishing import PublishConflictError, PublishUncertainError, publish
 
 __all__ = [
+    "CallOptions",
     "Jdbc",
     "Lake",
     "Namespace",

@@ -15,11 +15,14 @@ import pytest
 
 from tests.functions import definitions
 from tiltyard.pipeline.functions import environments, host_process
+from tiltyard.pipeline.functions.call_options import make_policy
+from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import FOLDER_VARIABLE, lock_packages, python_for
 from tiltyard.pipeline.functions.host_process import FunctionProcess, function_process
 from tiltyard.pipeline.functions.registered import function_code
 from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.user_functions import UserFunction
 
 
 def code_of(definition: Any, initialization: str = "{}", **secrets: str) -> FunctionCode:
@@ -178,6 +181,10 @@ def test_packages_are_resolved_built_once_and_seen_by_the_function(
     text = "import pyarrow\nfrom tiltyardprobe import answer\ndef twice(x):\n    return x + answer\n"
     code = replace(with_source(code_of(definitions.twice), text), packages=packages)
     assert function_process(code).compute(batch(x=[1])).values.to_pylist() == [43]
+    text = "import pyarrow\nfrom tiltyardprobe import answer\ndef own(rows):\n    return pyarrow.array([answer])\n"
+    policy = make_policy({"requirements": ["tiltyardprobe>=1"]})
+    assert policy.packages == packages
+    assert GuardedFunction(UserFunction("own.py", "own", text), policy).load()(batch(x=[1])).to_pylist() == [42]
     monkeypatch.setenv("PIP_FIND_LINKS", "/none")
     assert python_for(version, packages) and lock_packages(version, ["tiltyardprobe>=1"]) == packages
 

@@ -119,7 +119,12 @@ def test_ingest_on_a_cluster_whose_task_is_speculated_brings_each_row_once(
 
 
 def test_backfill_on_a_cluster_whose_worker_is_killed_fills_every_row(server: ServerProcess, folder: Path) -> None:
-    arguments = {"udf": "tests.spark.cluster_functions:doubled", "inputs": ["x"], "type": "int64"}
+    arguments = {
+        "udf": "tests.spark.cluster_functions:doubled",
+        "inputs": ["x"],
+        "type": "int64",
+        "resources": {"cpus": "1"},
+    }
     figures = succeeded(server, submit(server, "backfill", table="films", column="y", **arguments))
     expected = rows().append_column("y", pa.array([20 * number for number in range(ROWS)], pa.int64()))
     assert stored_rows(server, "films") == expected

@@ -12,6 +12,7 @@ from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
 from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.datasource.dataframes import write_frame
+from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.types import parse_type
@@ -54,7 +55,9 @@ def test_write_frame_through_a_udf_makes_its_columns(
         "def double(batch):\n    return pa.record_batch([pc.multiply(batch['id'], 2)], ['twice'])\n"
     )
     table = table_of(catalog, fresh("udf"))
-    write_frame(LocalRun(), spark.range(10), table, WriteOptions(udf=parse_user_function(f"{module}:double")))
+    write_frame(
+        LocalRun(), spark.range(10), table, WriteOptions(udf=GuardedFunction(parse_user_function(f"{module}:double")))
+    )
     assert sorted(table.dataset().to_table()["twice"].to_pylist()) == list(range(0, 20, 2))
 
 

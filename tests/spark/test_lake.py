@@ -98,7 +98,7 @@ def test_column_of_a_function_is_declared_tried_and_filled(
     version = films.version
     with pytest.raises(InvalidInputError, match="has a column 'letters' already"):
         films.add_column("letters", lambda rows: rows.column(0), inputs="title", type="string")
-    with pytest.raises(InvalidInputError, match=r"no such word.*_rowid = 7: name a folder for such rows \(rejects\)"):
+    with pytest.raises(InvalidInputError, match=r"no such word.*_rowid = 7: with on_error park"):
         films.add_column("strict", words.strict_length, inputs="title", type="int32")  # type: ignore[attr-defined]
     assert films.version == version
 

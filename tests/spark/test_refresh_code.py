@@ -14,7 +14,18 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tests.services.server import ServerProcess
 from tests.spark.task_payloads import clients_imported, recorded
-from tests.spark.views import contents, create_view, failing, numbers, spec, totals, whole, words, write
+from tests.spark.views import (
+    contents,
+    create_view,
+    failing,
+    numbers,
+    spec,
+    totals,
+    whole,
+    words,
+    words_but_of_one,
+    write,
+)
 from tiltyard.model.jobs import UDFS_VARIABLE
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection
 from tiltyard.pipeline.runs import LocalRun
@@ -96,6 +107,29 @@ def test_refresh_of_a_chunker_of_whole_batches(coded: CatalogConnection, fresh: 
     refreshed(view)
     expected = [{"id": n, "word": f"row {n}", "number": location} for n in range(2, 5) for location in (0, 1)]
     assert rows_of(coded, view) == expected
+
+
+def test_refresh_of_a_chunker_parks_rows_that_it_fails_on_or_leaves_them_without_values(
+    coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed, tmp_path: Path
+) -> None:
+    source, view = fresh("source"), fresh("view")
+    write(coded, source, numbers(1, 5))
+    code = spec("chunker", words_but_of_one, ["id", "text"])
+    create_view(coded, view, f"SELECT id, text FROM {source}", WORDS, kind="chunker", udtf_spec=code)
+    with pytest.raises(InvalidInputError, match="failed: ValueError: no words"):
+        refreshed(view)
+    with pytest.raises(InvalidInputError, match="on_error is park: name a folder"):
+        refreshed(view, on_error="park")
+    refreshed(view, rejects=str(tmp_path / "bad"))
+    others = [row for row in two_words(1, 5) if row["id"] != 3]
+    assert rows_of(coded, view) == others
+    [file] = (tmp_path / "bad").iterdir()
+    assert '"reason": "The code of' in file.read_text() and '"row": {"id": 3, "text": "row 3"}' in file.read_text()
+    refreshed(view, full=True, on_error="null")
+    without = {"id": 3, "word": None, "number": None}
+    assert sorted(contents(coded, view).to_pylist(), key=lambda row: (row["id"], row["number"] or 0)) == [
+        *others[:4], without, *others[4:]
+    ]  # fmt: skip
 
 
 def test_refresh_with_an_output_limit_caps_the_view_and_later_makes_up_for_it(

@@ -71,6 +71,13 @@ def failing(text: str) -> Any:
     raise ValueError("no words")
 
 
+def words_but_of_one(id: int, text: str) -> Any:  # noqa: A002  # the column's name
+    """A chunker that fails on one row."""
+    if id == 3:
+        raise ValueError("no words")
+    return words(id, text)
+
+
 def totals(rows: pa.Table) -> Any:
     """A UDTF: how many rows of a group there are, and their sum."""
     groups = set(rows["group"].to_pylist())

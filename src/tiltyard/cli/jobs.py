@@ -23,7 +23,9 @@ from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.output.progress import progress_bar
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.pipeline.backfill.parked import PARKED_SCHEMA, parked_rows
 from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.catalog_client import table as catalog_table
 from tiltyard.pipeline.driver.lease import (
     LEASE_MS,
     CatalogRun,
@@ -376,6 +378,23 @@ def _resume(target: Target, job_id: str) -> None:
         _drive_here(job, queued, owner, target, spark, interruption)
 
 
+def _errors(target: Target, table: str, column: str, limit: int) -> None:
+    """List rows of a column that backfills have parked, and that have no value yet, with their errors.
+
+    `tiltyard job backfill … --parked` computes them alone.
+
+    \b
+    Example:
+      tiltyard job errors --uri http://127.0.0.1:2333 films letters
+    """
+    found = catalog_table(target.connection(), table)
+    rows = parked_rows(target.calls(), found, found.dataset(), column)
+    for row in rows.select(PARKED_SCHEMA.names).slice(0, limit).to_pylist():
+        error = f"{row['error_type']}: {row['error_message']}" if row["error_type"] else "its error was not recorded"
+        click.echo(f"_rowid {row['_rowid']}  {error}  {row['job'] or ''}".rstrip())
+    click.echo(f"{rows.num_rows} parked")
+
+
 def _print_job(job: Mapping[str, Any]) -> None:
     head = {"job": job["id"], "name": job["name"], "status": job["status"], "attempts": job["attempts"]}
     error = {"error": job["error"]} if job.get("error") else {}
@@ -393,6 +412,15 @@ _STEERING_COMMANDS: Mapping[str, tuple[Callable[..., None], list[click.Parameter
                 ["--status"], help="Only jobs of this status: Queued, Running, Succeeded, Failed or Canceled."
             ),
             click.Option(["--limit"], type=int, default=50, show_default=True, help="Maximal number of jobs."),
+        ],
+        False,
+    ),
+    "errors": (
+        _errors,
+        [
+            click.Argument(["table"]),
+            click.Argument(["column"]),
+            click.Option(["--limit"], type=click.IntRange(min=0), default=50, show_default=True, help="How many rows."),
         ],
         False,
     ),

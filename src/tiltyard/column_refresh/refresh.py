@@ -103,6 +103,8 @@ class ColumnRefresh:
     table: str
     columns: tuple[ComputedColumn, ...]
     where: str | None
+    only: Mapping[int, str] | None = None
+    """The fragments to compute, each with the condition of the rows; None for all that lack values."""
     base: int = 0
     rows: int = 0
     fragments: int = 0
@@ -118,6 +120,11 @@ class ColumnRefresh:
     def column(self) -> ComputedColumn:
         """Return the column that was asked for."""
         return self.columns[0]
+
+    @property
+    def _is_partial(self) -> bool:
+        """Return whether a condition says which rows are computed."""
+        return self.where is not None or self.only is not None
 
     def run(self) -> Mapping[str, object]:
         """Plan, compute and commit, until all fragments of the beginning are up to date; return the figures.
@@ -181,6 +188,7 @@ class ColumnRefresh:
             for fragment_id, state in fragment_states(dataset, self.column, candidates).items()
             if state is not FragmentState.FRESH
             and (fragment_id, self.column.digest(fragments[fragment_id])) not in self._partly_done
+            and (self.only is None or fragment_id in self.only)
         }
         parts = [fragments[fragment_id] for fragment_id in stale]
         states: list[Mapping[int, FragmentState]] = [stale]
@@ -194,20 +202,20 @@ class ColumnRefresh:
                     for column, state in zip(self.columns, states, strict=True)
                     if state[part.id] is not FragmentState.FRESH
                 ),
-                self.where,
+                self.where if self.only is None else self.only[part.id],
             )
             for part in parts
         ]
 
     def _new_file(self, column: ComputedColumn, fragment: FragmentMetadata, state: FragmentState) -> NewFile:
-        name = column.file_name(fragment, state, partly=self.where is not None)
+        name = column.file_name(fragment, state, partly=self._is_partial)
         has_no_values = state is FragmentState.ALL and column.file(fragment) is None
-        return NewFile(column.name, FragmentState.NULLS if has_no_values and self.where else state, name)
+        return NewFile(column.name, FragmentState.NULLS if has_no_values and self._is_partial else state, name)
 
     def _add_pending(self, filled: FilledFragment, fragment: FragmentMetadata) -> None:
         """Hold a fragment's files until the next commit; partial files without any new value are deleted instead."""
         digest = self.column.digest(fragment)
-        is_partial = self.where is not None or bool(filled.failed)
+        is_partial = self._is_partial or bool(filled.failed)
         if is_partial:
             self._partly_done.add((filled.fragment_id, digest))
         if is_partial and not filled.rows:
@@ -226,7 +234,7 @@ class ColumnRefresh:
     def _report_remaining(self, dataset: lance.LanceDataset) -> None:
         """Report how many rows have no value: those that failed and, under a condition, those that it left out."""
         failed = remaining = sum(self._failed.values())
-        if self.where is not None:
+        if self._is_partial:
             remaining = dataset.scanner(
                 columns=[], filter=f"`{self.column.name}` IS NULL", with_row_id=True
             ).count_rows()

@@ -17,8 +17,10 @@ from tiltyard.lake.runs import Run
 from tiltyard.lake.sources import Jdbc, Source
 from tiltyard.lake.table import Table
 from tiltyard.lake.views import View
+from tiltyard.pipeline.functions.call_options import CallOptions
 
 __all__ = [
+    "CallOptions",
     "Changes",
     "Jdbc",
     "Lake",

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.lake.functions import Function, function_name
+from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.jobs import split_names
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.types import parse_type
-from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
-from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.options import WriteOptions, parse_function
 from tiltyard.pipeline.writing.quality_checks import parse_check
 from tiltyard.pipeline.writing.target_table import WriteMode
 
@@ -90,11 +90,29 @@ def write_options(arguments: Mapping[str, Any], kind: str) -> WriteOptions:
         ColumnSelection(
             tuple(arguments.get("select", ())), arguments.get("rename", {}), types, tuple(arguments.get("null", ()))
         ),
-        parse_user_function(arguments["udf"]) if "udf" in arguments else None,
+        parse_function(arguments.get("udf"), rejects, pick_call_options(arguments)),
         tuple(parse_check(text) for text in arguments.get("checks", ())),
         absolute_path(rejects) if rejects else None,
         rows_per_file,
     )
+
+
+def call_arguments(options: CallOptions) -> dict[str, Any]:
+    """Return how a function is called as jobs take it. Raises InvalidInputError, TypeError for another argument."""
+    values: dict[str, Any] = dict(options)
+    if unknown := values.keys() - CallOptions.__annotations__.keys():
+        raise TypeError(f"There is no argument '{min(unknown)}'.")
+    for name in ("retry_on", "requirements"):
+        values[name] = list_texts(values.get(name), name)
+    if values.get("resources"):
+        values["resources"] = {name: str(amount) for name, amount in values["resources"].items()}
+    return present(**values)
+
+
+def pick_call_options(arguments: Mapping[str, Any]) -> CallOptions:
+    """Return those of a job's arguments that say how a function is called."""
+    chosen = {name: arguments[name] for name in CallOptions.__annotations__ if name in arguments}
+    return cast("CallOptions", chosen)
 
 
 def index_parameters(values: Mapping[str, Any]) -> dict[str, str] | None:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.pipeline.runs import RunCanceledError
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.task_errors import RefusedError, clean_message
 
-__all__ = ["RunCanceledError", "RunFailedError", "translate"]
+__all__ = ["RunCanceledError", "RunFailedError", "naming", "translate"]
 
 _OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 
@@ -35,3 +35,12 @@ def translate() -> Iterator[None]:
     except LanceNamespaceError as error:
         error.args = (_name_arguments(str(error)),)
         raise
+
+
+@contextmanager
+def naming(arguments: str) -> Iterator[None]:
+    """Raise what Lance raises in the block as an InvalidInputError that names the arguments."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise InvalidInputError(f"{arguments}: {clean_message(error)}.") from error

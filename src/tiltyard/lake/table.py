@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import lance_namespace as upstream
 import pyarrow as pa
@@ -20,6 +19,7 @@ from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
 from tiltyard.lake.arguments import (
     Names,
+    call_arguments,
     index_parameters,
     list_names,
     list_texts,
@@ -29,7 +29,7 @@ from tiltyard.lake.arguments import (
 )
 from tiltyard.lake.changes import Changes
 from tiltyard.lake.display import render_fields
-from tiltyard.lake.errors import translate
+from tiltyard.lake.errors import naming, translate
 from tiltyard.lake.functions import Function, function_name, pickled_function
 from tiltyard.lake.runs import FIRST_CALL_SECONDS, start_run
 from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
@@ -37,10 +37,10 @@ from tiltyard.model.columns.computed_columns import UdfDeclaration
 from tiltyard.model.typed_ids import format_id
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.backfill.declaration import declare_column
+from tiltyard.pipeline.backfill.parked import parked_rows
 from tiltyard.pipeline.changes.feed import open_feed
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.sources.types import parse_type
-from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.pipeline.writing.row_sources import FrameRows, Rows, StreamRows, ingest_rows, upsert_rows
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from tiltyard.lake.catalog import Lake
     from tiltyard.lake.runs import Run
+    from tiltyard.pipeline.functions.call_options import CallOptions
     from tiltyard.pipeline.runs import LocalRun
 
 Mode = Literal["create", "append", "overwrite"]
@@ -110,7 +111,7 @@ class Table:
     ) -> int:
         """Count the rows, or those that meet an SQL condition. Raises InvalidInputError, and as `dataset` does."""
         dataset = self.dataset(version=version, tag=tag, branch=branch)
-        with _naming("filter"):
+        with naming("filter"):
             return dataset.count_rows(filter)
 
     def to_arrow(
@@ -125,7 +126,7 @@ class Table:
     ) -> pa.Table:
         """Read rows into memory. Raises InvalidInputError, and as `dataset` does."""
         dataset = self.dataset(version=version, tag=tag, branch=branch)
-        with _naming("columns or filter"):
+        with naming("columns or filter"):
             return dataset.to_table(columns=list_names(columns, "columns"), filter=filter, limit=limit)
 
     def to_pandas(self, columns: Names | None = None, filter: str | None = None, **options: Any) -> pd.DataFrame:  # noqa: A002  # Lance's own name
@@ -155,7 +156,7 @@ class Table:
         """
         dataset = self.dataset(version=version, tag=tag, branch=branch)  # an error of Spark would be a page of Java
         names = list_names(columns, "columns")
-        with _naming("columns or filter"):
+        with naming("columns or filter"):
             dataset.scanner(columns=names, filter=filter, limit=limit).projected_schema  # noqa: B018  # it is checked
         values = {
             "filter": filter, "version": version, "tag": tag, "branch": branch, "limit": limit,
@@ -222,6 +223,7 @@ class Table:
         task_mb: int | None = None,
         wait: bool = True,
         submit: bool | None = None,
+        **call: Unpack[CallOptions],
     ) -> Run:
         """Write the rows of a source in one commit: nothing is visible until all are written and checked.
 
@@ -229,14 +231,15 @@ class Table:
         `mode` says what to do if the table exists. Rows pass through `select`, `rename` (old to new), `cast` (a type by
         column), then `udf`, a function of a pyarrow.RecordBatch that returns one; `null` names columns that the source
         lacks. A row that does not fit fails the run, unless `rejects` is a folder for such rows. `checks` are
-        `rows >= 9`, `not_null(a)`, `between(a, 0, 1)`, `unique(a)`, …; the figure `checks` reports on them. The other
-        options are of files. Raises InvalidInputError, TableAlreadyExistsError, TableNotFoundError (to append to), and
-        as `Run.wait` does.
+        `rows >= 9`, `not_null(a)`, `between(a, 0, 1)`, `unique(a)`, …; the figure `checks` reports on them. `call` says
+        how the function is called (`tiltyard.CallOptions`). The other options are of files. Raises InvalidInputError,
+        TableAlreadyExistsError, TableNotFoundError (to append to), and as `Run.wait` does.
         """
         arguments = write_arguments(
             mode=mode, select=select, rename=rename, cast=cast, null=null, udf=udf, rejects=rejects, format=format,
             split=split, delimiter=delimiter, schema=schema, partitions=partitions, null_value=null_value,
             multiline=multiline, rows_per_file=rows_per_file, task_mb=task_mb, checks=list_texts(checks, "checks"),
+            **call_arguments(call),
         )  # fmt: skip
         if (path := path_of(source)) is not None:
             return self._run("ingest", {"source": path, **arguments}, wait=wait, submit=submit)
@@ -271,6 +274,7 @@ class Table:
         multiline: bool | None = None,
         wait: bool = True,
         submit: bool | None = None,
+        **call: Unpack[CallOptions],
     ) -> Run:
         """Replace the rows whose key (`on`) the source has, and insert its other rows, in one commit.
 
@@ -280,6 +284,7 @@ class Table:
         arguments = write_arguments(
             select=select, rename=rename, cast=cast, null=null, udf=udf, rejects=rejects, format=format,
             delimiter=delimiter, schema=schema, partitions=partitions, null_value=null_value, multiline=multiline,
+            **call_arguments(call),
         )  # fmt: skip
         keys = list_names(on, "on")
         if (path := path_of(source)) is not None:
@@ -355,23 +360,35 @@ class Table:
         concurrency: int | None = None,
         batch_rows: int | None = None,
         rows_per_task: int | None = None,
+        parked: bool | None = None,
         wait: bool = True,
         submit: bool | None = None,
+        **call: Unpack[CallOptions],
     ) -> Run:
         """Compute the values of a column that are missing or stale.
 
         Of a column that `add_column` has declared, its name is enough. `udf` computes any column from its `inputs`, as
         a function of a pyarrow.RecordBatch that returns an array; with `type` (`int32`, `float32[128]`) a column that
-        the table lacks is added. A row that the function fails on fails the run, unless `rejects` is a folder for such
-        rows, which become null and are computed again by the next backfill. Raises InvalidInputError,
-        TableColumnNotFoundError, and as `Run.wait` does.
+        the table lacks is added. A row that the function fails on fails the run; with `on_error="null"` or `"park"` it
+        is null, and computed again by the next backfill. `errors` has those that are parked, `parked=True` computes
+        them alone; `rejects` is a folder for them. The options of calls are `tiltyard.CallOptions`. Raises
+        InvalidInputError, TableColumnNotFoundError, and as `Run.wait` does.
         """
         arguments = present(
             column=column, udf=None if udf is None else function_name(udf, "udf"), inputs=list_names(inputs, "inputs"),
             type=type, filter=filter, udf_version=udf_version, branch=branch, concurrency=concurrency,
-            rejects=rejects, batch_rows=batch_rows, rows_per_task=rows_per_task,
+            rejects=rejects, batch_rows=batch_rows, rows_per_task=rows_per_task, parked=parked, **call_arguments(call),
         )  # fmt: skip
         return self._run("backfill", arguments, wait=wait, submit=submit)
+
+    def errors(self, column: str, *, branch: str | None = None) -> pa.Table:
+        """Return the rows of a column that backfills have parked, and that have no value yet, with their errors.
+
+        The columns are `_rowid`, `error_type`, `error_message`, `job`, and those of the table. Raises
+        TableColumnNotFoundError, TableNotFoundError.
+        """
+        calls = OperationClient(self._lake.catalog, FIRST_CALL_SECONDS)
+        return parked_rows(calls, self._table, self.dataset(branch=branch), column)
 
     def create_index(
         self,
@@ -476,12 +493,3 @@ class Table:
         if hasattr(source, "to_spark") and type(source).__module__.startswith("pyspark.pandas"):
             return FrameRows(source.to_spark())
         return StreamRows(open_stream(source), lambda: self._lake.spark)
-
-
-@contextmanager
-def _naming(arguments: str) -> Iterator[None]:
-    """Raise what Lance raises in the block as an InvalidInputError that names the arguments."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        raise InvalidInputError(f"{arguments}: {clean_message(error)}.") from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Unpack
 
 import lance_namespace as upstream
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.lake.arguments import present
+from tiltyard.lake.arguments import call_arguments, present
 from tiltyard.lake.errors import translate
 from tiltyard.lake.table import Table
 from tiltyard.model.views.definitions import ViewDefinition
@@ -16,6 +17,7 @@ from tiltyard.model.views.definitions import ViewDefinition
 if TYPE_CHECKING:
     from tiltyard.lake.catalog import Lake
     from tiltyard.lake.runs import Run
+    from tiltyard.pipeline.functions.call_options import CallOptions
 
 
 class View(Table):
@@ -35,14 +37,21 @@ class View(Table):
         full: bool | None = None,
         source_version: int | None = None,
         rows_per_fragment: int | None = None,
+        rejects: str | os.PathLike[str] | None = None,
         wait: bool = True,
         submit: bool | None = None,
+        **call: Unpack[CallOptions],
     ) -> Run:
         """Bring the view up to date: from added rows where they are enough, else (or with `full`) from all rows.
 
-        The figures `mode` and `reason` say which. Raises InvalidInputError, and as `Run.wait` does.
+        The figures `mode` and `reason` say which. `call` says how the code of a view is called
+        (`tiltyard.CallOptions`), and `rejects` is a folder for rows that it fails on. Raises InvalidInputError, and as
+        `Run.wait` does.
         """
-        arguments = present(full=full, source_version=source_version, rows_per_fragment=rows_per_fragment)
+        arguments = present(
+            full=full, source_version=source_version, rows_per_fragment=rows_per_fragment, rejects=rejects,
+            **call_arguments(call),
+        )  # fmt: skip
         return self._run("refresh", arguments, wait=wait, submit=submit)
 
 

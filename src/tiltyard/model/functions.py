@@ -264,6 +264,11 @@ def _check_parameters(kind: str, parameters: Sequence[Parameter]) -> None:
         parse_function_type(parameter.arrow_type)
 
 
+def is_requirement(text: str) -> bool:
+    """Return whether a text is a package and its versions, and nothing else that pip would take."""
+    return len(text) <= 1024 and _REQUIREMENT.fullmatch(text) is not None
+
+
 def _check_runtime(runtime: Runtime) -> None:
     if _PYTHON_VERSION.fullmatch(runtime.python_version) is None:
         raise InvalidInputError("A function's 'python_version' is a minor version such as 3.11.")
@@ -275,7 +280,7 @@ def _check_runtime(runtime: Runtime) -> None:
     if len(environment.packages) > MOST_PACKAGES:
         raise InvalidInputError(f"A function needs {MOST_PACKAGES} packages at most.")
     for package in environment.packages:
-        if len(package) > 1024 or _REQUIREMENT.fullmatch(package) is None:
+        if not is_requirement(package):
             raise InvalidInputError(f"A package is a name and its versions (numpy==2.2.0), not '{package[:256]}'.")
     if len(runtime.env) > MOST_VARIABLES or sum(map(len, (*runtime.env, *runtime.env.values()))) > MOST_VARIABLE_BYTES:
         raise InvalidInputError(

@@ -22,9 +22,10 @@ arguments. They travel as JSON, so their types are those of JSON: `str`, `int`, 
 `dict[str, str]`, a `Literal` of texts, or one of them `| None`. Positional ones are arguments of the command,
 keyword-only ones its options; the text in `Annotated` is their help, the docstring the command's. Beside that text,
 `Alias("older_name")` is a name that a parameter had before, and `ColumnNames()` says that it is a list of columns,
-which options separate by commas (`--select a,b`). The function returns
-the job's last figures. An argument called `table` is the table that the job works on: the transaction is listed under
-it, and canceled if the table is dropped.
+which options separate by commas (`--select a,b`). Options that several jobs have are the fields of a TypedDict, and
+parameters by `**options: Unpack[…]`; each may be absent. The function returns the job's last figures.
+An argument called `table` is the table that the job works on: the transaction is listed under it, and canceled if the
+table is dropped.
 
 A canceled job gets RunCanceledError from the next method of `run` that it calls, and lets it pass; until its commit it
 has changed nothing. Errors of the caller are those of `lance_namespace.errors`, or RefusedError from a task.
@@ -37,7 +38,7 @@ import functools
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType, UnionType
@@ -123,14 +124,17 @@ class RegisteredJob:
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """Return its arguments, in order."""
-        parameters = list(inspect.signature(self.function).parameters.values())[DRIVER_PARAMETERS:]
+        *parameters, last = list(inspect.signature(self.function).parameters.values())[DRIVER_PARAMETERS:]
+        is_shared = last.kind is inspect.Parameter.VAR_KEYWORD
+        parameters = parameters if is_shared else [*parameters, last]
         # Only these are resolved: the types of what the driver supplies may be imported for type checkers only.
         arguments = type(
             "Arguments", (), {"__annotations__": {parameter.name: parameter.annotation for parameter in parameters}}
         )
         module = importlib.import_module(self.function.__module__)
         hints = get_type_hints(arguments, vars(module), include_extras=True)
-        return tuple(_parameter(parameter, hints[parameter.name]) for parameter in parameters)
+        own = tuple(_parameter(parameter, hints[parameter.name]) for parameter in parameters)
+        return (*own, *_shared_parameters(last, vars(module))) if is_shared else own
 
     @cached_property
     def _model(self) -> type[msgspec.Struct]:
@@ -225,6 +229,14 @@ def _parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
     return Parameter(
         parameter.name, kinds[0], hint, str(help_text), parameter.default, positional, aliases, names_columns
     )
+
+
+def _shared_parameters(options: inspect.Parameter, names: Mapping[str, Any]) -> Iterator[Parameter]:
+    """Yield the options that `**options: Unpack[…]` stands for, None by default."""
+    holder = type("Options", (), {"__annotations__": {"options": options.annotation}})
+    (fields,) = get_args(get_type_hints(holder, dict(names))["options"])
+    for name, hint in get_type_hints(fields, include_extras=True).items():
+        yield _parameter(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None), hint)
 
 
 def _field_default(default: Any) -> Any:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from tiltyard.pipeline.functions.resources import resource_profile
 from tiltyard.pipeline.private_variables import set_task_variables, variables_for_tasks
 from tiltyard.pipeline.session import is_connect, task_slots
 from tiltyard.pipeline.task_errors import RefusedError
@@ -35,6 +36,7 @@ from tiltyard.runtime.current_request import TrackingExecutor
 from tiltyard.runtime.tracing import TaskTrace, task_span, task_trace
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
     from tiltyard.pipeline.runs import Run
@@ -75,12 +77,13 @@ def run_tasks(
     name: str = "tiltyard",
     wave: int | None = None,
     at_once: int | None = None,
+    resources: Sequence[tuple[str, str]] = (),
 ) -> list[R]:
     """Run `work(payload)` for each payload in Spark tasks; return the results in the order of the payloads.
 
     `work` and payloads are pickled (cloudpickle: closures too). `on_result(position, result)` is called in the caller's
     thread as results arrive, in any order. `wave` is the number of payloads of one Spark job; `at_once` bounds how many
-    payloads run at once, where Spark would run more. Raises RunCanceledError
+    payloads run at once, where Spark would run more; Spark reserves `resources` for each. Raises RunCanceledError
     within a second of the run's cancellation, RefusedError if a task raised it, Spark's own error if a task failed in
     all its attempts; all tasks have ended by then.
 
@@ -95,7 +98,7 @@ def run_tasks(
     if at_once is not None and at_once < waves * size:
         waves = min(WAVES, at_once)
         size = at_once // waves
-    tag, trace = f"tiltyard-{uuid.uuid4().hex}", task_trace()
+    tag, trace, profile = f"tiltyard-{uuid.uuid4().hex}", task_trace(), resource_profile(spark, resources)
     dumps = _cloudpickle().dumps
     results: dict[int, R] = {}
     offsets = iter(range(0, len(payloads), size))
@@ -105,7 +108,7 @@ def run_tasks(
             while len(results) < len(payloads):
                 while len(pending) < waves and (first := next(offsets, None)) is not None:
                     next_wave = _Wave(first, tuple(dumps(payload) for payload in payloads[first : first + size]))
-                    pending.add(pool.submit(_run_wave, spark, tag, name, work, next_wave, trace))
+                    pending.add(pool.submit(_run_wave, spark, tag, name, work, next_wave, trace, profile))
                 finished, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
                 for position, result in (_unpickle_result(row) for future in finished for row in future.result()):
                     results[position] = result
@@ -126,6 +129,7 @@ def run_partitions(
     *,
     name: str = "tiltyard",
     reports_tasks: bool = False,
+    resources: Sequence[tuple[str, str]] = (),
 ) -> list[R]:
     """Run `work(partition, batches)` for each partition of a DataFrame in Spark tasks; return results in their order.
 
@@ -134,7 +138,7 @@ def run_partitions(
     """
     tag = f"tiltyard-{uuid.uuid4().hex}"
     worker = _partition_worker(work, task_variables(spark), task_trace(), name)
-    mapped = frame.mapInArrow(worker, "i bigint, o binary")
+    mapped = frame.mapInArrow(worker, "i bigint, o binary", profile=resource_profile(spark, resources))
     with ThreadPoolExecutor(1, thread_name_prefix="frame") as pool:
         pending = {pool.submit(_collect, spark, mapped, tag, name)}
         try:
@@ -178,13 +182,19 @@ def _run_in_threads(
 
 
 def _run_wave(
-    spark: SparkSession, tag: str, name: str, work: Any, wave: _Wave, trace: TaskTrace | None
+    spark: SparkSession,
+    tag: str,
+    name: str,
+    work: Any,
+    wave: _Wave,
+    trace: TaskTrace | None,
+    profile: ResourceProfile | None,
 ) -> list[tuple[int, bytes]]:
     """Run one Spark job with a task per payload; return positions and pickled outcomes."""
     count = len(wave.payloads)
     _tag(spark, tag, name)
     run = _payload_worker(work, wave, task_variables(spark), trace, name)
-    frame = spark.range(0, count, 1, count).mapInArrow(run, "i bigint, o binary")
+    frame = spark.range(0, count, 1, count).mapInArrow(run, "i bigint, o binary", profile=profile)
     return [(wave.first + position, outcome) for position, outcome in _collect_rows(frame)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,7 +75,17 @@ def _load(source: UserFunction) -> Callable[..., Any]:
         loaded = namespace.get(source.name)
     if not callable(loaded):
         raise RefusedError(f"{source.module} has no function '{source.name}'.")
-    function: Callable[..., Any] = loaded
+    return _instance(loaded, source.name)
+
+
+def _instance(loaded: Any, name: str) -> Callable[..., Any]:
+    """Return a function, or the instance of a class, whose `setup` is called first. Raises RefusedError."""
+    instance: Any = loaded() if inspect.isclass(loaded) else loaded
+    if not callable(instance):
+        raise RefusedError(f"'{name}' is a class whose instances cannot be called: give it a __call__.")
+    if not inspect.isroutine(instance) and callable(setup := getattr(instance, "setup", None)):
+        setup()
+    function: Callable[..., Any] = instance
     return function
 
 
@@ -86,5 +97,4 @@ def _unpickle(code: str) -> Callable[..., Any]:
         raise RefusedError(f"The code cannot be unpickled here: {type(error).__name__}: {error}") from error
     if not callable(unpickled):
         raise RefusedError(f"The pickled code is {type(unpickled).__name__}, and not a function.")
-    function: Callable[..., Any] = unpickled
-    return function
+    return _instance(unpickled, getattr(unpickled, "__name__", type(unpickled).__name__))

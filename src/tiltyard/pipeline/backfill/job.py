@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import lance
 import pyarrow as pa
@@ -34,11 +34,14 @@ from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.backfill.new_column import NewColumn, try_code
+from tiltyard.pipeline.backfill.parked import parked_conditions
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, FillFragment, Output, Rejects, fill_fragments
 from tiltyard.pipeline.delete.job import check_condition
+from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.registered import function_code
 from tiltyard.pipeline.jobs import Alias, ColumnNames, check_client_code_allowed, job
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import ColumnRun
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.filesystem import absolute_path, delete_files
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
 
 ROWS_PER_TASK = 1 << 20
 """Small fragments share a task up to so many rows, which is the size of the fragments that jobs write."""
+
+_OPTIONS_OF_REGISTERED = ("on_error", "resources")
 
 _BASE_KEY = "base"
 """The checkpoint of the version at which the first driver of a run began."""
@@ -74,11 +79,13 @@ def backfill(
     udf_version: Annotated[str, "Version of the function; values of other versions are stale."] = "",
     branch: Annotated[str | None, "A branch of the table [default: main]."] = None,
     rejects: Annotated[
-        str | None, "A folder for rows that the code fails on, which become null; without it, one fails the job."
+        str | None, "A folder for rows that the code fails on, which become null, besides the errors that are kept."
     ] = None,
     concurrency: Annotated[int | None, "How many tasks compute values at once, at most."] = None,
     batch_rows: Annotated[int, "How many rows the code is called with at once, at most."] = BATCH_ROWS,
     rows_per_task: Annotated[int, "Small fragments share a task up to so many rows."] = ROWS_PER_TASK,
+    parked: Annotated[bool, "Only the rows that earlier backfills have parked, and that have no value yet."] = False,
+    **call: Unpack[CallOptions],
 ) -> Mapping[str, object]:
     """Compute the values of a column that are missing or stale.
 
@@ -95,6 +102,8 @@ def backfill(
     job_table = JobTable(target, Branch.parse(branch).lance_name)
     dataset = job_table.latest()
     override = _CodeOverride(parse_user_function(udf), tuple(inputs), udf_version) if udf else None
+    if parked and filter is not None:
+        raise InvalidInputError("parked names the rows to compute: leave filter out.")
     new_field = pa.field(column, parse_type(type)) if type else None
     if filter is not None:
         check_condition(dataset, filter)
@@ -105,14 +114,15 @@ def backfill(
             if new_field is not None and column not in dataset.schema.names:
                 check_column_name(column)
                 function = ColumnFunction((Output(new_field),), override.inputs, override.code)
-                function = _with_rejects(run, catalog, function, rejects)
+                function = _with_policy(run, catalog, function, call, rejects)
                 try_code(run, spark, job_table, function, filter)
                 new_column.add(new_field)
                 dataset = job_table.latest()
         function, columns = _find_function(run, dataset, column, override)
-        function = _with_rejects(run, catalog, function, rejects)
-        host = _SparkHost(run, spark, job_table, function, concurrency, batch_rows, rows_per_task)
-        return ColumnRefresh(host, str(target), columns, filter).run()
+        function = _with_policy(run, catalog, function, call, rejects)
+        host = _SparkHost(run, spark, job_table, function, udf_version, concurrency, batch_rows, rows_per_task)
+        only = parked_conditions(OperationClient(catalog), target, dataset, column) if parked else None
+        return ColumnRefresh(host, str(target), columns, filter, only).run()
 
 
 def _check_sizes(**sizes: int | None) -> None:
@@ -122,19 +132,32 @@ def _check_sizes(**sizes: int | None) -> None:
             raise InvalidInputError(f"{name} is {size}: it is 1 or more.")
 
 
-def _with_rejects(
-    run: ColumnRun, catalog: CatalogConnection, function: ColumnFunction, folder: str | None
+def _with_policy(
+    run: ColumnRun, catalog: CatalogConnection, function: ColumnFunction, options: CallOptions, folder: str | None
 ) -> ColumnFunction:
-    """Return the function with a folder for rows that it fails on, if one is given.
+    """Return the function with how it is called, and with the folder for rows that it fails on, if one is given.
 
-    Raises InvalidInputError for what writes no such rows.
+    Raises InvalidInputError, RefusedError for what its kind of code cannot.
     """
-    if folder is None:
-        return function
-    if not isinstance(function.code, UserFunction | PickledFunction):
-        kind = "an SQL expression" if function.code is None else "a registered function, whose errors the catalog keeps"
-        raise InvalidInputError(f"The column '{function.name}' is computed by {kind}: leave --rejects out.")
-    return replace(function, rejects=Rejects(absolute_path(folder), run.id, dict(catalog.storage)))
+    if isinstance(function.code, FunctionCode):
+        if folder is not None:
+            raise InvalidInputError(
+                f"The column '{function.name}' is computed by a registered function, whose errors the catalog keeps: "
+                "leave --rejects out."
+            )
+        others = [name for name, value in options.items() if value not in (None, [], {})]
+        if unusable := [name for name in others if name not in _OPTIONS_OF_REGISTERED]:
+            raise InvalidInputError(
+                f"The column '{function.name}' is computed by a registered function, whose definition says what it "
+                f"needs: leave {unusable[0]} out."
+            )
+        policy = make_policy(options)
+        return replace(function, policy=replace(policy, on_error=options.get("on_error") or "park"))
+    if folder is not None and function.code is None:
+        raise InvalidInputError(f"The column '{function.name}' is computed by an SQL expression: leave --rejects out.")
+    policy = make_policy(options, has_function=function.code is not None, rejects=folder)
+    rejects = Rejects(absolute_path(folder), run.id, dict(catalog.storage)) if folder is not None else None
+    return replace(function, policy=policy, rejects=rejects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +228,7 @@ class _SparkHost:
     spark: SparkSession
     job_table: JobTable
     function: ColumnFunction
+    udf_version: str
     concurrency: int | None
     batch_rows: int
     rows_per_task: int
@@ -258,6 +282,7 @@ class _SparkHost:
             on_result=lambda _, filled: on_filled(filled),
             name=f"backfill {self.function.name}",
             at_once=self.concurrency,
+            resources=self.function.policy.resources,
         )
 
     def delete_files(self, names: Sequence[str]) -> None:
@@ -266,15 +291,15 @@ class _SparkHost:
         delete_files([f"{folder}/{name}" for name in names], location.options)
 
     def record_failures(self, filled: FilledFragment, version: int) -> None:
-        code = self.function.code
-        if not isinstance(code, FunctionCode):  # its rows are in the folder of rejects
+        if self.function.policy.on_error != "park":
             return
+        code = self.function.code
         self.run.record_errors(
             column=self.function.name,
             fragment_id=filled.fragment_id,
             rows_skipped=filled.failed,
-            function=code.name,
-            function_version=str(code.version),
+            function=code.name if isinstance(code, FunctionCode | UserFunction) else self.function.name,
+            function_version=str(code.version) if isinstance(code, FunctionCode) else self.udf_version,
             table_version=version,
             records=[
                 {"row_offset": error.row, "error_type": error.kind, "error_message": error.message}

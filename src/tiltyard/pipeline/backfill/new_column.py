@@ -42,7 +42,7 @@ def try_code(run: Run, spark: SparkSession, job_table: JobTable, function: Colum
     task = TryCode(
         job_table.table.location(), int(dataset.version), job_table.branch, _first_fragments(dataset), where, function
     )
-    run_tasks(spark, run, call_task, [task], name=f"backfill {function.name}: try")
+    run_tasks(spark, run, call_task, [task], name=f"backfill {function.name}: try", resources=function.policy.resources)
 
 
 def _first_fragments(dataset: lance.LanceDataset) -> tuple[int, ...]:

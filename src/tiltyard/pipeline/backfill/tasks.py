@@ -5,8 +5,7 @@ A caller's code is loaded here only, in Spark's Python workers.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +25,22 @@ from tiltyard.column_refresh.fragment_files import (
 )
 from tiltyard.column_refresh.freshness import name_of_partial_file
 from tiltyard.model.schemas.nested_types import cast_array
+from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy
+from tiltyard.pipeline.functions.call_process import CallError
+from tiltyard.pipeline.functions.calls import (
+    GuardedFunction,
+    PartResult,
+    call_in_parts,
+    describe_error,
+    ended_process,
+    error_kind,
+)
 from tiltyard.pipeline.functions.code import FunctionCode
+from tiltyard.pipeline.functions.host import MOST_MESSAGE
 from tiltyard.pipeline.functions.host_process import function_process
 from tiltyard.pipeline.sources.filesystem import rename_file
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.task_errors import RefusedError, RowsFailedError
 from tiltyard.pipeline.user_functions import PickledFunction, UserFunction
 from tiltyard.pipeline.writing.tasks import RejectFiles
 
@@ -59,16 +69,12 @@ class Rejects:
         return RejectFiles(self.folder, f"{self.run}-{key}", self.storage)
 
 
-class RowsFailedError(RefusedError):
-    """The code failed on some of the rows that it was called with."""
-
-
 @dataclass(frozen=True, slots=True)
 class ColumnFunction:
     """What computes columns: code called with the columns `inputs`, or an SQL expression without any code.
 
-    Code is called once for all `outputs`; an expression has one. Rows that code fails on become null and are written to
-    the folder of `rejects`; without one, the first of them ends the job.
+    Code is called once for all `outputs`; an expression has one. `policy` says how, and what becomes of rows that it
+    fails on; parked ones are written to the folder of `rejects`, too, if there is one.
     """
 
     outputs: tuple[Output, ...]
@@ -76,6 +82,7 @@ class ColumnFunction:
     code: UserFunction | PickledFunction | FunctionCode | None
     expression: str = ""
     rejects: Rejects | None = None
+    policy: CallPolicy = PLAIN_POLICY
 
     @property
     def name(self) -> str:
@@ -101,7 +108,7 @@ class ColumnFunction:
         """Load the code, once a process. Raises RefusedError if there is none, or if its module fails."""
         assert isinstance(self.code, UserFunction | PickledFunction)
         try:
-            return self.code.load()
+            return GuardedFunction(self.code, self.policy).load()
         except RefusedError:
             raise
         except Exception as error:
@@ -121,7 +128,7 @@ class ColumnFunction:
     ) -> ComputedRows:
         """Compute the values of each row. Raises RefusedError if the code fails, or returns what does not fit.
 
-        A registered function may fail on some rows, and other code too where `rejected` takes such rows: they are null.
+        Rows that the code fails on are null, where its policy says so.
         """
         if self.code is None:
             requirement = f"The expression of '{self.name}' has to be {outputs[0].field.type}"
@@ -129,49 +136,51 @@ class ColumnFunction:
         if isinstance(self.code, FunctionCode):
             return self._call_registered(self.code, rows, outputs)
         try:
-            return ComputedRows(self._call(rows, outputs))
+            results = list(call_in_parts(lambda part: self._call(part, outputs), rows, self.policy))
         except RowsFailedError as error:
-            if rejected is None:
-                raise RowsFailedError(f"{error}{self._name_row(rows, outputs)}") from error
-            parts = list(self._isolate(rows, outputs, rejected, 0, error))
-            return ComputedRows(
-                tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.columns for part in parts), strict=True)),
-                sum(part.failed for part in parts),
-                tuple(itertools.islice((failure for part in parts for failure in part.errors), MOST_ERRORS)),
-            )
+            raise RowsFailedError(f"{error}{self._name_row(error, outputs)}") from error
+        return self._join(results, outputs, rejected)
 
     def _call(self, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> tuple[pa.Array, ...]:
         """Call the code. Raises RowsFailedError for what it raises, and for values of another type."""
-        return self._to_arrays(self._call_code(rows), rows.num_rows, outputs)
+        try:
+            return self._to_arrays(self._call_code(rows), rows.num_rows, outputs)
+        except RowsFailedError as error:
+            raise RowsFailedError(str(error), rows) from (error.__cause__ or error)
 
-    def _isolate(
+    def _join(
         self,
-        rows: pa.RecordBatch,
+        results: Sequence[PartResult[tuple[pa.Array, ...]]],
         outputs: tuple[Output, ...],
-        rejected: RejectFiles,
-        first: int,
-        error: RowsFailedError,
-    ) -> Iterator[ComputedRows]:
-        """Yield the values of rows that the code failed on, by calls with halves of them; a row alone is rejected."""
-        if rows.num_rows == 1:
-            rejected.add(str(error), rows.select(list(self.inputs)).to_pylist()[0])
-            cause = error.__cause__ or error
-            failure = RowError(first, type(cause).__name__, str(cause))
-            yield ComputedRows(tuple(pa.nulls(1, output.field.type) for output in outputs), 1, (failure,))
-            return
-        middle = rows.num_rows // 2
-        for start, part in ((0, rows.slice(0, middle)), (middle, rows.slice(middle))):
-            try:
-                yield ComputedRows(self._call(part, outputs))
-            except RowsFailedError as failed:
-                yield from self._isolate(part, outputs, rejected, first + start, failed)
+        rejected: RejectFiles | None,
+    ) -> ComputedRows:
+        """Return the values of all parts; rows that the code failed on are null, and are added to `rejected`."""
+        arrays: list[tuple[pa.Array, ...]] = []
+        errors: list[RowError] = []
+        for result in results:
+            if result.value is not None:
+                arrays.append(result.value)
+                continue
+            assert result.error is not None
+            arrays.append(tuple(pa.nulls(1, output.field.type) for output in outputs))
+            cause = result.error.__cause__ or result.error
+            message = cause.message if isinstance(cause, CallError) else str(cause)
+            errors.append(RowError(result.start, error_kind(cause), message[:MOST_MESSAGE]))
+            if rejected is not None:
+                rejected.add(str(result.error), result.rows.select(list(self.inputs)).to_pylist()[0])
+        columns = arrays[0] if len(arrays) == 1 else tuple(map(pa.concat_arrays, zip(*arrays, strict=True)))
+        return ComputedRows(columns, len(errors), tuple(errors[:MOST_ERRORS]))
 
-    def _name_row(self, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> str:
+    def _name_row(self, error: RowsFailedError, outputs: tuple[Output, ...]) -> str:
         """Return a sentence with the first row that the code fails on by itself; "" where there is none.
 
-        It has the row's id, not its values: a job's error has more readers than its table.
+        It has the row's id, not its values: a job's error has more readers than its table. Of a call that cost its
+        process, the rows are named, for each further call may cost as much.
         """
-        while rows.num_rows > 1:
+        rows = error.rows
+        if rows is None or "_rowid" not in rows.schema.names:
+            return ""
+        while rows.num_rows > 1 and not ended_process(error):
             half = rows.slice(0, rows.num_rows // 2)
             try:
                 self._call(half, outputs)
@@ -181,14 +190,21 @@ class ColumnFunction:
                 rows = half
             else:
                 return ""
-        if "_rowid" not in rows.schema.names:
-            return ""
-        row = rows.column("_rowid")[0].as_py()
-        return f". That is the row with _rowid = {row}: name a folder for such rows (--rejects), and they become null"
+        first, last = rows.column("_rowid")[0].as_py(), rows.column("_rowid")[-1].as_py()
+        where = f"the row with _rowid = {first}" if first == last else f"a row with _rowid = {first} to {last}"
+        return (
+            f". That is {where}: with --on-error park such rows become null, and their errors are kept; --rejects "
+            "names a folder for them"
+        )
 
     def _call_registered(self, code: FunctionCode, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> ComputedRows:
         inputs = pa.RecordBatch.from_arrays([rows.column(name) for name in self.inputs], list(code.parameters))
         computed = function_process(code).compute(inputs)
+        if computed.failed and self.policy.on_error == "fail":
+            error = computed.errors[0]
+            raise RefusedError(
+                f"The function {code.name} failed on {computed.failed} rows: {error.kind}: {error.message}"
+            )
         return ComputedRows(self._to_arrays(computed.values, rows.num_rows, outputs), computed.failed, computed.errors)
 
     def _call_code(self, rows: pa.RecordBatch) -> Any:
@@ -198,7 +214,7 @@ class ColumnFunction:
         except RefusedError:
             raise
         except Exception as error:
-            raise RowsFailedError(f"The code of '{self.name}' failed: {type(error).__name__}: {error}") from error
+            raise RowsFailedError(f"The code of '{self.name}' failed: {describe_error(error)}") from error
 
     def _to_arrays(self, result: Any, rows: int, outputs: tuple[Output, ...]) -> tuple[pa.Array, ...]:
         """Return what the code returned as an array for each output, of its type. Raises RefusedError."""
@@ -248,11 +264,10 @@ class TryCode:
         if not self.fragments:
             return
         dataset = self.location.open(self.version, self.branch)
-        tolerated = self.function.rejects.files("trial") if self.function.rejects else None  # which are not written
         scan = {"columns": self.function.scan_columns, "filter": self.where, "limit": TRIAL_ROWS, "with_row_id": True}
         for batch in scan_fragments(dataset, self.fragments, **scan):
             if batch.num_rows:
-                self.function.compute(batch, self.function.outputs, tolerated)
+                self.function.compute(batch, self.function.outputs)
 
 
 @dataclass(frozen=True, slots=True)

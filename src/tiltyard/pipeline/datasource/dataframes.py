@@ -51,7 +51,9 @@ def write_frame(run: Run, frame: DataFrame, table: Table, options: WriteOptions)
 def write_partitions(run: Run, frame: DataFrame, spec: WriteSpec) -> list[WriteResult]:
     """Write the rows of each partition, without a version that names them. Raises RefusedError, RunCanceledError."""
     work = partial(write_partition, spec)
-    return run_partitions(frame.sparkSession, run, frame, work, name=f"write {run.id}", reports_tasks=True)
+    return run_partitions(
+        frame.sparkSession, run, frame, work, name=f"write {run.id}", reports_tasks=True, resources=spec.resources
+    )
 
 
 def frame_write_spec(run: Run, frame: DataFrame, target: TargetTable, options: WriteOptions) -> WriteSpec:
@@ -62,7 +64,12 @@ def frame_write_spec(run: Run, frame: DataFrame, target: TargetTable, options: W
         trial = WriteSpec(run.id, target.fragment_target(schema), columns, options.udf, rejects=options.rejects)
         first_rows = frame.limit(_TRIAL_ROWS).coalesce(1)
         schemas = run_partitions(
-            frame.sparkSession, run, first_rows, partial(infer_partition_schema, trial), name="try the UDF"
+            frame.sparkSession,
+            run,
+            first_rows,
+            partial(infer_partition_schema, trial),
+            name="try the UDF",
+            resources=options.udf.resources,
         )
         schema = next((inferred for inferred in schemas if inferred is not None), None)
         if schema is None:

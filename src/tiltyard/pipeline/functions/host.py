@@ -17,6 +17,7 @@ import signal
 import struct
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ def decode_schema(text: str) -> pa.Schema:
 def describe(error: BaseException) -> list[str]:
     """Return the type and the message of an error, without positions in the source."""
     return [type(error).__name__, str(error)[:MOST_MESSAGE]]
+
+
+def class_names(error: BaseException) -> list[str]:
+    """Return the names of the classes of an error and its cause, and of theirs, with and without their modules."""
+    kinds = [*type(error).__mro__, *(type(error.__cause__).__mro__ if error.__cause__ else ())]
+    classes = [kind for kind in kinds if issubclass(kind, Exception)]
+    return [name for kind in classes for name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")]
 
 
 class Function:
@@ -195,8 +203,8 @@ def _serve(requests: Any, responses: Any) -> None:
     function.close()
 
 
-def main() -> None:
-    """Serve one function until the worker closes the input; what it prints goes nowhere."""
+def serve_in_folder(serve: Callable[[Any, Any], None]) -> None:
+    """Serve one function, in a folder of its own, until the worker closes the input; what it prints goes nowhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a loop in the function must not outlive the worker
     requests, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -205,8 +213,8 @@ def main() -> None:
         os.dup2(nowhere, descriptor)
     with tempfile.TemporaryDirectory(prefix="tiltyard-function-") as folder:
         os.chdir(folder)
-        _serve(requests, responses)
+        serve(requests, responses)
 
 
 if __name__ == "__main__":
-    main()
+    serve_in_folder(_serve)

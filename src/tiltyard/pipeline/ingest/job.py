@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.jobs import Alias, ColumnNames, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
@@ -31,10 +32,9 @@ from tiltyard.pipeline.sources.types import SchemaMode, parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.commit import KEY_ERRORS
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, delete_fragment_files, fragment_files_exist
-from tiltyard.pipeline.writing.options import WriteOptions, commit_checked, make_write_spec
+from tiltyard.pipeline.writing.options import WriteOptions, commit_checked, make_write_spec, parse_function
 from tiltyard.pipeline.writing.quality_checks import parse_check
 from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode, forget_location, prepare_target
 from tiltyard.pipeline.writing.tasks import PieceGroup, WriteResult, WriteSpec, infer_piece_schema, write_pieces
@@ -88,6 +88,7 @@ def ingest(
     ] = [],  # noqa: B006  # the same
     rows_per_file: Annotated[int, "Maximal rows of a fragment."] = ROWS_PER_FILE,
     task_mb: Annotated[int, "How much of the source a task reads, in MiB."] = TASK_BYTES >> 20,
+    **call: Unpack[CallOptions],
 ) -> Mapping[str, object]:
     """Read files into a table: Parquet, Arrow, CSV, JSON lines, Lance, data sets of them, folders of images.
 
@@ -106,7 +107,7 @@ def ingest(
     write_options = WriteOptions(
         WriteMode(mode),
         ColumnSelection(tuple(select), rename, types, tuple(null)),
-        parse_user_function(udf) if udf else None,
+        parse_function(udf, rejects, call),
         tuple(parse_check(text) for text in checks),
         absolute_path(rejects) if rejects else None,
         rows_per_file,
@@ -189,7 +190,7 @@ def source_write_spec(
             run.id, target.fragment_target(schema), tuple(columns), options.udf, None, (), options.rejects, storage
         )
         work = partial(infer_piece_schema, trial, source.reader)
-        schema = run_tasks(spark, run, work, source.pieces[:1], name="try the UDF")[0]
+        schema = run_tasks(spark, run, work, source.pieces[:1], name="try the UDF", resources=options.udf.resources)[0]
     spec = make_write_spec(run, target, options, chosen_schema=schema, columns=tuple(columns), storage=storage)
     if options.udf is None:
         check_time_zones(schema, spec.target.schema)
@@ -229,5 +230,5 @@ def write_source(
         )
 
     work = partial(write_pieces, spec, source.reader)
-    run_tasks(spark, run, work, remaining, on_result=save, name=f"ingest {run.id}")
+    run_tasks(spark, run, work, remaining, on_result=save, name=f"ingest {run.id}", resources=spec.resources)
     return [results[group.key] for group in groups]

@@ -16,6 +16,8 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.pipeline.functions.call_options import CallOptions
+from tiltyard.pipeline.functions.call_policy import OnError
 from tiltyard.pipeline.indexes.job import make_spec, with_metric
 from tiltyard.pipeline.indexes.tasks import IndexSpec
 from tiltyard.pipeline.sources.casts import ColumnSelection
@@ -25,9 +27,8 @@ from tiltyard.pipeline.sources.partitions import HIVE
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.types import SchemaMode, parse_type
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
-from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.options import WriteOptions, parse_function
 from tiltyard.pipeline.writing.quality_checks import parse_check
 from tiltyard.pipeline.writing.target_table import WriteMode
 
@@ -76,6 +77,14 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     null: list[str] = []
     udf: str | None = None
     rejects: str | None = None
+    on_error: OnError | None = None
+    retry_on: list[str] = []
+    retries: int | None = None
+    batch_seconds: float | None = None
+    batch_mb: float | None = None
+    memory_mb: int | None = None
+    requirements: list[str] = []
+    resources: dict[str, str] = {}
     checks: list[str] = []
     rows_per_file: int = ROWS_PER_FILE
     indexes: list[IndexPlan] = []
@@ -85,7 +94,7 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return WriteOptions(
             WriteMode(self.mode),
             ColumnSelection(tuple(self.select), self.rename, self._types(), tuple(self.null)),
-            parse_user_function(self.udf) if self.udf else None,
+            parse_function(self.udf, self.rejects, self._call_options()),
             tuple(parse_check(text) for text in self.checks),
             self.rejects,
             self.rows_per_file,
@@ -109,6 +118,18 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             (*self.select, *self.rename) if self.select else (),
             tuple(self.null_value),
             self.multiline,
+        )
+
+    def _call_options(self) -> CallOptions:
+        return CallOptions(
+            on_error=self.on_error,
+            retry_on=self.retry_on,
+            retries=self.retries,
+            batch_seconds=self.batch_seconds,
+            batch_mb=self.batch_mb,
+            memory_mb=self.memory_mb,
+            requirements=self.requirements,
+            resources=self.resources,
         )
 
     def _types(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.model.schemas.nested_types import cast_array, is_same_type
+from tiltyard.pipeline.functions.call_policy import CallPolicy
+from tiltyard.pipeline.functions.calls import call_in_parts, describe_error
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.task_errors import RefusedError
 
@@ -114,34 +116,42 @@ def cast_batches(
 
 
 def apply_function(
-    batch: pa.RecordBatch, function: BatchFunction, *, isolates_rows: bool = True
+    batch: pa.RecordBatch, function: BatchFunction, policy: CallPolicy, columns: Sequence[ColumnMapping] | None
 ) -> Iterator[pa.RecordBatch | RejectedRow]:
-    """Apply a user's function to a batch; with `alone`, find rows that it fails on by halving the batch.
+    """Apply a user's function to a batch as its policy says; yield the rows that it fails on as rejected ones.
 
-    Raises RefusedError if it fails otherwise, or returns something else than a batch.
+    Where they are to have no value instead, what the batch itself has of the `columns` is yielded, and nulls of the
+    others; nothing while the columns are not known.
+    Raises RefusedError if it fails where no row may, or returns something else than a batch.
     """
     try:
-        result = function(batch)
+        for part in call_in_parts(function, batch, policy):
+            if part.error is not None and policy.on_error == "null":
+                yield from () if columns is None else (_own_columns(part.rows, columns),)
+            elif part.error is not None:
+                row = part.rows.to_pylist()[0] if part.rows.num_rows else None
+                yield RejectedRow(row, describe_error(part.error))
+            elif isinstance(part.value, pa.RecordBatch):
+                yield part.value
+            else:
+                kind = type(part.value).__name__
+                raise RefusedError(f"The UDF returned a {kind}: it has to take a pyarrow.RecordBatch and return one.")
     except RefusedError:
         raise
     except Exception as error:
-        if not isolates_rows:
-            raise RefusedError(
-                f"The UDF failed: {type(error).__name__}: {error}. Correct it, or name a folder for rows that it fails "
-                "on (--rejects)."
-            ) from error
-        if batch.num_rows <= 1:
-            yield RejectedRow(batch.to_pylist()[0] if batch.num_rows else None, f"{type(error).__name__}: {error}")
-            return
-        middle = batch.num_rows // 2
-        yield from apply_function(batch.slice(0, middle), function)
-        yield from apply_function(batch.slice(middle), function)
-        return
-    if not isinstance(result, pa.RecordBatch):
         raise RefusedError(
-            f"The UDF returned a {type(result).__name__}: it has to take a pyarrow.RecordBatch and return one."
-        )
-    yield result
+            f"The UDF failed: {describe_error(error)}. Correct it, or name a folder for rows that it fails on "
+            "(--rejects)."
+        ) from error
+
+
+def _own_columns(rows: pa.RecordBatch, columns: Sequence[ColumnMapping]) -> pa.RecordBatch:
+    """Return the columns that rows have, and nulls for the others."""
+    sources = [(column.source, column.field.type) for column in columns if column.source is not None]
+    arrays = [
+        rows.column(name) if name in rows.schema.names else pa.nulls(rows.num_rows, dtype) for name, dtype in sources
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in sources])
 
 
 def _cast_column(array: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Array:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import lance
 from lance import LanceOperation
@@ -21,6 +21,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.ingest.job import adapt_source, reset_checkpoints, source_write_spec, write_source
 from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.runs import Run
@@ -43,11 +44,10 @@ from tiltyard.pipeline.upsert.tasks import (
     count_keys,
     have_common_key,
 )
-from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id, fragments_with_new_rows, group_fragments
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, CommitConflictError, JobTable, check_column_list
 from tiltyard.pipeline.writing.fragments import parse_fragments
-from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.options import WriteOptions, parse_function
 from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target, verify_run_uncommitted
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def upsert(
     null: Annotated[list[str], "Columns of the table that the source lacks; they become null.", ColumnNames()] = [],  # noqa: B006  # the same
     udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."] = None,
     rejects: Annotated[str | None, "A folder for rows that do not fit; without one, such a row fails the job."] = None,
+    **call: Unpack[CallOptions],
 ) -> Mapping[str, object]:
     """Replace the rows of a table that have a key of the source, and insert the source's other rows: one commit.
 
@@ -109,7 +110,7 @@ def upsert(
     options = WriteOptions(
         WriteMode.APPEND,
         ColumnSelection(tuple(select), rename, types, tuple(null)),
-        parse_user_function(udf) if udf else None,
+        parse_function(udf, rejects, call),
         rejects=absolute_path(rejects) if rejects else None,
     )
     old_names = {new: old for old, new in rename.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from lance import LanceOperation
 from lance_namespace.errors import (
@@ -24,9 +24,12 @@ from tiltyard.model.table_history import read_transaction
 from tiltyard.model.views.changes import leaves_rows_unchanged
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.pipeline import catalog_client
+from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
+from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import isolate_session
+from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.views.planning import (
@@ -75,6 +78,8 @@ def refresh(
         dict[str, str] | None, "The locations of the tables that may be read: set by the server."
     ] = None,
     definition: Annotated[str | None, "The digest of the view's definition: set by the server."] = None,
+    rejects: Annotated[str | None, "A folder for rows that the view's code fails on."] = None,
+    **call: Unpack[CallOptions],
 ) -> Mapping[str, object]:
     """Refresh a materialized view: from added rows where they are enough, else from all rows.
 
@@ -94,13 +99,27 @@ def refresh(
         raise InvalidInputError(f"Only a chunker's view has an output limit, and this one is a {view.kind}.")
     if view.kind is not ViewKind.QUERY:
         check_client_code_allowed()
+    policy = _make_policy(view.kind, rejects, call)
     options = RefreshOptions(full, output_limit)
-    work = _Refresh(run, catalog, isolate_session(spark), job_table, view, options, rows_per_fragment)
+    folder = absolute_path(rejects) if rejects else None
+    work = _Refresh(run, catalog, isolate_session(spark), job_table, view, options, rows_per_fragment, policy, folder)
     try:
         return work.run_rounds(source_version, sources)
     except RefusedError as refusal:
         work.discard_plan()
         raise InvalidInputError(str(refusal)) from refusal
+
+
+def _make_policy(kind: ViewKind, rejects: str | None, options: CallOptions) -> CallPolicy:
+    """Return how the view's code is called. Raises RefusedError for what its kind cannot."""
+    policy = make_policy(options, has_function=kind is not ViewKind.QUERY, rejects=rejects)
+    if kind is not ViewKind.CHUNKER and rejects is not None:
+        raise RefusedError("rejects is a folder for rows that a chunker fails on: leave it out.")
+    if policy.on_error == "park" and rejects is None:
+        raise RefusedError("on_error is park: name a folder for such rows (--rejects).")
+    if kind is ViewKind.UDTF and (policy.isolates_rows or policy.batch_bytes):
+        raise RefusedError("A UDTF takes whole groups of rows: leave on_error and batch_mb out.")
+    return policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +133,8 @@ class _Refresh:
     definition: ViewDefinition
     options: RefreshOptions
     rows_per_fragment: int
+    policy: CallPolicy
+    rejects: str | None
 
     def run_rounds(self, version: int | None, allowed: Mapping[str, str] | None) -> Mapping[str, object]:
         """Plan, compute and commit, again if others wrote to the view meanwhile; return the figures.
@@ -212,7 +233,10 @@ class _Refresh:
 
         Return the results of the parts, and whether they are all parts.
         """
-        writer = ViewWriter(self.run, self.spark, self.definition, sources, target, frozenset(plan.needed))
+        needed, storage = frozenset(plan.needed), dict(self.catalog.storage)
+        writer = ViewWriter(
+            self.run, self.spark, self.definition, sources, target, needed, self.policy, self.rejects, storage
+        )
         results: list[WriteResult] = []
         if len(plan.parts) > 1:  # of a single part, Spark's tasks are the progress
             self.run.progress(parts=0, parts_total=len(plan.parts))
@@ -224,6 +248,8 @@ class _Refresh:
                 result = writer.write_part(plan.parts[number], number)
                 self.run.save_checkpoint(key, result.to_json())
             results.append(result)
+            if (rejected := sum(result.rejected for result in results)) or self.rejects is not None:
+                self.run.progress(rejected=rejected)
             self.run.progress(
                 rows=sum(result.rows for result in results),
                 fragments=sum(len(result.fragments) for result in results),

@@ -19,6 +19,8 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind
 from tiltyard.pipeline.datasource.dataframes import plan_version_scan, read_frame, write_partitions
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
+from tiltyard.pipeline.functions.call_policy import CallPolicy
+from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
@@ -45,7 +47,10 @@ def register_schemas(spark: SparkSession, sources: Mapping[str, SourceTable]) ->
 
 @dataclass(frozen=True, slots=True)
 class ViewWriter:
-    """Compute and write the rows of parts of the sources; of the sources, only the columns `needed` are read."""
+    """Compute and write the rows of parts of the sources; of the sources, only the columns `needed` are read.
+
+    `policy` says how the view's code is called; rows that are parked are written to the folder `rejects`.
+    """
 
     run: Run
     spark: SparkSession
@@ -53,6 +58,9 @@ class ViewWriter:
     sources: Mapping[str, SourceTable]
     target: FragmentTarget
     needed: frozenset[str]
+    policy: CallPolicy
+    rejects: str | None
+    storage: Mapping[str, str]
 
     def write_part(self, part: Part, number: int) -> WriteResult:
         """Write the rows of a part; nothing is committed. Raises RefusedError, RunCanceledError."""
@@ -65,7 +73,7 @@ class ViewWriter:
         return WriteResult(
             tuple(fragment for result in results for fragment in result.fragments),
             sum(result.rows for result in results),
-            0,
+            sum(result.rejected for result in results),
             sum(result.size for result in results),
             {},
         )
@@ -77,19 +85,34 @@ class ViewWriter:
         if self.definition.kind is ViewKind.QUERY:
             table_columns = tuple(map_to_table(frame.columns, schema, ()))
             return write_partitions(self.run, frame, self._write_spec(query_columns, None, table_columns))
-        code = parse_view_code(self.definition, schema, frame.columns)
+        code = parse_view_code(self.definition, schema, frame.columns, self.policy)
         view_columns = tuple(map_to_table(schema.names, schema, ()))
         if isinstance(code, Chunker):
             self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _CHUNKER_BATCH_ROWS)
-            return write_partitions(self.run, frame, self._write_spec(query_columns, code, view_columns))
+            return write_partitions(
+                self.run, frame, self._write_spec(query_columns, GuardedFunction(code, self.policy), view_columns)
+            )
         groups = _partition_by_group(frame, code.partition_by)
         work = partial(write_groups, self._write_spec(view_columns, None, None), code, query_columns)
-        return run_partitions(self.spark, self.run, groups, work, name=f"refresh {number}", reports_tasks=True)
+        return run_partitions(
+            self.spark,
+            self.run,
+            groups,
+            work,
+            name=f"refresh {number}",
+            reports_tasks=True,
+            resources=self.policy.resources,
+        )
 
     def _write_spec(
-        self, columns: tuple[ColumnMapping, ...], code: Chunker | None, table_columns: tuple[ColumnMapping, ...] | None
+        self,
+        columns: tuple[ColumnMapping, ...],
+        code: GuardedFunction | None,
+        table_columns: tuple[ColumnMapping, ...] | None,
     ) -> WriteSpec:
-        return WriteSpec(self.run.id, self.target, columns, code, table_columns, hides_rows=True)
+        return WriteSpec(
+            self.run.id, self.target, columns, code, table_columns, (), self.rejects, self.storage, hides_rows=True
+        )
 
 
 def _partition_by_group(frame: DataFrame, column: str | None) -> DataFrame:
@@ -127,7 +150,7 @@ def truncate(
 
 
 def parse_view_code(
-    definition: ViewDefinition, view: pa.Schema, query_columns: Sequence[str]
+    definition: ViewDefinition, view: pa.Schema, query_columns: Sequence[str], policy: CallPolicy
 ) -> Chunker | TableFunction:
     """Parse the code of a view whose query has these columns; nothing of it is loaded. Raises InvalidInputError."""
     udtf = json.loads(definition.udtf)
@@ -139,7 +162,9 @@ def parse_view_code(
     if kind is ViewKind.UDTF:
         if udtf.get("partition_by_indexed_column"):
             raise InvalidInputError("Name the column to group by as 'partition_by': any column will do.")
-        return TableFunction(name, code, inputs, udtf.get("partition_by") or envelope.get("partition_by"))
+        return TableFunction(
+            name, GuardedFunction(code, policy), inputs, udtf.get("partition_by") or envelope.get("partition_by")
+        )
     if not inputs:
         raise InvalidInputError(f"The chunker '{name}' reads no column: name its input_columns.")
     outputs = _output_columns(envelope, view, query_columns)

@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.pipeline.functions.calls import GuardedFunction, describe_error
 from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batches
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.task_errors import RefusedError, RowsFailedError
 from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.writing.fragments import FragmentTarget, read_fragments, write_batches
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, write_rows
@@ -47,7 +48,7 @@ class Chunker:
         except RefusedError:
             raise
         except Exception as error:
-            raise RefusedError(f"The code of '{self.name}' failed: {type(error).__name__}: {error}") from error
+            raise RowsFailedError(f"The code of '{self.name}' failed: {describe_error(error)}") from error
         arrays = [
             columns[name] if name in self.outputs else get_column(rows, name).take(parents) for name in self.view.names
         ]
@@ -88,7 +89,7 @@ class TableFunction:
     """Code that computes rows of a pyarrow.Table: of all rows, or of those with one value of `partition_by`."""
 
     name: str
-    code: PickledFunction
+    code: GuardedFunction
     inputs: tuple[str, ...]
     partition_by: str | None
 
@@ -103,7 +104,7 @@ class TableFunction:
             except RefusedError:
                 raise
             except Exception as error:
-                raise RefusedError(f"The code of '{self.name}' failed: {type(error).__name__}: {error}") from error
+                raise RefusedError(f"The code of '{self.name}' failed: {describe_error(error)}") from error
 
     def _groups(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield a table for each run of rows with one value, across the borders of batches."""

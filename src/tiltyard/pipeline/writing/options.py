@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
+from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table
-from tiltyard.pipeline.user_functions import Loadable
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_lance_types
 from tiltyard.pipeline.writing.quality_checks import (
     MAX_KEYS_IN_DRIVER,
@@ -35,10 +38,21 @@ class WriteOptions:
 
     mode: WriteMode = WriteMode.CREATE
     columns: ColumnSelection = field(default_factory=ColumnSelection)
-    udf: Loadable | None = None
+    udf: GuardedFunction | None = None
     checks: tuple[QualityCheck, ...] = ()
     rejects: str | None = None
     rows_per_file: int = ROWS_PER_FILE
+
+
+def parse_function(udf: str | None, rejects: str | None, options: CallOptions) -> GuardedFunction | None:
+    """Return the function of a job that writes rows; None for none. Raises RefusedError.
+
+    Rows that are parked are written to the folder `rejects`: they are in no table yet.
+    """
+    policy = make_policy(options, has_function=udf is not None, rejects=rejects)
+    if policy.on_error == "park" and rejects is None:
+        raise RefusedError("on_error is park: name a folder for such rows (--rejects).")
+    return None if udf is None else GuardedFunction(parse_user_function(udf), policy)
 
 
 def make_write_spec(

@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.sources.casts import ColumnMapping, apply_function, cast_batch
 from tiltyard.pipeline.sources.filesystem import write_file
 from tiltyard.pipeline.sources.readers import Piece, SourceReader
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.user_functions import Loadable
 from tiltyard.pipeline.writing.fragments import FragmentTarget, delete_fragment_files, write_batches
 from tiltyard.pipeline.writing.quality_checks import CheckCounter, QualityCheck
 
@@ -39,12 +39,17 @@ class WriteSpec:
     run: str
     target: FragmentTarget
     columns: tuple[ColumnMapping, ...]
-    udf: Loadable | None = None
+    udf: GuardedFunction | None = None
     table_columns: tuple[ColumnMapping, ...] | None = None
     checks: tuple[QualityCheck, ...] = ()
     rejects: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
     hides_rows: bool = False
+
+    @property
+    def resources(self) -> tuple[tuple[str, str], ...]:
+        """Return what Spark reserves for each task."""
+        return self.udf.resources if self.udf else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +150,10 @@ def transform_rows(spec: WriteSpec, rows: RowStream) -> Iterator[pa.RecordBatch 
     function = spec.udf.load() if spec.udf else None
     for row in rows:
         for selected in _map_columns(row, spec.columns):
-            if function is None or isinstance(selected, RejectedRow):
+            if spec.udf is None or function is None or isinstance(selected, RejectedRow):
                 yield from _map_columns(selected, spec.table_columns)
                 continue
-            for computed in apply_function(selected, function, isolates_rows=spec.rejects is not None):
+            for computed in apply_function(selected, function, spec.udf.policy, spec.table_columns):
                 yield from _map_columns(computed, spec.table_columns)
 
 
@@ -186,7 +191,7 @@ class _RejectWriter:
         return self.files.count
 
     def add(self, rejected: RejectedRow) -> None:
-        if self.spec.hides_rows:
+        if self.spec.hides_rows and self.spec.rejects is None:
             raise RefusedError(
                 "A row does not fit the table: a value is none of its column's type, or null where none may be."
             )

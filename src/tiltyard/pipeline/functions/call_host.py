@@ -1,0 +1,85 @@
+"""The process of a user's function, which a Spark worker starts with the Python of the function's packages.
+
+It reads messages from its standard input and answers on its standard output, in the form of `host`. The first message
+is the limit of its memory (JSON), the second one the function, pickled. Then each call is two messages: what the rows
+are, a batch or a table, and the rows as an Arrow stream.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+from typing import Any
+
+import pyarrow as pa
+
+from tiltyard.pipeline.functions.host import class_names, describe, read_message, serve_in_folder, write_message
+
+BATCH, TABLE, ARRAY = "batch", "table", "array"
+
+
+def to_ipc(rows: pa.RecordBatch | pa.Table) -> bytes:
+    """Return rows as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write(rows)
+    return bytes(sink.getvalue())
+
+
+def from_ipc(body: bytes, form: str) -> Any:
+    """Read an Arrow stream as a table, a batch, or the array that is its only column."""
+    table = pa.ipc.open_stream(body).read_all()
+    if form == TABLE:
+        return table
+    batches = table.combine_chunks().to_batches()
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+    return batch.column(0) if form == ARRAY else batch
+
+
+def _answer(stream: Any, result: Any) -> None:
+    """Write what a function returned: JSON that says what it is, then each part of it."""
+    is_list = not isinstance(result, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table)
+    try:
+        parts = [_part(part) for part in (result if is_list else [result])]
+    except TypeError:
+        write_message(stream, json.dumps({"other": type(result).__name__}).encode())
+        return
+    write_message(stream, json.dumps({"is_list": is_list, "forms": [form for form, _ in parts]}).encode())
+    for _, body in parts:
+        write_message(stream, body)
+
+
+def _part(part: Any) -> tuple[str, bytes]:
+    """Return what a part of a result is, and its Arrow stream. Raises TypeError for what is nothing of Arrow."""
+    if isinstance(part, pa.Array | pa.ChunkedArray):
+        return ARRAY, to_ipc(pa.table([part], names=["value"]))
+    if isinstance(part, pa.RecordBatch | pa.Table):
+        return (TABLE if isinstance(part, pa.Table) else BATCH), to_ipc(part)
+    raise TypeError(type(part).__name__)
+
+
+def _describe(error: BaseException) -> bytes:
+    return json.dumps({"error": describe(error), "kinds": class_names(error)}).encode()
+
+
+def _serve(requests: Any, responses: Any) -> None:
+    limit = json.loads(read_message(requests) or b"null")
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    try:
+        function = pickle.loads(read_message(requests) or b"").load()  # noqa: S301  # from the worker that started this
+    except BaseException as error:  # noqa: BLE001 - also what a module raises to end the process
+        write_message(responses, _describe(error))
+        return
+    write_message(responses, b"{}")
+    while (form := read_message(requests)) is not None:
+        try:
+            _answer(responses, function(from_ipc(read_message(requests) or b"", form.decode())))
+        except Exception as error:  # noqa: BLE001 - the worker reports it
+            write_message(responses, _describe(error))
+
+
+def main() -> None:
+    """Serve one function until the worker closes the input."""
+    serve_in_folder(_serve)

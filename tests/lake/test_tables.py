@@ -52,6 +52,25 @@ def name(request: pytest.FixtureRequest) -> str:
     return f"table_{abs(hash(request.node.nodeid))}"
 
 
+def test_foreign_keys_are_looked_up_in_the_other_table(lake: tiltyard.Lake, name: str) -> None:
+    genres, films = lake.table(f"{name}_genres"), lake.table(name)
+    genres.ingest([{"name": "drama", "number": 1}, {"name": "war", "number": 2}])
+    rows = pa.table({"id": [1, 2, 3], "genre": ["war", None, "war"]})
+    check = f"foreign_key(genre, {name}_genres.name)"
+    assert json.loads(films.ingest(rows, checks=check).figures["checks"])[0]["passed"]
+    with pytest.raises(InvalidInputError, match=r"genres.name\): 2 keys are not there"):
+        films.write(pa.table({"id": [4, 5, 6], "genre": ["love", "war", "play"]}), checks=check)
+    for wrong, reason in {
+        "nothing.name": "nothing",
+        f"{name}_genres.named": "has no column 'named'",
+        f"{name}_genres.number": "'genre' is string, and 'number' int64",
+        "name": "name a column of a table",
+    }.items():
+        with pytest.raises((InvalidInputError, TableNotFoundError), match=reason):
+            films.write(rows, checks=f"foreign_key(genre, {wrong})")
+    assert films.count() == 3
+
+
 def test_rows_are_ingested_written_upserted_and_read(lake: tiltyard.Lake, name: str) -> None:
     films = lake.table(name)
     assert not films.exists()

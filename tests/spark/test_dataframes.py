@@ -17,6 +17,7 @@ from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.user_functions import parse_user_function
+from tiltyard.pipeline.writing import options
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import parse_check
 from tiltyard.pipeline.writing.target_table import WriteMode
@@ -44,6 +45,22 @@ def test_write_frame_of_a_join_is_its_rows_with_vectors(
     assert rows == [{"id": n, "v": [float(n), 0.5]} for n in range(500, 1000)]
     appended = write_frame(LocalRun(), vectors.filter("id < 3"), table, WriteOptions(WriteMode.APPEND))
     assert (appended["version"], table.dataset().count_rows()) == (2, 503)
+
+
+def test_keys_that_are_too_many_for_the_driver_are_compared_by_spark(
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "MAX_KEYS_IN_DRIVER", 5)
+    others, table = table_of(catalog, fresh("others")), table_of(catalog, fresh("keys"))
+    write_frame(LocalRun(), spark.range(8), others, WriteOptions())
+    checks = (parse_check("unique(id)"), parse_check(f"foreign_key(id, {others}.id)"))
+    write_frame(LocalRun(), spark.range(6), table, WriteOptions(checks=checks))
+    append = WriteOptions(WriteMode.APPEND, checks=checks)
+    with pytest.raises(
+        InvalidInputError, match=r"unique\(id\): 2 keys are there.*others_\d+.id\): 3 keys are not there"
+    ):
+        write_frame(LocalRun(), spark.range(4, 11), table, append)
+    assert table.dataset().count_rows() == 6
 
 
 def test_write_frame_through_a_udf_makes_its_columns(

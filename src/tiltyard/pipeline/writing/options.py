@@ -16,11 +16,16 @@ from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_lance_types
-from tiltyard.pipeline.writing.quality_checks import (
+from tiltyard.pipeline.writing.key_checks import (
     MAX_KEYS_IN_DRIVER,
+    ReferencedColumn,
+    count_duplicate_keys,
+    count_missing_keys,
+)
+from tiltyard.pipeline.writing.quality_checks import (
+    KEY_CHECKS,
     CheckResult,
     QualityCheck,
-    count_duplicate_keys,
     judge_counts,
     report_checks,
     validate_checks,
@@ -70,6 +75,9 @@ def make_write_spec(
     check_lance_types(fragment_target.schema)
     table_columns = tuple(map_to_table(chosen_schema.names, fragment_target.schema, options.columns.nulls))
     validate_checks(options.checks, fragment_target.schema)
+    for check in options.checks:
+        if check.kind == "foreign_key":
+            ReferencedColumn.find(check, target_table.table, fragment_target.schema)  # before anything is written
     return WriteSpec(
         run.id, fragment_target, columns, options.udf, table_columns, options.checks, options.rejects, storage
     )
@@ -106,19 +114,36 @@ def check_written(
     fragments = [fragment for result in results for fragment in result.fragments]
     judged = judge_counts(spec.checks, rows, rejected, [result.failures for result in results])
     if not any(result.is_failure for result in judged):
-        committed_version = 0 if spec.target.fresh else target.base
-        session = spark if count_table_rows(target, results) > MAX_KEYS_IN_DRIVER else None
+        session = spark if count_compared_keys(target, spec, results) > MAX_KEYS_IN_DRIVER else None
         for check in spec.checks:
-            if check.kind == "unique":
-                count = count_duplicate_keys(session, target.location, check.columns, fragments, committed_version)
-                sentence = f"{check.text}: {count} keys are there more than once" if count else ""
-                judged.append(CheckResult(check, sentence))
+            if check.kind in KEY_CHECKS:
+                judged.append(_judge_keys(session, target, spec, check, fragments))
     if failed := [result.sentence for result in judged if result.is_failure]:
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")
     return report_checks(judged)
 
 
-def count_table_rows(target: TargetTable, results: Sequence[WriteResult]) -> int:
-    """Return how many rows a table will have: those that are written, and those that it keeps."""
-    kept = target.location.open(target.base).count_rows() if target.base and target.schema is not None else 0
-    return kept + sum(result.rows for result in results)
+def _judge_keys(
+    spark: SparkSession | None, target: TargetTable, spec: WriteSpec, check: QualityCheck, fragments: Sequence[str]
+) -> CheckResult:
+    if check.kind == "unique":
+        committed = 0 if spec.target.fresh else target.base
+        count = count_duplicate_keys(spark, target.location, check.columns, fragments, committed)
+        return CheckResult(check, f"{check.text}: {count} keys are there more than once" if count else "")
+    other = ReferencedColumn.find(check, target.table, spec.target.schema)
+    count = count_missing_keys(spark, target.location, check.columns[0], fragments, other)
+    return CheckResult(check, f"{check.text}: {count} keys are not there" if count else "")
+
+
+def count_compared_keys(target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]) -> int:
+    """Return how many keys the check of keys compares that compares most; 0 without one. Raises as that check does."""
+    written = sum(result.rows for result in results)
+    counts = [0]
+    for check in spec.checks:
+        if check.kind == "unique":
+            kept = target.location.open(target.base).count_rows() if target.base and target.schema is not None else 0
+            counts.append(kept + written)
+        elif check.kind == "foreign_key":
+            other = ReferencedColumn.find(check, target.table, spec.target.schema)
+            counts.append(other.dataset.count_rows() + written)
+    return max(counts)

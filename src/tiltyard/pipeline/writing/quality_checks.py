@@ -7,40 +7,39 @@
 is for whole texts; a null is neither in a set nor out of it, and so it is with `matches` and `between`. `freshness`
 asks that the newest value is at most so old (30s, 15m, 6h, 2d).
 
-`unique` covers the table with the new rows in it: tasks read only the key columns, and a Spark aggregation counts them,
-which spills and shuffles as needed. Keys that contain a null are never equal.
+`unique(id)` and `foreign_key(genre, genres.name)` look at other rows, too: see `key_checks`.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import operator
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.pipeline.private_variables import set_task_variables
-from tiltyard.pipeline.spark_tasks import task_variables
-from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.fragments import FragmentRows
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _COUNT_CHECK = re.compile(r"(rows|rejected) *(<=|>=|==|<|>) *(\d+)")
-_FUNCTION_CHECK = re.compile(r"(not_null|between|unique|matches|in_set|freshness)\((.+)\)", re.DOTALL)
+_FUNCTION_CHECK = re.compile(r"(not_null|between|unique|foreign_key|matches|in_set|freshness)\((.+)\)", re.DOTALL)
 _WARNING = re.compile(r"warn *: *")
 _ARGUMENT = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^,]*)\s*(?:,|$)')
 _AGE = re.compile(r"(\d{1,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_ARGUMENT_COUNTS = {"between": (3, 3), "matches": (2, 2), "freshness": (2, 2), "in_set": (2, 1001)}
+KEY_CHECKS = ("unique", "foreign_key")
+"""Kinds of checks that look at other rows."""
+_ARGUMENT_COUNTS = {
+    "between": (3, 3),
+    "foreign_key": (2, 2),
+    "matches": (2, 2),
+    "freshness": (2, 2),
+    "in_set": (2, 1001),
+}
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
@@ -89,7 +88,8 @@ def parse_check(text: str) -> QualityCheck:
             return QualityCheck(text, match[1], arguments, warning is not None)
     raise RefusedError(
         f"'{text}' is not a check: write rows >= 1000, rejected <= 10, not_null(id), between(score, 0, 1), unique(id), "
-        "matches(code, [A-Z]+), in_set(kind, a, b) or freshness(seen, 2d); `warn: ` before it makes it a warning."
+        "foreign_key(genre, genres.name), matches(code, [A-Z]+), in_set(kind, a, b) or freshness(seen, 2d); `warn: ` "
+        "before it makes it a warning."
     )
 
 
@@ -106,7 +106,7 @@ def validate_checks(checks: Sequence[QualityCheck], schema: pa.Schema) -> None:
         for name in check.columns:
             if name not in schema.names:
                 raise RefusedError(f"The check {check.text}: there is no column '{name}'.")
-            if check.kind == "unique" and pa.types.is_nested(schema.field(name).type):
+            if check.kind in KEY_CHECKS and pa.types.is_nested(schema.field(name).type):
                 raise RefusedError(f"The check {check.text}: '{name}' is {schema.field(name).type}, no key.")
         if check.kind in _COUNT_FAILURES:
             _try_check(check, pa.nulls(1, schema.field(check.arguments[0]).type))
@@ -135,7 +135,7 @@ class CheckCounter:
 def judge_counts(
     checks: Sequence[QualityCheck], rows: int, rejected: int, failures: Sequence[Mapping[str, int]]
 ) -> list[CheckResult]:
-    """Return the result of each check but `unique`, which takes more than counts."""
+    """Return the result of each check but those of keys, which take more than counts."""
     results = []
     for check in checks:
         count = sum(counts.get(check.text, 0) for counts in failures)
@@ -149,7 +149,7 @@ def judge_counts(
                 sentence = f"{check.text}: no row is so new"
         elif count:
             sentence = f"{check.text}: {count} rows are not"
-        if check.kind != "unique":
+        if check.kind not in KEY_CHECKS:
             results.append(CheckResult(check, sentence))
     return results
 
@@ -222,69 +222,3 @@ def _try_check(check: QualityCheck, column: pa.Array) -> None:
 def _value(text: str, dtype: pa.DataType) -> pa.Scalar:
     value = json.loads(text) if text.startswith('"') else text
     return pa.scalar(value).cast(pa.float64() if pa.types.is_floating(dtype) else dtype)
-
-
-_MAX_SCAN_TASKS = 64
-
-
-MAX_KEYS_IN_DRIVER = 1_000_000
-"""Up to so many keys are counted in this process: starting Spark's tasks takes longer."""
-
-
-def count_duplicate_keys(
-    spark: SparkSession | None, location: TableLocation, columns: Sequence[str], fresh: Sequence[str], version: int
-) -> int:
-    """Count the keys that occur more than once in the fragments `fresh` and the table at `version` (0: none).
-
-    Without a session they are counted in this process, whose memory then holds them.
-    """
-    committed = [part.fragment_id for part in location.open(version).get_fragments()] if version else []
-    tasks = [FragmentRows(location, files=part) for part in _split(fresh)]
-    tasks += [FragmentRows(location, version, part) for part in _split(committed)]
-    if not tasks:
-        return 0
-    if spark is None:
-        arrays = [_to_binary(batch) for task in tasks for batch in task.read(columns)]
-        counts = pc.value_counts(pa.chunked_array(arrays, pa.binary())).field("counts")
-        return int(pc.sum(pc.greater(counts, 1)).as_py() or 0)
-    count = len(tasks)
-    keys = spark.range(0, count, 1, count).mapInArrow(_read_keys(tasks, columns, task_variables(spark)), "k binary")
-    duplicates = keys.groupBy("k").count().where("count > 1").count()
-    return int(duplicates)
-
-
-def _split(parts: Sequence[Any]) -> list[tuple[Any, ...]]:
-    size = -(-len(parts) // _MAX_SCAN_TASKS)
-    return [tuple(parts[first : first + size]) for first in range(0, len(parts), size)] if parts else []
-
-
-def _read_keys(tasks: Sequence[FragmentRows], columns: Sequence[str], variables: Mapping[str, str]) -> Any:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        set_task_variables(variables)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for keys in tasks[number].read(columns):
-                    yield pa.record_batch([_to_binary(keys)], ["k"])
-
-    return run
-
-
-def _to_binary(keys: pa.RecordBatch) -> pa.Array:
-    """Encode keys as bytes, equal only for equal keys; keys with a null are left out.
-
-    Of several columns, each text but the last is preceded by its length.
-    """
-    valid = [column.is_valid() for column in keys.columns]
-    keys = keys.filter(functools.reduce(pc.and_, valid))
-    texts = [_to_text(column) for column in keys.columns]
-    encoded = texts[-1]
-    for text in reversed(texts[:-1]):
-        length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
-        encoded = pc.binary_join_element_wise(length, text, encoded, b":")
-    return encoded
-
-
-def _to_text(column: pa.Array) -> pa.Array:
-    """Return values as the bytes of their text; binary values as they are."""
-    is_binary = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
-    return (column if is_binary else column.cast(pa.string())).cast(pa.binary())

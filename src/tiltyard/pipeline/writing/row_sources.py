@@ -23,14 +23,14 @@ from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.upsert.job import upsert_fragments
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, check_column_list
 from tiltyard.pipeline.writing.fragments import parse_fragments
+from tiltyard.pipeline.writing.key_checks import MAX_KEYS_IN_DRIVER
 from tiltyard.pipeline.writing.options import (
     WriteOptions,
     check_written,
-    count_table_rows,
+    count_compared_keys,
     count_written,
     make_write_spec,
 )
-from tiltyard.pipeline.writing.quality_checks import MAX_KEYS_IN_DRIVER
 from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode, prepare_target
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, transform_rows, write_rows
 
@@ -135,7 +135,7 @@ def ingest_rows(run: Run, rows: Rows, table: Table, options: WriteOptions) -> Ma
         results.extend(rows.write(run, spec))
         figures = count_written(results)
         run.progress(**{name: figures[name] for name in ("rows", "fragments", "bytes")})
-        session = rows.session(count_table_rows(target, results) if _checks_keys(options) else 0)
+        session = rows.session(count_compared_keys(target, spec, results))
         report = check_written(session, target, spec, results)
     with _discarding(target, results, _REFUSALS):
         version = target.commit(run, _fragments(results), spec.target.schema)
@@ -158,10 +158,6 @@ def upsert_rows(run: Run, rows: Rows, table: Table, options: WriteOptions, on: S
         fragments = parse_fragments(_fragments(results))
         upserted = upsert_fragments(run, table, rows.session(0), fragments, on, since=target.base)
     return {**upserted.figures(), "rejected": sum(result.rejected for result in results)}
-
-
-def _checks_keys(options: WriteOptions) -> bool:
-    return any(check.kind == "unique" for check in options.checks)
 
 
 def _fragments(results: Sequence[WriteResult]) -> list[str]:

@@ -306,14 +306,26 @@ def test_a_canceled_stream_ends_at_once_and_goes_on_later(films: Table, put: Put
 def test_small_commits_are_compacted_as_they_come(
     films: Table, put: Put, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_target, "COMMITS_PER_COMPACTION", 4)
-    monkeypatch.setattr(stream_target, "COMPACTIONS_PER_FULL_ONE", 2)
+    monkeypatch.setattr(stream_target, "FRAGMENTS_TO_COMPACT", 3)
+    monkeypatch.setattr(stream_target, "SMALL_FRAGMENT_ROWS", 3)
     target, source = opened(films, folder, on=("id",))
-    for number in range(17):
-        put(f"{number:02}.jsonl", {"id": number % 10, "v": number})
+    for number in range(29):
+        put(f"{number:02}.jsonl", {"id": number % 20, "v": number})
         step(target, source)
-    assert len(films.dataset().get_fragments()) <= 4
-    assert rows(films, "id", "v") == sorted(((i, i + 10 if i < 7 else i) for i in range(10)), key=str)
+    sizes = sorted(fragment.count_rows() for fragment in films.dataset().get_fragments())
+    assert len(sizes) <= 6 and sizes[-1] > 3, sizes
+    assert rows(films, "id", "v") == sorted(((i, i + 20 if i < 9 else i) for i in range(20)), key=str)
+
+
+def test_runs_of_one_commit_are_compacted_as_they_end(
+    films: Table, put: Put, run_stream: RunStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_target, "FRAGMENTS_TO_COMPACT", 3)
+    for number in range(4):
+        put(f"{number}.jsonl", {"id": number})
+        run_stream()
+    assert len(films.dataset().get_fragments()) == 2
+    assert ids(films) == [0, 1, 2, 3]
 
 
 def test_files_that_left_the_folder_are_forgotten(films: Table, put: Put, folder: Path) -> None:

@@ -189,6 +189,8 @@ class _Stream:
                 self._batches += 1
             figures = self._report()
             if ends and self.source.is_caught_up():
+                if self._batches:
+                    self.target.compact()
                 self.stop()
                 return {**figures, **self._version()}
 

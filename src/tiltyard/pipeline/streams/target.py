@@ -52,11 +52,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.pipeline")
 
-COMMITS_PER_COMPACTION = 32
-"""After so many commits small fragments are compacted."""
-COMPACTIONS_PER_FULL_ONE = 32
-"""Of so many compactions one makes fragments of full size; the others rewrite few rows."""
+FRAGMENTS_TO_COMPACT = 16
+"""Fragments are compacted once there are so many small ones; also how many commits pass before they are counted."""
 SMALL_FRAGMENT_ROWS, FULL_FRAGMENT_ROWS = 1 << 15, 1 << 20
+"""Fragments with fewer rows than the first are often rewritten, those with fewer than the second rarely."""
 MAX_CONFLICTS = 50
 
 
@@ -114,7 +113,6 @@ class StreamTable:
     _is_writing: bool = field(init=False, default=False)
     _job_table: JobTable | None = field(init=False, default=None)
     _commits: int = field(init=False, default=0)
-    _compactions: int = field(init=False, default=0)
 
     def open(self) -> Position | None:
         """Return the position that the table has recorded; None for a stream that has not begun.
@@ -172,18 +170,21 @@ class StreamTable:
         self.position = {**self.position, **batch.position}
         self.rows += rows.num_rows + (0 if deleted is None else deleted.num_rows)
         self._commits += 1
-        if self._commits % COMMITS_PER_COMPACTION == 0:
-            self._compactions += 1
-            is_full = self._compactions % COMPACTIONS_PER_FULL_ONE == 0
-            self.compact(FULL_FRAGMENT_ROWS if is_full else SMALL_FRAGMENT_ROWS)
+        if self._commits % FRAGMENTS_TO_COMPACT == 0:
+            self.compact()
 
-    def compact(self, rows_per_fragment: int) -> None:
-        """Compact fragments with fewer rows, unless another writer changes them meanwhile."""
+    def compact(self) -> None:
+        """Compact small fragments if there are many, unless another writer changes them meanwhile."""
         dataset = self.table.dataset()
-        options: Any = {"target_rows_per_fragment": rows_per_fragment}
-        plan = Compaction.plan(dataset, options)
+        sizes = [fragment.metadata.num_rows for fragment in dataset.get_fragments()]
+        small = sum(rows < SMALL_FRAGMENT_ROWS for rows in sizes)
+        medium = sum(SMALL_FRAGMENT_ROWS <= rows < FULL_FRAGMENT_ROWS for rows in sizes)
+        if max(small, medium) < FRAGMENTS_TO_COMPACT:
+            return
+        target = FULL_FRAGMENT_ROWS if medium >= FRAGMENTS_TO_COMPACT else SMALL_FRAGMENT_ROWS
+        options: Any = {"target_rows_per_fragment": target}
         results = []
-        for task in plan.tasks:
+        for task in Compaction.plan(dataset, options).tasks:
             self.run.check()
             results.append(task.execute(dataset))
         if not results:

@@ -25,6 +25,7 @@ from tests.streams.test_folder_streams import ids, rows
 from tests.streams.test_stream_jobs import has_figure, wait_until
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
+from tiltyard.pipeline.streams import job as stream_job
 from tiltyard.pipeline.streams import kafka
 from tiltyard.pipeline.streams.job import stream
 from tiltyard.runtime.failpoints import VARIABLE, Point
@@ -164,6 +165,7 @@ def test_topics_and_brokers_that_are_not_there_are_errors(
     with pytest.raises(InvalidInputError, match="nowhere cannot be read"):
         stream(*arguments, f"kafka://{broker.servers}/nowhere", str(films))
     monkeypatch.setattr(kafka, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(stream_job, "OUTAGE_SECONDS", 0.0)
     port, reserved = reserve_port()
     with reserved, pytest.raises(ServiceUnavailableError, match="do not answer"):
         stream(*arguments, f"kafka://127.0.0.1:{port}/films", str(films))

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, dri
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import RunCanceledError
+from tiltyard.pipeline.streams import target as stream_target
 from tiltyard.runtime.failpoints import VARIABLE, Point
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/streams.md"
@@ -128,3 +130,30 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert examples
     for example in examples:
         exec(compile(example, str(PAGE), "exec"), names)
+
+
+@pytest.mark.extended
+def test_a_stream_waits_for_a_server_that_is_replaced(
+    folder: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ServerProcess(tmp_path / "root")
+    outages = iter((Point.BEFORE_RECORD, Point.AFTER_FINALIZE))
+    awaited = [next(outages)]
+
+    def replace_server(point: Point) -> None:
+        if awaited and point is awaited[0]:
+            awaited[:] = [later for later in [next(outages, None)] if later is not None]
+            server.process.kill()
+            server.process.wait(60)
+            threading.Timer(0.5, server.start).start()
+
+    monkeypatch.setattr(stream_target, "reach", replace_server)
+    try:
+        lake = tiltyard.connect(server.url)
+        for number in range(3):
+            put(f"{number}.jsonl", {"id": number}, {"id": number + 10})
+        run = lake.stream(folder, "kept", batch_rows=2, available_now=True)
+        assert run.rows == 6
+        assert sorted(lake.table("kept").to_arrow()["id"].to_pylist()) == [0, 1, 2, 10, 11, 12]
+    finally:
+        server.stop()

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from lance_namespace.errors import LanceNamespaceError
+from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import ColumnNames, job
@@ -28,7 +29,7 @@ from tiltyard.pipeline.streams.kafka import SCHEME, KafkaSource, Topic, read_pro
 from tiltyard.pipeline.streams.messages import decode_debezium, decode_row
 from tiltyard.pipeline.streams.target import StreamOptions, StreamTable
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.task_errors import RefusedError, clean_message
 from tiltyard.pipeline.writing.commit import CommitConflictError
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ MAX_BATCH_SECONDS = 3_600.0
 BATCH_BYTES = 64 << 20
 SAVE_SECONDS, LOG_SECONDS, RECORD_SECONDS = 1.0, 30.0, 60.0
 """How often the run's checkpoint has the stream's figures, the log has them, and the table the whole position."""
+OUTAGE_SECONDS, OUTAGE_PAUSE_SECONDS = 120.0, 0.5
+"""For how long a stream waits for a catalog or brokers that do not answer, and how long before each try."""
 _CHECKPOINT_KEY = "stream"
 
 
@@ -102,22 +105,20 @@ def stream(
         absolute_path(rejects) if rejects else None,
         storage,
     )
-    target = StreamTable(run, catalog_client.table(catalog, table), options)
-    found = target.open()
-    if path.startswith(SCHEME):
-        reader = _open_topic(path, format, options, kafka, dict(found or {}), from_newest=start == "latest")
-    else:
-        reader = _open_folder(path, format, options, kafka, dict(found or {}))
-    process = _Stream(run, reader, target)
-    try:
+
+    def open_stream() -> tuple[StreamTable, StreamSource]:
+        target = StreamTable(run, catalog_client.table(catalog, table), options)
+        found = target.open()
+        position = dict(found or {})
+        if path.startswith(SCHEME):
+            reader = _open_topic(path, format, options, kafka, position, from_newest=start == "latest")
+        else:
+            reader = _open_folder(path, format, options, kafka, position)
         if found is None:
             target.begin(reader.position)
-        return process.follow(limits, ends=available_now)
-    except RunCanceledError:
-        process.stop_after_cancel()
-        raise
-    finally:
-        reader.close()
+        return target, reader
+
+    return _Stream(run, open_stream, limits).follow(ends=available_now)
 
 
 def _open_topic(
@@ -167,62 +168,98 @@ def _stream_name(name: str | None, source: str) -> str:
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream that runs: it takes batches of its source to its table, and reports."""
+    """A stream that runs: it takes batches of its source to its table, and reports.
+
+    It is opened anew after an outage of the catalog or of its source, and goes on where the table says.
+    """
 
     run: Run
-    source: StreamSource
-    target: StreamTable
-    _earlier: Mapping[str, int] = field(init=False, default_factory=dict)
-    _batches: int = field(init=False, default=0)
+    open_stream: Callable[[], tuple[StreamTable, StreamSource]]
+    limits: BatchLimits
+    _totals: Counter[str] = field(init=False, default_factory=Counter)
+    _outage: float | None = field(init=False, default=None)
     _saved: float = field(init=False, default_factory=time.monotonic)
     _recorded: float = field(init=False, default_factory=time.monotonic)
     _logged: float = field(init=False, default_factory=time.monotonic)
 
-    def follow(self, limits: BatchLimits, *, ends: bool) -> Mapping[str, object]:
-        """Apply batches until the run is canceled; with `ends`, until all that was there is applied."""
-        self._earlier = json.loads(self.run.checkpoints().get(_CHECKPOINT_KEY, "{}"))
+    def follow(self, *, ends: bool) -> Mapping[str, object]:
+        """Apply batches until the run is canceled; with `ends`, until all that was there is applied.
+
+        Raises what failed, an outage after OUTAGE_SECONDS.
+        """
+        self._totals.update(json.loads(self.run.checkpoints().get(_CHECKPOINT_KEY, "{}")))
+        while True:
+            try:
+                return self._follow_once(ends=ends)
+            except (ServiceUnavailableError, OSError) as error:
+                if not _is_outage(error):
+                    raise
+                now = time.monotonic()
+                self._outage = now if self._outage is None else self._outage
+                if now - self._outage > OUTAGE_SECONDS:
+                    raise
+                log.warning("job %s goes on after an outage: %s", self.run.id, clean_message(error))
+            self.run.check()
+            time.sleep(OUTAGE_PAUSE_SECONDS)
+
+    def _follow_once(self, *, ends: bool) -> Mapping[str, object]:
+        target, source = self.open_stream()
+        try:
+            return self._apply_batches(target, source, ends=ends)
+        except RunCanceledError:
+            _stop_canceled(target, source)
+            raise
+        finally:
+            source.close()
+
+    def _apply_batches(self, target: StreamTable, source: StreamSource, *, ends: bool) -> Mapping[str, object]:
+        has_read = False
         while True:
             self.run.check()
-            batch = self.source.read(self.target.schema, limits, self.run.check)
+            batch = source.read(target.schema, self.limits, self.run.check)
             if batch is not None:
-                self.target.apply(batch)
-                self._batches += 1
-            figures = self._report()
-            if ends and self.source.is_caught_up():
-                if self._batches:
-                    self.target.compact()
-                self.stop()
-                return {**figures, **self._version()}
+                applied = target.apply(batch)
+                self._totals.update(rows=applied.rows, rejected=applied.rejected, batches=1)
+                has_read = True
+            self._outage = None
+            figures = self._report(target, source)
+            if ends and source.is_caught_up():
+                if has_read:
+                    target.compact()
+                target.record_position(source.live_position(target.position), ends=True)
+                return {**figures, **_version(target)}
 
-    def stop(self) -> None:
-        """Record the position for the last time. Raises what a commit raises."""
-        self.target.record_position(self.source.live_position(self.target.position), ends=True)
-
-    def stop_after_cancel(self) -> None:
-        """Record the position, if that is possible: else the next start finds it in the table's history."""
-        try:
-            self.stop()
-        except (LanceNamespaceError, CommitConflictError, OSError, RuntimeError, ValueError) as error:
-            log.info("stream %s: its position stays in the table's history: %s", self.target.options.name, error)
-
-    def _version(self) -> dict[str, int]:
-        return {"version": self.target.version} if self.target.version else {}
-
-    def _report(self) -> Mapping[str, object]:
+    def _report(self, target: StreamTable, source: StreamSource) -> Mapping[str, object]:
         """Set the run's figures; save and log them, and record the position, from time to time."""
-        counts = {"rows": self.target.rows, "rejected": self.target.rejected, "batches": self._batches}
-        totals = {name: count + self._earlier.get(name, 0) for name, count in counts.items()}
-        figures: dict[str, object] = {**totals, "lag": self.source.lag(), **self._version()}
+        totals = {name: self._totals[name] for name in ("rows", "rejected", "batches")}
+        figures: dict[str, object] = {**totals, "lag": source.lag(), **_version(target)}
         self.run.progress(**figures)
         now = time.monotonic()
         if now - self._saved >= SAVE_SECONDS:
             self.run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(totals))
             self._saved = now
         if now - self._recorded >= RECORD_SECONDS:
-            self.target.record_position(self.source.live_position(self.target.position))
+            target.record_position(source.live_position(target.position))
             self._recorded = now
         if now - self._logged >= LOG_SECONDS:
             text = ", ".join(f"{name} {value}" for name, value in figures.items())
-            log.info("stream %s of job %s: %s", self.target.options.name, self.run.id, text)
+            log.info("stream %s of job %s: %s", target.options.name, self.run.id, text)
             self._logged = now
         return figures
+
+
+def _version(target: StreamTable) -> dict[str, int]:
+    return {"version": target.version} if target.version else {}
+
+
+def _stop_canceled(target: StreamTable, source: StreamSource) -> None:
+    """Record the position, if that is possible: else the next start finds it in the table's history."""
+    try:
+        target.record_position(source.live_position(target.position), ends=True)
+    except (LanceNamespaceError, CommitConflictError, OSError, RuntimeError, ValueError) as error:
+        log.info("stream %s: its position stays in the table's history: %s", target.options.name, error)
+
+
+def _is_outage(error: Exception) -> bool:
+    """Return whether a server did not answer; Lance says so in the text of an OSError."""
+    return isinstance(error, ServiceUnavailableError) or "service unavailable" in str(error).lower()

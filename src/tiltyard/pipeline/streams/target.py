@@ -75,6 +75,14 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Applied:
+    """What a batch did: `rows` that it wrote, and keys that it deleted, and how many of its rows were `rejected`."""
+
+    rows: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
 class _UnreportedRun:
     """The run of a step whose progress is not the run's own."""
 
@@ -105,8 +113,6 @@ class StreamTable:
     table: Table
     options: StreamOptions
     version: int = 0
-    rejected: int = 0
-    rows: int = 0
     position: Position = field(init=False, default_factory=dict)
     _opened_at: Position = field(init=False, default_factory=dict)
     _writer: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
@@ -141,8 +147,8 @@ class StreamTable:
         """Return the table's columns; None before it exists."""
         return None if self._job_table is None else self._job_table.latest().schema
 
-    def apply(self, batch: StreamBatch) -> None:
-        """Commit a batch with its position.
+    def apply(self, batch: StreamBatch) -> Applied:
+        """Commit a batch with its position; return what that did.
 
         Raises RefusedError (a row does not fit, and there is no folder for it), ConcurrentModificationError (another
         process writes the stream), KEY_ERRORS, RunCanceledError; nothing of the batch is committed then.
@@ -152,7 +158,7 @@ class StreamTable:
             if not batch.rows:
                 self._write_rejects(rejected)
                 self.position = {**self.position, **batch.position}
-                return
+                return Applied(0, len(rejected))
             self._create(batch)
         if not self._is_writing:
             self._begin_writing()
@@ -168,13 +174,15 @@ class StreamTable:
         self._write_rejects(rejected)
         self._commit(dataset, rows.drop_columns([SEQUENCE]), deleted, batch.position)
         self.position = {**self.position, **batch.position}
-        self.rows += rows.num_rows + (0 if deleted is None else deleted.num_rows)
         self._commits += 1
         if self._commits % FRAGMENTS_TO_COMPACT == 0:
             self.compact()
+        return Applied(rows.num_rows + (0 if deleted is None else deleted.num_rows), len(rejected))
 
     def compact(self) -> None:
         """Compact small fragments if there are many, unless another writer changes them meanwhile."""
+        if self._job_table is None:
+            return
         dataset = self.table.dataset()
         sizes = [fragment.metadata.num_rows for fragment in dataset.get_fragments()]
         small = sum(rows < SMALL_FRAGMENT_ROWS for rows in sizes)
@@ -384,7 +392,6 @@ class StreamTable:
             )
         lines = [json.dumps({"reason": row.reason, "row": row.row}, default=_to_text) for row in rejected]
         write_file(self._rejects_file(), ("\n".join(lines) + "\n").encode(), self.options.storage)
-        self.rejected += len(rejected)
 
     def _remove_uncommitted_rejects(self) -> None:
         """Remove the rejected rows of a batch that was not committed: it is read again, and may end elsewhere.

@@ -99,10 +99,10 @@ class _UnreportedRun:
         self.inner.check()
 
     def checkpoints(self) -> Mapping[str, str]:
-        return {}
+        return self.inner.checkpoints()
 
     def save_checkpoint(self, key: str, value: str) -> None:
-        raise NotImplementedError
+        self.inner.save_checkpoint(key, value)
 
 
 @dataclass(slots=True)

@@ -31,13 +31,18 @@ use_light_jvms()
 
 TESTS = Path(__file__).parent
 SPARK_SESSIONS = 2
-FIRST = ("tests/spark/", "tests/faults/", "tests/attacks/", "tests/mounts/")
-"""Folders whose files take the longest: what begins last of them would run on alone."""
+CATALOGS = ("backend: Backend", "target: Backend", "hive: HiveMetastore")
+"""Fixtures of mounted catalogs, whose servers all files on one process share."""
+FIRST = (
+    *("tests/spark/", "tests/faults/", "tests/attacks/", "tests/mounts/", "tests/test_docs.py"),
+    *("tests/conformance/test_lance_ray.py", "tests/conformance/test_publish.py", "tests/fuzz/test_schema.py"),
+)
+"""Files, and folders of files, that take the longest: what begins last of them would run on alone."""
 
 
 class FilesTogether(LoadScopeScheduling):
     """Schedule tests for xdist: a file stays on one process, files with the Spark session share two of them, and
-    those that run over all mounted catalogs one.
+    those with a mounted catalog one.
 
     xdist's own `loadgroup` does nothing with pytest 9.2 (pytest-xdist issue 1386): tests of a file then run anywhere.
     """
@@ -57,8 +62,11 @@ def takes_spark(file: str) -> bool:
 
 @cache
 def takes_catalogs(file: str) -> bool:
-    """Return whether the tests of a file run over all kinds of mounted catalogs, which take long to start."""
-    return file.startswith("tests/mounts/") and "backend: Backend" in (TESTS.parent / file).read_text()
+    """Return whether the tests of a file take a mounted catalog, whose server takes long to start."""
+    if not file.startswith("tests/mounts/"):
+        return False
+    text = (TESTS.parent / file).read_text()
+    return any(fixture in text for fixture in CATALOGS)
 
 
 @pytest.hookimpl
@@ -110,7 +118,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take the longest: those that share a Spark session, then FIRST.
+    """Begin with the files that take the longest: those that share a Spark session or mounted catalogs, then FIRST.
 
     Raises UsageError for an extended test that `make test-all` would not collect.
     """
@@ -118,7 +126,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not (mentions_extended(path) or may_be_extended(path.parent)):
             raise pytest.UsageError(f"{path} has extended tests: say so in the file, or in a conftest of its folder.")
     files = {item.nodeid.partition("::")[0] for item in items}
-    rank = {file: 0 if takes_spark(file) else 1 if file.startswith(FIRST) else 2 for file in files}
+    rank = {
+        file: 0 if takes_spark(file) or takes_catalogs(file) else 1 if file.startswith(FIRST) else 2 for file in files
+    }
     items.sort(key=lambda item: rank[item.nodeid.partition("::")[0]])
 
 

@@ -9,10 +9,11 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from zlib import crc32
 
 import pyspark
 
-from tests.services.jvm import OPTIONS
+from tests.services.jvm import CACHE, OPTIONS
 from tests.services.ports import reserve_port
 
 JARS = Path(pyspark.__file__).parent / "jars"
@@ -37,15 +38,21 @@ PROJECT = (
 
 
 def fixture_class_path(folder: Path) -> str:
-    """Return the fixture's class path; Maven fetches what its cache does not have."""
+    """Return the fixture's class path; Maven fetches what its cache does not have, and is asked once."""
     dependencies = [
         DEPENDENCY.format(*artifact, ALONE if artifact[3] == "test-fixtures" else "") for artifact in ARTIFACTS
     ]
-    (folder / "pom.xml").write_text(PROJECT.format("".join(dependencies)))
-    command = ["mvn", "--quiet", "dependency:build-classpath", "-Dmdep.outputFile=class_path"]
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=280)
+    project = PROJECT.format("".join(dependencies))
+    known = CACHE / f"iceberg-{crc32(project.encode()):08x}.class_path"
+    if not (known.exists() and all(map(os.path.exists, known.read_text().split(":")))):
+        (folder / "pom.xml").write_text(project)
+        known.parent.mkdir(exist_ok=True)
+        new = known.with_suffix(f".{os.getpid()}")
+        command = ["mvn", "--quiet", "dependency:build-classpath", f"-Dmdep.outputFile={new}"]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=280)
+        new.rename(known)
     hadoop = ":".join(map(str, JARS.glob("hadoop-client-*.jar")))
-    return f"{(folder / 'class_path').read_text()}:{hadoop}"
+    return f"{known.read_text()}:{hadoop}"
 
 
 @contextmanager

@@ -110,9 +110,9 @@ def outcome(case: Case, world: World) -> str:
     return YES
 
 
-def outcomes(backend: Backend, folder: Path) -> dict[str, str]:
-    """Run all cases of the contract below a mount of a backend."""
-    server = ServerProcess(folder / "served", environ=environ(backend, folder))
+def outcomes(backend: Backend, folder: Path, allowed: Path) -> dict[str, str]:
+    """Run all cases of the contract below a mount of a backend, whose tables are in the allowed folder."""
+    server = ServerProcess(folder / "served", environ=environ(backend, allowed))
     try:
         home = (MOUNT, new_name("db"))
         created = httpx.post(f"{server.url}/v1/namespace/{'$'.join(home)}/create", json={}, timeout=60)
@@ -165,7 +165,7 @@ def main() -> None:
     seen: dict[str, dict[str, str]] = {}
     for name, run in BACKENDS.items():
         with tempfile.TemporaryDirectory() as folder, run(Path(folder)) as backend:
-            seen[name] = outcomes(backend, Path(folder))
+            seen[name] = outcomes(backend, Path(folder), Path(folder))
     head = ["| operation | " + " | ".join(seen) + " |", "|---" * (len(seen) + 1) + "|"]
     rows = [
         f"| {operation} | " + " | ".join(seen[name][operation] for name in seen) + " |" for operation in seen["dir"]

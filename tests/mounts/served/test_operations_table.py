@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.mounts.backends import Backend
 from tests.mounts.served.operations_table import BACKENDS, documented, outcomes
 from tiltyard.model.spec import operations
 
@@ -15,9 +14,9 @@ def test_table_has_every_operation_of_the_contract() -> None:
     assert {backend: set(rows) for backend, rows in documented().items()} == dict.fromkeys(BACKENDS, contract)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "dir" else pytest.param(name, marks=pytest.mark.extended) for name in BACKENDS]
-)
-def test_operations_below_a_mount_come_out_as_the_table_says(name: str, tmp_path: Path) -> None:
-    with BACKENDS[name](tmp_path) as backend:
-        assert outcomes(backend, tmp_path) == documented()[name]
+@pytest.mark.parametrize("backend", ["dir-manifest", *sorted(BACKENDS.keys() - {"dir"})], indirect=True)
+def test_operations_below_a_mount_come_out_as_the_table_says(
+    backend: Backend, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("served")
+    assert outcomes(backend, folder, tmp_path_factory.getbasetemp()) == documented()[backend.kind]

@@ -72,7 +72,7 @@ def _state(wire: Wire) -> tuple[object, ...]:
 def bounds() -> settings:
     """How many requests for each operation: `FUZZ_EXAMPLES=1000 make test PYTEST_ARGS=tests/fuzz` tries more."""
     return settings(
-        max_examples=int(os.environ.get("FUZZ_EXAMPLES", "12")),
+        max_examples=int(os.environ.get("FUZZ_EXAMPLES", "8")),
         derandomize="FUZZ_EXAMPLES" not in os.environ,
         deadline=None,
         database=None,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +14,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from tests.services.forked_process import run_tiltyard
 from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.s3 import S3Server, s3_server
 from tests.services.server import ServerProcess
@@ -75,14 +73,7 @@ def run(*arguments: object, environ: Mapping[str, str] | None = None, status: in
 
 
 def _run_process(arguments: list[str], environ: Mapping[str, str], status: int) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tiltyard", *arguments],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_tiltyard(*arguments, timeout=240, **environ)
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout + done.stderr

@@ -38,7 +38,7 @@ def test_jobs_and_data_source_through_spark_connect_are_the_same_rows(environ: d
     pq.write_table(rows(range(100), "old"), tmp_path / "source.parquet", row_group_size=25)
     pq.write_table(rows(range(90, 120), "new"), tmp_path / "changed.parquet")
     server = ServerProcess(tmp_path / "served")
-    with connect_server({**environ, "PYSPARK_PYTHON": sys.executable}) as remote:
+    with connect_server(environ) as remote:
         arguments = [remote, server.url, str(tmp_path / "source.parquet"), str(tmp_path / "changed.parquet")]
         client = subprocess.run(
             [sys.executable, "-m", "tests.spark.connect_client", *arguments],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,7 @@ from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailab
 from tests.mounts.backends import local_directory
 from tests.mounts.served.conftest import MOUNT, environ
 from tests.mounts.served.test_guard import admin, grant, query, set_policy
-from tests.services.forked_process import ForkedProcess, start_tiltyard
+from tests.services.forked_process import ForkedProcess, forking_python, run_tiltyard, start_tiltyard
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import Wire, check_error, stream
 from tiltyard.cli import main
@@ -210,18 +208,19 @@ def test_copy_on_spark_copies_many_tables_with_their_indexes_and_goes_on(
     broken = Path(catalog.get_table(Id(("a", "t5"))).location)
     for file in (broken / "data").iterdir():
         file.unlink()
-    command = [sys.executable, "-m", "tiltyard", "import-catalog", f"{MOUNT}$a", "own", "--copy", "--spark", "local[2]"]
+    command = ["import-catalog", f"{MOUNT}$a", "own", "--copy", "--spark", "local[2]"]
     command += ["--url", secured.url, "--key", secured.keys["administrator"]]
-    first = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
-    assert first.returncode == 1, first.stdout + first.stderr
-    assert "5 copied, 1 failed" in first.stdout, first.stdout
-    for name in tables[:5]:
-        assert count(owner, "own", name) == 3
-        assert owner.call("table", ["own", name], "insert", stream(ROWS)).status_code == 200
-        assert count(owner, "own", name) == 6
-    assert query(ann, ["own", "t1"]).column("secret").to_pylist() == [None] * 4
-    assert check_error(owner.call("table", ["own", "t5"], "exists")) == 4
-    again = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    with forking_python() as python:
+        first = run_tiltyard(*command, timeout=300, PYSPARK_PYTHON=str(python))
+        assert first.returncode == 1, first.stdout + first.stderr
+        assert "5 copied, 1 failed" in first.stdout, first.stdout
+        for name in tables[:5]:
+            assert count(owner, "own", name) == 3
+            assert owner.call("table", ["own", name], "insert", stream(ROWS)).status_code == 200
+            assert count(owner, "own", name) == 6
+        assert query(ann, ["own", "t1"]).column("secret").to_pylist() == [None] * 4
+        assert check_error(owner.call("table", ["own", "t5"], "exists")) == 4
+        again = run_tiltyard(*command, timeout=300, PYSPARK_PYTHON=str(python))
     assert "5 skipped, 1 failed" in again.stdout, again.stdout
 
 

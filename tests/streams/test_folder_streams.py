@@ -355,3 +355,20 @@ def test_wrong_options_are_refused(
     run_stream()
     with pytest.raises(InvalidInputError, match=message):
         run_stream(**options)
+
+
+def test_columns_of_types_and_names_that_no_cast_mends_reject_their_rows_alone(
+    films: Table, put: Put, run_stream: RunStream, folder: Path, tmp_path: Path
+) -> None:
+    put("1.jsonl", {"id": 1, "v": 1, "at": "2020-01-01 00:00:00"})
+    bad = {"rejects": str(tmp_path / "bad"), "on": ["id"]}
+    run_stream(**bad)
+    put("2.jsonl", {"id": 2, "v": {"a": 1}})
+    put("3.jsonl", {"id": 3, "no\x00name": 1})
+    moment = pa.array([0], pa.timestamp("us", tz="UTC"))
+    pq.write_table(pa.table({"id": [4], "at": moment}), folder / "4.parquet")
+    put("5.jsonl", {"id": 5, "v": 5})
+    assert run_stream(**bad)["rejected"] == 3
+    assert rows(films, "id", "v") == [(1, 1), (5, 5)]
+    text = "".join(file.read_text() for file in (tmp_path / "bad").iterdir())
+    assert "column 'v' is struct" in text and "time without a zone" in text and "3.jsonl" in text

@@ -151,3 +151,10 @@ def test_a_file_of_properties_is_for_its_brokers_and_loads_no_code(
 def test_wrong_options_of_topics_are_refused(films: Table, source: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         stream(LocalRun(), films.connection, None, source, str(films), **options)
+
+
+def test_a_line_with_a_name_that_no_table_can_have_is_rejected_alone() -> None:
+    lines = [b'{"id": 1}', b'{"id": 2, "": 1}', b'{"id": 3}']
+    batches, rejected = read_json_rows(lines, [0, 1, 2], pa.schema([("id", pa.int64())]))
+    assert sorted(row["id"] for batch in batches for row in batch.to_pylist()) == [1, 3]
+    assert [number for number, _ in rejected] == [1]

@@ -13,6 +13,7 @@ from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.types import SchemaMode
 from tiltyard.pipeline.streams.batches import with_sequence
+from tiltyard.pipeline.task_errors import RefusedError
 
 
 def read_json_rows(
@@ -20,10 +21,25 @@ def read_json_rows(
 ) -> tuple[list[pa.RecordBatch], list[tuple[int, RejectedRow]]]:
     """Return the rows with their sequence numbers, and those that do not fit by their sequence numbers.
 
-    Each line is one JSON object without line breaks. Raises RefusedError for names that no table can have.
+    Each line is one JSON object without line breaks.
     """
     if not lines:
         return [], []
+    try:
+        return _read_lines(lines, sequences, table)
+    except RefusedError as error:  # a name that no table can have: of which line is not said
+        if len(lines) == 1:
+            return [], [(sequences[0], RejectedRow(lines[0].decode(errors="replace"), str(error)))]
+    middle = len(lines) // 2
+    batches, rejected = read_json_rows(lines[:middle], sequences[:middle], table)
+    later_batches, later_rejected = read_json_rows(lines[middle:], sequences[middle:], table)
+    return [*batches, *later_batches], [*rejected, *later_rejected]
+
+
+def _read_lines(
+    lines: Sequence[bytes], sequences: Sequence[int], table: pa.Schema | None
+) -> tuple[list[pa.RecordBatch], list[tuple[int, RejectedRow]]]:
+    """Read lines of which all names are such as a table can have. Raises RefusedError."""
     block = b"\n".join(lines) + b"\n"
     profile = profile_json(block, complete=True)
     if not profile.fields:

@@ -20,8 +20,11 @@ from lance_namespace.errors import (
     InvalidInputError,
     TableAlreadyExistsError,
     TableNotFoundError,
+    TableSchemaValidationError,
 )
 
+from tiltyard.model.schemas.column_names import check_new_columns
+from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batch, check_time_zones
 from tiltyard.pipeline.sources.filesystem import delete_files, write_file
@@ -163,8 +166,7 @@ class StreamTable:
         if not self._is_writing:
             self._begin_writing()
         dataset = self._evolve(batch.rows)
-        known = [_reject_unknown(batch, read, dataset.schema, rejected) for read in batch.rows]
-        rows = self._fit(batch, known, dataset.schema, rejected)
+        rows = self._fit(batch, batch.rows, dataset.schema, rejected)
         deleted = None
         if self.options.on:
             on = list(self.options.on)
@@ -249,8 +251,6 @@ class StreamTable:
         """Create the table, without rows, with the columns of a batch."""
         schema = _merge_columns(batch.rows)
         target = prepare_target(self.run, self.table, WriteMode.CREATE)
-        target.check_names(schema)
-        check_lance_types(schema)
         if self.options.on:
             check_column_list(schema, self.options.on, "The key (on)")
         try:
@@ -265,10 +265,9 @@ class StreamTable:
         for _ in range(MAX_CONFLICTS):
             dataset = self._latest()
             new = [field for field in _merge_columns(batches) if field.name not in dataset.schema.names]
-            added = pa.schema([field.with_nullable(True) for field in new if _has_value(batches, field.name)])
+            added = pa.schema([field for field in new if _has_value(batches, field.name)])
             if not (self.options.evolves and len(added)):
                 return dataset
-            check_lance_types(added)
             try:
                 self._job_table.commit_change(dataset, partial(dataset.add_columns, added))
             except CommitConflictError:
@@ -285,10 +284,10 @@ class StreamTable:
         fields.append(pa.field(SEQUENCE, pa.int64(), nullable=False))
         fitted: list[pa.RecordBatch] = []
         for read in batches:
-            check_time_zones(read.schema, schema)
-            names = set(read.schema.names)
+            matching = _reject_mismatches(batch, read, schema, rejected)
+            names = set(matching.schema.names)
             columns = [ColumnMapping(field, field.name if field.name in names else None) for field in fields]
-            for result in cast_batch(read, columns):
+            for result in cast_batch(matching, columns):
                 if isinstance(result, RejectedRow):
                     rejected.append(_locate(batch, result))
                 else:
@@ -415,25 +414,49 @@ def _last_of_each_key(rows: pa.Table, deletes: pa.Table, on: list[str]) -> tuple
 
 
 def _merge_columns(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
-    """Return all columns, each with the type of its first batch."""
+    """Return all columns that a table can have, each with the type of its first batch."""
     fields: dict[str, pa.Field] = {}
     for batch in batches:
         for column in batch.schema:
-            if column.name != SEQUENCE:
-                fields.setdefault(column.name, column.with_nullable(True))
+            if column.name != SEQUENCE and column.name not in fields and _can_be_column(column):
+                fields[column.name] = column.with_nullable(True)
     return pa.schema(list(fields.values()))
 
 
-def _reject_unknown(
+def _reject_mismatches(
     batch: StreamBatch, read: pa.RecordBatch, schema: pa.Schema, rejected: list[RejectedRow]
 ) -> pa.RecordBatch:
-    """Return the rows that have no value in a column that the table lacks; the others are rejected."""
-    for name in (name for name in read.schema.names if name not in (*schema.names, SEQUENCE)):
-        has_value = pc.is_valid(read.column(name))
-        reason = f"the table has no column '{name}'"
-        rejected.extend(_locate(batch, RejectedRow(row, reason)) for row in read.filter(has_value).to_pylist())
-        read = read.filter(pc.invert(has_value))
+    """Return the rows without the columns that cannot be the table's; those with a value in one are rejected."""
+    for column in read.schema:
+        if column.name != SEQUENCE and (reason := _find_mismatch(column, schema)) is not None:
+            has_value = pc.is_valid(read.column(column.name))
+            rejected.extend(_locate(batch, RejectedRow(row, reason)) for row in read.filter(has_value).to_pylist())
+            read = read.filter(pc.invert(has_value)).drop_columns([column.name])
     return read
+
+
+def _find_mismatch(field: pa.Field, schema: pa.Schema) -> str | None:
+    """Return why values of a column cannot be those of the table's; None if they can."""
+    if field.name not in schema.names:
+        return f"the table has no column '{field.name}'"
+    try:
+        check_time_zones(pa.schema([field]), schema)
+        cast_array(pa.array([], field.type), schema.field(field.name).type)
+    except RefusedError as error:
+        return str(error)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return f"column '{field.name}' is {field.type}, and the table's is {schema.field(field.name).type}"
+    return None
+
+
+def _can_be_column(field: pa.Field) -> bool:
+    """Return whether a table can have a column of this name and type."""
+    try:
+        check_new_columns(pa.schema([field]))
+        check_lance_types(pa.schema([field]))
+    except (TableSchemaValidationError, RefusedError):
+        return False
+    return True
 
 
 def _has_value(batches: Sequence[pa.RecordBatch], name: str) -> bool:

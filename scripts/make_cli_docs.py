@@ -20,7 +20,7 @@ TARGET = Path(__file__).resolve().parent.parent / "docs/cli.md"
 MARK = "<!-- reference: made by `make cli-docs` from the commands' own help; do not edit below -->\n"
 PEOPLE = (
     *("login", "logout", "profiles", "completion", "ls", "tree", "du", "show", "schema", "head", "count", "search"),
-    *("sql", "versions", "diff", "changes", "tag", "restore", "import", "export", "cp", "mv", "rm", "open"),
+    *("sql", "versions", "diff", "changes", "tag", "restore", "snapshot", "import", "export", "cp", "mv", "rm", "open"),
     *("spark-conf",),
 )
 """The commands for people, in the order of the page."""

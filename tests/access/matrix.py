@@ -93,6 +93,19 @@ def _keyed(admin: Admin, on: Fields) -> Fields:
     return {}
 
 
+def _snapshotted(scene: Scene, place: Place) -> Fields:
+    """A snapshot of a table; where there is no table, there is none."""
+    if place is Place.MISSING:
+        return {"name": "none"}
+    name = f"s{next(numbers)}"
+    scene.wire.call("CreateSnapshot", {"name": name, "tables": [scene.table(place)]})
+    return {"name": name}
+
+
+def _to_snapshot(scene: Scene, place: Place) -> Fields:
+    return {"name": f"s{next(numbers)}", "tables": [scene.table(place)]}
+
+
 def _branched(admin: Admin, on: Fields) -> Fields:
     name = f"b{next(numbers)}"
     admin.call("CreateTableBranch", {**on, "name": name})
@@ -269,6 +282,7 @@ ROWS: dict[str, Row] = {
     "CreatePublication": by_admin(_unpublished),
     "CreateRole": Row(lambda scene, place: {"role": f"role{next(numbers)}"}, placed=False),
     "CreateSecret": new(value="x"),
+    "CreateSnapshot": Row(_to_snapshot),
     "CreateTable": new(ARROW),
     "CreateTableBranch": Row(lambda scene, place: {"id": scene.table(place), "name": f"b{next(numbers)}"}),
     "CreateTableIndex": on_table(**INDEX),
@@ -287,6 +301,7 @@ ROWS: dict[str, Row] = {
     "DescribeMaterializedView": on_table(),
     "DescribeNamespace": on_namespace(),
     "DescribeSecret": on_table(),
+    "DescribeSnapshot": Row(_snapshotted),
     "DescribeTable": on_table(),
     "DescribeTableIndexStats": on_table(**BY_ID),
     "DescribeTableVersion": on_table(version=1),
@@ -299,6 +314,7 @@ ROWS: dict[str, Row] = {
     "DropPublication": by_admin(_published),
     "DropRole": by_admin(_role),
     "DropSecret": on_table(),
+    "DropSnapshot": Row(_snapshotted),
     "DropTable": on_table(),
     "DropTablePrimaryKey": after(_keyed),
     "DropView": on_table(),
@@ -333,6 +349,7 @@ ROWS: dict[str, Row] = {
     "ListPublications": alone(),
     "ListRoles": alone(),
     "ListSecrets": on_namespace(),
+    "ListSnapshots": alone(),
     "ListTableBranches": on_table(),
     "ListTableIndices": on_table(),
     "ListTablePolicies": on_table(),

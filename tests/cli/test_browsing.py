@@ -130,6 +130,26 @@ def test_versions_tags_and_diff(run: Run) -> None:
     assert "first" in refused(run("count", "films", "--version", "first"), 4)
 
 
+def test_snapshot_is_created_listed_compared_restored_and_dropped(run: Run) -> None:
+    printed(run("cp", "films", "copied", "--deep"))
+    made = printed(run("snapshot", "create", "may", "copied", "library.books"))
+    version = json.loads(printed(run("show", "copied", "--format", "json")))["version"]
+    assert made == f"may has copied version {version}, library.books version 1\n"
+    assert run("count", "copied", "--version", "may").stdout == "4\n"
+    assert "immutable" in refused(run("snapshot", "create", "may", "copied"), 1)
+    assert "drop the snapshot instead" in refused(run("tag", "delete", "copied", "may"), 1)
+    (listed,) = records(run("snapshot", "list", "--format", "jsonl"))
+    assert (listed["name"], listed["tables"]) == ("may", f"copied version {version}, library.books version 1")
+    printed(run("snapshot", "create", "june", "copied"))
+    (removed,) = records(run("snapshot", "diff", "may", "june", "--format", "jsonl"))
+    assert (removed["table"], removed["change"]) == ("library.books", "table removed")
+    assert printed(run("snapshot", "restore", "june", "--yes")) == f"As june had them: copied (version {version})\n"
+    for name in ("may", "june"):
+        assert printed(run("snapshot", "drop", name)) == f"The snapshot {name} is dropped\n"
+    assert "There is no snapshot 'may'" in refused(run("snapshot", "drop", "may"), 4)
+    printed(run("rm", "copied", "--yes"))
+
+
 def test_diff_with_a_key_tells_changed_rows_and_columns(run: Run, server: ServerProcess) -> None:
     from tiltyard.cli.session.server_catalog import ServerCatalog
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "browsing.listing": ("du", "ls", "tree"),
     "browsing.rows": ("count", "head"),
     "browsing.search": ("search",),
+    "browsing.snapshots": ("snapshot",),
     "browsing.sql": ("sql",),
     "browsing.versions": ("restore", "tag", "versions"),
     "database": ("db",),

@@ -14,6 +14,7 @@ from tiltyard.lake.catalog import Lake, LakeNamespace, connect
 from tiltyard.lake.changes import Changes
 from tiltyard.lake.errors import RunCanceledError, RunFailedError
 from tiltyard.lake.runs import Run
+from tiltyard.lake.snapshots import Snapshot
 from tiltyard.lake.sources import Jdbc, Source
 from tiltyard.lake.table import Table
 from tiltyard.lake.views import View
@@ -28,6 +29,7 @@ __all__ = [
     "Run",
     "RunCanceledError",
     "RunFailedError",
+    "Snapshot",
     "Source",
     "Table",
     "View",

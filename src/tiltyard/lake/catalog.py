@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
 from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
+from tiltyard.lake.snapshots import Snapshot, create_snapshot, find_snapshot, list_snapshots
 from tiltyard.lake.table import Table
 from tiltyard.lake.views import View, create_view
 from tiltyard.model.ids import Id
@@ -211,6 +212,22 @@ class Lake(LakeNamespace):
         register_search_functions(session, self.catalog)
         return session
 
+    def snapshot(self, name: str, tables: Sequence[str]) -> Snapshot:
+        """Name the present versions of some tables, all as of one moment; they are kept until the snapshot is dropped.
+
+        Each table gets a tag of that name. Raises InvalidInputError, TableTagAlreadyExistsError (a snapshot, or a tag
+        of a table, has the name), TableNotFoundError, ConcurrentModificationError (commits to the tables do not pause).
+        """
+        return create_snapshot(self, name, [self._resolve(table, "table") for table in tables])
+
+    def at(self, name: str) -> Snapshot:
+        """Return a snapshot, to read its tables as they were. Raises TableTagNotFoundError."""
+        return find_snapshot(self, name)
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return the snapshots on whose tables you have rights, by name."""
+        return list_snapshots(self)
+
     def publish(self) -> AbstractContextManager[Change]:
         """Change several tables at once: what is written in the block becomes visible at its end, or not at all.
 
@@ -336,6 +353,10 @@ class Change(Lake):
     def run_pipeline(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a pipeline publishes by itself."""
         raise not_published("run_pipeline")
+
+    def snapshot(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError: a snapshot has published versions."""
+        raise not_published("snapshot")
 
     def publish(self) -> AbstractContextManager[Change]:
         """Raise InvalidInputError: a publication has no other one in it."""

@@ -33,6 +33,7 @@ from tiltyard.store.processes import Processes
 from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.maintenance import Maintenance
+from tiltyard.store.tables.snapshots import Snapshots
 from tiltyard.store.tables.tables import Tables
 from tiltyard.store.tables.trash import Trash
 from tiltyard.store.tables.uploads import Uploads
@@ -59,6 +60,7 @@ class UnitOfWork(
     TableMoves,
     Versions,
     DeletedVersions,
+    Snapshots,
     Uploads,
     Trash,
     FolderDeletions,

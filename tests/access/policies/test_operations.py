@@ -55,6 +55,19 @@ def test_whatever_tells_or_changes_more_is_refused(ann: httpx.Client, name: str,
     refused(call(ann, name, **fields))
 
 
+def test_snapshots_are_refused_and_seen_by_none_whom_policies_bind(admin: httpx.Client, ann: httpx.Client) -> None:
+    def snapshot(http: httpx.Client, operation: str, **fields: Any) -> httpx.Response:
+        return send(http, operations()[f"{operation}Snapshot"], {"name": "release", **fields})
+
+    refused(snapshot(ann, "Create", tables=[TABLE]))
+    good(snapshot(admin, "Create", tables=[TABLE]))
+    refused(snapshot(ann, "Describe"), 404)
+    refused(snapshot(ann, "Drop"), 404)
+    assert good(send(ann, operations()["ListSnapshots"], {}))["snapshots"] == []
+    assert good(snapshot(admin, "Describe"))["snapshot"]["tables"] == [{"id": TABLE, "version": 1}]
+    good(snapshot(admin, "Drop"))
+
+
 def test_writes_of_rows_beside_update_and_delete_are_refused(ann: httpx.Client) -> None:
     body = stream(PEOPLE.slice(0, 1))
     refused(call(ann, "InsertIntoTable", body))

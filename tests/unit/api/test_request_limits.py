@@ -200,7 +200,7 @@ def test_entries_beyond_the_limit_are_refused() -> None:
 def test_every_field_of_entries_is_one_of_its_request() -> None:
     register_operations()
     fields = {name: handler.entries for name, (_, handler) in bound_operations().items() if handler and handler.entries}
-    assert len(fields) == 7
+    assert len(fields) == 8
     for operation, field in fields.items():
         assert field in getattr(models, f"{operation}Request").__struct_fields__, operation
     assert sys.getrecursionlimit() > Settings().max_json_depth

@@ -53,18 +53,14 @@ def changes(
     defer_imports()
     with opened_catalog(target, (table,)):
         from tiltyard.cli.output.formats import print_rows
-        from tiltyard.lake.catalog import API_KEY_PROPERTY
         from tiltyard.lake.errors import translate
-        from tiltyard.pipeline.catalog_client import connection
         from tiltyard.pipeline.catalog_client import table as catalog_table
         from tiltyard.pipeline.changes.feed import open_feed
         from tiltyard.pipeline.changes.tasks import read_changes
 
-        properties = {API_KEY_PROPERTY: target.key} if target.url else {"db": target.db}
-        catalog = connection(target.url or target.root, {name: text for name, text in properties.items() if text})
         with translate():
             feed = open_feed(
-                catalog_table(catalog, tuple(table)),
+                catalog_table(target.connection(), tuple(table)),
                 _parse_version(since),
                 None if until is None else _parse_version(until),
                 columns=parse_columns(columns) or None,

@@ -16,6 +16,7 @@ from tiltyard.cli.session.ids import TypedId
 
 if TYPE_CHECKING:
     from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 _OPTIONS = (
     ("--server", "server", "URL of the server; also TILTYARD_SERVER."),
@@ -37,6 +38,14 @@ class Target:
     key: str = ""
     root: str = ""
     db: str = ""
+
+    def connection(self) -> CatalogConnection:
+        """Return a client's connection to the catalog, for what reads or writes files itself."""
+        from tiltyard.lake.catalog import API_KEY_PROPERTY
+        from tiltyard.pipeline.catalog_client import connection
+
+        properties = {API_KEY_PROPERTY: self.key} if self.url else {"db": self.db}
+        return connection(self.url or self.root, {name: text for name, text in properties.items() if text})
 
 
 def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Target:

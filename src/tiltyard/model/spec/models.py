@@ -755,6 +755,18 @@ class CreateSecretResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
+class CreateSnapshotRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    name: str
+    tables: list[list[str]]
+
+
+class CreateSnapshotResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    snapshot: SnapshotEntry
+
+
 class CreateTableBranchRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1044,6 +1056,17 @@ class DescribeSecretResponse(Model, kw_only=True):
     updated_at_millis: Int64
 
 
+class DescribeSnapshotRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    name: str
+
+
+class DescribeSnapshotResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    snapshot: SnapshotEntry
+
+
 class DescribeTableIndexStatsRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1226,6 +1249,16 @@ class DropSecretRequest(Model, kw_only=True):
 
 
 class DropSecretResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
+class DropSnapshotRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    name: str
+
+
+class DropSnapshotResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
@@ -1869,6 +1902,19 @@ class ListSecretsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
+class ListSnapshotsRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListSnapshotsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    snapshots: list[SnapshotEntry]
+    page_token: str | None = None
+
+
 class ListTableBranchesRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -2503,6 +2549,18 @@ class SetTablePrimaryKeyResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     columns: list[str]
     transaction_ids: list[str] | None = None
+
+
+class SnapshotEntry(Model, kw_only=True):
+    name: str
+    tables: list[SnapshotTable]
+    created_at_millis: Int64
+    created_by: str
+
+
+class SnapshotTable(Model, kw_only=True):
+    id: list[str]
+    version: Int64
 
 
 class StringFtsQuery(Model, kw_only=True):

@@ -79,10 +79,13 @@ def _has_target(ctx: Context, table: OpenTable, tag: str, target: TagTarget) -> 
 
 @operation(needs=on_table(Privilege.WRITE))
 def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> models.UpdateTableTagResponse:
-    """Move a tag to another version. Raises TableTagNotFoundError, TableVersionNotFoundError."""
+    """Move a tag to another version. Raises TableTagNotFoundError, TableVersionNotFoundError,
+    InvalidInputError (the tag of a snapshot).
+    """
     target = _target(ctx, request)
     table = open_for_writing(ctx, request.id)
     _find_tag(ctx, table, request.tag)
+    _check_no_snapshot(ctx, table, request.tag)
     with lance_errors(table.dataset):
         table.dataset.tags.update(request.tag, target)
     return models.UpdateTableTagResponse()
@@ -90,12 +93,21 @@ def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> mod
 
 @operation(needs=on_table(Privilege.WRITE))
 def delete_table_tag(ctx: Context, request: models.DeleteTableTagRequest) -> models.DeleteTableTagResponse:
-    """Delete a tag; its version stays. Raises TableTagNotFoundError."""
+    """Delete a tag; its version stays. Raises TableTagNotFoundError, InvalidInputError (the tag of a snapshot)."""
     table = open_for_writing(ctx, request.id)
     _find_tag(ctx, table, request.tag)
+    _check_no_snapshot(ctx, table, request.tag)
     with lance_errors(table.dataset):
         table.dataset.tags.delete(request.tag)
     return models.DeleteTableTagResponse()
+
+
+def _check_no_snapshot(ctx: Context, table: OpenTable, tag: str) -> None:
+    """Raise InvalidInputError for the tag of a snapshot, which stays where it is."""
+    if ctx.store.is_in_snapshot(tag, table.record.id):
+        raise InvalidInputError(
+            f"The tag '{tag}' is that of a snapshot, which is immutable: drop the snapshot instead."
+        )
 
 
 def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateTableTagRequest) -> TagTarget:

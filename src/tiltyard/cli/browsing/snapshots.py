@@ -1,0 +1,142 @@
+"""`tiltyard snapshot`: named sets of versions over tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiltyard.cli.browsing.confirmation import confirm, yes_option
+from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.session.ids import TABLE, TypedId
+from tiltyard.cli.session.target import Target, catalog_command, defer_imports, opened_catalog, target_options
+
+if TYPE_CHECKING:
+    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.lake.snapshots import Snapshot
+
+
+@click.group("snapshot", short_help="Name a set of versions over tables.")
+def snapshot() -> None:
+    """Create, list, compare, restore and drop snapshots: named, immutable sets of versions over tables.
+
+    \b
+    Example:
+      tiltyard snapshot create 2026-11-release films shop.orders
+    """
+
+
+@snapshot.command("create", short_help="Name the present versions of tables.")
+@click.argument("name")
+@click.argument("tables", metavar="TABLE…", nargs=-1, required=True, type=TABLE)
+@catalog_command
+def create(catalog: Catalog, name: str, tables: tuple[TypedId, ...]) -> None:
+    """Give the newest versions of TABLES, all as of one moment, the name NAME.
+
+    Each table gets a tag of that name, so that --version NAME reads it. The versions are kept until the snapshot is
+    dropped.
+
+    \b
+    Example:
+      tiltyard snapshot create 2026-11-release films shop.orders
+    """
+    made = catalog.call("CreateSnapshot", name=name, tables=[list(table) for table in tables])["snapshot"]
+    click.echo(f"{name} has {', '.join(_members(made))}")
+
+
+@snapshot.command("list", short_help="List the snapshots.")
+@format_option
+@catalog_command
+def list_snapshots(catalog: Catalog, form: Format) -> None:
+    """List the snapshots with their tables and versions.
+
+    \b
+    Example:
+      tiltyard snapshot list --format jsonl
+    """
+    from tiltyard.cli.output.cells import format_time
+    from tiltyard.cli.output.formats import print_records
+
+    records: list[dict[str, Any]] = []
+    token = None
+    while True:
+        page = catalog.call("ListSnapshots", page_token=token)
+        for each in page["snapshots"]:
+            facts = {"created": format_time(each["created_at_millis"]), "by": each["created_by"]}
+            records.append({"name": each["name"], **facts, "tables": ", ".join(_members(each))})
+        token = page.get("page_token")
+        if not token:
+            break
+    print_records(records, ("name", "created", "by", "tables"), form)
+
+
+@snapshot.command("diff", short_help="Compare two snapshots.")
+@click.argument("old")
+@click.argument("new")
+@format_option
+@target_options
+def diff(target: Target, old: str, new: str, form: Format) -> None:
+    """Show which tables the snapshots OLD and NEW have, and how many rows each version between them changed.
+
+    \b
+    Example:
+      tiltyard snapshot diff 2026-10-release 2026-11-release
+    """
+    defer_imports()
+    with opened_catalog(target):
+        from tiltyard.cli.output.formats import print_records
+
+        compared = _open(target, old).diff(_open(target, new))
+        records: list[dict[str, Any]] = [{"table": name, "change": "table added"} for name in compared.added]
+        records += [{"table": name, "change": "table removed"} for name in compared.removed]
+        for name, changes in compared.changed.items():
+            for version, kinds in changes.counts().items():
+                records += [
+                    {"table": name, "version": version, "change": kind, "rows": rows} for kind, rows in kinds.items()
+                ]
+        print_records(records, ("table", "version", "change", "rows"), form, numbers=("version", "rows"))
+
+
+@snapshot.command("restore", short_help="Make all tables what a snapshot has.")
+@click.argument("name")
+@yes_option
+@target_options
+def restore(target: Target, name: str, is_confirmed: bool) -> None:
+    """Make all tables of the snapshot NAME again what it has, in one commit over all of them.
+
+    \b
+    Example:
+      tiltyard snapshot restore 2026-11-release --yes
+    """
+    defer_imports()
+    with opened_catalog(target):
+        stored = _open(target, name)
+        tables = ", ".join(f"{table} version {version}" for table, version in stored.tables.items())
+        confirm(f"Each table gets a new version as in {name}: {tables}. Go on?", is_confirmed=is_confirmed)
+        versions = stored.restore()
+        click.echo(f"As {name} had them: {', '.join(f'{table} (version {each})' for table, each in versions.items())}")
+
+
+@snapshot.command("drop", short_help="Drop a snapshot.")
+@click.argument("name")
+@catalog_command
+def drop(catalog: Catalog, name: str) -> None:
+    """Drop a snapshot with its tags; its versions stay until old versions are cleaned up.
+
+    \b
+    Example:
+      tiltyard snapshot drop 2026-10-release
+    """
+    catalog.call("DropSnapshot", name=name)
+    click.echo(f"The snapshot {name} is dropped")
+
+
+def _members(facts: dict[str, Any]) -> list[str]:
+    return [f"{TypedId(table['id'])} version {table['version']}" for table in facts["tables"]]
+
+
+def _open(target: Target, name: str) -> Snapshot:
+    from tiltyard.lake.catalog import Lake, SparkSessions
+    from tiltyard.lake.snapshots import find_snapshot
+
+    return find_snapshot(Lake(target.url or target.root, target.connection(), SparkSessions()), name)

@@ -1,0 +1,192 @@
+"""Snapshots of a lake: named, immutable sets of versions over tables, to read, compare and restore."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.lake.display import render_table
+from tiltyard.lake.runs import FIRST_CALL_SECONDS
+from tiltyard.lake.table import Table
+from tiltyard.model.typed_ids import format_id
+from tiltyard.pipeline.operation_client import OperationClient
+
+if TYPE_CHECKING:
+    import lance
+    from pyspark.sql import DataFrame
+
+    from tiltyard.lake.catalog import Lake
+    from tiltyard.lake.changes import Changes
+    from tiltyard.lake.runs import Run
+
+
+class SnapshotTable(Table):
+    """A table as a snapshot has it: it is read, and nothing changes it."""
+
+    def __init__(self, lake: Lake, path: tuple[str, ...], version: int, snapshot: str) -> None:
+        super().__init__(lake, path)
+        self._version = version
+        self._snapshot = snapshot
+
+    @property
+    def version(self) -> int:
+        """Return the number of the version that the snapshot has."""
+        return self._version
+
+    def dataset(
+        self, *, version: int | None = None, tag: str | None = None, branch: str | None = None
+    ) -> lance.LanceDataset:
+        """Open the version of the snapshot. Raises InvalidInputError for any other, TableNotFoundError."""
+        if tag is not None or branch is not None or version not in (None, self._version):
+            raise InvalidInputError(
+                f"The snapshot '{self._snapshot}' has version {self._version} of {self.name}: leave version, tag and "
+                "branch out, or read the lake's own table."
+            )
+        return super().dataset(version=self._version)
+
+    def to_spark(self, *args: Any, **options: Any) -> DataFrame:
+        """Return the rows as a DataFrame of Spark. Arguments and errors are those of `Table.to_spark`."""
+        return super().to_spark(*args, **{"version": self._version, **options})
+
+    def export(self, *args: Any, **options: Any) -> Run:
+        """Write the rows as Parquet files. Arguments and errors are those of `Table.export`."""
+        return super().export(*args, **{"version": self._version, **options})
+
+    def changes(self, since: int | str, until: int | str | None = None, **options: Any) -> Changes:
+        """Return what changed up to the version of the snapshot. Arguments and errors are those of `Table.changes`."""
+        return super().changes(since, self._version if until is None else until, **options)
+
+    def ingest(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError."""
+        raise self._immutable()
+
+    def upsert(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError."""
+        raise self._immutable()
+
+    def delete(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError."""
+        raise self._immutable()
+
+    def drop(self) -> NoReturn:
+        """Raise InvalidInputError."""
+        raise self._immutable()
+
+    def add_column(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError."""
+        raise self._immutable()
+
+    def backfill(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError."""
+        raise self._immutable()
+
+    def create_index(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError."""
+        raise self._immutable()
+
+    def optimize(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError."""
+        raise self._immutable()
+
+    def _immutable(self) -> InvalidInputError:
+        return InvalidInputError(f"A snapshot is immutable: change the table {self.name} of the lake itself.")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDiff:
+    """What another snapshot has that this one lacks (`added`), and the reverse; and the changes of tables of both."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: Mapping[str, Changes]
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, object, str, object]] = [(name, "", "table added", "") for name in self.added]
+        rows += [(name, "", "table removed", "") for name in self.removed]
+        for name, changes in self.changed.items():
+            counts = changes.counts().items()
+            rows += [(name, version, kind, number) for version, kinds in counts for kind, number in kinds.items()]
+        return render_table(("table", "version", "change", "rows"), rows)
+
+
+class Snapshot:
+    """A named set of versions: `tables` has the version of each table, by its present name."""
+
+    def __init__(self, lake: Lake, facts: Mapping[str, Any]) -> None:
+        self._lake = lake
+        self._paths = {format_id(tuple(table["id"])): tuple(table["id"]) for table in facts["tables"]}
+        self.name: str = facts["name"]
+        versions = (int(table["version"]) for table in facts["tables"])
+        self.tables: Mapping[str, int] = dict(zip(self._paths, versions, strict=True))
+        self.created_at = datetime.fromtimestamp(facts["created_at_millis"] / 1000, UTC)
+        self.created_by: str = facts["created_by"]
+
+    def table(self, name: str) -> SnapshotTable:
+        """Return a table as the snapshot has it. Raises InvalidInputError for a table that is not in it."""
+        if name not in self.tables:
+            raise InvalidInputError(
+                f"The snapshot '{self.name}' has no table '{name}'; it has {', '.join(self.tables)}."
+            )
+        return SnapshotTable(self._lake, self._paths[name], self.tables[name], self.name)
+
+    def diff(self, later: Snapshot) -> SnapshotDiff:
+        """Compare with a later snapshot. Raises InvalidInputError (a table is older there), and as `Table.changes`."""
+        both = [name for name in self.tables if name in later.tables]
+        if older := [name for name in both if later.tables[name] < self.tables[name]]:
+            raise InvalidInputError(
+                f"'{later.name}' has an older version of {older[0]} than '{self.name}': compare the other way round."
+            )
+        return SnapshotDiff(
+            tuple(name for name in later.tables if name not in self.tables),
+            tuple(name for name in self.tables if name not in later.tables),
+            {name: later.table(name).changes(self.tables[name]) for name in both},
+        )
+
+    def restore(self) -> dict[str, int]:
+        """Make all tables again what the snapshot has, in one commit over all of them; return their new versions.
+
+        A table that is still at its version stays as it is. Raises PublishConflictError (others changed one of the
+        tables meanwhile), TableNotFoundError (one was dropped).
+        """
+        changed = [name for name, version in self.tables.items() if self._lake.table(name).version != version]
+        if changed:
+            with self._lake.publish() as change:
+                for name in changed:
+                    dataset = change.table(name).dataset(version=self.tables[name])
+                    dataset.restore()  # type: ignore[no-untyped-call]  # pylance's
+        return {name: self._lake.table(name).version for name in self.tables}
+
+    def drop(self) -> None:
+        """Drop the snapshot; its versions are kept no longer than others. Raises TableTagNotFoundError."""
+        _client(self._lake).call("DropSnapshot", name=self.name)
+
+    def __repr__(self) -> str:
+        return f"<snapshot {self.name} of {self._lake.location}: {len(self.tables)} tables>"
+
+    def _repr_html_(self) -> str:
+        return render_table(("table", "version"), list(self.tables.items()))
+
+
+def create_snapshot(lake: Lake, name: str, paths: Sequence[tuple[str, ...]]) -> Snapshot:
+    """Create a snapshot. Raises as `Lake.snapshot` does."""
+    response = _client(lake).call("CreateSnapshot", name=name, tables=[list(path) for path in paths])
+    return Snapshot(lake, response["snapshot"])
+
+
+def find_snapshot(lake: Lake, name: str) -> Snapshot:
+    """Return a snapshot. Raises TableTagNotFoundError."""
+    return Snapshot(lake, _client(lake).call("DescribeSnapshot", name=name)["snapshot"])
+
+
+def list_snapshots(lake: Lake) -> list[Snapshot]:
+    """Return all snapshots that the caller sees, by name."""
+    pages = _client(lake).pages("ListSnapshots")
+    return [Snapshot(lake, facts) for page in pages for facts in page["snapshots"]]
+
+
+def _client(lake: Lake) -> OperationClient:
+    return OperationClient(lake.catalog, FIRST_CALL_SECONDS)

@@ -50,7 +50,10 @@ def films(catalog: CatalogConnection, tmp_path_factory: pytest.TempPathFactory) 
     [
         ("ingest missing.parquet other", "There is no file at"),
         ("ingest pretty.json other", "No line of"),
-        ("ingest words.py other", "no known format: name one with --format (parquet, arrow, csv, json, lance, images)"),
+        (
+            "ingest words.py other",
+            "no known format: name one with --format (parquet, arrow, csv, json, lance, images, orc, avro)",
+        ),
         ("ingest films.parquet other --rename id=a.b", "'a.b' cannot be the name of a column"),
         ("ingest films.parquet other --rename id=a`b", "'a`b' cannot be the name of a column"),
         ("ingest films.parquet other --format arrow", "is not an Arrow file or stream"),

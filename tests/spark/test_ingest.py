@@ -23,6 +23,7 @@ from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.sources import discovery
+from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -370,3 +371,22 @@ def test_ingest_of_blobs_that_fails_leaves_no_files_of_theirs(
     with pytest.raises(InvalidInputError):
         put(tmp_path / "images.parquet", name, mode="append", check=["between(id, 5, 9)"])
     assert sorted(path for path in folder.rglob("*") if path.is_file()) == before
+
+
+def test_files_that_spark_reads_are_ingested_and_upserted(
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name, folder = fresh("orc"), tmp_path / "rows"
+    spark.range(3).selectExpr("id", "array(id, 7L) AS numbers", "concat('row ', id) AS text").write.orc(str(folder))
+    ingest(LocalRun(), catalog, spark, f"{folder}/*.orc", name, select=["id", "text"])
+    options: dict[str, Any] = {"on": ["id"], "format": "orc", "select": ["id", "text"]}
+    assert upsert(LocalRun(), catalog, spark, str(folder), name, **options)["updated"] == 3
+    assert stored(catalog, name).sort_by("id").to_pylist() == [{"id": n, "text": f"row {n}"} for n in range(3)]
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        (str(tmp_path / "none.orc"), {}, "cannot be read as orc: "),
+        (f"{folder}/*.orc", {"delimiter": ";"}, "delimiter is no option of orc"),
+        (str(tmp_path / "rows.avro"), {}, "Spark reads Avro by a package of its own: name it by --conf"),
+    ]
+    for source, arguments, sentence in refused:
+        with pytest.raises(InvalidInputError, match=sentence):
+            ingest(LocalRun(), catalog, spark, source, fresh("other"), **arguments)

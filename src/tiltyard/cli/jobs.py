@@ -41,7 +41,7 @@ from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job, split_nam
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import figure_reader
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError, describe_canceled
-from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.session import LazySession, spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.fatal import refuse
@@ -85,12 +85,16 @@ class Target:
         """Return a client of the catalog's operations for the first calls: it soon fails where the address is wrong."""
         return OperationClient(self.connection(), FIRST_CALL_SECONDS)
 
-    def session(self, job: RegisteredJob, conf: Mapping[str, str] | None = None) -> SparkSession | None:
-        """Return the Spark session, if the job needs one; `conf` is overridden by --conf. Raises SparkMissingError."""
+    def session(self, job: RegisteredJob, conf: Mapping[str, str] | None = None) -> SparkSession | LazySession | None:
+        """Return the Spark session, if the job needs one; `conf` is overridden by --conf. Raises SparkMissingError.
+
+        A job that needs it for much work alone gets one that has not started.
+        """
         if not job.spark:
             return None
         config = {**(conf or {}), **parse_pairs(self.conf)}
-        return spark_session(self.master, remote=self.remote, name=f"tiltyard {job.name}", config=config)
+        start = partial(spark_session, self.master, remote=self.remote, name=f"tiltyard {job.name}", config=config)
+        return LazySession(start) if job.lazy else start()
 
 
 def target_options(*, spark: bool) -> list[click.Parameter]:
@@ -227,7 +231,7 @@ def _drive_here(
     queued: QueuedJob,
     owner: str,
     target: Target,
-    spark: SparkSession | None,
+    spark: SparkSession | LazySession | None,
     interruption: Interruption,
 ) -> None:
     """Drive a job whose lease `owner` holds, with a progress bar; an interruption cancels it.

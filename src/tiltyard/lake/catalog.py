@@ -24,8 +24,8 @@ from tiltyard.lake.views import View, create_view
 from tiltyard.model.ids import Id
 from tiltyard.model.typed_ids import format_id, parse_typed_id
 from tiltyard.pipeline.catalog_client import connection, is_server_address
-from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.jobs import RegisteredJob, find_job
+from tiltyard.pipeline.session import LazySession, spark_session
 from tiltyard.pipeline.sources.filesystem import absolute_path
 
 if TYPE_CHECKING:
@@ -311,11 +311,16 @@ class Lake(LakeNamespace):
                 raise InvalidInputError("submit: jobs within a publication run in this process: leave it out.")
             run = queue_run(self.catalog, job, checked)
         elif self._is_recorded:
-            run = drive_run(self.catalog, job, checked, self.spark if job.spark else None)
+            run = drive_run(self.catalog, job, checked, self._session_for(job))
         else:
-            spark = self.spark if job.spark else None
+            spark = self._session_for(job)
             run = start_run(name, lambda local: job.function(local, self.catalog, spark, **checked))
         return run.wait() if wait else run
+
+    def _session_for(self, job: RegisteredJob) -> SparkSession | LazySession | None:
+        if not job.spark:
+            return None
+        return LazySession(lambda: self.spark) if job.lazy else self.spark
 
     def check_arguments(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Raise InvalidInputError for arguments that a job does not take."""

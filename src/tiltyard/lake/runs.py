@@ -35,6 +35,8 @@ from tiltyard.pipeline.table_location import CatalogConnection
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tiltyard.pipeline.session import LazySession
+
 FIRST_CALL_SECONDS = 5.0
 """How long the first call to a server that does not answer is retried, before anything has begun."""
 POLL_SECONDS = 0.5
@@ -240,7 +242,10 @@ def find_run(catalog: CatalogConnection, run_id: str) -> Run:
 
 
 def drive_run(
-    catalog: CatalogConnection, job: RegisteredJob, arguments: Mapping[str, Any], spark: SparkSession | None
+    catalog: CatalogConnection,
+    job: RegisteredJob,
+    arguments: Mapping[str, Any],
+    spark: SparkSession | LazySession | None,
 ) -> Run:
     """Record a job in the catalog, and drive it in a thread. Raises InvalidInputError, and what SubmitJob raises."""
     calls, owner = OperationClient(catalog, FIRST_CALL_SECONDS), new_owner()

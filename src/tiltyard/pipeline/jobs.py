@@ -115,11 +115,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class RegisteredJob:
-    """A job function and its parameters; `spark` says whether it needs a session."""
+    """A job function and its parameters; `spark` says whether it needs a session, `lazy` whether only for much work."""
 
     name: str
     function: Callable[..., Mapping[str, object]]
     spark: bool
+    lazy: bool = False
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -186,8 +187,9 @@ class RegisteredJob:
 _registry: dict[str, RegisteredJob] = {}
 
 
-def job(name: str, *, spark: bool = True) -> Callable[[Function], Function]:
-    """Register a job function under a name; with `spark=False` no session is started for it.
+def job(name: str, *, spark: bool = True, lazy: bool = False) -> Callable[[Function], Function]:
+    """Register a job function under a name; with `spark=False` no session is started for it, with `lazy` a
+    `LazySession` is handed to it.
 
     A RefusedError of a task, or of code that tasks and the driver share, becomes an InvalidInputError for the caller.
     """
@@ -200,7 +202,7 @@ def job(name: str, *, spark: bool = True) -> Callable[[Function], Function]:
             except RefusedError as refusal:
                 raise InvalidInputError(str(refusal)) from refusal
 
-        _registry[name] = RegisteredJob(name, translated, spark)
+        _registry[name] = RegisteredJob(name, translated, spark, lazy)
         return cast("Function", translated)
 
     return register

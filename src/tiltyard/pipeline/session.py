@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +75,28 @@ def spark_session(
     return session
 
 
+class LazySession:
+    """A session that starts when it is first needed: small work is done by threads, without Spark."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._session: SparkSession | None = None
+        self.on_start: Callable[[SparkSession], None] | None = None
+
+    def get(self) -> SparkSession:
+        """Return the session; start it the first time. Raises SparkMissingError."""
+        if self._session is None:
+            self._session = self._start()
+            if self.on_start is not None:
+                self.on_start(self._session)
+        return self._session
+
+
+def started(spark: SparkSession | LazySession) -> SparkSession:
+    """Return a session that has started. Raises SparkMissingError."""
+    return spark.get() if isinstance(spark, LazySession) else spark
+
+
 def _start_jvm(config: Mapping[str, str]) -> None:
     """Start the JVM of this process, unless it exists, with its properties in a file that is deleted once it runs.
 
@@ -114,13 +136,14 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def task_slots(spark: SparkSession | None) -> int:
+def task_slots(spark: SparkSession | LazySession | None) -> int:
     """Return how many tasks run at once, at least one; without a session, the machine's CPUs.
 
     On Spark Connect, a small query finds out.
     """
     if spark is None:
         return os.cpu_count() or 1
+    spark = started(spark)
     if not is_connect(spark):
         return max(1, spark.sparkContext.defaultParallelism)
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # Spark's own custom; this module loads without it

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from tiltyard.pipeline.functions.resources import resource_profile
 from tiltyard.pipeline.private_variables import set_task_variables, variables_for_tasks
-from tiltyard.pipeline.session import is_connect, task_slots
+from tiltyard.pipeline.session import LazySession, is_connect, started, task_slots
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.allocator import retain_freed_memory
 from tiltyard.runtime.current_request import TrackingExecutor
@@ -68,7 +68,7 @@ class _Wave:
 
 
 def run_tasks(
-    spark: SparkSession | None,
+    spark: SparkSession | LazySession | None,
     run: Run,
     work: Callable[[P], R],
     payloads: Sequence[P],
@@ -94,6 +94,7 @@ def run_tasks(
         return []
     if spark is None:
         return _run_in_threads(run, work, payloads, on_result)
+    spark = started(spark)
     waves, size = WAVES, wave or max(1, task_slots(spark) // 2)
     if at_once is not None and at_once < waves * size:
         waves = min(WAVES, at_once)

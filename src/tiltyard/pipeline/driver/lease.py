@@ -26,7 +26,7 @@ from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
-from tiltyard.pipeline.session import describe_application
+from tiltyard.pipeline.session import LazySession, describe_application
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,9 +66,14 @@ class QueuedJob:
         properties = job.get("properties") or {}
         return cls(job["id"], job["name"], arguments, spark, job["attempts"], job["status"], location, properties)
 
-    def execute(self, run: Run, catalog: CatalogConnection, spark: SparkSession | None) -> Mapping[str, object]:
+    def execute(
+        self, run: Run, catalog: CatalogConnection, spark: SparkSession | LazySession | None
+    ) -> Mapping[str, object]:
         """Run the job's function, on no other table than its own; return the last figures. Raises what it raises."""
-        run.progress(**describe_application(spark))
+        if isinstance(spark, LazySession):
+            spark.on_start = lambda session: run.progress(**describe_application(session))
+        else:
+            run.progress(**describe_application(spark))
         job = find_job(self.name)
         arguments = job.validate(self.arguments)
         if self.location and "table" in arguments:

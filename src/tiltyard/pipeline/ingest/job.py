@@ -15,7 +15,7 @@ from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.jobs import Alias, ColumnNames, job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.session import LazySession, started, task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones, select_columns
 from tiltyard.pipeline.sources.discovery import (
     TASK_BYTES,
@@ -28,6 +28,7 @@ from tiltyard.pipeline.sources.discovery import (
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
 from tiltyard.pipeline.sources.readers import Format
+from tiltyard.pipeline.sources.spark_formats import read_spark_files, spark_format
 from tiltyard.pipeline.sources.types import SchemaMode, parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
@@ -49,17 +50,17 @@ _SLOTS_KEY = "shares"
 WITHDRAWN = "withdrawn"
 
 
-@job("ingest")
+@job("ingest", lazy=True)
 def ingest(
     run: Run,
     catalog: CatalogConnection,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or on an object store."],
     table: Annotated[str, "The table to write."],
     *,
     mode: Annotated[Literal["create", "append", "overwrite"], "What to do if the table exists."] = "create",
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
-        Literal["parquet", "arrow", "csv", "json", "lance", "images"] | None,
+        Literal["parquet", "arrow", "csv", "json", "lance", "images", "orc", "avro"] | None,
         "The files' format, if their names do not tell it.",
     ] = None,
     split: Annotated[str | None, "Only this split of a data set (train, test, …)."] = None,
@@ -112,6 +113,14 @@ def ingest(
         absolute_path(rejects) if rejects else None,
         rows_per_file,
     )
+    target_table = catalog_client.table(catalog, table)
+    if (kind := spark_format(source, format)) is not None:
+        own = {"split": split, "delimiter": delimiter, "schema": schema, "partitions": partitions,
+               "null_value": null_value, "multiline": multiline}  # fmt: skip
+        frame = read_spark_files(started(spark), absolute_path(source), kind, own)
+        from tiltyard.pipeline.writing.row_sources import FrameRows, ingest_rows  # noqa: PLC0415  # it uses this module
+
+        return ingest_rows(run, FrameRows(frame), target_table, write_options)
     old_names = {new: old for old, new in rename.items()}
     source_options = SourceOptions(
         absolute_path(source),
@@ -127,11 +136,11 @@ def ingest(
         multiline,
     )
     files = find_source(source_options, spark_inspector(run, spark))
-    return _ingest(run, spark, files, catalog_client.table(catalog, table), write_options, task_mb << 20)
+    return _ingest(run, spark, files, target_table, write_options, task_mb << 20)
 
 
 def _ingest(
-    run: Run, spark: SparkSession, source: Source, table: Table, options: WriteOptions, task_bytes: int
+    run: Run, spark: SparkSession | LazySession, source: Source, table: Table, options: WriteOptions, task_bytes: int
 ) -> Mapping[str, object]:
     target = prepare_target(run, table, options.mode)
     try:
@@ -179,7 +188,7 @@ def inferred_types_figure(source: Source) -> dict[str, object]:
 
 
 def source_write_spec(
-    run: Run, spark: SparkSession, source: Source, target: TargetTable, options: WriteOptions
+    run: Run, spark: SparkSession | LazySession, source: Source, target: TargetTable, options: WriteOptions
 ) -> WriteSpec:
     """Return how tasks produce rows. Where a function decides on the columns, a task tries it on the first rows."""
     columns = select_columns(source.reader.schema, options.columns)
@@ -198,7 +207,7 @@ def source_write_spec(
 
 
 def write_source(
-    run: Run, spark: SparkSession | None, source: Source, spec: WriteSpec, task_bytes: int
+    run: Run, spark: SparkSession | LazySession | None, source: Source, spec: WriteSpec, task_bytes: int
 ) -> list[WriteResult]:
     """Write all piece groups of the source; return their results.
 

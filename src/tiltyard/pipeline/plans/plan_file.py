@@ -64,7 +64,7 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     files: str | None = None
     sql: str | None = None
     mode: Literal["create", "append", "overwrite"] = "create"
-    format: Literal["parquet", "arrow", "csv", "json", "lance", "images"] | None = None
+    format: Literal["parquet", "arrow", "csv", "json", "lance", "images", "orc", "avro"] | None = None
     split: str | None = None
     delimiter: str | None = None
     schema: Literal["union", "first", "strict"] = "union"
@@ -137,7 +137,7 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 _NO_OPTIONS = TablePlan()
-_FILE_OPTIONS = ("format", "split", "delimiter", "schema", "partitions", "null_value", "multiline")
+FILE_OPTIONS = ("format", "split", "delimiter", "schema", "partitions", "null_value", "multiline")
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -211,7 +211,7 @@ def _check_table(name: str, table: TablePlan) -> None:
     path: tuple[str | int, ...] = ("tables", name)
     if (table.files is None) == (table.sql is None):
         raise PlanError(path, "say where its rows come from, either 'files' or 'sql'.")
-    files_only = [name for name in _FILE_OPTIONS if getattr(table, name) != getattr(_NO_OPTIONS, name)]
+    files_only = [name for name in FILE_OPTIONS if getattr(table, name) != getattr(_NO_OPTIONS, name)]
     if table.sql is not None and files_only:
         raise PlanError(path, f"'{files_only[0]}' is of files, not of SQL.")
     try:

@@ -15,10 +15,11 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.datasource.dataframes import frame_write_spec, plan_version_scan, read_frame, write_partitions
 from tiltyard.pipeline.ingest.job import WITHDRAWN, adapt_source, reset_checkpoints, source_write_spec, write_source
 from tiltyard.pipeline.jobs import is_worker_driver
-from tiltyard.pipeline.plans.plan_file import Plan, TablePlan
+from tiltyard.pipeline.plans.plan_file import FILE_OPTIONS, Plan, TablePlan
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.discovery import TASK_BYTES, find_source, spark_inspector
+from tiltyard.pipeline.sources.spark_formats import read_spark_files, spark_format
 from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
@@ -146,7 +147,12 @@ def _write_rows(
     readable: Collection[str],
 ) -> WrittenTable:
     options = plan.write_options()
-    if plan.files is not None:
+    if plan.files is not None and (kind := spark_format(plan.files, plan.format)) is not None:
+        own = {name: getattr(plan, name) for name in FILE_OPTIONS}
+        frame = read_spark_files(spark, plan.files, kind, own)
+        spec = frame_write_spec(run, frame, target, options)
+        results = write_partitions(run, frame, spec)
+    elif plan.files is not None:
         files = find_source(plan.source_options(dict(catalog.storage)), spark_inspector(run, spark))
         source = adapt_source(run, files, target, options)
         spec = source_write_spec(run, spark, source, target, options)

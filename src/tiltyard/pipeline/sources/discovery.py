@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import lance
 import pyarrow as pa
 
+from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.csv_records import CsvDialect
 from tiltyard.pipeline.sources.filesystem import FileInfo, base_folder, list_files
 from tiltyard.pipeline.sources.inspection import (
@@ -26,6 +27,7 @@ from tiltyard.pipeline.sources.inspection import (
 )
 from tiltyard.pipeline.sources.partitions import HIVE, read_partitions
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
+from tiltyard.pipeline.sources.spark_formats import SPARK_FORMATS
 from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, merge_schemas
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import check_no_blobs
@@ -116,7 +118,7 @@ def inspect_in_threads(task: InspectionTask) -> list[InspectedFile]:
         return [file for files in pool.map(call_task, task.split(1)) for file in files]
 
 
-def spark_inspector(run: Run, spark: SparkSession) -> Inspector:
+def spark_inspector(run: Run, spark: SparkSession | LazySession) -> Inspector:
     """Return an inspector that runs Spark tasks for many files."""
 
     def inspect(task: InspectionTask) -> list[InspectedFile]:
@@ -150,7 +152,7 @@ def _detect_format(path: str, files: Sequence[FileInfo]) -> Format:
         return Format.IMAGES
     if len(formats) != 1:
         names = ", ".join(sorted(formats)) or "no known format"
-        known = ", ".join(Format)
+        known = ", ".join((*Format, *SPARK_FORMATS))
         raise RefusedError(f"The files at {path} are of {names}: name one with --format ({known}), or fewer files.")
     return formats.pop()
 

@@ -25,11 +25,12 @@ from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.ingest.job import adapt_source, reset_checkpoints, source_write_spec, write_source
 from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.session import LazySession, started, task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import TASK_BYTES, Source, SourceOptions, find_source, spark_inspector
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
+from tiltyard.pipeline.sources.spark_formats import read_spark_files, spark_format
 from tiltyard.pipeline.sources.types import SchemaMode, parse_type
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
@@ -67,17 +68,18 @@ MAX_ROWS_AT_COMMIT = 500_000
 """How many rows of concurrent writers are searched for the keys while a commit waits."""
 
 
-@job("upsert")
+@job("upsert", lazy=True)
 def upsert(
     run: Run,
     catalog: CatalogConnection,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or on an object store."],
     table: Annotated[str, "The table to change."],
     *,
     on: Annotated[list[str], "The key: one or more columns of the table.", ColumnNames()],
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
-        Literal["parquet", "arrow", "csv", "json", "lance"] | None, "The files' format, if their names do not tell it."
+        Literal["parquet", "arrow", "csv", "json", "lance", "orc", "avro"] | None,
+        "The files' format, if their names do not tell it.",
     ] = None,
     delimiter: Annotated[str | None, "The separator of CSV values."] = None,
     schema: Annotated[
@@ -113,6 +115,14 @@ def upsert(
         parse_function(udf, rejects, call),
         rejects=absolute_path(rejects) if rejects else None,
     )
+    target_table = catalog_client.table(catalog, table)
+    if (spark_kind := spark_format(source, format)) is not None:
+        own = {"split": None, "delimiter": delimiter, "schema": schema, "partitions": partitions,
+               "null_value": null_value, "multiline": multiline}  # fmt: skip
+        frame = read_spark_files(started(spark), absolute_path(source), spark_kind, own)
+        from tiltyard.pipeline.writing.row_sources import FrameRows, upsert_rows  # noqa: PLC0415  # it uses this module
+
+        return upsert_rows(run, FrameRows(frame), target_table, options, on)
     old_names = {new: old for old, new in rename.items()}
     kind = Format(format) if format else None
     source_options = SourceOptions(
@@ -129,11 +139,11 @@ def upsert(
         multiline,
     )
     files = find_source(source_options, spark_inspector(run, spark))
-    return _upsert(run, spark, files, catalog_client.table(catalog, table), options, on)
+    return _upsert(run, spark, files, target_table, options, on)
 
 
 def _upsert(
-    run: Run, spark: SparkSession, source: Source, table: Table, options: WriteOptions, on: Sequence[str]
+    run: Run, spark: SparkSession | LazySession, source: Source, table: Table, options: WriteOptions, on: Sequence[str]
 ) -> Mapping[str, object]:
     landing = prepare_target(run, table, WriteMode.APPEND)
     if landing.schema is None:
@@ -179,7 +189,7 @@ class Upserted:
 def upsert_fragments(
     run: Run,
     table: Table,
-    spark: SparkSession | None,
+    spark: SparkSession | LazySession | None,
     written: Sequence[FragmentMetadata],
     on: Sequence[str],
     *,
@@ -257,7 +267,12 @@ class UpsertPlan:
         )
 
     def match_keys(
-        self, run: Run, spark: SparkSession | None, numbers: Sequence[int] | None = None, *, check: bool = False
+        self,
+        run: Run,
+        spark: SparkSession | LazySession | None,
+        numbers: Sequence[int] | None = None,
+        *,
+        check: bool = False,
     ) -> None:
         """Find the keys in these fragments of `dataset`, or in all; with `check`, also check that they are unique."""
         fragments = fragments_by_id(self.dataset)
@@ -306,7 +321,7 @@ class UpsertPlan:
         self.checked = newer
         return True
 
-    def rebase(self, run: Run, spark: SparkSession | None, newer: lance.LanceDataset) -> None:
+    def rebase(self, run: Run, spark: SparkSession | LazySession | None, newer: lance.LanceDataset) -> None:
         """Plan on a newer version: only fragments that changed are searched again. Raises as `upsert_fragments`."""
         _check_schema(self.dataset, newer)
         changed = diff_fragments(self.dataset, newer)

@@ -12,6 +12,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.session import LazySession, started
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import parse_user_function
@@ -84,7 +85,11 @@ def make_write_spec(
 
 
 def commit_checked(
-    run: Run, spark: SparkSession | None, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]
+    run: Run,
+    spark: SparkSession | LazySession | None,
+    target: TargetTable,
+    spec: WriteSpec,
+    results: Sequence[WriteResult],
 ) -> Mapping[str, object]:
     """Check the written rows and commit them; return the job's figures. Raises InvalidInputError for a failed check."""
     report = check_written(spark, target, spec, results)
@@ -104,7 +109,10 @@ def count_written(results: Sequence[WriteResult]) -> dict[str, int]:
 
 
 def check_written(
-    spark: SparkSession | None, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]
+    spark: SparkSession | LazySession | None,
+    target: TargetTable,
+    spec: WriteSpec,
+    results: Sequence[WriteResult],
 ) -> dict[str, str]:
     """Return the figure that reports on the checks of written rows; few keys are counted here, without Spark.
 
@@ -114,9 +122,10 @@ def check_written(
     fragments = [fragment for result in results for fragment in result.fragments]
     judged = judge_counts(spec.checks, rows, rejected, [result.failures for result in results])
     if not any(result.is_failure for result in judged):
-        session = spark if count_compared_keys(target, spec, results) > MAX_KEYS_IN_DRIVER else None
+        is_large = count_compared_keys(target, spec, results) > MAX_KEYS_IN_DRIVER
         for check in spec.checks:
             if check.kind in KEY_CHECKS:
+                session = started(spark) if spark is not None and is_large else None
                 judged.append(_judge_keys(session, target, spec, check, fragments))
     if failed := [result.sentence for result in judged if result.is_failure]:
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")

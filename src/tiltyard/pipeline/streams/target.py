@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.pipeline")
 
-FRAGMENTS_TO_COMPACT = 16
+FRAGMENTS_TO_COMPACT = 8
 """Fragments are compacted once there are so many small ones; also how many commits pass before they are counted."""
 SMALL_FRAGMENT_ROWS, FULL_FRAGMENT_ROWS = 1 << 15, 1 << 20
 """Fragments with fewer rows than the first are often rewritten, those with fewer than the second rarely."""

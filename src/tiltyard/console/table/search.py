@@ -15,6 +15,7 @@ from tiltyard.console.table.heads import TableHead, pin, read_head
 from tiltyard.console.table.plan_tree import read_plan
 from tiltyard.console.table.rows import MAX_FILTER, is_view
 from tiltyard.console.table.schema_tree import text_columns, vector_columns
+from tiltyard.model.rank_fusion import RANK_CONSTANT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +27,6 @@ DISTANCES = ("l2", "cosine", "dot")
 SIZES = (10, 25, 50, 100)
 CANDIDATES = 100
 """Rows that each half of a hybrid search contributes to the ranking."""
-RANK_CONSTANT = 60
-"""Of reciprocal rank fusion: how little the first ranks count more than the next."""
 MAX_TEXT = 2_000
 FULL_TEXT = frozenset({"FTS", "INVERTED"})
 

@@ -23,6 +23,7 @@ from tiltyard.pipeline.functions.call_host import BATCH, TABLE, from_ipc, to_ipc
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.environments import python_for
 from tiltyard.pipeline.functions.host import read_message, write_message
+from tiltyard.pipeline.functions.host_process import end_process
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import Loadable
 
@@ -36,7 +37,6 @@ main()
 """The worker's own import path comes behind that of the function's packages."""
 MOST_PROCESSES = 2
 """How many functions a worker keeps processes of; the one that was used least recently ends."""
-_END_SECONDS = 5.0
 
 
 class CallError(Exception):
@@ -124,16 +124,7 @@ class CallProcess:
 
     def close(self) -> None:
         """Let it end; kill it if it does not."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        end_process(self._process)
 
     @property
     def is_running(self) -> bool:

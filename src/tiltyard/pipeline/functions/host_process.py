@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,20 +102,26 @@ class FunctionProcess:
 
     def close(self) -> None:
         """Let it end; kill it if it does not."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        end_process(self._process)
 
     @property
     def is_running(self) -> bool:
         """Return whether it takes batches."""
         return self._process.poll() is None
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipes of a function's process, and wait for it to end; kill it if it does not."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(OSError):  # it has ended, and what was sent last stays unread
+        process.stdin.close()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
 
 
 _processes: OrderedDict[str, FunctionProcess] = OrderedDict()

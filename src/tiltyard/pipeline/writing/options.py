@@ -122,37 +122,34 @@ def check_written(
     fragments = [fragment for result in results for fragment in result.fragments]
     judged = judge_counts(spec.checks, rows, rejected, [result.failures for result in results])
     if not any(result.is_failure for result in judged):
-        is_large = count_compared_keys(target, spec, results) > MAX_KEYS_IN_DRIVER
-        for check in spec.checks:
-            if check.kind in KEY_CHECKS:
-                session = started(spark) if spark is not None and is_large else None
-                judged.append(_judge_keys(session, target, spec, check, fragments))
+        judged += [
+            _judge_keys(spark, target, spec, check, fragments, rows)
+            for check in spec.checks
+            if check.kind in KEY_CHECKS
+        ]
     if failed := [result.sentence for result in judged if result.is_failure]:
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")
     return report_checks(judged)
 
 
 def _judge_keys(
-    spark: SparkSession | None, target: TargetTable, spec: WriteSpec, check: QualityCheck, fragments: Sequence[str]
+    spark: SparkSession | LazySession | None,
+    target: TargetTable,
+    spec: WriteSpec,
+    check: QualityCheck,
+    fragments: Sequence[str],
+    rows: int,
 ) -> CheckResult:
+    """Check the keys of `rows` new rows, by Spark if more than MAX_KEYS_IN_DRIVER are compared."""
+
+    def session(others: int) -> SparkSession | None:
+        return started(spark) if spark is not None and others + rows > MAX_KEYS_IN_DRIVER else None
+
     if check.kind == "unique":
+        kept = target.location.open(target.base).count_rows() if target.base and target.schema is not None else 0
         committed = 0 if spec.target.fresh else target.base
-        count = count_duplicate_keys(spark, target.location, check.columns, fragments, committed)
+        count = count_duplicate_keys(session(kept), target.location, check.columns, fragments, committed)
         return CheckResult(check, f"{check.text}: {count} keys are there more than once" if count else "")
     other = ReferencedColumn.find(check, target.table, spec.target.schema)
-    count = count_missing_keys(spark, target.location, check.columns[0], fragments, other)
+    count = count_missing_keys(session(other.dataset.count_rows()), target.location, check.columns[0], fragments, other)
     return CheckResult(check, f"{check.text}: {count} keys are not there" if count else "")
-
-
-def count_compared_keys(target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]) -> int:
-    """Return how many keys the check of keys compares that compares most; 0 without one. Raises as that check does."""
-    written = sum(result.rows for result in results)
-    counts = [0]
-    for check in spec.checks:
-        if check.kind == "unique":
-            kept = target.location.open(target.base).count_rows() if target.base and target.schema is not None else 0
-            counts.append(kept + written)
-        elif check.kind == "foreign_key":
-            other = ReferencedColumn.find(check, target.table, spec.target.schema)
-            counts.append(other.dataset.count_rows() + written)
-    return max(counts)

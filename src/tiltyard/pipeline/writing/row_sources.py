@@ -17,17 +17,16 @@ from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.casts import check_time_zones, select_columns
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.upsert.job import upsert_fragments
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, check_column_list
 from tiltyard.pipeline.writing.fragments import parse_fragments
-from tiltyard.pipeline.writing.key_checks import MAX_KEYS_IN_DRIVER
 from tiltyard.pipeline.writing.options import (
     WriteOptions,
     check_written,
-    count_compared_keys,
     count_written,
     make_write_spec,
 )
@@ -53,8 +52,13 @@ class Rows(Protocol):
     def write(self, run: Run, spec: WriteSpec) -> list[WriteResult]:
         """Write the rows, without a version that names them. Raises RefusedError, RunCanceledError."""
 
-    def session(self, rows: int) -> SparkSession | None:
-        """Return the Spark session that looks up the keys of so many rows; None for threads of this process."""
+    @property
+    def session(self) -> SparkSession | None:
+        """The Spark session that the rows come from; None for rows of this process."""
+
+    @property
+    def check_session(self) -> SparkSession | LazySession:
+        """The Spark session that checks more keys than this process holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,12 @@ class FrameRows:
 
         return write_partitions(run, self.frame, spec)
 
-    def session(self, rows: int) -> SparkSession | None:
+    @property
+    def session(self) -> SparkSession | None:
+        return self.frame.sparkSession
+
+    @property
+    def check_session(self) -> SparkSession | LazySession:
         return self.frame.sparkSession
 
 
@@ -106,8 +115,13 @@ class StreamRows:
     def write(self, run: Run, spec: WriteSpec) -> list[WriteResult]:
         return [write_rows(spec, self._counted(run), "stream")]
 
-    def session(self, rows: int) -> SparkSession | None:
-        return self.start_session() if rows > MAX_KEYS_IN_DRIVER else None
+    @property
+    def session(self) -> SparkSession | None:
+        return None
+
+    @property
+    def check_session(self) -> SparkSession | LazySession:
+        return LazySession(self.start_session)
 
     def _slices(self) -> Iterator[pa.RecordBatch]:
         for batch in self.reader:
@@ -135,8 +149,7 @@ def ingest_rows(run: Run, rows: Rows, table: Table, options: WriteOptions) -> Ma
         results.extend(rows.write(run, spec))
         figures = count_written(results)
         run.progress(**{name: figures[name] for name in ("rows", "fragments", "bytes")})
-        session = rows.session(count_compared_keys(target, spec, results))
-        report = check_written(session, target, spec, results)
+        report = check_written(rows.check_session, target, spec, results)
     with _discarding(target, results, _REFUSALS):
         version = target.commit(run, _fragments(results), spec.target.schema)
     return {**figures, "version": version, **report}
@@ -156,7 +169,7 @@ def upsert_rows(run: Run, rows: Rows, table: Table, options: WriteOptions, on: S
         results.extend(rows.write(run, spec))
     with _discarding(target, results, _REFUSALS):
         fragments = parse_fragments(_fragments(results))
-        upserted = upsert_fragments(run, table, rows.session(0), fragments, on, since=target.base)
+        upserted = upsert_fragments(run, table, rows.session, fragments, on, since=target.base)
     return {**upserted.figures(), "rejected": sum(result.rejected for result in results)}
 
 

@@ -22,7 +22,7 @@ java_version() {
     java -version 2>&1 | sed -nE 's/.*version "([0-9]+).*/\1/p' | head -n 1
 }
 
-package() {
+packages() {
     case $1 in
         postgresql) echo postgresql ;;
         java) echo default-jre-headless ;;
@@ -34,7 +34,10 @@ package() {
 
 missing=()
 for service in "$@"; do
-    has "$service" || missing+=("$(package "$service")")
+    if ! has "$service"; then
+        read -ra names <<<"$(packages "$service")"
+        missing+=("${names[@]}")
+    fi
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
 

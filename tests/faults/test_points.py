@@ -26,6 +26,9 @@ OTHER_POINTS = {
     Point.BEFORE_BACKUP_COPY: "backup/test_backup.py",
     Point.BEFORE_BACKUP_POINT: "backup/test_backup.py",
     Point.BEFORE_RESTORED_CATALOG: "backup/test_backup.py",
+    Point.BEFORE_TAGS: "faults/test_snapshot_kills.py",
+    Point.BETWEEN_TAGS: "faults/test_snapshot_kills.py",
+    Point.AFTER_TAGS: "faults/test_snapshot_kills.py",
 }
 """Points that no commit passes, and the tests that reach them."""
 

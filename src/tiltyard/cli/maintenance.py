@@ -32,7 +32,8 @@ def gc(
 ) -> None:
     """Remove the files of a table, or of all tables, that no version, tag or branch needs.
 
-    Nothing younger than the safety age is removed, and nothing that an unfinished transaction or upload may own.
+    Nothing younger than the safety age is removed, and nothing that an unfinished transaction or upload may own. Without
+    a TABLE, tags of snapshots that were not completed are removed, too.
 
     \b
     Examples:
@@ -41,12 +42,15 @@ def gc(
     """
     from tiltyard.cli.client import open_context
     from tiltyard.tables.maintenance.garbage import collect, collect_options, try_collect
+    from tiltyard.tables.versions.snapshots import sweep_snapshots
 
     if unknown_folders and table is not None:
         refuse("--unknown-folders is for all tables: leave out the table's name.")
     with open_context(settings) as ctx:
         options = collect_options(dry_run, keep_versions_days)
         files = size = 0
+        if table is None and not dry_run:
+            sweep_snapshots(ctx)
         for path, record in _tables(ctx, () if table is None else (table,)):
             collection = try_collect(ctx, record, options) if table is None else collect(ctx, record, options)
             for file in collection.garbage:

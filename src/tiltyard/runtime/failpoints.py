@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.005
 
 
 class Point(StrEnum):
-    """Points where a fault can be injected: of a write in the order in which it reaches them, then of a backup."""
+    """Points where a fault can be injected: of a write in the order it reaches them, of a backup, of a snapshot."""
 
     BEFORE_RECORD = "before_record"  # files are written, nothing is committed
     AFTER_RECORD = "after_record"  # the catalog has the commit, storage does not show it yet
@@ -37,6 +37,9 @@ class Point(StrEnum):
     BEFORE_BACKUP_COPY = "before_backup_copy"  # a backup has a snapshot of the catalog, and lacks a file of it
     BEFORE_BACKUP_POINT = "before_backup_point"  # a backup has all files, and is not one yet
     BEFORE_RESTORED_CATALOG = "before_restored_catalog"  # all files are restored, and the catalog is still empty
+    BEFORE_TAGS = "before_tags"  # a snapshot is recorded as incomplete, to be made or dropped; its tags are as before
+    BETWEEN_TAGS = "between_tags"  # the tag of a table is made or deleted, another table's is not yet
+    AFTER_TAGS = "after_tags"  # all tags are made or deleted, the snapshot is still recorded as incomplete
 
 
 class Action(StrEnum):

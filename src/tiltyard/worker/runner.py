@@ -35,6 +35,7 @@ from tiltyard.store.upkeep import UPKEEP
 from tiltyard.tables.commits.finalizing import sweep_pending
 from tiltyard.tables.rows.multipart import abandon_stale_uploads
 from tiltyard.tables.upkeep.upkeep_job import look_at_next_table
+from tiltyard.tables.versions.snapshots import sweep_snapshots
 from tiltyard.worker.publisher import Publisher
 
 Result = TypeVar("Result")
@@ -261,8 +262,12 @@ def sweep_leftovers(ctx: Context) -> bool:
 
 
 def sweep_expired(ctx: Context) -> bool:
-    """Delete some uploads, transactions and audit records past their age; return whether there may be more."""
+    """Delete some uploads, transactions and audit records past their age; return whether there may be more.
+
+    Incomplete snapshots are removed, too.
+    """
     settings, now = ctx.settings, ctx.clock()
+    sweep_snapshots(ctx)
     uploads = abandon_stale_uploads(ctx, int(settings.upload_days * DAY_MS))
     ended = ctx.store.sweep_transactions(now - int(settings.transaction_days * DAY_MS), SWEEP_ROWS)
     audit = ctx.store.sweep_audit(now - int(settings.audit_days * DAY_MS), SWEEP_ROWS)

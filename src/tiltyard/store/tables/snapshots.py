@@ -26,16 +26,20 @@ class SnapshotMember:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """A snapshot; `is_complete` once the tags of all members exist, and until one is dropped."""
+    """A snapshot; `is_complete` once the tags of all members exist, and until one is dropped.
+
+    `token` is of the call that makes or drops it, `created_at` (ms since 1970) of an incomplete one is when that began.
+    """
 
     name: str
+    token: str
     is_complete: bool
     created_at: int
     created_by: str
     members: tuple[SnapshotMember, ...]
 
 
-COLUMNS = "name, complete, created_at, created_by"
+COLUMNS = "name, token, complete, created_at, created_by"
 FIND = f"SELECT {COLUMNS} FROM snapshots WHERE name = ?"
 LIST = f"SELECT {COLUMNS} FROM snapshots WHERE complete = 1 AND name > ? ORDER BY name LIMIT ?"
 MEMBERS = "SELECT snapshot, table_id, version, path FROM snapshot_tables WHERE snapshot IN ({names}) ORDER BY path"
@@ -49,7 +53,9 @@ ADD = """
 """
 ADD_MEMBER = "INSERT INTO snapshot_tables (snapshot, table_id, version, path) VALUES (?, ?, ?, ?)"
 COMPLETE = "UPDATE snapshots SET complete = 1 WHERE name = ? AND token = ? AND complete = 0"
-BEGIN_DROP = "UPDATE snapshots SET complete = 0, token = ? WHERE name = ?"
+BEGIN_DROP = "UPDATE snapshots SET complete = 0, token = ?, created_at = ? WHERE name = ?"
+FIND_ABANDONED = f"SELECT {COLUMNS} FROM snapshots WHERE complete = 0 AND created_at < ? ORDER BY created_at LIMIT 1"
+CLAIM = "UPDATE snapshots SET token = ?, created_at = ? WHERE name = ? AND token = ? AND complete = 0"
 DROP = "DELETE FROM snapshots WHERE name = ? AND token = ?"
 
 
@@ -95,20 +101,31 @@ class Snapshots(Repository):
     @writes
     def begin_snapshot_drop(self, name: str, token: str) -> bool:
         """Declare a snapshot incomplete, whose tags are dropped next; return whether there is one."""
-        return self.connection.change(BEGIN_DROP, token, name) == 1
+        return self.connection.change(BEGIN_DROP, token, self._clock(), name) == 1
+
+    @reads
+    def find_abandoned_snapshot(self, before: int) -> SnapshotRecord | None:
+        """Return the oldest incomplete snapshot of a call that began before a time (ms since 1970), or None."""
+        row = self.connection.row(FIND_ABANDONED, before)
+        return None if row is None else self._with_members([row])[0]
+
+    @writes
+    def claim_incomplete_snapshot(self, record: SnapshotRecord, token: str) -> bool:
+        """Take over an incomplete snapshot; return False if another call has completed or claimed it."""
+        return self.connection.change(CLAIM, token, self._clock(), record.name, record.token) == 1
 
     @writes
     def drop_snapshot(self, name: str, token: str) -> bool:
         """Delete a snapshot; return False if another call has taken its place."""
         return self.connection.change(DROP, name, token) == 1
 
-    def _with_members(self, rows: Sequence[tuple[str, int, int, str]]) -> list[SnapshotRecord]:
+    def _with_members(self, rows: Sequence[tuple[str, str, int, int, str]]) -> list[SnapshotRecord]:
         members: dict[str, list[SnapshotMember]] = {row[0]: [] for row in rows}
         if members:
             names = MEMBERS.format(names=placeholders(list(members)))
             for snapshot, table_id, version, path in self.connection.rows(names, *members):
                 members[snapshot].append(SnapshotMember(table_id, version, tuple(json.loads(path))))
         return [
-            SnapshotRecord(name, bool(complete), created_at, created_by, tuple(members[name]))
-            for name, complete, created_at, created_by in rows
+            SnapshotRecord(name, token, bool(complete), created_at, created_by, tuple(members[name]))
+            for name, token, complete, created_at, created_by in rows
         ]

@@ -3,12 +3,15 @@
 Each version of a snapshot has a tag of the snapshot's name. So garbage collection keeps it, Lance's own as well, and
 whatever reads a tag reads the snapshot. The set itself is a record in the catalog, made in three steps: the record,
 incomplete; the tags; the record, complete. A server that is killed in between leaves no snapshot behind, but an
-incomplete record, which says what tags there may be: the next call that creates or drops that name removes them first.
+incomplete record, which says what tags there may be: they are removed by the next call that creates or drops that name,
+or by a worker after ABANDONED_MS.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -28,6 +31,7 @@ from tiltyard.model.ids import Id, check_ref, table_id
 from tiltyard.model.operations import Needs, operation
 from tiltyard.model.privileges import Privilege, privilege_names
 from tiltyard.model.spec import models
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.snapshots import SnapshotMember, SnapshotRecord
@@ -43,6 +47,10 @@ MAX_TABLES = 1000
 _MAX_TRIES = 50
 """How often the latest versions are looked up until no table has changed in between."""
 _PAGE = 100
+ABANDONED_MS = 10 * 60 * 1000
+"""How long a call that makes or drops a snapshot may take: an incomplete one that is older is removed."""
+
+log = logging.getLogger("tiltyard.snapshots")
 
 
 # Who may do what
@@ -101,22 +109,26 @@ def create_snapshot(ctx: Context, request: models.CreateSnapshotRequest) -> mode
     existing = ctx.store.find_snapshot(name)
     if existing is not None and existing.is_complete:
         raise _exists(name)
+    token = uuid4().hex
     if existing is not None:
+        if not ctx.store.claim_incomplete_snapshot(existing, token):
+            raise _overtaken(name)
         _drop_tags(ctx, existing)
     members = _latest_versions(ctx, paths)
     _check_no_tag(ctx, paths, name)
-    token = uuid4().hex
     if not ctx.store.begin_snapshot(name, token, ctx.principal.name, members):
         raise _exists(name)
     try:
+        reach(Point.BEFORE_TAGS)
         for path, member in zip(paths, members, strict=True):
             _create_tag(ctx, ctx.find_table(path), name, member.version)
+            reach(Point.BETWEEN_TAGS)
+        reach(Point.AFTER_TAGS)
+        if not ctx.store.complete_snapshot(name, token):
+            raise _overtaken(name)
     except LanceNamespaceError:
-        _drop_tags(ctx, SnapshotRecord(name, False, 0, ctx.principal.name, tuple(members)))
-        ctx.store.drop_snapshot(name, token)
+        _withdraw(ctx, SnapshotRecord(name, token, False, 0, ctx.principal.name, tuple(members)))
         raise
-    if not ctx.store.complete_snapshot(name, token):
-        raise _overtaken(name)
     return models.CreateSnapshotResponse(snapshot=_entry(ctx, _find(ctx, name)))
 
 
@@ -159,10 +171,31 @@ def drop_snapshot(ctx: Context, request: models.DropSnapshotRequest) -> models.D
     record, token = ctx.store.find_snapshot(request.name), uuid4().hex
     if record is None or not ctx.store.begin_snapshot_drop(request.name, token):
         raise _not_found(request.name)
+    reach(Point.BEFORE_TAGS)
     _drop_tags(ctx, record)
-    if not ctx.store.drop_snapshot(request.name, token):
+    reach(Point.AFTER_TAGS)
+    if not ctx.store.drop_snapshot(request.name, token) and ctx.store.find_snapshot(request.name) is not None:
         raise _overtaken(request.name)
     return models.DropSnapshotResponse()
+
+
+def sweep_snapshots(ctx: Context) -> int:
+    """Remove snapshots that a call has left incomplete, with their tags; return how many.
+
+    One whose tags cannot be deleted now is tried again after ABANDONED_MS.
+    """
+    removed = 0
+    while (record := ctx.store.find_abandoned_snapshot(ctx.clock() - ABANDONED_MS)) is not None:
+        token = uuid4().hex
+        if not ctx.store.claim_incomplete_snapshot(record, token):
+            continue
+        try:
+            _drop_tags(ctx, record)
+        except LanceNamespaceError as error:
+            log.warning("the tags of the incomplete snapshot '%s' are not deleted yet: %s", record.name, error)
+        else:
+            removed += ctx.store.drop_snapshot(record.name, token)
+    return removed
 
 
 def _latest_versions(ctx: Context, paths: Sequence[Id]) -> list[SnapshotMember]:
@@ -203,6 +236,19 @@ def _create_tag(ctx: Context, record: TableRecord, name: str, version: int) -> N
             raise _overtaken(name) from error
 
 
+def _withdraw(ctx: Context, record: SnapshotRecord) -> None:
+    """Delete what a call has made that cannot complete its snapshot, but for what is another call's of that name."""
+    present = ctx.store.find_snapshot(record.name)
+    is_own = present is not None and present.token == record.token
+    if present is not None and is_own and present.is_complete:  # the database lost its answer, not the snapshot
+        return
+    others = () if present is None or is_own else present.members
+    kept = {(member.table_id, member.version) for member in others}
+    members = tuple(member for member in record.members if (member.table_id, member.version) not in kept)
+    _drop_tags(ctx, replace(record, members=members))
+    ctx.store.drop_snapshot(record.name, record.token)
+
+
 def _drop_tags(ctx: Context, record: SnapshotRecord) -> None:
     """Delete the tags of a snapshot that are there; tables may be dropped, and tags be missing."""
     versions = {member.table_id: member.version for member in record.members}
@@ -213,6 +259,7 @@ def _drop_tags(ctx: Context, record: SnapshotRecord) -> None:
         if tag is not None and tag["version"] == versions[table.id] and not tag["branch"]:
             with suppress(TableTagNotFoundError), lance_errors(dataset):
                 dataset.tags.delete(record.name)
+            reach(Point.BETWEEN_TAGS)
 
 
 # Reading

@@ -32,8 +32,8 @@ def gc(
 ) -> None:
     """Remove the files of a table, or of all tables, that no version, tag or branch needs.
 
-    Nothing younger than the safety age is removed, and nothing that an unfinished transaction or upload may own. Without
-    a TABLE, tags of snapshots that were not completed are removed, too.
+    Nothing younger than the safety age is removed, and nothing that an unfinished transaction or upload may own.
+    Without a TABLE, tags of snapshots that were not completed are removed, too.
 
     \b
     Examples:

@@ -1,8 +1,9 @@
-"""pylance's RestAdapter over a directory, in a process of its own: `python -m bench.peer --root DIR`."""
+"""pylance's RestAdapter over a folder or bucket, in a process of its own: `python -m bench.peer --root DIR`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 
@@ -18,11 +19,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--session", action="store_true", help="share one lance.Session between requests")
     parser.add_argument("--tracking", action="store_true", help="manage the versions of its tables, as Tiltyard does")
+    parser.add_argument("--options", type=json.loads, default={}, help="storage options of the root, as JSON")
     arguments = parser.parse_args()
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     session = lance.Session() if arguments.session else None
-    properties = {"root": arguments.root}
+    properties = {"root": arguments.root, **{f"storage.{name}": value for name, value in arguments.options.items()}}
     if arguments.tracking:
         properties["table_version_tracking_enabled"] = "true"
     adapter = RestAdapter("dir", properties, session=session, host=arguments.host, port=arguments.port)

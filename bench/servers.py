@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.load import Address
@@ -116,7 +117,15 @@ def with_sql(root: Path, log: Path, workers: int) -> tuple[Server, int]:
             return server, port
 
 
-def peer(root: Path, log: Path, *, session: bool = False, tracking: bool = False) -> Server:
+def peer(
+    root: Path | str,
+    log: Path,
+    *,
+    session: bool = False,
+    tracking: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> Server:
     """RestAdapter as it comes, with one session for all requests, or with managed versions."""
     flags = ["--session"] * session + ["--tracking"] * tracking
+    flags += ["--options", json.dumps(dict(options))] if options else []
     return Server("RestAdapter", ["bench.peer", "--root", str(root), *flags], log)

@@ -67,7 +67,7 @@ def open_services(settings: Settings) -> Services:
         paging=paging,
         clock=wall_clock,
         rights_cache=RightsCache(store),
-        finalized_log=FinalizedLog(storage.sync, store.mark_finalized),
+        finalized_log=FinalizedLog(storage.settle_manifests, store.mark_finalized),
         known_tables=KnownTables(),
         outage_log=OutageLog(storage.roots.locations, database),
         finalizing_backoff=FinalizingBackoff(),

@@ -122,7 +122,7 @@ def test_publish_whose_manifests_cannot_be_finalized_is_not_rolled_back(
         raise InvalidInputError("no")
 
     with monkeypatch.context() as patch:
-        for name in ("rename_checked", "finalize", "finalize_content"):
+        for name in ("publish_checked", "finalize", "finalize_content"):
             patch.setattr(f"tiltyard.storage.manifest_store.ManifestStore.{name}", refused)
         with pytest.raises(tiltyard.PublishUncertainError), tiltyard.publish(catalog.client) as tables:
             write(tables, ["a"], "append")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
 import lance
 import pytest
+from bench.s3_proxy import S3Proxy
 from lance_namespace import errors
 from moto.server import ThreadedMotoServer
+from msgspec import structs
 from tests.tables.bodies import Streamed, rows, small
 from tests.tables.served import run_concurrently
 
@@ -20,7 +23,10 @@ from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.storage import Storage, StorageError
+from tiltyard.tables.commits import process_state
 from tiltyard.tables.commits.commit import create_table_version
+from tiltyard.tables.commits.finalizing import finalize_pending
+from tiltyard.tables.maintenance.repair import repair_table
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
 
@@ -45,6 +51,36 @@ def ctx(options: dict[str, str], tmp_path: Any) -> Iterator[Context]:
     services = open_services(settings)
     yield Context(services)
     services.store.close()
+
+
+@pytest.fixture(scope="module")
+def proxy(options: dict[str, str]) -> Iterator[S3Proxy]:
+    with S3Proxy(options["aws_endpoint"]) as running:
+        yield running
+
+
+@pytest.fixture
+def counted(
+    options: dict[str, str], proxy: S3Proxy, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Context]:
+    """A context whose storage is behind the proxy, and which marks versions as final only when it is told to."""
+    monkeypatch.setattr(process_state, "FLUSH_SECONDS", 3600)
+    settings = Settings(
+        root=f"s3://bucket/{tmp_path.name}/counted",
+        db=f"sqlite:///{tmp_path}/counted.db",
+        storage_options=options | {"aws_endpoint": proxy.url},
+    )
+    services = open_services(settings)
+    yield Context(services)
+    services.store.close()
+
+
+def requests_of(ctx: Context, proxy: S3Proxy, work: Callable[[], object]) -> Counter[str]:
+    """Count the requests of one operation, long after the commits before it."""
+    ctx.services.finalized_log.flush()
+    proxy.drain()
+    work()
+    return Counter(f"{request.method} {request.kind}" for request in proxy.drain())
 
 
 def create(ctx: Context, name: str = "t", **fields: Any) -> str:
@@ -159,3 +195,55 @@ def test_objects_larger_than_the_bound_are_not_read_whole(ctx: Context) -> None:
         with pytest.raises(errors.InvalidInputError, match=rf"has {65 << 20} bytes, and at most {64 << 20} are read"):
             read()
     assert files.stat(staged) is not None
+
+
+def stage(ctx: Context, location: str, version: int) -> models.CreateTableVersionRequest:
+    """Stage an append as a client does; return the request that commits it."""
+    lance.write_dataset(rows(1), location, mode="append", storage_options=ctx.storage.options(location))
+    files, final = ctx.storage.files(location), f"{location}/_versions/{2**64 - 1 - version}.manifest"
+    assert files.write_if_not_exists(f"{final}-staged", files.read(final))
+    files.delete([final])
+    ctx.storage.datasets.evict(location)
+    request = models.CreateTableVersionRequest(id=["t"], version=version, manifest_path=f"{final}-staged")
+    return structs.replace(request, naming_scheme="V2")
+
+
+def names_of_versions(ctx: Context, location: str) -> list[str]:
+    return sorted(ctx.storage.files(location).list_names(f"{location}/_versions"))
+
+
+def test_objects_staged_manifest_is_read_once_and_deleted_before_its_version_is_marked(
+    counted: Context, proxy: S3Proxy
+) -> None:
+    location = create(counted)
+    request, table = stage(counted, location, 2), counted.store.describe_table(("t",))
+    responses: list[models.TableVersion | None] = []
+    requests = requests_of(counted, proxy, lambda: responses.append(create_table_version(counted, request).version))
+    assert {kind: requests[kind] for kind in ("GET staged manifest", "PUT manifest", "POST other")} == {
+        "GET staged manifest": 1,
+        "PUT manifest": 1,
+        "POST other": 0,
+    }
+    final = f"{2**64 - 3}.manifest"
+    stat = counted.storage.stat(location, f"_versions/{final}")
+    assert responses[0] is not None and stat is not None
+    assert (responses[0].manifest_size, responses[0].e_tag) == (stat.size, stat.e_tag)
+    assert f"{final}-staged" in names_of_versions(counted, location)
+    assert counted.store.has_pending_versions(table.id)
+    assert requests_of(counted, proxy, lambda: None) == {}
+    assert names_of_versions(counted, location) == [final, f"{2**64 - 2}.manifest"]
+    assert not counted.store.has_pending_versions(table.id)
+
+
+def test_objects_version_of_a_server_that_died_before_marking_it_is_complete(counted: Context) -> None:
+    location = create(counted)
+    create_table_version(counted, stage(counted, location, 2))
+    other = Context(open_services(counted.settings))
+    report = repair_table(other, models.RepairTableRequest(id=["t"]))
+    assert not report.findings
+    table = other.store.describe_table(("t",))
+    assert finalize_pending(other, table.id) == 1
+    other.services.finalized_log.flush()
+    assert not other.store.has_pending_versions(table.id)
+    assert names_of_versions(other, location) == [f"{2**64 - 3}.manifest", f"{2**64 - 2}.manifest"]
+    other.store.close()

@@ -115,8 +115,10 @@ class Files(Protocol):
     def stat(self, location: str) -> FileStat | None:
         """Return a file's size and entity tag; None if there is none."""
 
-    def write_if_not_exists(self, location: str, content: bytes) -> bool:
-        """Write a file atomically unless there is one; return whether it was written. Of several writers, one wins."""
+    def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
+        """Write a file atomically unless there is one; return its stat, None if there is one. Of several writers, one
+        wins.
+        """
 
     def rename_if_not_exists(self, source: str, target: str) -> bool:
         """Rename a file unless the new name is taken; return whether it was renamed. Raises FileNotFoundError.
@@ -219,17 +221,17 @@ class LocalFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def write_if_not_exists(self, location: str, content: bytes) -> bool:
+    def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
         """Write a temporary file and link it, so that it appears with all its content or not at all; see Files."""
         Path(location).parent.mkdir(parents=True, exist_ok=True)
         temporary = _write_temporary(location, content)
         try:
             os.link(temporary, location)
         except FileExistsError:
-            return False
+            return None
         finally:
             temporary.unlink(missing_ok=True)
-        return True
+        return self.stat(location)
 
     def replace(self, location: str, content: bytes) -> None:
         """Replace a file atomically: readers see the old content or the new."""

@@ -193,19 +193,32 @@ class ManifestStore:
                 pass  # a concurrent call has renamed it
             return _require(files.stat(final))
 
-    def rename_checked(self, location: str, staged: str, final: str, stat: FileStat | None) -> FileStat | None:
-        """Rename a staged manifest that was just checked; None if that fails, and `finalize` has to look why.
+    def publish_checked(
+        self, location: str, staged: str, final: str, stat: FileStat | None, content: bytes | None
+    ) -> FileStat | None:
+        """Give a manifest that was just checked its final name; None if that fails, and `finalize` has to look why.
 
-        `stat` is that of the staged file, if the caller knows it.
+        `stat` and `content` are those of the staged file, if the caller knows them. On an object store the content is
+        put under the final name, and the staged object is left: whoever marks the version as final deletes it before.
         """
         if staged == final:
             return None
         with lance_errors(location):
             files = self._files(location)
             try:
+                if not is_local(location):
+                    return files.write_if_not_exists(final, files.read(staged) if content is None else content)
                 return (stat or files.stat(final)) if files.rename_if_not_exists(staged, final) else None
             except FileNotFoundError:
                 return None
+
+    def is_published(self, location: str, staged: str, final: str) -> bool:
+        """Return whether a manifest on an object store has its final name besides its staged one."""
+        if is_local(location):
+            return False
+        with lance_errors(location):
+            content = _read_if_exists(self._files(location), staged)
+        return content is not None and self.has_content(location, final, content)
 
     def finalize_content(
         self, location: str, staged_path: str, final_path: str, content: bytes, version: int

@@ -84,13 +84,13 @@ class ObjectFiles:
             return None
         return FileStat(meta["size"], meta["e_tag"])
 
-    def write_if_not_exists(self, location: str, content: bytes) -> bool:
-        """Put conditionally; see Files."""
+    def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
+        """Put conditionally: the response has the entity tag; see Files."""
         try:
-            obstore.put(self._store, self._path(location), content, mode="create", use_multipart=False)
+            result = obstore.put(self._store, self._path(location), content, mode="create", use_multipart=False)
         except AlreadyExistsError:
-            return False
-        return True
+            return None
+        return FileStat(len(content), result["e_tag"])
 
     def rename_if_not_exists(self, source: str, target: str) -> bool:
         """Put the content conditionally, then delete the old object; see Files."""

@@ -203,10 +203,13 @@ class Storage:
         self.datasets.evict(location)
 
     def delete_files(self, locations: Iterable[str]) -> None:
-        """Delete single files; ignore missing ones."""
+        """Delete single files; ignore missing ones. Objects of one bucket are deleted by few requests."""
+        by_files: dict[Files, list[str]] = {}
         for location in locations:
-            with lance_errors(location):
-                self.files(location).delete([location])
+            by_files.setdefault(self.files(location), []).append(location)
+        for files, paths in by_files.items():
+            with lance_errors(paths[0]):
+                files.delete(paths)
 
     def list_foreign_bases(self, location: str) -> list[str]:
         """List the bases outside its folder where files of a table's latest version lie: shallow clones have some.
@@ -249,6 +252,17 @@ class Storage:
         local_paths = [path for path in paths if is_local(path)]
         with lance_errors(next(iter(local_paths), "")):
             self._disks.sync(local_paths)
+
+    def settle_manifests(self, names: Iterable[tuple[str, str]]) -> None:
+        """Leave final manifests with one name, and durable; `names` are the staged and the final one of each.
+
+        On a disk files and folders are fsynced; on an object store the staged objects are deleted, which are no longer
+        needed.
+        """
+        pairs = [(staged, final) for staged, final in names if staged != final or is_local(final)]
+        self.delete_files(staged for staged, _ in pairs if not is_local(staged))
+        finals = {final for _, final in pairs}
+        self.sync(finals | {final.rpartition("/")[0] for final in finals})
 
     def writing_back(self, folder: str) -> AbstractContextManager[None]:
         """Start write-back of a folder's new files while the block writes them: less is left for `sync`."""

@@ -191,7 +191,8 @@ class NewVersion(msgspec.Struct, frozen=True):
     """A version to record: its staged manifest, and the final path of that.
 
     `manifest` is the content of the staged file, stored until the final file is known to be durable; without it, the
-    staged file has to be durable before the version is recorded. `finalized_by_rename` says that finalizing renames the
+    staged file has to be durable before the version is recorded. `content` is that of a staged object, which is not
+    stored: to finalize it, no one has to read it again. `finalized_by_rename` says that finalizing renames the
     staged file, so that its size and ETag are known already. With `expected_name`, a (namespace id, name), the version
     is recorded only while the table has that name; it is recorded only while the table has this `primary_key`.
     `checked_key` names the declaration of the key that all rows of this version were found to fulfil.
@@ -212,6 +213,7 @@ class NewVersion(msgspec.Struct, frozen=True):
     expected_name: tuple[int, str] | None = None
     primary_key: str | None = None
     checked_key: str | None = None
+    content: bytes | None = None
 
 
 class VersionRecord(msgspec.Struct, frozen=True):

@@ -58,6 +58,8 @@ T = TypeVar("T")
 
 MAX_STORED_MANIFEST = 16 << 10
 """Bytes of a manifest that the catalog stores until its file is durable: one write to the disk instead of two."""
+_MAX_KEPT_BYTES = 64 << 10
+"""Bytes of a staged object that are kept in memory from its check until it gets its final name."""
 
 Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
 
@@ -224,7 +226,13 @@ def _new_version(table: TableRecord, branch: Branch, entry: Entry, staged: str, 
         manifest=local_file.content if local_file and local_file.stat.size <= MAX_STORED_MANIFEST else None,
         finalized_by_rename=local_file is not None,
         primary_key=table.primary_key,
+        content=_content_to_keep(file),
     )
+
+
+def _content_to_keep(file: FileContent | None) -> bytes | None:
+    """Return the content of a small staged object: a batch of a thousand keeps that of all until it is recorded."""
+    return file.content or None if file is not None and file.stat.size <= _MAX_KEPT_BYTES else None
 
 
 def _is_recorded(ctx: Context, new: NewVersion) -> bool:

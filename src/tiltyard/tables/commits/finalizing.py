@@ -178,8 +178,9 @@ def _move(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersi
             if new.finalized_by_rename and new.manifest_size is not None
             else None
         )
-        if moved := storage.manifests.rename_checked(location, record.staged_path, final, stat):
-            return moved
+        published = storage.manifests.publish_checked(location, record.staged_path, final, stat, new.content)
+        if published is not None:
+            return published
     content = ctx.store.stored_manifest(record)
     try:
         if content is None:
@@ -195,7 +196,8 @@ def _move(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersi
 def stat_final_manifest(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat | None:
     """Return the stat of a manifest that has been finalized, and whose record lacks only the mark.
 
-    None if there is more to do: it still has its staged name, is not whole, or its table is not marked as having data.
+    None if there is more to do: it has no final name yet, or, on a disk, its staged one too, is not whole, or its table
+    is not marked as having data.
     """
     stat = _stat_moved(ctx, table, record)
     if stat is None:
@@ -206,9 +208,13 @@ def stat_final_manifest(ctx: Context, table: TableRecord, record: VersionRecord)
 
 
 def _stat_moved(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat | None:
-    """Return the stat of a manifest that has no name any more but its final one."""
-    if table.declared or ctx.storage.stat(table.location, record.staged_path) is not None:
+    """Return the stat of a manifest that has its final name; on a disk only if that is its only one."""
+    if table.declared:
         return None
+    if ctx.storage.stat(table.location, record.staged_path) is not None:
+        final = f"{table.location}/{record.manifest_path}"
+        if not ctx.storage.manifests.is_published(table.location, record.staged_path, final):
+            return None
     return ctx.storage.stat(table.location, record.manifest_path)
 
 

@@ -41,16 +41,21 @@ class FinalizedLog:
     """Versions that this process has finalized and not yet marked as final in the catalog.
 
     No request waits for the mark: a version that is recorded and durable but not marked is finalized again by the next
-    reader of its table, which changes nothing. It is marked only once the manifest and its folder's entry for it are
-    durable, too, so that a record never calls a manifest final which a loss of power took back.
+    reader of its table, which changes nothing. It is marked only once the manifest is settled
+    (`Storage.settle_manifests`): on a disk it and its folder's entry for it are durable, so that a record never calls a
+    manifest final which a loss of power took back; on an object store its staged object is gone.
 
     Not a `runtime.batcher.Batcher`, which runs at once for callers that wait: here no caller waits, and versions are
     delayed on purpose, and looked up meanwhile.
     """
 
-    def __init__(self, sync: Callable[[Iterable[str]], None], write: Callable[[Iterable[FinalManifest]], None]) -> None:
-        """`sync(paths)` makes files, and the entries of folders, durable; `write` is the store's `mark_finalized`."""
-        self._sync = sync
+    def __init__(
+        self,
+        settle: Callable[[Iterable[tuple[str, str]]], None],
+        write: Callable[[Iterable[FinalManifest]], None],
+    ) -> None:
+        """`settle` is the storage's `settle_manifests`; `write` is the store's `mark_finalized`."""
+        self._settle = settle
         self._write = write
         self._unmarked: dict[Key, FinalManifest] = {}
         self._latest: dict[tuple[int, str], tuple[int, str]] = {}
@@ -91,7 +96,7 @@ class FinalizedLog:
             if not batch:
                 return
             try:
-                self._sync(_paths_to_sync(batch.values()))
+                self._settle([_names(manifest.record) for manifest in batch.values()])
                 self._write(batch.values())
             finally:
                 with self._lock:
@@ -112,14 +117,10 @@ def _key(record: VersionRecord) -> Key:
     return record.table_id, record.branch, record.version, record.staged_path
 
 
-def _paths_to_sync(manifests: Iterable[FinalManifest]) -> set[str]:
-    """Return the final manifests and the folders that they are in; a staged manifest is in the same folder."""
-    paths = set[str]()
-    for manifest in manifests:
-        record = manifest.record
-        folder = record.staged_path.rpartition("/")[0]
-        paths.update((folder, f"{folder}/{record.manifest_path.rpartition('/')[2]}"))
-    return paths
+def _names(record: VersionRecord) -> tuple[str, str]:
+    """Return the full paths of a manifest, staged and final: both are in one folder."""
+    folder = record.staged_path.rpartition("/")[0]
+    return record.staged_path, f"{folder}/{record.manifest_path.rpartition('/')[2]}"
 
 
 MOST_TABLES = 100

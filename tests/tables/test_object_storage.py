@@ -29,6 +29,7 @@ from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.maintenance.repair import repair_table
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.versions.versions import describe_table_version, list_table_versions
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +248,30 @@ def test_objects_version_of_a_server_that_died_before_marking_it_is_complete(cou
     assert not other.store.has_pending_versions(table.id)
     assert names_of_versions(other, location) == [f"{2**64 - 3}.manifest", f"{2**64 - 2}.manifest"]
     other.store.close()
+
+
+def listed(ctx: Context, **fields: Any) -> list[int]:
+    response = list_table_versions(ctx, models.ListTableVersionsRequest(id=["t"], **fields))
+    return [version.version for version in response.versions]
+
+
+def test_objects_versions_are_listed_by_one_list_and_each_is_read_once(counted: Context, proxy: S3Proxy) -> None:
+    location = create(counted)
+    for key in range(3):
+        insert_into_table(counted, models.InsertIntoTableRequest(id=["t"]), small(rows(1, key)))
+    request = models.ListTableVersionsRequest(id=["t"])
+    assert requests_of(counted, proxy, lambda: listed(counted)) == {"LIST versions": 1, "GET manifest": 4}
+    assert requests_of(counted, proxy, lambda: listed(counted)) == {"LIST versions": 1}
+    versions = {version.version: version for version in list_table_versions(counted, request).versions}
+    assert sorted(versions) == [1, 2, 3, 4]
+    for number, version in versions.items():
+        described = describe_table_version(counted, models.DescribeTableVersionRequest(id=["t"], version=number))
+        assert described.version == version
+        assert version.metadata and version.metadata["total_rows"] == str(2 + number)
+        stat = counted.storage.stat(location, version.manifest_path)
+        assert stat is not None and (version.manifest_size, version.e_tag) == (stat.size, stat.e_tag)
+    counted.storage.files(location).delete([f"{location}/_versions/{2**64 - 2}.manifest"])
+    assert listed(counted) == [2, 3, 4]
+    first = list_table_versions(counted, models.ListTableVersionsRequest(id=["t"], limit=2, descending=True))
+    assert [version.version for version in first.versions] == [4, 3]
+    assert listed(counted, page_token=first.page_token, descending=True) == [2]

@@ -66,11 +66,15 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file in a listing: its path below the folder, its size, and its modification time (milliseconds since 1970)."""
+    """A file in a listing: its path below the folder, its size, and its modification time (milliseconds since 1970).
+
+    A listing of an object store has the entity tag, too.
+    """
 
     path: str
     size: int
     modified: int
+    e_tag: str | None = None
 
 
 class Files(Protocol):

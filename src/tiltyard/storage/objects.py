@@ -50,7 +50,7 @@ class ObjectFiles:
         for page in obstore.list(self._store, prefix=prefix):
             for entry in page:
                 modified = int(entry["last_modified"].timestamp() * 1000)
-                yield FileEntry(entry["path"].removeprefix(prefix), entry["size"], modified)
+                yield FileEntry(entry["path"].removeprefix(prefix), entry["size"], modified, entry["e_tag"])
 
     def walk_targets(self, folder: str, name: re.Pattern[str]) -> Iterator[FileEntry]:
         return (entry for entry in self.walk(folder) if name.match(entry.path.rpartition("/")[2]))

@@ -7,10 +7,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
+import lance
+
+from tiltyard.storage.manifest_format import message_of, parse_manifest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    import lance
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +36,13 @@ class VersionInfo:
         """Convert one of pylance's dictionaries of a version."""
         metadata = {str(key): str(value) for key, value in entry["metadata"].items()}
         return cls(int(entry["timestamp"].timestamp() * 1000), metadata)
+
+    @classmethod
+    def of_manifest(cls, content: bytes, version: int) -> VersionInfo:
+        """Read the content of a manifest, without the storage. Raises InvalidInputError, and what Lance raises."""
+        parse_manifest(content, version)
+        dataset = lance.LanceDataset("memory://manifest", version=version, serialized_manifest=message_of(content))
+        return cls.of(dataset.get_version())
 
 
 _UNREAD = object()

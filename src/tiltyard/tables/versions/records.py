@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
+    from tiltyard.storage.files import FileEntry
     from tiltyard.store import TableRecord, VersionRecord
 
 MANAGED = "tiltyard.managed_versioning"
@@ -108,14 +109,23 @@ def stored_versions(ctx: Context, table: TableRecord, branch: Branch) -> dict[in
     """Return the versions of a branch whose manifests have their final names in storage, by number."""
     with lance_errors():
         names = ctx.storage.files(table.location).list_names(f"{table.location}/{versions_folder(branch)}")
-    numbers = [match[1] for match in map(_FINAL.match, names) if match]
-    versions = [
-        StoredVersion(LAST_VERSION - int(number), NamingScheme.V2)
-        if len(number) == _V2_DIGITS
-        else StoredVersion(int(number), NamingScheme.V1)
-        for number in numbers
-    ]
+    versions = [_stored_version(match[1]) for match in map(_FINAL.match, names) if match]
     return {stored.version: stored for stored in versions}
+
+
+def _stored_version(number: str) -> StoredVersion:
+    """Return the version that a manifest's final name, without its suffix, is of."""
+    if len(number) == _V2_DIGITS:
+        return StoredVersion(LAST_VERSION - int(number), NamingScheme.V2)
+    return StoredVersion(int(number), NamingScheme.V1)
+
+
+def listed_manifests(ctx: Context, location: str) -> dict[int, FileEntry]:
+    """Return the final manifests of main on an object store as one list has them, by their versions."""
+    folder = f"{location}/{versions_folder(MAIN)}"
+    with lance_errors(location):
+        entries = list(ctx.storage.files(location).walk(folder))
+    return {_stored_version(match[1]).version: entry for entry in entries if (match := _FINAL.match(entry.path))}
 
 
 def unrecorded_versions(ctx: Context, table: TableRecord, branch: Branch = MAIN) -> list[StoredVersion]:

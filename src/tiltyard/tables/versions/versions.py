@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.needs import on_table
-from tiltyard.model.branches import Branch
+from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.privileges import Privilege
@@ -27,7 +28,7 @@ from tiltyard.tables.commits.finalizing import finalize_pending, is_final
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.versions.deleted_versions import check_not_deleted, deletion_test
-from tiltyard.tables.versions.records import wire_version
+from tiltyard.tables.versions.records import listed_manifests, wire_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.storage.files import FileStat
+    from tiltyard.storage.files import FileEntry, FileStat
     from tiltyard.store import TableRecord, VersionRecord
     from tiltyard.tables.commits.recovery import RecoveredCommit
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 _MAX_SINGLE_READS = 16
 """Up to so many versions are read one by one; more of them cost less in one read."""
+_READERS = 32
+"""Manifests on an object store that are read at the same time."""
 
 
 def _find_manifest(ctx: Context, location: str, branch: Branch, version: int) -> tuple[str, FileStat] | None:
@@ -66,12 +69,18 @@ def _version(ctx: Context, table: TableRecord, branch: Branch, version: int, rea
     manifest = _find_manifest(ctx, location, branch, version)
     if manifest is None:
         raise TableVersionNotFoundError(f"No version {version}: it has just been cleaned up.")
-    path, stat = manifest
-    info = ctx.storage.datasets.version_cache.get_or_read((location, path, stat.e_tag), read)
+    return _wire_version(ctx, table, branch, version, *manifest, read)
+
+
+def _wire_version(
+    ctx: Context, table: TableRecord, branch: Branch, version: int, path: str, stat: FileStat | FileEntry, read: Read
+) -> models.TableVersion:
+    """Return a version whose manifest was found in storage; `path` is below the table's folder."""
+    info = ctx.storage.datasets.version_cache.get_or_read((table.location, path, stat.e_tag), read)
     record = _record_of(ctx, table, branch, version)
     return models.TableVersion(
         version=version,
-        manifest_path=f"{urlsplit(location).path.lstrip('/')}/{path}",
+        manifest_path=f"{urlsplit(table.location).path.lstrip('/')}/{path}",
         manifest_size=stat.size,
         e_tag=(record and record.e_tag) or stat.e_tag,
         timestamp_millis=info.timestamp,
@@ -136,6 +145,8 @@ def list_versions(
         if latest is not None:
             token = ctx.paging.make_token(scope, latest.version) if latest.version > 1 else None
             return models.ListTableVersionsResponse(versions=[latest], page_token=token)
+    if branch.is_main and not is_local(record.location):
+        return _list_objects(ctx, record, request, scope)
     dataset = _open_finalized(ctx, record, branch)
     if dataset is None:
         return models.ListTableVersionsResponse(versions=[])
@@ -160,6 +171,47 @@ def list_versions(
     readers = _readers(dataset, branch, page)
     candidates = (_existing_version(ctx, record, branch, number, read) for number, read in readers)
     versions = [version for version in candidates if version]
+    if page and not versions:  # an empty list would say that the table has no data
+        raise TableVersionNotFoundError(f"No version {page[0]}: it has just been cleaned up.")
+    return models.ListTableVersionsResponse(versions=versions, page_token=token)
+
+
+def _list_objects(
+    ctx: Context, record: TableRecord, request: models.ListTableVersionsRequest, scope: str
+) -> models.ListTableVersionsResponse:
+    """Return versions of main on an object store, whose list has sizes and entity tags of the manifests.
+
+    Manifests that were not read before are read at the same time: two round trips in all, up to _READERS of these.
+    """
+    location, descending = record.location, bool(request.descending)
+    finalize_pending(ctx, record.id, recent=False)
+    stored = listed_manifests(ctx, location)
+    if not stored:
+        return models.ListTableVersionsResponse(versions=[])
+    is_deleted = deletion_test(ctx, record, MAIN, max(stored))
+    numbers = [number for number in sorted(stored, reverse=descending) if not is_deleted(number)]
+
+    def next_numbers(after: int | None, count: int) -> Sequence[int]:
+        rest = numbers if after is None else [n for n in numbers if (n < after if descending else n > after)]
+        return rest[:count]
+
+    def version_of(number: int) -> models.TableVersion | None:
+        path = f"{versions_folder(MAIN)}/{stored[number].path}"
+
+        def read() -> VersionInfo:
+            with lance_errors(location):
+                return VersionInfo.of_manifest(ctx.storage.files(location).read(f"{location}/{path}"), number)
+
+        try:
+            return _wire_version(ctx, record, MAIN, number, path, stored[number], read)
+        except LanceNamespaceError as error:
+            if isinstance(error.__cause__, FileNotFoundError):  # it was cleaned up since it was listed
+                return None
+            raise
+
+    page, token = ctx.paging.fetch_page(scope, request.page_token, request.limit, next_numbers, lambda number: number)
+    with ThreadPoolExecutor(min(_READERS, len(page) or 1)) as pool:
+        versions = [version for version in pool.map(version_of, page) if version]
     if page and not versions:  # an empty list would say that the table has no data
         raise TableVersionNotFoundError(f"No version {page[0]}: it has just been cleaned up.")
     return models.ListTableVersionsResponse(versions=versions, page_token=token)

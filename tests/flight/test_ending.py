@@ -7,10 +7,12 @@ import os
 import signal
 import time
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import pyarrow as pa
 import pytest
 
 from tests.flight.conftest import NUMBERS, SqlServer, command, flight_port
@@ -183,3 +185,19 @@ def test_process_that_ends_by_itself_fails_its_query_alone(sql: SqlServer) -> No
         query.reader().read_all()
     wait_for(lambda: running_queries(sql) == 0)
     assert db.execute_query("SELECT 1 AS x").read_all().to_pylist() == [{"x": 1}]
+
+
+def test_point_query_takes_no_process(sql: SqlServer) -> None:
+    query = "SELECT text FROM numbers WHERE n = 7"
+    sql.lancedb().open_table("numbers").create_scalar_index("n", wait_timeout=timedelta(seconds=60))
+    for process in query_processes(sql):
+        os.kill(process, signal.SIGKILL)
+    wait_for(lambda: not query_processes(sql))
+    assert sql.lancedb("ann").execute_query(query).read_all().to_pylist() == [{"text": "number 7"}]
+    with sql.channel("ann") as wire:
+        info = wire.call("GetFlightInfo", command("CommandStatementQuery", query=query), "FlightInfo")
+        assert pa.ipc.read_schema(pa.py_buffer(info.schema)) == pa.schema([("text", pa.string())])
+        assert len(wire.stream("DoGet", info.endpoint[0].ticket)) == 2  # the schema and a batch
+    assert not query_processes(sql)
+    with pytest.raises(RuntimeError, match="numbers"):
+        sql.lancedb("bob").execute_query(query)

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict, deque
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
@@ -20,13 +20,15 @@ from tiltyard.api.bodies.arrow_responses import ResponseTooLargeError
 from tiltyard.api.errors import clear_tracebacks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from concurrent.futures import Executor
+
+    import pyarrow as pa
 
     from tiltyard.api.deadlines import Deadline
     from tiltyard.context import Context
     from tiltyard.flight.handles import QueryHandle
-    from tiltyard.sql.remote_query import RemoteQuery
+    from tiltyard.model.ids import Id
 
 AHEAD_BYTES = 8 << 20
 """Bytes of encoded rows that a query holds for its reader."""
@@ -51,11 +53,48 @@ class QueryCancelledError(InvalidInputError):
     """The query was cancelled."""
 
 
+class StartedQuery(Protocol):
+    """A query as it was started: in a process, or answered already. `RemoteQuery` says what its members are."""
+
+    schema: pa.Schema
+    tables: tuple[Id, ...]
+    first_messages: Sequence[bytes]
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def receive(self) -> list[bytes]: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class AnsweredQuery:
+    """A query whose rows were all read when it was started."""
+
+    has_ended = True
+
+    def __init__(self, schema: pa.Schema, table: Id, messages: Sequence[bytes]) -> None:
+        self.schema = schema
+        self.tables: tuple[Id, ...] = (table,)
+        self.first_messages = messages
+
+    def receive(self) -> list[bytes]:
+        return []
+
+    def kill(self) -> None:
+        """Do nothing: it has ended."""
+
+    def close(self) -> None:
+        """Do nothing, likewise."""
+
+
 class RunningQuery:
     """A query that was started. Its methods run on the event loop."""
 
     def __init__(
-        self, ctx: Context, handle: QueryHandle, query: RemoteQuery, deadline: Deadline, pool: Executor
+        self, ctx: Context, handle: QueryHandle, query: StartedQuery, deadline: Deadline, pool: Executor
     ) -> None:
         """`query` was started; `pool` has the threads that wait for its process."""
         self.handle = handle
@@ -144,6 +183,8 @@ class RunningQuery:
     async def _produce(self) -> None:
         """Take the rows from the query's process, and wait where the reader is slow."""
         loop = asyncio.get_running_loop()
+        for message in self._query.first_messages:
+            await self._put(message)
         while not self._query.has_ended:
             for message in await loop.run_in_executor(self._pool, self._query.receive):
                 await self._put(message)

@@ -22,7 +22,7 @@ from tiltyard.api.deadlines import Deadline
 from tiltyard.flight.calls import Call, Calls
 from tiltyard.flight.catalog_commands import answer, schema_of
 from tiltyard.flight.credentials import bearer_token
-from tiltyard.flight.encoding import encode_batch, encode_schema, schema_message
+from tiltyard.flight.encoding import encode_batch, encode_schema, has_dictionaries, schema_message
 from tiltyard.flight.handles import QueryHandle, decode_handle
 from tiltyard.flight.messages import (
     CANCELLED,
@@ -34,12 +34,20 @@ from tiltyard.flight.messages import (
     pack,
     unpack,
 )
-from tiltyard.flight.queries import UNLIMITED_SECONDS, Queries, QueryState, RunningQuery
+from tiltyard.flight.queries import (
+    UNLIMITED_SECONDS,
+    AnsweredQuery,
+    Queries,
+    QueryState,
+    RunningQuery,
+    StartedQuery,
+)
 from tiltyard.flight.siblings import Siblings, UnreachableError
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import Pool
 from tiltyard.sql.errors import READ_ONLY
 from tiltyard.sql.parameters import encode_parameters
+from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
 from tiltyard.sql.process_messages import Form
 from tiltyard.sql.remote_query import RemoteQuery, query_request
 
@@ -141,6 +149,13 @@ class FlightService:
             return MESSAGES["SchemaResult"](schema=schema_message(schema))
 
     async def _plan_schema(self, call: Call, handle: QueryHandle) -> pa.Schema:
+        point_query = _point_query(call, handle)
+        if point_query is not None:
+            with self._slot(call):
+                opened = await self._in_thread(open_point_query, call.ctx, point_query)
+            if opened is not None:
+                call.record_tables(PLAN, (point_query.table,))
+                return opened.schema
         return (await self._plan(call, handle)).schema
 
     async def _plan(self, call: Call, handle: QueryHandle, *, has_values: bool = True) -> RemoteQuery:
@@ -223,13 +238,28 @@ class FlightService:
         slot = self._slot(call)
         with slot:
             deadline = _deadline(call.ctx)
-            options = {"form": Form.FLIGHT, "parameters": handle.parameters}
-            started = await self._start_remotely(call, handle, EXECUTE, deadline, **options)
+            started = await self._answer_point_query(call, handle, deadline)
+            if started is None:
+                options = {"form": Form.FLIGHT, "parameters": handle.parameters}
+                started = await self._start_remotely(call, handle, EXECUTE, deadline, **options)
             query = RunningQuery(call.ctx, handle, started, deadline, self._threads)
             query.when_ended(lambda _: slot.release())
             slot.keep()
         self.queries.add(query)
         return query
+
+    async def _answer_point_query(self, call: Call, handle: QueryHandle, deadline: Deadline) -> StartedQuery | None:
+        """Answer a point query here, without a process; return None for any other query."""
+        point_query = _point_query(call, handle)
+        if point_query is None:
+            return None
+        answered: AnsweredQuery | None = await self._in_thread(_read, deadline.apply_to(call.ctx), point_query)
+        if answered is not None:
+            call.record_tables(EXECUTE, answered.tables)
+        return answered
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def _slot(self, call: Call) -> _Slot:
         """Acquire the slot of a query. Raises HttpError 429."""
@@ -360,6 +390,25 @@ class _Slot:
 def _deadline(ctx: Context) -> Deadline:
     """Start the deadline of a query."""
     return Deadline.start(ctx.settings.query_timeout or UNLIMITED_SECONDS, "query")
+
+
+def _point_query(call: Call, handle: QueryHandle) -> PointQuery | None:
+    """Return the point query that a query is, if any. Raises InvalidInputError."""
+    if len(handle.query) > call.ctx.settings.sql_max_length:
+        return None
+    return parse_point_query(handle.query, Id(handle.namespace), Id(handle.database), handle.parameters)
+
+
+def _read(ctx: Context, query: PointQuery) -> AnsweredQuery | None:
+    """Return the rows of a point query as FlightData; None where it is left to DataFusion."""
+    opened = open_point_query(ctx, query)
+    batches = None if opened is None else opened.read(ctx)
+    if opened is None or batches is None:
+        return None
+    dictionaries = has_dictionaries(opened.schema)
+    messages = [encode_schema(opened.schema)]
+    messages += [b"".join(parts) for batch in batches for parts in encode_batch(batch, dictionaries=dictionaries)]
+    return AnsweredQuery(opened.schema, query.table, messages)
 
 
 def _codec(request: str) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:

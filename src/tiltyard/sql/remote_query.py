@@ -46,6 +46,8 @@ class RemoteQuery:
         self.parameters: pa.Schema = pa.schema([])
         self.tables: tuple[Id, ...] = ()
         """The ids of its tables, also if planning fails."""
+        self.first_messages: Sequence[bytes] = ()
+        """Parts of its rows that have come with its plan."""
 
     def start(self) -> None:
         """Plan the query, and let it run unless it is only to be planned. It is closed if that fails.

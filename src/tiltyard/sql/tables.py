@@ -61,6 +61,11 @@ class TableRef:
     tag: str | None = None
 
 
+def namespace_of_schema(schema: str, database: Id) -> Id:
+    """Return the namespace within a database that is a schema. Raises InvalidInputError for a name that none has."""
+    return Id((*database, *(() if schema == PUBLIC else parse_id(schema, _DELIMITER))))
+
+
 class QueryTables:
     """The tables of one query: looks them up for its reader, and remembers which they are."""
 
@@ -88,7 +93,7 @@ class QueryTables:
         """Return the namespace that is a schema. Raises InvalidInputError for a name that no namespace has."""
         if schema == DEFAULT_SCHEMA:
             return self._default_namespace
-        return Id((*self.ctx.database, *(() if schema == PUBLIC else parse_id(schema, _DELIMITER))))
+        return namespace_of_schema(schema, self.ctx.database)
 
     def parse_name(self, text: str) -> Id:
         """Return the id of a table that is named in a text: `films` or `sales.films`. Raises InvalidInputError."""

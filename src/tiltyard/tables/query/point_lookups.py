@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(?:-?\d{1,19}|'[^'\\]{0,256}')\s*")
 _INDICES = frozenset({"btree", "bitmap"})
 _MAX_ROWS = 100
-_MANY_ROWS = 256
+MANY_ROWS = 256
 """Rows with one value from which on the look-ups of a column get a limit."""
 
 SLOW_SECONDS = 0.01
@@ -60,17 +60,21 @@ class LookupPace:
 
 
 @dataclass(frozen=True, slots=True)
-class _LookupColumns:
+class LookupColumns:
     """Columns of a version with an index that covers all rows; those with many rows of one value; the pace."""
 
     columns: frozenset[str]
     with_many_rows: set[str] = field(default_factory=set)
     pace: LookupPace = field(default_factory=LookupPace)
 
+    def has_few_rows(self, column: str) -> bool:
+        """Return whether a column has an index that covers all rows, and no value of many rows was seen."""
+        return column in self.columns and column not in self.with_many_rows
 
-def _lookup_columns(dataset: lance.LanceDataset) -> _LookupColumns:
+
+def lookup_columns(dataset: lance.LanceDataset) -> LookupColumns:
     """Read the look-up columns of a version."""
-    return _LookupColumns(_fully_indexed_columns(dataset))
+    return LookupColumns(_fully_indexed_columns(dataset))
 
 
 def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Context | None:
@@ -89,7 +93,7 @@ def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Cont
     names = column_names(snapshot) if requested is None else tuple(requested)
     if not cache.has((table.record.location, MAIN), snapshot.dataset, names):
         return None
-    lookups = snapshot.fact(_lookup_columns)
+    lookups = snapshot.fact(lookup_columns)
     if column not in lookups.columns or not lookups.pace.is_fast:
         return None
     started = perf_counter()
@@ -103,15 +107,11 @@ def unlimited_lookup(snapshot: Snapshot, expression: str) -> Callable[[int], Non
     notes the columns with many rows of one value, whose look-ups get a limit from then on.
     """
     match = _LOOKUP.fullmatch(expression)
-    if (
-        match is None
-        or match[1] not in (lookups := snapshot.fact(_lookup_columns)).columns
-        or match[1] in lookups.with_many_rows
-    ):
+    if match is None or not (lookups := snapshot.fact(lookup_columns)).has_few_rows(match[1]):
         return None
 
     def on_batch_rows(count: int) -> None:
-        if count > _MANY_ROWS:
+        if count > MANY_ROWS:
             lookups.with_many_rows.add(match[1])
 
     return on_batch_rows

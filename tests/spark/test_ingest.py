@@ -22,7 +22,7 @@ from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, T
 from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.sources import discovery
+from tiltyard.pipeline.sources import discovery, inspection
 from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
@@ -135,6 +135,17 @@ def test_ingest_files_that_differ_are_looked_at_in_tasks_and_bridged_or_named(
         put(tmp_path, second_name)
     with pytest.raises(TableNotFoundError):
         table_of(catalog, second_name).describe()
+
+
+def test_ingest_large_csv_is_cut_at_records_that_tasks_look_for(
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "MAX_RANGES_IN_DRIVER", 1)
+    monkeypatch.setattr(inspection, "RANGE_BYTES", 4000)
+    name, texts = fresh("cut"), [f'{number},"two\nlines, a ""{number}""' for number in range(500)]
+    (tmp_path / "1.csv").write_text("id,text\n" + "".join(f'{text}"\n' for text in texts))
+    put(tmp_path / "1.csv", name)
+    assert stored(catalog, name)["text"].to_pylist() == [f'two\nlines, a "{number}"' for number in range(500)]
 
 
 def test_ingest_text_is_told_with_the_types_that_were_guessed_and_added_in_those_of_the_table(

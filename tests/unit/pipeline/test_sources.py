@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import lance
@@ -19,10 +20,11 @@ import pytest
 from tiltyard.pipeline.plans.plan_file import PlanError, parse_plan
 from tiltyard.pipeline.sources import discovery, inspection
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones
-from tiltyard.pipeline.sources.csv_records import split_records
+from tiltyard.pipeline.sources.csv_records import CsvDialect, split_records
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
-from tiltyard.pipeline.sources.readers import Format
+from tiltyard.pipeline.sources.readers import Format, Piece
+from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.types import SchemaMode, common_type, format_type, parse_type
 from tiltyard.pipeline.table_location import scan_fragments
@@ -404,11 +406,42 @@ def test_csv_value_over_several_lines_is_never_cut(tmp_path: Path, monkeypatch: 
     whole = read(file)
     assert whole["text"].to_pylist() == [f"1,x\n2,y\n{'z' * 50}"] * 20
     monkeypatch.setattr(inspection, "RANGE_BYTES", 100)
-    with pytest.raises(RefusedError, match=r"rows.csv, line \d+: a value with a line break goes on .*--multiline"):
-        read(file)
-    assert read(file, multiline=True) == whole
+    assert len(find_source(SourceOptions(str(file))).pieces) > 10
+    assert read(file) == read(file, multiline=True) == whole
+    text = text.replace("id", '\ufeff"a\nb"', 1)  # the header has one, behind a byte order mark
+    assert read(csv(tmp_path, text)).rename_columns(["id", "text"]) == whole
     rows, rejected = rows_of(csv(tmp_path, 'id,text\n1,x\n2,"y\n3,z\n'))
     assert rows.num_rows == 1 and rejected == ["line 3: a quote is opened and not closed"]
+
+
+def test_csv_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(inspection, "RANGE_BYTES", 40)
+    file = csv(tmp_path, "id,text\n" + "".join(f"{n},abc\n" for n in range(20)))
+    source = find_source(SourceOptions(str(file)))
+    csv(tmp_path, file.read_text().replace("1,abc", '1,"bc', 1).replace("19,abc", '19,ab"'))
+    with pytest.raises(RefusedError, match=r"line \d+: a value goes on behind byte \d+, where a record began when"):
+        [row for piece in source.pieces for row in source.reader.read(piece)]
+
+
+def test_csv_is_cut_only_where_a_record_begins(tmp_path: Path) -> None:
+    random = Random(7)
+    for _ in range(300):
+        text = "".join(random.choices(["a", ",", '"', "\n", '""', ',"', '"\n'], k=random.randint(1, 60))).encode()
+        ends, is_open = split_records(text, ",")
+        path, part = tmp_path / "text.csv", random.randint(1, 12)
+        path.write_bytes(text)
+        ranges = [(start, min(start + part, len(text))) for start in range(0, len(text), part)]
+        pieces = [Piece(str(path), end - start, "1", (start, end), dialect=CsvDialect()) for start, end in ranges]
+        scans = ScanTask(tuple(pieces), {})()
+        cuts = [piece.part for piece in cut_at_records(pieces, scans)]
+        assert {start for start, _ in cuts} <= {0, *ends.tolist()}, (text, part)
+        assert b"".join(text[start:end] for start, end in cuts) == text
+        expected = {start for start, _ in ranges if start in ends} & {*ends.tolist()}
+        assert expected - {len(text)} <= {start for start, _ in cuts}, (text, part)  # each cut that can stay does
+        state = 0
+        for scan in scans:
+            state = int(scan.are_open[state])
+        assert bool(state) == is_open, (text, part)
 
 
 def test_split_records_with_quotes_anywhere_finds_the_ends_of_records() -> None:

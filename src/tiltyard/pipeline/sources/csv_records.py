@@ -19,6 +19,7 @@ from tiltyard.pipeline.task_errors import RefusedError
 MAX_RECORD_BYTES = 64 << 20
 """Maximum bytes of a record: a longer one has a quote that is never closed."""
 
+_SEARCH_BYTES = 64 << 10
 _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 _COLUMN = re.compile(r"^In CSV column #(\d+): ")
 _ROW = re.compile(r"Row #\d+: ")
@@ -53,15 +54,52 @@ class RecordBlock:
         return self.line + count_line_breaks(self.data[: int(self.ends[-2])] if len(self.ends) > 1 else b"")
 
 
-def split_records(data: bytes, delimiter: str) -> tuple[np.ndarray, bool]:
-    """Return the offsets after all line breaks that end a record, and whether the text ends within quotes."""
+def split_records(data: bytes, delimiter: str, *, is_open: bool = False) -> tuple[np.ndarray, bool]:
+    """Return the offsets after all line breaks that end a record, and whether the text ends within quotes.
+
+    `is_open` says whether it begins within quotes.
+    """
     breaks = _line_break_ends(data)
+    runs, states = _quote_states(data, delimiter, is_open=is_open)
+    if not len(runs):
+        return (breaks[:0] if is_open else breaks), is_open
+    return breaks[~states[np.searchsorted(runs, breaks)]], bool(states[-1])
+
+
+def scan_lines(data: bytes, delimiter: str, *, is_open: bool) -> tuple[int | None, bool]:
+    """Return the offset where the first record of some lines begins, None without one, and whether they end in quotes.
+
+    `is_open` says whether they begin within quotes.
+    """
+    _, states = _quote_states(data, delimiter, is_open=is_open)
+    if not is_open:
+        return 0, bool(states[-1])
+    for size in (_SEARCH_BYTES, len(data)):
+        ends, _ = split_records(data[:size], delimiter, is_open=True)
+        if len(ends):
+            return (int(ends[0]) if ends[0] < len(data) else None), bool(states[-1])
+    return None, bool(states[-1])
+
+
+def _quote_states(data: bytes, delimiter: str, *, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets of runs of quotes that may open or close a value, and whether the text is within quotes.
+
+    The second is first how the text begins, then how it goes on behind each run. Only runs of an odd number count: an
+    even one is an empty value, or quotes within one. A run where a value begins opens one or closes one; any other
+    closes what is open, and is part of the text where nothing is.
+    """
     if _QUOTE not in data:
-        return breaks, False
-    quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE)
-    if _quotes_are_regular(data, quotes, delimiter):
-        return breaks[np.searchsorted(quotes, breaks) % 2 == 0], len(quotes) % 2 == 1
-    return _split_irregular(data, breaks, delimiter)
+        return np.empty(0, np.int64), np.array([is_open])
+    buffer = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(buffer == _QUOTE)
+    firsts = np.flatnonzero(np.diff(quotes, prepend=-2) != 1)
+    runs = quotes[firsts[np.diff(firsts, append=len(quotes)) % 2 == 1]]
+    begins_value = np.zeros(256, bool)
+    begins_value[list(delimiter.encode() + b"\n\r")] = True
+    toggles = begins_value[buffer[np.maximum(runs, 1) - 1]] | (runs == 0)
+    count = np.cumsum(toggles)
+    count_at_close = np.maximum.accumulate(np.where(toggles, -int(is_open), count))
+    return runs, np.append(is_open, (count - count_at_close) % 2 == 1)
 
 
 def read_record_blocks(chunks: Iterable[bytes], delimiter: str, line: int = 1) -> Iterator[RecordBlock]:
@@ -242,26 +280,3 @@ def _line_break_ends(data: bytes) -> np.ndarray:
 def count_line_breaks(data: bytes) -> int:
     """Count the line breaks of a text."""
     return data.count(b"\n") or data.count(b"\r")
-
-
-def _quotes_are_regular(data: bytes, quotes: np.ndarray, delimiter: str) -> bool:
-    """Return whether each opening quote begins a value, or is the second one of a doubled quote.
-
-    Then the number of quotes before an offset says whether it is within quotes.
-    """
-    opening = quotes[::2]
-    preceding = np.frombuffer(data, np.uint8)[np.maximum(opening, 1) - 1]
-    allowed = np.frombuffer(delimiter.encode() + b'\n\r"', np.uint8)
-    return bool(np.all(np.isin(preceding, allowed) | (opening == 0)))
-
-
-def _split_irregular(data: bytes, breaks: np.ndarray, delimiter: str) -> tuple[np.ndarray, bool]:
-    """Split records where quotes stand within values: only a quote at a value's beginning opens."""
-    before = re.escape(delimiter.encode())
-    value = re.compile(rb"(?:^|(?<=[\n\r]|" + before + rb'))"[^"]*(?:""[^"]*)*("|$)')
-    spans = [(match.start(), match.end(), bool(match[1])) for match in value.finditer(data)]
-    starts = np.array([begin for begin, _, _ in spans], dtype=np.int64)
-    ends = np.array([end for _, end, _ in spans], dtype=np.int64)
-    span = np.searchsorted(starts, breaks - 1, side="right") - 1
-    inside = (span >= 0) & (breaks - 1 < np.append(ends, 0)[span])
-    return breaks[~inside], bool(spans) and not spans[-1][2]

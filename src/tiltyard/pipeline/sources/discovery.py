@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import lance
 import pyarrow as pa
@@ -19,6 +19,7 @@ from tiltyard.pipeline.sources.filesystem import FileInfo, base_folder, list_fil
 from tiltyard.pipeline.sources.inspection import (
     HEAD_BYTES,
     RANGE_BYTES,
+    CsvSampleTask,
     InspectedFile,
     InspectionTask,
     csv_reader,
@@ -27,6 +28,7 @@ from tiltyard.pipeline.sources.inspection import (
 )
 from tiltyard.pipeline.sources.partitions import HIVE, read_partitions
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
+from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
 from tiltyard.pipeline.sources.spark_formats import SPARK_FORMATS
 from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, merge_schemas
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
@@ -44,6 +46,8 @@ LATER_FILE_BYTES = 128 << 10
 
 MAX_FILES_IN_DRIVER = 512
 """Up to so many files are inspected in the driver, more of them in Spark tasks."""
+MAX_RANGES_IN_DRIVER = 8
+"""Up to so many ranges of CSV files are scanned for records in the driver, more of them in Spark tasks."""
 
 _FILES_PER_TASK = 64
 _INSPECTION_THREADS = 16
@@ -56,7 +60,22 @@ _FORMATS_BY_EXTENSION = {
 _IMAGE_METADATA = "metadata.jsonl"
 _UNSUPPORTED_COMPRESSIONS = ("bz2", "zst", "xz", "zip", "lz4", "7z", "br", "snappy", "z")
 
-Inspector = Callable[[InspectionTask], list[InspectedFile]]
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class SplittableTask(Protocol[R_co]):
+    """A task over files, or over ranges of them, that can be split into tasks of `count` each."""
+
+    def __len__(self) -> int: ...
+    def __call__(self) -> Sequence[R_co]: ...
+    def split(self, count: int) -> Sequence[Callable[[], Sequence[R_co]]]: ...
+
+
+class Inspector(Protocol):
+    """Runs a task in parts; returns the results in order."""
+
+    def __call__(self, task: SplittableTask[R], /) -> list[R]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +131,22 @@ def find_source(options: SourceOptions, inspect: Inspector | None = None) -> Sou
     return _file_source(format_, files, options, inspect)
 
 
-def inspect_in_threads(task: InspectionTask) -> list[InspectedFile]:
+def inspect_in_threads(task: SplittableTask[R]) -> list[R]:
     """Inspect files in threads of this process."""
     with ThreadPoolExecutor(_INSPECTION_THREADS) as pool:
-        return [file for files in pool.map(call_task, task.split(1)) for file in files]
+        return [result for results in pool.map(call_task, task.split(1)) for result in results]
 
 
 def spark_inspector(run: Run, spark: SparkSession | LazySession) -> Inspector:
-    """Return an inspector that runs Spark tasks for many files."""
+    """Return an inspector that runs Spark tasks for many files, and for ranges of large ones."""
 
-    def inspect(task: InspectionTask) -> list[InspectedFile]:
-        if len(task.files) <= MAX_FILES_IN_DRIVER:
+    def inspect(task: SplittableTask[R]) -> list[R]:
+        is_scan = isinstance(task, ScanTask)  # which reads all of its bytes
+        if len(task) <= (MAX_RANGES_IN_DRIVER if is_scan else MAX_FILES_IN_DRIVER):
             return inspect_in_threads(task)
-        results = run_tasks(spark, run, call_task, task.split(_FILES_PER_TASK), name="inspect files")
-        return [file for files in results for file in files]
+        parts = task.split(1 if is_scan else _FILES_PER_TASK)
+        results = run_tasks(spark, run, call_task, parts, name="inspect files")
+        return [result for part in results for result in part]
 
     return inspect
 
@@ -196,6 +217,8 @@ def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOpti
         format_, tuple(files), options.storage, dialect, options.nulls, head_bytes=HEAD_BYTES, whole=options.multiline
     )
     inspected = _inspect_files(task, inspect)
+    if format_ is Format.CSV:
+        inspected = _cut_at_records(inspected, options.storage, inspect)
     pieces = tuple(piece for file in inspected for piece in file.pieces)
     if not pieces:
         raise RefusedError(f"{files[0].path} holds no rows.")
@@ -218,6 +241,22 @@ def _inspect_files(task: InspectionTask, inspect: Inspector) -> list[InspectedFi
         return inspect(task)
     first, later = replace(task, files=task.files[:1]), task.files[1:]
     return [*first(), *(inspect(replace(task, files=later, head_bytes=LATER_FILE_BYTES)) if later else [])]
+
+
+def _cut_at_records(
+    files: Sequence[InspectedFile], storage: Mapping[str, str], inspect: Inspector
+) -> list[InspectedFile]:
+    """Let the pieces of large CSV files begin with records, and infer types from samples of them, too."""
+    large = [file for file in files if len(file.pieces) > 1]
+    if not large:
+        return list(files)
+    scans = iter(inspect(ScanTask(tuple(piece for file in large for piece in file.pieces), storage)))
+    cut = [
+        replace(file, pieces=cut_at_records(file.pieces, list(itertools.islice(scans, len(file.pieces)))))
+        for file in large
+    ]
+    sampled = {file.path: file for file in inspect(CsvSampleTask(tuple(cut), storage))}
+    return [sampled.get(file.path, file) for file in files]
 
 
 def _add_partition_columns(source: Source, inspected: Sequence[InspectedFile], options: SourceOptions) -> Source:

@@ -40,7 +40,10 @@ _SAMPLES, _SAMPLE_BYTES = 8, 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class InspectedFile:
-    """A file's schema and its pieces. The schema of CSV is inferred; JSON lines have a `profile` instead."""
+    """A file's schema and its pieces. The schema of CSV is inferred; JSON lines have a `profile` instead.
+
+    Pieces of CSV begin at any byte until they are cut at records.
+    """
 
     path: str
     schema: pa.Schema
@@ -62,6 +65,9 @@ class InspectionTask:
     nulls: tuple[str, ...] = ()
     head_bytes: int = HEAD_BYTES
     whole: bool = False
+
+    def __len__(self) -> int:
+        return len(self.files)
 
     def __call__(self) -> list[InspectedFile]:
         """Inspect the files. Raises RefusedError for one that is not of the format."""
@@ -115,24 +121,14 @@ class InspectionTask:
         except pa.ArrowInvalid as error:
             raise RefusedError(f"{file.path} is not a CSV file: {error}") from error
         pieces = tuple(replace(piece, names=names, dialect=dialect) for piece in self._ranges(file))
-        for sample in self._samples(file, pieces):
-            schema = _merge_csv_schemas(schema, infer_csv_schema(sample, names, dialect))
         return InspectedFile(file.path, schema, pieces)
 
     def _inspect_json(self, file: FileInfo) -> InspectedFile:
         head, complete = read_head(file, self.storage, self.head_bytes)
         profile, pieces = profile_json(head, complete=complete), self._ranges(file)
-        for sample in self._samples(file, pieces):
-            profile.merge(profile_json(sample, complete=True))
+        for sample in _samples(pieces, self.storage):
+            profile.merge(profile_json(sample[sample.find(b"\n") + 1 : sample.rfind(b"\n") + 1], complete=True))
         return InspectedFile(file.path, pa.schema([]), pieces, profile)
-
-    def _samples(self, file: FileInfo, pieces: Sequence[Piece]) -> Iterator[bytes]:
-        """Yield whole lines from within a large file, which its beginning need not represent."""
-        with open_file(file.path, self.storage) as opened:
-            for piece in pieces[1 :: max(1, len(pieces) // _SAMPLES)]:
-                opened.seek(piece.part[0])
-                text = bytes(opened.read(_SAMPLE_BYTES))
-                yield text[text.find(b"\n") + 1 : text.rfind(b"\n") + 1]
 
     def _ranges(self, file: FileInfo) -> tuple[Piece, ...]:
         if file.path.lower().endswith(".gz"):
@@ -140,6 +136,41 @@ class InspectionTask:
         count = 1 if self.whole else -(-file.size // RANGE_BYTES)
         cuts = [file.size * number // count for number in range(count + 1)]
         return tuple(Piece(file.path, b - a, file.revision, (a, b)) for a, b in itertools.pairwise(cuts))
+
+
+@dataclass(frozen=True, slots=True)
+class CsvSampleTask:
+    """A task that infers types of CSV files also from samples within large ones, whose pieces begin with records."""
+
+    files: tuple[InspectedFile, ...]
+    storage: Mapping[str, str]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __call__(self) -> list[InspectedFile]:
+        """Return the files with the types that their samples fit, too."""
+        return [self._add_samples(file) for file in self.files]
+
+    def split(self, count: int) -> list[CsvSampleTask]:
+        """Split the task into tasks of `count` files each."""
+        return [replace(self, files=self.files[first : first + count]) for first in range(0, len(self.files), count)]
+
+    def _add_samples(self, file: InspectedFile) -> InspectedFile:
+        schema, names, dialect = file.schema, file.pieces[0].names, file.pieces[0].dialect or CsvDialect()
+        for sample in _samples(file.pieces, self.storage):
+            ends, _ = split_records(sample, dialect.delimiter)
+            records = sample[: int(ends[-1])] if len(ends) else b""
+            schema = _merge_csv_schemas(schema, infer_csv_schema(records, names, dialect))
+        return replace(file, schema=schema)
+
+
+def _samples(pieces: Sequence[Piece], storage: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield what some pieces of a large file begin with: the beginning of the file need not represent them."""
+    with open_file(pieces[0].path, storage) as opened:
+        for piece in pieces[1 :: max(1, len(pieces) // _SAMPLES)]:
+            opened.seek(piece.part[0])
+            yield bytes(opened.read(_SAMPLE_BYTES))
 
 
 def _merge_csv_schemas(left: pa.Schema, right: pa.Schema) -> pa.Schema:

@@ -172,8 +172,8 @@ class SourceReader:
             for block in read_record_blocks(chunks, dialect.delimiter, text.line):
                 if block.is_open and not text.is_at_end():
                     raise RefusedError(
-                        f"{piece.path}, {text.locate(block.last_line)}: a value with a line break goes on behind byte "
-                        f"{piece.part[1]}, where the file is cut into tasks: read each file as a whole (--multiline)."
+                        f"{piece.path}, {text.locate(block.last_line)}: a value goes on behind byte {piece.part[1]}, "
+                        "where a record began when the file was inspected: leave it as it is while it is read."
                     )
                 yield from _to_batches(parse_records(block, parser), text)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 BLOCK_BYTES = 8 << 20
+_SEARCH_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,19 @@ def read_line_blocks(file: IO[bytes], start: int, end: int | None, size: int = B
         remainder = data[cut:]
     if remainder:
         yield remainder
+
+
+def find_line(file: IO[bytes], start: int, end: int) -> int:
+    """Return the offset of the first line that begins in the bytes from `start` to `end`; `end` or more without one."""
+    if not start:
+        return 0
+    position = start - 1
+    file.seek(position)
+    while position < end and (chunk := file.read(_SEARCH_BYTES)):
+        if (found := chunk.find(b"\n")) >= 0:
+            return position + found + 1
+        position += len(chunk)
+    return end
 
 
 def drop_incomplete_line(head: bytes, *, complete: bool) -> bytes:

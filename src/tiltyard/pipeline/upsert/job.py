@@ -91,7 +91,9 @@ def upsert(
         str, "Partition columns in folder names: hive (year=2013/…, the default), off, or the columns (year/month)."
     ] = "hive",
     null_value: Annotated[list[str], "An unquoted CSV value that is null (NA), besides the empty one."] = [],  # noqa: B006  # the registry copies it
-    multiline: Annotated[bool, "CSV values hold line breaks: one task reads each file."] = False,
+    multiline: Annotated[
+        bool, "One task reads each CSV file, and reads it once; values with line breaks are read without it, too."
+    ] = False,
     select: Annotated[list[str], "Only these columns of the source: a,b.", ColumnNames()] = [],  # noqa: B006  # the same
     rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the same
     cast: Annotated[dict[str, str], "The type of a column: int64, float32[128], decimal(10, 2), …"] = {},  # noqa: B006  # the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,11 +23,12 @@ from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
-from tiltyard.storage import Storage, StorageError
+from tiltyard.storage import Storage, StorageError, datasets
 from tiltyard.tables.commits import process_state
 from tiltyard.tables.commits.commit import create_table_version
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.maintenance.repair import repair_table
+from tiltyard.tables.query.query import count_table_rows
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.versions.versions import describe_table_version, list_table_versions
@@ -275,3 +277,43 @@ def test_objects_versions_are_listed_by_one_list_and_each_is_read_once(counted: 
     first = list_table_versions(counted, models.ListTableVersionsRequest(id=["t"], limit=2, descending=True))
     assert [version.version for version in first.versions] == [4, 3]
     assert listed(counted, page_token=first.page_token, descending=True) == [2]
+
+
+def insert(ctx: Context, key: int) -> int | None:
+    return insert_into_table(ctx, models.InsertIntoTableRequest(id=["t"]), small(rows(1, key))).version
+
+
+def count_served(ctx: Context) -> int:
+    return count_table_rows(ctx, models.CountTableRowsRequest(id=["t"]))
+
+
+def test_objects_latest_version_is_looked_up_in_the_catalog(counted: Context, proxy: S3Proxy) -> None:
+    """And a version of another server is seen at once."""
+    create(counted)
+    assert insert(counted, 10) == 2
+    assert requests_of(counted, proxy, lambda: count_served(counted)) == {}
+    assert requests_of(counted, proxy, lambda: insert(counted, 11))["LIST versions"] <= 1  # Lance's own, at its commit
+    other = Context(open_services(counted.settings))
+    assert count_served(other) == 5
+    assert insert(other, 12) == 4
+    assert count_served(counted) == 6  # not marked as final yet
+    other.services.finalized_log.flush()
+    assert count_served(counted) == 6
+    assert requests_of(counted, proxy, lambda: count_served(counted)) == {}
+    other.services.store.close()
+
+
+def test_objects_commit_that_bypassed_the_catalog_is_met_by_a_commit_and_seen_by_readers_soon(
+    counted: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = create(counted)
+    assert insert(counted, 10) == 2
+    assert count_served(counted) == 4
+    options = counted.storage.options(location)
+    lance.write_dataset(rows(1, 20), location, mode="append", storage_options=options)
+    assert insert(counted, 11) == 4
+    assert count_served(counted) == 6
+    lance.write_dataset(rows(1, 21), location, mode="append", storage_options=options)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + datasets._CONFIRMED_SECONDS)
+    assert count_served(counted) == 7

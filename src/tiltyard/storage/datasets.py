@@ -52,8 +52,19 @@ _MAX_SHARED = 1024
 """Datasets kept open."""
 _MAX_STEPS = 64
 """A dataset that is this many versions behind is opened anew."""
+_CONFIRMED_SECONDS = 5.0
+"""How long the catalog's word suffices that a version is the latest, after a list of the object store said so, too: a
+version that a commit bypassing the catalog put there is seen this much later at most."""
 _SETTLED_NS = 1_000_000_000
 """Two changes of a folder this far apart have different modification times; the clock of files is coarse."""
+
+
+class RecordedVersion(NamedTuple):
+    """The latest version of a managed table as the catalog has it, with its final name; no two have a staged path."""
+
+    table_id: int
+    version: int
+    staged_path: str
 
 
 def no_shared_bases(location: str, base: str) -> bool:
@@ -73,7 +84,9 @@ class Datasets:
     """Open datasets by location.
 
     Datasets from `open_for_reading` are shared between threads and never mutated: they are replaced when the table's
-    version moves, which is looked up each time, so that a commit made anywhere is seen by the next request.
+    version moves, which is looked up each time, so that a commit made anywhere is seen by the next request. On an
+    object store it is looked up in the catalog alone where callers pass the latest version that it has recorded, and a
+    list has confirmed that a moment ago.
     """
 
     def __init__(
@@ -178,9 +191,10 @@ class Datasets:
         branch: Branch = MAIN,
         version: int | None = None,
         tag: str | None = None,
+        recorded: RecordedVersion | None = None,
     ) -> lance.LanceDataset:
         """Return the dataset of `open_snapshot`: shared, so never mutate it. Raises the same."""
-        return self.open_snapshot(location, options, branch, version, tag).dataset
+        return self.open_snapshot(location, options, branch, version, tag, recorded).dataset
 
     def open_snapshot(
         self,
@@ -189,13 +203,15 @@ class Datasets:
         branch: Branch = MAIN,
         version: int | None = None,
         tag: str | None = None,
+        recorded: RecordedVersion | None = None,
     ) -> Snapshot:
         """Return a snapshot with a shared dataset, the latest version by default: read only, never mutate it.
 
+        `recorded` is the latest version of the branch as the catalog had it when this was called.
         Raises what `open_for_writing` raises, TableVersionNotFoundError, TableTagNotFoundError, InvalidInputError for
         an invalid name of a branch or tag.
         """
-        latest = self._open_latest(location, options, branch.check())
+        latest = self._open_latest(location, options, branch.check(), recorded)
         if tag is not None:
             self.check_references(location)
             return Snapshot(self.check_bases(location, _checkout_tag(latest.dataset, check_name(tag, "tag"))))
@@ -209,11 +225,13 @@ class Datasets:
         except (TableVersionNotFoundError, InvalidTableStateError, InvalidInputError) as error:
             raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.dataset.version}.") from error
 
-    def _open_latest(self, location: str, options: Mapping[str, str], branch: Branch) -> Snapshot:
-        snapshot = self.cached_snapshot(location, branch)
+    def _open_latest(
+        self, location: str, options: Mapping[str, str], branch: Branch, recorded: RecordedVersion | None
+    ) -> Snapshot:
+        snapshot = self.cached_snapshot(location, branch, recorded)
         if snapshot is None:
             dataset = self._advance(location, branch) or self.open_for_writing(location, options, branch)
-            snapshot = self.cache(location, branch, dataset)
+            snapshot = self.cache(location, branch, dataset, recorded)
         return snapshot
 
     def _advance(self, location: str, branch: Branch) -> lance.LanceDataset | None:
@@ -239,9 +257,12 @@ class Datasets:
         except (TableVersionNotFoundError, InvalidTableStateError):
             return None
 
-    def cache(self, location: str, branch: Branch, dataset: lance.LanceDataset) -> Snapshot:
+    def cache(
+        self, location: str, branch: Branch, dataset: lance.LanceDataset, recorded: RecordedVersion | None = None
+    ) -> Snapshot:
         """Share the dataset of a commit, so that the next request need not open the table again; return its snapshot.
 
+        `recorded` is the latest version as the catalog has it, read before the dataset was opened, or after its commit.
         The commit may have rebased on a version that nobody has checked, so a dataset that `check_bases` would refuse
         is not shared.
         """
@@ -250,6 +271,7 @@ class Datasets:
             return snapshot
         key = location, branch
         shared = _SharedSnapshot(snapshot, location, branch)
+        shared.confirm(recorded)
         with self._lock:
             self._shared[key] = shared
             self._shared.move_to_end(key)
@@ -261,14 +283,27 @@ class Datasets:
         """Whether main's latest version, as far as this process knows, is open."""
         return (location, MAIN) in self._shared
 
-    def cached_snapshot(self, location: str, branch: Branch = MAIN) -> Snapshot | None:
+    def cached_snapshot(
+        self, location: str, branch: Branch = MAIN, recorded: RecordedVersion | None = None
+    ) -> Snapshot | None:
         """Return the shared snapshot of a branch's latest version, None where that is not open."""
         key = (location, branch)
         with self._lock:
             shared = self._shared.get(key)
             if shared is not None:
                 self._shared.move_to_end(key)
-        return shared.snapshot if shared is not None and shared.is_latest() else None
+        if shared is None:
+            return None
+        if not shared.is_confirmed(recorded):
+            if not shared.is_latest():
+                return None
+            shared.confirm(recorded)
+        return shared.snapshot
+
+    def is_confirmed(self, location: str, branch: Branch, recorded: RecordedVersion | None) -> bool:
+        """Whether the recorded version is open, and was the latest of an object store's list a moment ago."""
+        shared = self._shared.get((location, branch))
+        return shared is not None and shared.is_confirmed(recorded)
 
     def forget(self, location: str, branch: Branch) -> None:
         """Drop the shared dataset of a branch, so that its latest version is looked up anew."""
@@ -307,7 +342,10 @@ _UNKNOWN = object()
 class _SharedSnapshot:
     """The snapshot of a branch's latest version, and what tells whether a commit came after it."""
 
-    __slots__ = ("_branch", "_branch_contents", "_confirmed_at", "dataset", "files", "snapshot")
+    __slots__ = (
+        *("_branch", "_branch_contents", "_confirmed", "_confirmed_at", "_confirmed_until"),
+        *("dataset", "files", "snapshot"),
+    )
 
     def __init__(self, snapshot: Snapshot, location: str, branch: Branch) -> None:
         self.snapshot = snapshot
@@ -319,6 +357,9 @@ class _SharedSnapshot:
         """Which branch this is, on an object store: by now another may have its name, and as many versions."""
         self._confirmed_at: int | None = None
         """Modification time of the folder of versions when Lance last listed it and this was the latest."""
+        self._confirmed: RecordedVersion | None = None
+        """On an object store: what the catalog has of this version, which a list found to be the latest."""
+        self._confirmed_until = 0.0
         if self.files is None and not branch.is_main:
             with suppress(LanceNamespaceError):  # the dataset may come from a commit, which has been made
                 self._branch_contents = _branch_contents(dataset, branch)
@@ -339,6 +380,15 @@ class _SharedSnapshot:
         if os.access(files.next_manifest, os.F_OK):  # raises nothing for a missing file: a third of a stat's time
             return False
         return not os.access(files.references, os.F_OK) or self._is_last_in_folder(files.versions)
+
+    def confirm(self, recorded: RecordedVersion | None) -> None:
+        """Remember that storage and the catalog agree that this is the latest version, if they do."""
+        if self.files is None and recorded is not None and recorded.version == self.dataset.version:
+            self._confirmed, self._confirmed_until = recorded, time.monotonic() + _CONFIRMED_SECONDS
+
+    def is_confirmed(self, recorded: RecordedVersion | None) -> bool:
+        """Whether the catalog still has the latest version that storage confirmed a moment ago."""
+        return recorded is not None and recorded == self._confirmed and time.monotonic() < self._confirmed_until
 
     def _is_last_in_folder(self, versions: str) -> bool:
         """Whether a version is the latest where tags or branches keep some: those right behind may be cleaned up.

@@ -13,6 +13,7 @@ from tiltyard.model.ids import table_id
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
+from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,8 @@ def open_for_reading(
         check_not_deleted(ctx, record, branch, version)
     storage = ctx.storage
     options = storage.options(record.location)
-    return OpenTable(record, storage.datasets.open_snapshot(record.location, options, branch, version, tag))
+    recorded = recorded_latest(ctx, record, branch)
+    return OpenTable(record, storage.datasets.open_snapshot(record.location, options, branch, version, tag, recorded))
 
 
 def open_cached(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:
@@ -87,7 +89,8 @@ def _open_fresh(ctx: Context, record: TableRecord, branch: Branch, freshness: Fr
     while True:
         _finalize_pending(ctx, record)
         looked_up_at = ctx.clock()
-        snapshot = datasets.open_snapshot(record.location, options, branch)
+        recorded = recorded_latest(ctx, record, branch)
+        snapshot = datasets.open_snapshot(record.location, options, branch, recorded=recorded)
         version = int(snapshot.dataset.version)
         if freshness.is_met_by(version, looked_up_at):
             return snapshot

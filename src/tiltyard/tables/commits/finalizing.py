@@ -190,6 +190,7 @@ def _move(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersi
         )
     except ConcurrentModificationError:
         ctx.store.roll_back_version(record)
+        storage.datasets.forget(location, Branch(record.branch))
         raise
 
 

@@ -157,7 +157,7 @@ def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) ->
                 retry.wait_or_raise(error)
                 continue
         if committed is not dataset:  # of no rows there is no version
-            snapshot = target.ctx.storage.datasets.cache(target.location, target.branch, committed)
+            snapshot = target.share(committed)
             if checked is not None:
                 checked.remember(target.ctx, snapshot, written)
         version = target.mark_written(int(committed.version))

@@ -13,6 +13,7 @@ from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.store import DROPPED
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.opening import open_to_commit
+from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.storage.datasets import CommitRoute
+    from tiltyard.storage.version_cache import Snapshot
     from tiltyard.store import TableRecord
 
 _LANCE_RETRIES = 100  # within the time that conflicts may take
@@ -77,8 +79,14 @@ class WriteTarget:
 
         Raises InvalidTableStateError for a table without data, TableBranchNotFoundError.
         """
-        storage = self.ctx.storage
-        return storage.datasets.open_for_reading(self.location, storage.options(self.location), self.branch)
+        storage, recorded = self.ctx.storage, recorded_latest(self.ctx, self.record, self.branch)
+        options = storage.options(self.location)
+        return storage.datasets.open_for_reading(self.location, options, self.branch, recorded=recorded)
+
+    def share(self, dataset: lance.LanceDataset) -> Snapshot:
+        """Share the handle of a version that was just committed; return its snapshot."""
+        recorded = recorded_latest(self.ctx, self.record, self.branch)
+        return self.ctx.storage.datasets.cache(self.location, self.branch, dataset, recorded)
 
     def dataset_to_commit(self) -> lance.LanceDataset:
         """Open the latest version as a handle to commit durable files through. Raises as `dataset` does."""
@@ -112,7 +120,7 @@ class WriteTarget:
         Raises TableNotFoundError for the first version of a table that was dropped meanwhile.
         """
         if is_direct or not self.record.managed:
-            self.ctx.storage.datasets.cache(self.location, self.branch, dataset)
+            self.share(dataset)
         return self.mark_written(int(dataset.version))
 
     def mark_written(self, version: int) -> int:

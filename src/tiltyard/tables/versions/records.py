@@ -16,7 +16,9 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.branches import MAIN
 from tiltyard.model.primary_keys import PROPERTY
 from tiltyard.model.spec import models
+from tiltyard.storage.datasets import RecordedVersion
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import LAST_VERSION, NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion
 
@@ -103,6 +105,19 @@ def records_of(ctx: Context, table: TableRecord, branch: Branch) -> Iterator[Ver
     while page := ctx.store.list_versions(table.id, branch.key, after, _PAGE):
         yield from page
         after = page[-1].version
+
+
+def recorded_latest(ctx: Context, table: TableRecord, branch: Branch) -> RecordedVersion | None:
+    """Return the latest version that the catalog has of a managed table's main branch on an object store.
+
+    None for all other tables and branches, and while it is not certain that the version has its final name.
+    """
+    if not table.managed or not branch.is_main or is_local(table.location):
+        return None
+    latest = ctx.store.latest_version(table.id, branch.key)
+    if latest is None or not (latest.finalized or ctx.services.finalized_log.has(latest)):
+        return None
+    return RecordedVersion(latest.table_id, latest.version, latest.staged_path)
 
 
 def stored_versions(ctx: Context, table: TableRecord, branch: Branch) -> dict[int, StoredVersion]:

@@ -28,7 +28,7 @@ from tiltyard.tables.commits.finalizing import finalize_pending, is_final
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.versions.deleted_versions import check_not_deleted, deletion_test
-from tiltyard.tables.versions.records import listed_manifests, wire_version
+from tiltyard.tables.versions.records import listed_manifests, recorded_latest, wire_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -328,6 +328,9 @@ def describe_version(
 
 def latest_manifest(ctx: Context, record: TableRecord, branch: Branch) -> models.TableVersion | None:
     """Return number and file of the latest version, without its metadata; None if the table is only declared."""
+    recorded = recorded_latest(ctx, record, branch)
+    if recorded is not None and ctx.storage.datasets.is_confirmed(record.location, branch, recorded):
+        return wire_version(record, ctx.store.describe_version(record.id, recorded.version, branch.key))
     dataset = _open_finalized(ctx, record, branch)
     if dataset is None:
         return None
@@ -346,7 +349,8 @@ def _open_finalized(
     finalize_pending(ctx, record.id, recent=False)
     try:
         options = ctx.storage.options(record.location)
-        return ctx.storage.datasets.open_for_reading(record.location, options, branch, version)
+        recorded = recorded_latest(ctx, record, branch)
+        return ctx.storage.datasets.open_for_reading(record.location, options, branch, version, recorded=recorded)
     except InvalidTableStateError:
         return None
 

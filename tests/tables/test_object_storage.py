@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 import lance
 import pytest
-from bench.s3_proxy import S3Proxy
+from bench.s3_proxy import S3Proxy, sequential_round_trips
 from lance_namespace import errors
 from moto.server import ThreadedMotoServer
 from msgspec import structs
@@ -25,12 +25,14 @@ from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.storage import Storage, StorageError, datasets
 from tiltyard.tables.commits import process_state
+from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.commit import create_table_version
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.maintenance.repair import repair_table
 from tiltyard.tables.query.query import count_table_rows
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.versions.tags import create_table_tag
 from tiltyard.tables.versions.versions import describe_table_version, list_table_versions
 
 
@@ -200,14 +202,14 @@ def test_objects_larger_than_the_bound_are_not_read_whole(ctx: Context) -> None:
     assert files.stat(staged) is not None
 
 
-def stage(ctx: Context, location: str, version: int) -> models.CreateTableVersionRequest:
+def stage(ctx: Context, location: str, version: int, name: str = "t") -> models.CreateTableVersionRequest:
     """Stage an append as a client does; return the request that commits it."""
     lance.write_dataset(rows(1), location, mode="append", storage_options=ctx.storage.options(location))
     files, final = ctx.storage.files(location), f"{location}/_versions/{2**64 - 1 - version}.manifest"
     assert files.write_if_not_exists(f"{final}-staged", files.read(final))
     files.delete([final])
     ctx.storage.datasets.evict(location)
-    request = models.CreateTableVersionRequest(id=["t"], version=version, manifest_path=f"{final}-staged")
+    request = models.CreateTableVersionRequest(id=[name], version=version, manifest_path=f"{final}-staged")
     return structs.replace(request, naming_scheme="V2")
 
 
@@ -317,3 +319,42 @@ def test_objects_commit_that_bypassed_the_catalog_is_met_by_a_commit_and_seen_by
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + datasets._CONFIRMED_SECONDS)
     assert count_served(counted) == 7
+
+
+def test_objects_batch_checks_its_tables_at_once(counted: Context, proxy: S3Proxy) -> None:
+    """As many requests in sequence for two tables as for one, and the first entry's refusal is the batch's."""
+    locations = {name: create(counted, name) for name in ("t", "u")}
+    staged = [stage(counted, location, 2, name) for name, location in locations.items()]
+
+    def commit(*requests: models.CreateTableVersionRequest) -> models.BatchCommitTablesResponse:
+        operations = [models.CommitTableOperation(create_table_version=request) for request in requests]
+        return batch_commit_tables(counted, models.BatchCommitTablesRequest(operations=operations))
+
+    bad = [structs.replace(request, version=7 + index) for index, request in enumerate(staged)]
+    with pytest.raises(errors.InvalidInputError, match="is of version 2, not 7"):
+        commit(*bad)
+    requests_of(counted, proxy, lambda: None)
+    proxy.delay = 0.2
+    try:
+        commit(*staged)
+    finally:
+        proxy.delay = 0.0
+    assert sequential_round_trips(proxy.drain()) in (3, 4)  # 5 where the second table is checked after the first
+    assert [count(counted, location) for location in locations.values()] == [4, 4]
+
+
+def test_objects_tag_is_created_without_reading_the_others(counted: Context, proxy: S3Proxy) -> None:
+    create(counted)
+    insert(counted, 10)
+
+    def tag(name: str, version: int = 1) -> models.CreateTableTagResponse:
+        return create_table_tag(counted, models.CreateTableTagRequest(id=["t"], tag=name, version=version))
+
+    tag("a")
+    tag("b")
+    requests = requests_of(counted, proxy, lambda: tag("c"))
+    assert requests == {"HEAD manifest": 2, "HEAD reference": 1, "PUT reference": 1}
+    with pytest.raises(errors.TableTagAlreadyExistsError, match="'c' exists already: update it"):
+        tag("c")
+    with pytest.raises(errors.TableVersionNotFoundError):
+        tag("d", 9)

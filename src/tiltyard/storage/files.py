@@ -19,7 +19,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.storage.locations import check_no_links
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _MAX_ATTEMPTS = 5
 LARGEST_FILE = 64 << 20
@@ -118,6 +118,9 @@ class Files(Protocol):
 
     def stat(self, location: str) -> FileStat | None:
         """Return a file's size and entity tag; None if there is none."""
+
+    def stat_all(self, locations: Sequence[str]) -> list[FileStat | None]:
+        """Return the stats of a few files, in their order; of objects they are requested at the same time."""
 
     def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
         """Write a file atomically unless there is one; return its stat, None if there is one. Of several writers, one
@@ -224,6 +227,9 @@ class LocalFiles:
             return _file_stat(os.stat(location))  # noqa: PTH116  # each commit does this
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def stat_all(self, locations: Sequence[str]) -> list[FileStat | None]:
+        return list(map(self.stat, locations))
 
     def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
         """Write a temporary file and link it, so that it appears with all its content or not at all; see Files."""

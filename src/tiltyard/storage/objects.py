@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from tiltyard.storage.files import CHUNK_BYTES, LARGEST_FILE, FileContent, FileE
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _DELETE_BATCH = 1000
 _FIRST_PAGE = 50
@@ -83,6 +84,10 @@ class ObjectFiles:
         except FileNotFoundError:
             return None
         return FileStat(meta["size"], meta["e_tag"])
+
+    def stat_all(self, locations: Sequence[str]) -> list[FileStat | None]:
+        with ThreadPoolExecutor(len(locations)) as pool:
+            return list(pool.map(self.stat, locations))
 
     def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
         """Put conditionally: the response has the entity tag; see Files."""

@@ -33,7 +33,7 @@ from tiltyard.tables.commits.commit_requests import (
     explain_conflict,
     manifests_to_sync,
     record_with_retry,
-    validate_version,
+    validate_versions,
 )
 from tiltyard.tables.commits.finalizing import finalize_batch, lost_version_error
 from tiltyard.tables.credentials import creator_storage_options
@@ -252,7 +252,16 @@ def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionR
     mounts = batch.ctx.services.mounts
     is_prefetched = batch.ctx.resolved is None and all(mounts.find(path) is None for path in paths)
     tables = batch.ctx.store.find_tables(paths) if is_prefetched else {}
-    planned = [_plan(batch, path, tables.get(path), request) for path, request in zip(paths, requests, strict=True)]
+    expected = [_table_to_commit(batch, path, tables.get(path)) for path in paths]
+    branches = [Branch.parse(request.branch) for request in requests]
+    news = validate_versions(
+        batch.ctx,
+        list(zip(expected, requests, strict=True)),
+        lambda index: batch.latest_version(paths[index], branches[index]),
+    )
+    planned = list(map(_PlannedVersion, paths, expected, news))
+    batch.news += news
+    batch.latest.update(zip(zip(paths, branches, strict=True), news, strict=True))
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         by_path = catalog.find_tables(paths)
@@ -269,16 +278,11 @@ def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionR
     return step
 
 
-def _plan(
-    batch: Batch, path: Id, table: TableRecord | None, request: models.CreateTableVersionRequest
-) -> _PlannedVersion:
+def _table_to_commit(batch: Batch, path: Id, table: TableRecord | None) -> TableRecord:
+    """Return the table that a version is for, of the catalog or of this batch."""
     expected = _expected_table(batch, path) if table is None or path in batch.declared else table
     check_commits_here(path, expected)
-    branch = Branch.parse(request.branch)
-    new = validate_version(batch.ctx, expected, request, batch.latest_version(path, branch), alone=False)
-    batch.latest[path, branch] = new
-    batch.news.append(new)
-    return _PlannedVersion(path, expected, new)
+    return expected
 
 
 def _expected_table(batch: Batch, path: Id) -> TableRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,6 +18,7 @@ from tiltyard.model.ids import table_id
 from tiltyard.model.operations import map_successes
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
+from tiltyard.storage.locations import is_local
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.commits.commit_requests import (
     check_keys_current,
@@ -26,7 +28,7 @@ from tiltyard.tables.commits.commit_requests import (
     manifests_to_sync,
     validate_version,
 )
-from tiltyard.tables.commits.finalizing import finalize_each
+from tiltyard.tables.commits.finalizing import MOST_THREADS, finalize_each
 from tiltyard.tables.opening import find_table
 
 if TYPE_CHECKING:
@@ -110,7 +112,11 @@ def _find_tables(calls: _Calls) -> _Tables:
 
 
 def _validate_all(calls: _Calls, tables: _Tables) -> list[_Validated | Exception]:
-    return [_validate(ctx, request, tables) for ctx, request in calls]
+    locations = {table.location for table in tables.values()}
+    if len(calls) < 2 or not locations or all(map(is_local, locations)):
+        return [_validate(ctx, request, tables) for ctx, request in calls]
+    with ThreadPoolExecutor(min(MOST_THREADS, len(calls))) as pool:
+        return list(pool.map(lambda call: _validate(call[0], call[1], tables), calls))
 
 
 def _validate(ctx: Context, request: models.CreateTableVersionRequest, tables: _Tables) -> _Validated | Exception:

@@ -29,6 +29,7 @@ from tiltyard.tables.commits.commit_requests import (
     record_with_retry,
     trusted_version,
     validate_version,
+    validate_versions,
     version_number,
 )
 from tiltyard.tables.commits.finalizing import finalize, finalize_batch
@@ -115,11 +116,7 @@ def _record_entries(
     if len({table.id for table in tables}) > 1:
         for table, entry in zip(tables, entries, strict=True):
             check_commits_here(table_id(entry.id), table)
-    news, latest = list[NewVersion](), dict[tuple[int, Branch], NewVersion]()
-    for table, entry in zip(tables, entries, strict=True):
-        key = table.id, Branch.parse(entry.branch)
-        news.append(validate_version(ctx, table, entry, latest.get(key), alone=False))
-        latest[key] = news[-1]
+    news = validate_versions(ctx, list(zip(tables, entries, strict=True)))
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(manifests_to_sync(news)):
         records = record_with_retry(ctx, news, lambda: ctx.store.transact(lambda catalog: _record_all(catalog, news)))

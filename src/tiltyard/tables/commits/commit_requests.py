@@ -33,7 +33,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
-from tiltyard.tables.commits.finalizing import finalize_pending
+from tiltyard.tables.commits.finalizing import MOST_THREADS, finalize_pending
 from tiltyard.tables.keys.enforcement import check_version, first_taken_key
 from tiltyard.tables.keys.errors import taken_sentence
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
@@ -45,7 +45,7 @@ from tiltyard.tables.versions.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tiltyard.context import Context
     from tiltyard.model.ids import Id
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tiltyard.versions")
 
 T = TypeVar("T")
+Result = TypeVar("Result")
 
 MAX_STORED_MANIFEST = 16 << 10
 """Bytes of a manifest that the catalog stores until its file is durable: one write to the disk instead of two."""
@@ -105,6 +106,49 @@ def _validate_version(
     if latest is not None or not _is_next(ctx, table, new, alone):
         _check_next(ctx, new, branch, latest)
     return _check_key(ctx, table, new, file.content)
+
+
+def validate_versions(
+    ctx: Context,
+    entries: Sequence[tuple[TableRecord, Entry]],
+    latest_of: Callable[[int], NewVersion | int | None] = lambda index: None,
+) -> list[NewVersion]:
+    """Validate versions that are recorded in one transaction: those of one table in order, several tables at once.
+
+    `latest_of(index)` is the latest version before an entry, if the caller knows better than storage. Raises what
+    `validate_version` raises for the first entry that is refused.
+    """
+    indexes_by_table: dict[str, list[int]] = {}
+    for index, (table, _) in enumerate(entries):
+        indexes_by_table.setdefault(table.location, []).append(index)
+
+    def validate(indexes: Sequence[int]) -> list[tuple[int, NewVersion | Exception]]:
+        outcomes, latest = list[tuple[int, NewVersion | Exception]](), dict[Branch, NewVersion]()
+        for index in indexes:
+            table, entry = entries[index]
+            branch = Branch.parse(entry.branch)
+            try:
+                known = latest.get(branch) or latest_of(index)
+                latest[branch] = validate_version(ctx, table, entry, known, alone=False)
+                outcomes.append((index, latest[branch]))
+            except Exception as error:  # noqa: BLE001  # raised below, unless an earlier entry has one
+                return [*outcomes, (index, error)]
+        return outcomes
+
+    groups = map_tables(validate, indexes_by_table)
+    by_index = dict(sorted(outcome for group in groups for outcome in group))
+    for outcome in by_index.values():
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [version for version in by_index.values() if not isinstance(version, Exception)]
+
+
+def map_tables(work: Callable[[T], Result], by_location: Mapping[str, T]) -> list[Result]:
+    """Call `work` for each of several tables; at the same time where they are on object stores, which is waiting."""
+    if len(by_location) < 2 or all(map(is_local, by_location)):
+        return list(map(work, by_location.values()))
+    with ThreadPoolExecutor(min(MOST_THREADS, len(by_location))) as pool:
+        return list(pool.map(work, by_location.values()))
 
 
 def _check_key(ctx: Context, table: TableRecord, new: NewVersion, content: bytes) -> NewVersion:
@@ -258,10 +302,14 @@ def _is_next(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> 
         return True
     if not follows_ours and ctx.storage.may_have_version_gaps(table.location):
         return False  # a later version may be the latest, behind one that was cleaned up
-    is_file, scheme = ctx.storage.files(table.location).is_file, NamingScheme(new.naming_scheme)
+    files, scheme = ctx.storage.files(table.location), NamingScheme(new.naming_scheme)
     before = f"{new.staged_path.rpartition('/')[0]}/{manifest_name(new.version - 1, scheme)}"  # a path that was checked
+    final = f"{table.location}/{new.manifest_path}"
     with lance_errors():
-        return is_file(before) and (follows_ours or not is_file(f"{table.location}/{new.manifest_path}"))
+        if is_local(table.location):
+            return files.is_file(before) and (follows_ours or not files.is_file(final))
+        has_before, has_final = files.stat_all([before, final])
+        return has_before is not None and has_final is None
 
 
 def _check_next(ctx: Context, new: NewVersion, branch: Branch, latest: NewVersion | int | None) -> None:

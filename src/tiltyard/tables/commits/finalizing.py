@@ -42,8 +42,8 @@ PENDING_PAGE = 100
 """Pending versions that are read from the catalog at a time."""
 RECENT_MS = 2000
 """How long after a version is recorded its own process has to mark it as final, before others finalize it."""
-MOST_THREADS = 8
-"""Tables whose manifests are finalized at the same time on an object store: nearly all of it is waiting for that."""
+MOST_THREADS = 32
+"""Tables whose manifests are checked or finalized at the same time on an object store: nearly all of it is waiting."""
 
 
 def finalize(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersion | None = None) -> VersionRecord:

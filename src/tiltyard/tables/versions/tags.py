@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import (
@@ -18,6 +19,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading, open_for_writing
+from tiltyard.tables.versions.deleted_versions import check_not_deleted
 
 if TYPE_CHECKING:
     from tiltyard.context import Context, OpenTable
@@ -57,18 +59,37 @@ def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionReques
 def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> models.CreateTableTagResponse:
     """Give a version a name. Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError."""
     check_ref(request.tag, "tag")
-    table = open_for_writing(ctx, request.id)
-    dataset = table.dataset
-    if request.tag in _tags(ctx, table):
-        raise TableTagAlreadyExistsError(f"The tag '{request.tag}' exists already: update it to move it.")
-    target = _target(ctx, request)
-    try:
-        with lance_errors(dataset):
-            dataset.tags.create(request.tag, target)
-    except TableTagAlreadyExistsError:
-        if not _has_target(ctx, table, request.tag, target):
-            raise  # else it is ours: Lance wrote it twice, because the response of the first write was lost
+    _check_version(request.version)
+    table = open_for_reading(ctx, request.id)
+    branch, location = Branch.parse(request.branch), table.record.location
+    if branch.is_main:  # whether the version is there, Lance looks
+        check_not_deleted(ctx, table.record, branch, request.version)
+        target: TagTarget = branch.lance_name, request.version
+    else:
+        target = _target(ctx, request)
+    file = f"{location}/_refs/tags/{request.tag}.json"
+    with lance_errors(table.dataset):
+        own = table.dataset.checkout_version(int(table.dataset.version))  # the shared one may not be used meanwhile
+    with ThreadPoolExecutor(1) as pool:
+        earlier = pool.submit(ctx.storage.files(location).stat, file)
+        try:
+            with lance_errors(own):
+                own.tags.create(request.tag, target)
+        except TableTagAlreadyExistsError as error:
+            with lance_errors(location):
+                was_there = earlier.result() is not None
+            if was_there or not _has_target(ctx, table, request.tag, target):
+                raise TableTagAlreadyExistsError(
+                    f"The tag '{request.tag}' exists already: update it to move it."
+                ) from error
+            # else it is ours: Lance wrote it twice, because the response of the first write was lost
     return models.CreateTableTagResponse()
+
+
+def _check_version(version: int) -> None:
+    """Raise InvalidInputError for a number that no version has."""
+    if version < 1:
+        raise InvalidInputError(f"version is {version}: the first version of a table is 1.")
 
 
 def _has_target(ctx: Context, table: OpenTable, tag: str, target: TagTarget) -> bool:
@@ -112,8 +133,7 @@ def _check_no_snapshot(ctx: Context, table: OpenTable, tag: str) -> None:
 
 def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateTableTagRequest) -> TagTarget:
     """Return the version that a request names, as Lance refers to it. Raises TableVersionNotFoundError."""
-    if request.version < 1:
-        raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
+    _check_version(request.version)
     branch = Branch.parse(request.branch)
     open_for_reading(ctx, request.id, branch=branch, version=request.version)
     return branch.lance_name, request.version

@@ -245,14 +245,13 @@ def _latest_recorded(ctx: Context, record: TableRecord, branch: Branch) -> model
     if not is_ours and ctx.storage.may_have_version_gaps(record.location):
         return None
     folder, scheme = f"{record.location}/{versions_folder(branch)}", NamingScheme(latest.naming_scheme)
-
-    def stat(version: int) -> FileStat | None:
-        return ctx.storage.files(record.location).stat(f"{folder}/{manifest_name(version, scheme)}")
-
+    numbers = [latest.version, latest.version + 1, *([latest.version - 1] if latest.version > 1 else [])]
     with lance_errors():
-        manifest = stat(latest.version)
-        if manifest is None or stat(latest.version + 1) or (latest.version > 1 and not stat(latest.version - 1)):
-            return None
+        manifest, following, *before = ctx.storage.files(record.location).stat_all(
+            [f"{folder}/{manifest_name(number, scheme)}" for number in numbers]
+        )
+    if manifest is None or following is not None or None in before:
+        return None
     return wire_version(record, latest.as_finalized(manifest.size, latest.e_tag or manifest.e_tag))
 
 

@@ -1,6 +1,7 @@
 """Encode Arrow as FlightData: an IPC message in two fields of protobuf, its metadata and its buffers.
 
-The bytes are put together here, since protobuf would copy the buffers into a message first and out of it again.
+The bytes are put together here, since protobuf would copy the buffers into a message first and out of it again. They
+are those of the batch as it is in memory: pyarrow's writer hands its buffers over without copying them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+Part = bytes | bytearray | memoryview
+"""A part of a message."""
 
 MESSAGE_BYTES = 2 << 20
 """Bytes of a message: many clients refuse one of more than 4 MiB. Only a single row can be larger."""
 
+LARGE_BYTES = 64 << 10
+"""A buffer from this size on is a part of its own, which is sent without copying it."""
 _HEADER_TAG = b"\x12"
 """Field 2, `data_header`, of length-delimited type."""
 _BODY_TAG = b"\xc2\x3e"
@@ -31,10 +37,10 @@ def schema_message(schema: pa.Schema) -> bytes:
 
 def encode_schema(schema: pa.Schema) -> bytes:
     """Return the FlightData of a schema, the first message of a stream."""
-    return b"".join(_flight_data(memoryview(schema.serialize())))
+    return b"".join(_flight_data([memoryview(schema.serialize())]))
 
 
-def has_dictionaries(schema: pa.Schema) -> bool:
+def _has_dictionaries(schema: pa.Schema) -> bool:
     """Return whether a type of the schema has a dictionary, which takes messages of its own."""
     return any(_has_dictionary(field.type) for field in schema)
 
@@ -47,13 +53,53 @@ def _has_dictionary(kind: pa.DataType) -> bool:
     return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def encode_batch(batch: pa.RecordBatch, *, dictionaries: bool) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the FlightData of a batch, in messages of about MESSAGE_BYTES, each in two parts: its head, its buffers.
+class BatchEncoder:
+    """Encodes the batches of one schema as FlightData, in messages of about MESSAGE_BYTES.
 
-    With `dictionaries`, each message is preceded by the dictionaries of its batch, which replace those before.
+    A message is in parts: its head with small buffers, and each large buffer of the batch itself, which is not copied.
     """
-    for part in _parts(batch):
-        yield from _encode_part(part, dictionaries)
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._has_dictionaries = _has_dictionaries(schema)
+        self._sink = _Sink()
+        self._writer = pa.ipc.new_stream(self._sink, schema)
+
+    def encode(self, batch: pa.RecordBatch) -> Iterator[list[Part]]:
+        """Yield the messages of a batch; each after those of its dictionaries, if any, which replace those before."""
+        if not batch.schema.equals(self._schema):  # DataFusion may say otherwise which columns have no nulls
+            batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
+        for part in _parts(batch):
+            if self._has_dictionaries:
+                yield from _encode_with_dictionaries(part)
+            else:
+                yield self._encode(part)
+
+    def _encode(self, batch: pa.RecordBatch) -> list[Part]:
+        if not self._sink.written:
+            self._writer.write_batch(batch.slice(0, 0))  # after the schema, which is sent by itself
+        self._sink.written.clear()
+        self._writer.write_batch(batch)
+        return _flight_data(self._sink.written)
+
+
+class _Sink:
+    """A file, as far as pyarrow's writer uses it: what is written, buffers as they are."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.written: list[memoryview] = []
+
+    def write(self, data: bytes | pa.Buffer) -> int:
+        self.written.append(memoryview(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -66,25 +112,34 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(first, rows)
 
 
-def _encode_part(batch: pa.RecordBatch, dictionaries: bool) -> Iterator[tuple[bytes, memoryview]]:
-    if not dictionaries:
-        yield _flight_data(memoryview(batch.serialize()))
-        return
+def _encode_with_dictionaries(batch: pa.RecordBatch) -> Iterator[list[Part]]:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(sink.getvalue()))
-    for message in messages:
+    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(sink.getvalue())):
         if message.type != "schema":
-            yield _flight_data(memoryview(message.serialize()))
+            yield _flight_data([memoryview(message.serialize())])
 
 
-def _flight_data(message: memoryview) -> tuple[bytes, memoryview]:
-    """Return the FlightData of an encapsulated IPC message, in two parts."""
-    end = _PREFIX_BYTES + int.from_bytes(message[4:_PREFIX_BYTES], "little")
-    header, body = message[_PREFIX_BYTES:end], message[end:]
-    body_head = (_BODY_TAG, _varint(len(body))) if body else ()
-    return b"".join((_HEADER_TAG, _varint(len(header)), header, *body_head)), body
+def _flight_data(written: Iterable[memoryview]) -> list[Part]:
+    """Return the FlightData of an encapsulated IPC message, which is in some pieces."""
+    pieces = iter(written)
+    head, end = bytearray(), _PREFIX_BYTES
+    while len(head) < end:
+        head += next(pieces)
+        end = _PREFIX_BYTES + int.from_bytes(head[4:_PREFIX_BYTES], "little")
+    header, body = head[_PREFIX_BYTES:end], [memoryview(head)[end:], *pieces]
+    size = sum(map(len, body))
+    body_head = (_BODY_TAG, _varint(size)) if size else ()
+    parts: list[Part] = []
+    small: list[Part] = [_HEADER_TAG, _varint(len(header)), header, *body_head]
+    for piece in body:
+        if len(piece) < LARGE_BYTES:
+            small.append(piece)
+        else:
+            parts += (b"".join(small), piece)
+            small = []
+    return [*parts, b"".join(small)]
 
 
 def _varint(number: int) -> bytes:

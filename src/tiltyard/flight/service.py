@@ -22,7 +22,7 @@ from tiltyard.api.deadlines import Deadline
 from tiltyard.flight.calls import Call, Calls
 from tiltyard.flight.catalog_commands import answer, schema_of
 from tiltyard.flight.credentials import bearer_token
-from tiltyard.flight.encoding import encode_batch, encode_schema, has_dictionaries, schema_message
+from tiltyard.flight.encoding import BatchEncoder, encode_schema, schema_message
 from tiltyard.flight.handles import QueryHandle, decode_handle
 from tiltyard.flight.messages import (
     CANCELLED,
@@ -273,9 +273,10 @@ class FlightService:
         call.record_tables(LIST_CATALOG, ())
         ctx = _deadline(call.ctx).apply_to(call.ctx)
         yield encode_schema(schema)
+        encoder = BatchEncoder(schema)
         loop, rows = asyncio.get_running_loop(), answer(ctx, name, command)
         while (batch := await loop.run_in_executor(self._pool, next, rows, None)) is not None:
-            for parts in encode_batch(batch, dictionaries=False):
+            for parts in encoder.encode(batch):
                 yield b"".join(parts)
 
     # Actions and prepared statements
@@ -405,9 +406,9 @@ def _read(ctx: Context, query: PointQuery) -> AnsweredQuery | None:
     batches = None if opened is None else opened.read(ctx)
     if opened is None or batches is None:
         return None
-    dictionaries = has_dictionaries(opened.schema)
+    encoder = BatchEncoder(opened.schema)
     messages = [encode_schema(opened.schema)]
-    messages += [b"".join(parts) for batch in batches for parts in encode_batch(batch, dictionaries=dictionaries)]
+    messages += [b"".join(parts) for batch in batches for parts in encoder.encode(batch)]
     return AnsweredQuery(opened.schema, query.table, messages)
 
 

@@ -10,12 +10,11 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +23,7 @@ from lance_namespace.errors import ErrorCode, LanceNamespaceError
 from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
-from tiltyard.flight.encoding import encode_batch, encode_schema, has_dictionaries
+from tiltyard.flight.encoding import LARGE_BYTES, BatchEncoder, Part, encode_schema
 from tiltyard.model.ids import Id
 from tiltyard.server.log_setup import set_up_logging
 from tiltyard.sql.engine import PlannedQuery, plan_query
@@ -35,8 +34,9 @@ CACHE_BYTES = 64 << 20
 """Bytes of index pages, of metadata, and of rows that one of these processes caches."""
 PRELOADED = ("tiltyard.server.query_process_modules",)
 """Modules that the process has which all others are forked from."""
-_LARGE_BYTES = 64 << 10
-"""A part of a message from this size on is sent without copying it."""
+AHEAD_BYTES = 4 << 20
+"""Bytes that the socket holds for the server, if the system allows as many: with its default, the two processes wake
+each other for every tenth of a message."""
 
 log = logging.getLogger("tiltyard.sql")
 
@@ -56,6 +56,7 @@ def serve(channel: socket.socket, settings: Settings, folder: str) -> None:
     warnings.filterwarnings("ignore", message="lance is not fork-safe")  # it is, as long as it has done nothing
     threading.Thread(target=_end_with_server, args=(channel, folder), daemon=True).start()
     set_up_logging(settings)
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD_BYTES)
     small = {
         name: min(getattr(settings, name), CACHE_BYTES)
         for name in ("index_cache_bytes", "metadata_cache_bytes", "page_cache_bytes")
@@ -125,17 +126,21 @@ class QueryServer:
         finally:
             planned.close()
 
-    def _send(self, kind: Kind, *parts: bytes | memoryview, with_next: bool = False) -> None:
+    def _send(self, kind: Kind, *parts: Part, with_next: bool = False) -> None:
         """Send a message, or leave it to be sent with the next one: the schema is of no use without rows."""
-        head = b"".join((self._unsent, HEAD.pack(kind, sum(map(len, parts)))))
+        small: list[Part] = [self._unsent, HEAD.pack(kind, sum(map(len, parts)))]
         self._unsent = b""
-        if parts and len(parts[-1]) >= _LARGE_BYTES:
-            self._channel.sendall(b"".join((head, *parts[:-1])))
-            self._channel.sendall(parts[-1])
-        elif with_next:
-            self._unsent = b"".join((head, *parts))
-        else:
-            self._channel.sendall(b"".join((head, *parts)))
+        for part in parts:
+            if len(part) < LARGE_BYTES:
+                small.append(part)
+                continue
+            self._channel.sendall(b"".join(small))
+            self._channel.sendall(part)
+            small = []
+        if with_next:
+            self._unsent = b"".join(small)
+        elif small:
+            self._channel.sendall(b"".join(small))
 
 
 def _describe(planned: PlannedQuery, *, has_types: bool) -> PlanDescription:
@@ -145,13 +150,13 @@ def _describe(planned: PlannedQuery, *, has_types: bool) -> PlanDescription:
     return PlanDescription(schema, planned.paths, parameter_schema)
 
 
-def _encoded(planned: PlannedQuery, form: Form, limit: int | None) -> Iterator[tuple[Any, ...]]:
+def _encoded(planned: PlannedQuery, form: Form, limit: int | None) -> Iterator[Sequence[Part]]:
     """Yield the rows of a query, each message in the parts that it consists of."""
     if form is Form.FLIGHT:
-        dictionaries = has_dictionaries(planned.schema)
+        encoder = BatchEncoder(planned.schema)
         yield (encode_schema(planned.schema),)
         for batch in planned.batches(limit):
-            yield from encode_batch(batch, dictionaries=dictionaries)
+            yield from encoder.encode(batch)
         return
     for batch in planned.batches(limit):
         sink = pa.BufferOutputStream()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import decimal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,14 @@ import pyarrow as pa
 import pytest
 from lance_namespace import ListTablesRequest
 from pyspark.errors import PySparkException
+from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import table as table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from tiltyard.pipeline.table_location import CatalogConnection
 
@@ -119,6 +121,56 @@ def test_read_in_partitions_sees_all_rows_and_filters_do_not_stick(put: Any, rea
     assert frame.rdd.getNumPartitions() == 4
     assert frame.filter("n = 5").union(frame.filter("n = 7")).collect() == [(5, "t5"), (7, "t7")]
     assert frame.count() == 100
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="Spark 4.3 keeps the plan of the first query's filters for all queries on the DataFrame "
+    "(PythonDataSourceV2). Once this passes, TableReader can take filters.",
+)
+def test_filter_that_a_source_in_python_takes_does_not_stick_to_the_frame(spark: SparkSession) -> None:
+    class Reader(DataSourceReader):
+        number: int | None = None
+
+        def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
+            for each in filters:
+                if isinstance(each, EqualTo):
+                    self.number = each.value
+                else:
+                    yield each
+
+        def read(self, partition: object) -> Iterator[tuple[int]]:
+            return ((number,) for number in range(3) if self.number in (None, number))
+
+    class Numbers(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "numbers_of_a_test"
+
+        def schema(self) -> str:
+            return "n int"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return Reader()
+
+    spark.dataSource.register(Numbers)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = spark.read.format(Numbers.name()).load()
+        assert (frame.filter("n = 1").count(), frame.count()) == (1, 3)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_source_in_python_cannot_take_columns_or_limits_yet() -> None:
+    methods = {name for name in vars(DataSourceReader) if not name.startswith("_")}
+    assert methods == {"partitions", "read", "pushFilters"}, "a new one may spare the options `columns` and `limit`"
+
+
+def test_write_without_a_mode_is_refused_and_names_those_that_work(spark: SparkSession, fresh: Fresh) -> None:
+    with pytest.raises(PySparkException, match=r'"ErrorIfExists" mode. Please use either the "Append" or "Overwrite"'):
+        spark.range(1).write.format("tiltyard").options(uri="http://127.0.0.1:1", table=fresh("none")).save()
 
 
 def test_read_version_tag_branch_filter_and_columns_are_those_of_lance(

@@ -228,11 +228,13 @@ class Table:
         """Write the rows of a source in one commit: nothing is visible until all are written and checked.
 
         `source` is a path or URI of files, a DataFrame of Spark, or rows that Arrow can read (`tiltyard.lake.sources`).
-        `mode` says what to do if the table exists. Rows pass through `select`, `rename` (old to new), `cast` (a type by
-        column), then `udf`, a function of a pyarrow.RecordBatch that returns one; `null` names columns that the source
-        lacks. A row that does not fit fails the run, unless `rejects` is a folder for such rows. `checks` are
-        `rows >= 9`, `not_null(a)`, `between(a, 0, 1)`, `unique(a)`, …; the figure `checks` reports on them. `call` says
-        how the function is called (`tiltyard.CallOptions`). The other options are of files. Raises InvalidInputError,
+        `mode` is "create" (an error if the table has a version), "append" (rows are added to a table that exists, in
+        its columns and types) or "overwrite" (a new version replaces all rows and columns, or is the first). Rows pass
+        through `select`, `rename` (old to new), `cast` (a type by column), then `udf`, a function of a
+        pyarrow.RecordBatch that returns one; `null` names columns that the source lacks. A row that does not fit fails
+        the run, unless `rejects` is a folder for such rows. `checks` are `rows >= 9`, `not_null(a)`,
+        `between(a, 0, 1)`, `unique(a)`, …; the figure `checks` reports on them. `call` says how the function is called
+        (`tiltyard.CallOptions`). The other options are of files. Raises InvalidInputError,
         TableAlreadyExistsError, TableNotFoundError (to append to), and as `Run.wait` does.
         """
         arguments = write_arguments(
@@ -252,7 +254,7 @@ class Table:
         return self._lake.run_here("ingest", work, wait=wait, submit=submit, why=_NO_WORKER)
 
     def write(self, source: Source, *, mode: Mode = "append", **options: Any) -> Run:
-        """Add rows to a table that exists, or with another `mode` create or replace it: `ingest`, with its options."""
+        """Append rows to a table that exists: `ingest`, with its modes, options and errors, but another default."""
         return self.ingest(source, mode=mode, **options)
 
     def upsert(

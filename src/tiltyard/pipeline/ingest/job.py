@@ -58,7 +58,11 @@ def ingest(
     source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or on an object store."],
     table: Annotated[str, "The table to write."],
     *,
-    mode: Annotated[Literal["create", "append", "overwrite"], "What to do if the table exists."] = "create",
+    mode: Annotated[
+        Literal["create", "append", "overwrite"],
+        "create makes the table, and fails if it has a version; append adds rows to one that exists, in its columns "
+        "and types; overwrite replaces all rows and columns by a new version, or makes the table.",
+    ] = "create",
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
         Literal["parquet", "arrow", "csv", "json", "lance", "images", "orc", "avro"] | None,
         "The files' format, if their names do not tell it.",

@@ -47,11 +47,14 @@ _CHECKPOINT_KEY = "landing"
 
 
 class WriteMode(StrEnum):
-    """What happens to a table that exists."""
+    """What happens to a table that exists, and to one that does not."""
 
     CREATE = "create"
+    """Make the table, or fill one that is only declared; TableAlreadyExistsError for one that has a version."""
     APPEND = "append"
+    """Add rows in the table's columns and types; TableNotFoundError without a table."""
     OVERWRITE = "overwrite"
+    """Replace all rows and columns by a new version, or make the table; earlier versions stay readable."""
 
 
 @dataclass(frozen=True, slots=True)

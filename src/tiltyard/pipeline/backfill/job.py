@@ -270,7 +270,8 @@ class _SparkHost:
         """Run the plans in tasks, of which small fragments share some. Raises what `run_tasks` raises."""
         location, branch = self.job_table.table.location(), self.job_table.branch
         tasks = {
-            plan.fragment_id: FillFragment(location, branch, plan, self.function, self.batch_rows) for plan in plans
+            plan.fragment_id: FillFragment(location, branch, plan, self.function, self.run.id, self.batch_rows)
+            for plan in plans
         }
         slots = task_slots(self.spark) if self.concurrency is None else min(self.concurrency, task_slots(self.spark))
         groups = group_fragments(rows, self.rows_per_task, slots)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +25,7 @@ from tiltyard.column_refresh.fragment_files import (
 )
 from tiltyard.column_refresh.freshness import name_of_partial_file
 from tiltyard.model.schemas.nested_types import cast_array
+from tiltyard.pipeline.backfill.checkpoints import CheckpointedCalls, checkpoint_key
 from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy
 from tiltyard.pipeline.functions.call_process import CallError
 from tiltyard.pipeline.functions.calls import (
@@ -43,6 +44,9 @@ from tiltyard.pipeline.table_location import TableLocation, scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError, RowsFailedError
 from tiltyard.pipeline.user_functions import PickledFunction, UserFunction
 from tiltyard.pipeline.writing.tasks import RejectFiles
+
+if TYPE_CHECKING:
+    import lance
 
 TRIAL_ROWS = 16
 """How many rows the code is tried on before a column is added."""
@@ -94,15 +98,31 @@ class ColumnFunction:
         """The scanner's `columns`: the inputs of the code, or the expression itself."""
         return list(self.inputs) if self.code else {self.name: self.expression}
 
-    def computation(self, columns: tuple[str, ...], rejected: RejectFiles | None = None) -> Computation:
-        """Return what computes these columns at once; rows that code fails on are added to `rejected`."""
-        outputs = {output.field.name: output for output in self.outputs}
-        chosen = tuple(outputs[name] for name in columns)
+    def computation(
+        self,
+        columns: tuple[str, ...],
+        rejected: RejectFiles | None = None,
+        calls: CheckpointedCalls | None = None,
+    ) -> Computation:
+        """Return what computes these columns at once; rows that code fails on are added to `rejected`.
+
+        What `calls` has saved is not computed.
+        """
+        chosen = self.outputs_of(columns)
+
+        def compute(rows: pa.RecordBatch) -> ComputedRows:
+            return self.compute(rows, chosen, rejected)
+
         return Computation(
             tuple(output.field for output in chosen),
             self.scan_columns,
-            lambda rows: self.compute(rows, chosen, rejected),
+            compute if calls is None else lambda rows: calls.call(rows, compute),
         )
+
+    def outputs_of(self, columns: tuple[str, ...]) -> tuple[Output, ...]:
+        """Return the outputs that fill these columns, in their order."""
+        outputs = {output.field.name: output for output in self.outputs}
+        return tuple(outputs[name] for name in columns)
 
     def load_code(self) -> Callable[..., Any]:
         """Load the code, once a process. Raises RefusedError if there is none, or if its module fails."""
@@ -272,12 +292,13 @@ class TryCode:
 
 @dataclass(frozen=True, slots=True)
 class FillFragment:
-    """A task: compute the values that a plan names, and write its files."""
+    """A task: compute the values that a plan names, and write its files; another attempt goes on where one ended."""
 
     location: TableLocation
     branch: str | None
     plan: FragmentPlan
     function: ColumnFunction
+    run_id: str
     batch_rows: int = BATCH_ROWS
 
     def __call__(self) -> FilledFragment:
@@ -287,7 +308,8 @@ class FillFragment:
         folder = self.location.data_folder(self.branch)
         columns, rejects = tuple(file.column for file in plan.files), self.function.rejects
         rejected = rejects.files(f"{columns[0]}-{plan.fragment_id}-{plan.version}") if rejects else None
-        computation = self.function.computation(columns, rejected)
+        calls = self._checkpointed_calls(dataset, columns, folder)
+        computation = self.function.computation(columns, rejected, calls)
         options = {"storage_options": dict(self.location.options) or None, **self.location.refresh_arguments}
         try:
             written = write_column_files(dataset, plan, computation, folder, batch_rows=self.batch_rows, **options)
@@ -297,6 +319,8 @@ class FillFragment:
             if self.function.code is not None:
                 raise
             raise RefusedError(f"The expression of '{self.function.name}' cannot be computed: {error}") from error
+        if calls is not None:
+            calls.delete()
         names = [file.name for file in plan.files]
         if written.failed:
             for name in names:
@@ -305,6 +329,19 @@ class FillFragment:
             names = [name_of_partial_file(name) for name in names]
         files = tuple(DataFile.create(dataset, name) for name in names)
         return FilledFragment(plan.fragment_id, files, written.rows, written.failed, written.errors)
+
+    def _checkpointed_calls(
+        self, dataset: lance.LanceDataset, columns: tuple[str, ...], folder: str
+    ) -> CheckpointedCalls | None:
+        """Return the calls of the code; None of an SQL expression, and with a folder for rejected rows.
+
+        That folder's files are written anew by each attempt, from all rows.
+        """
+        if self.function.code is None or self.function.rejects is not None:
+            return None
+        key = checkpoint_key(self.run_id, dataset, self.plan, self.batch_rows)
+        schema = pa.schema([output.field.with_nullable(True) for output in self.function.outputs_of(columns)])
+        return CheckpointedCalls(f"{folder}/{key}", schema, self.location.options)
 
 
 def fill_fragments(tasks: tuple[FillFragment, ...]) -> list[FilledFragment]:

@@ -20,8 +20,8 @@ TARGET = Path(__file__).resolve().parent.parent / "docs/cli.md"
 MARK = "<!-- reference: made by `make cli-docs` from the commands' own help; do not edit below -->\n"
 PEOPLE = (
     *("login", "logout", "profiles", "completion", "ls", "tree", "du", "show", "schema", "head", "count", "search"),
-    *("sql", "versions", "diff", "changes", "tag", "restore", "snapshot", "import", "export", "cp", "mv", "rm", "open"),
-    *("spark-conf",),
+    *("sql", "versions", "diff", "changes", "tag", "restore", "snapshot", "lineage", "import", "export", "cp", "mv"),
+    *("rm", "open", "spark-conf"),
 )
 """The commands for people, in the order of the page."""
 

@@ -150,6 +150,17 @@ def test_snapshot_is_created_listed_compared_restored_and_dropped(run: Run) -> N
     printed(run("rm", "copied", "--yes"))
 
 
+def test_lineage_shows_what_tables_were_made_from(run: Run) -> None:
+    printed(run("cp", "films", "derived", "--deep"))
+    (edge,) = records(run("lineage", "derived", "--format", "jsonl"))
+    assert (edge["table"], edge["made_from"], edge["job"], edge["step"]) == ("derived", "films", "clone", 1)
+    (down,) = records(run("lineage", "films", "--downstream", "--format", "jsonl"))
+    assert (down["table"], down["of_version"], down["by"]) == ("derived", edge["of_version"], edge["by"])
+    assert printed(run("lineage", "/raw/none.parquet", "--format", "jsonl")) == ""
+    assert refused(run("lineage", "filmz"), 4) == "There is no filmz. Did you mean films?"
+    printed(run("rm", "derived", "--yes"))
+
+
 def test_diff_with_a_key_tells_changed_rows_and_columns(run: Run, server: ServerProcess) -> None:
     from tiltyard.cli.session.server_catalog import ServerCatalog
 

@@ -66,6 +66,18 @@ def test_view_shows_its_query_its_source_and_its_rows(http: httpx.Client, server
             wire.good(wire.table(["cinema", "recent"], "drop"))
 
 
+def test_lineage_links_what_tables_were_made_from(http: httpx.Client, server: ServerProcess) -> None:
+    with Wire(server.url) as wire:
+        location = wire.good(wire.table(["cinema", "films"], "describe", {}))["location"]
+        wire.good(wire.table(["cinema", "copied"], "clone", {"source_location": location}))
+        try:
+            assert '<a href="/console/table/cinema/films"' in http.get("/lineage/cinema/copied").text
+            text = http.get("/lineage/cinema/films").text
+            assert "Made from it" in text and '<a href="/console/table/cinema/copied"' in text
+        finally:
+            wire.good(wire.table(["cinema", "copied"], "drop"))
+
+
 def test_rows_are_filtered_ordered_and_paged_at_one_version(http: httpx.Client, server: ServerProcess) -> None:
     first = http.get("/rows/cinema/films", params={"filter": "id < 60", "order": "-id", "column": ["id", "title"]})
     text = main_of(first)

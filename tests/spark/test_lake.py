@@ -70,6 +70,9 @@ def test_frames_are_written_upserted_and_read(spark: SparkSession, lake: tiltyar
     run = films.upsert(changed, on="id", cast={"vector": "float32[2]"})
     assert (run.figures["updated"], run.figures["inserted"], films.count()) == ("2", "2", 1002)
     assert films.delete("id >= 1000").rows == 2
+    edges = films.lineage().edges
+    assert [edge.job_kind for edge in edges] == ["delete", "upsert", "ingest"] and edges[0].source_version == 2
+    assert [edge.source.name for edge in edges][:2] == [films.name, "memory:pyspark.DataFrame"]
     frame = films.to_spark(columns=["title"], filter="id >= 998")
     assert frame.columns == ["title"] and sorted(row.title for row in frame.collect()) == ["new 998", "new 999"]
     assert films.to_spark("id", version=1, limit=3).count() == 3
@@ -91,6 +94,8 @@ def test_column_of_a_function_is_declared_tried_and_filled(
     films.add_column("letters", length, inputs=["title"], type="int32")
     assert films.count("letters IS NOT NULL") == 0
     assert films.backfill("letters").rows == 1000
+    (edge,) = [edge for edge in films.lineage().edges if edge.job_kind == "backfill"]
+    assert (edge.source, edge.source_version) == (edge.target, 2) and len(edge.code or "") == 64
     assert films.to_arrow("letters", "id = 5")["letters"].to_pylist() == [6]
     films.write(pa.table({"id": [1000], "title": ["x"], "vector": pa.array([[0.0, 0.0]], pa.list_(pa.float32(), 2))}),
                 null="letters")  # fmt: skip
@@ -142,6 +147,9 @@ def test_view_has_the_columns_of_its_query_and_errors_at_creation(
     assert late.schema.remove_metadata() == films.schema.remove_metadata() and late.sql == query
     assert (late.count(), late.refresh().rows, late.count("title = 'FILM 999'")) == (0, 10, 1)
     assert lake.view(late.name).refresh().figures["mode"] == "unchanged"
+    (edge,) = films.lineage("downstream").edges
+    assert (edge.target.name, edge.job_kind, edge.source_version, edge.version) == (late.name, "refresh", 1, 2)
+    assert late.lineage(depth=1).tables == (films.name,)
     name = fresh("wrong")
     for wrong, sentence in (
         (f"SELECT nothing FROM {films.name}", "nothing"),

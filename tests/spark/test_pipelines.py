@@ -19,6 +19,7 @@ from lance_namespace.errors import InvalidInputError
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.plans import job, publication
 from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun
@@ -119,6 +120,12 @@ def test_pipeline_run_of_a_yaml_file_publishes_all_tables_indexed_and_tagged_in_
     assert [open_table(catalog, name, "nightly").version for name in names] == [2, 3]
     nearest = open_table(catalog, names[1]).to_table(nearest={"column": "vector", "q": [8.0, 1.0], "k": 1})
     assert nearest["word"].to_pylist() == ["document"]
+    lineage = OperationClient(catalog).call("DescribeLineage", id=[names[1]])
+    assert [(edge["source"], edge["target"], edge["version"]) for edge in lineage["edges"]] == [
+        (f"table:{names[0]}", f"table:{names[1]}", 1),
+        (f"uri:{tmp_path}/documents.parquet", f"table:{names[0]}", 1),
+    ]
+    assert lineage["edges"][0]["job_id"] == lineage["edges"][1]["job_id"]
 
     write_pipeline_file(tmp_path, names, first=40, mode="append")
     done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", shared_server.url], catch_exceptions=False)

@@ -17,6 +17,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 
 from tests.streams.conftest import Put, RunStream
 from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.streams import target as stream_target
 from tiltyard.pipeline.streams.batches import BatchLimits
@@ -50,7 +51,9 @@ def step(target: StreamTable, source: FolderSource) -> None:
     target.apply(batch)
 
 
-def test_stream_creates_the_table_and_appends_each_file_once(films: Table, put: Put, run_stream: RunStream) -> None:
+def test_stream_creates_the_table_and_appends_each_file_once(
+    films: Table, put: Put, run_stream: RunStream, folder: Path
+) -> None:
     put("1.jsonl", {"id": 1, "title": "a"}, {"id": 2, "title": "b"})
     figures = run_stream()
     assert (figures["rows"], figures["batches"], figures["lag"], figures["rejected"]) == (2, 1, 0, 0)
@@ -60,6 +63,8 @@ def test_stream_creates_the_table_and_appends_each_file_once(films: Table, put: 
     assert run_stream()["rows"] == 0
     assert films.latest_version() == before, "nothing new commits nothing"
     assert ids(films) == [1, 1, 2]
+    (edge,) = OperationClient(films.connection).call("DescribeLineage", id=films.id)["edges"]
+    assert (edge["source"], edge["job_kind"]) == (f"uri:{folder}", "stream")
 
 
 def test_stream_by_key_keeps_the_last_row_of_each_key(films: Table, put: Put, run_stream: RunStream) -> None:

@@ -109,6 +109,7 @@ def test_facts_of_operations_are_those_that_clients_depend_on() -> None:
         "BeatJob",
         "KeepJobPart",
         "RecordFunctionErrors",
+        "RecordTableLineage",
     }
     assert {name for name, handler in handlers.items() if not handler.keyed} == {
         "AlterSecret",

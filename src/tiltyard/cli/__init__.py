@@ -22,6 +22,7 @@ COMMANDS = {
     "browsing.rows": ("count", "head"),
     "browsing.search": ("search",),
     "browsing.snapshots": ("snapshot",),
+    "browsing.lineage": ("lineage",),
     "browsing.sql": ("sql",),
     "browsing.versions": ("restore", "tag", "versions"),
     "database": ("db",),

@@ -13,6 +13,7 @@ starts with the first job that needs it; `docs/pipeline.md` describes it for use
 from tiltyard.lake.catalog import Lake, LakeNamespace, connect
 from tiltyard.lake.changes import Changes
 from tiltyard.lake.errors import RunCanceledError, RunFailedError
+from tiltyard.lake.lineage import Lineage
 from tiltyard.lake.runs import Run
 from tiltyard.lake.snapshots import Snapshot
 from tiltyard.lake.sources import Jdbc, Source
@@ -26,6 +27,7 @@ __all__ = [
     "Jdbc",
     "Lake",
     "LakeNamespace",
+    "Lineage",
     "Run",
     "RunCanceledError",
     "RunFailedError",

@@ -16,6 +16,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.lake.arguments import Names, list_names, present
 from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
+from tiltyard.lake.lineage import DEFAULT_DEPTH, Lineage, read_lineage
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
 from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
 from tiltyard.lake.snapshots import Snapshot, create_snapshot, find_snapshot, list_snapshots
@@ -227,6 +228,13 @@ class Lake(LakeNamespace):
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots on whose tables you have rights, by name."""
         return list_snapshots(self)
+
+    def lineage(self, uri: str | os.PathLike[str], *, depth: int = DEFAULT_DEPTH) -> Lineage:
+        """Return the tables that were made from a file or folder, up to `depth` steps away.
+
+        `lake.table(name).lineage()` is that of a table. Raises InvalidInputError.
+        """
+        return read_lineage(self, uri=absolute_path(os.fspath(uri)), depth=depth)
 
     def publish(self) -> AbstractContextManager[Change]:
         """Change several tables at once: what is written in the block becomes visible at its end, or not at all.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -18,20 +18,25 @@ from tiltyard.publishing import Publication, publish
 
 _open: dict[str, Publication] = {}
 """The publications of this process whose blocks run, by their keys."""
+_deferred: dict[str, list[Callable[[CatalogConnection], None]]] = {}
+"""What is called once they are published, by the same keys."""
 
 
 @contextmanager
 def open_publication(catalog: CatalogConnection) -> Iterator[CatalogConnection]:
     """Yield a connection whose commits a publication holds back until the end of the block. Raises as `publish`."""
     key = uuid4().hex
+    deferred: list[Callable[[CatalogConnection], None]] = []
     with publish(
         catalog.client(), headers=catalog.headers, ssl_ca_cert=dict(catalog.properties).get("tls.ssl_ca_cert")
     ) as block:
-        _open[key] = block
+        _open[key], _deferred[key] = block, deferred
         try:
             yield PublishingConnection(catalog.implementation, catalog.properties, catalog.storage, key=key)
         finally:
-            del _open[key]
+            del _open[key], _deferred[key]
+    for call in deferred:
+        call(catalog)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,9 @@ class PublishingConnection(CatalogConnection):
         if self.key not in _open:
             raise InvalidInputError("The publication has ended: use a table of the lake itself.")
         return _open[self.key]
+
+    def when_visible(self, call: Callable[[CatalogConnection], None]) -> None:
+        _deferred[self.key].append(call)
 
     def locate(self, uri: str, options: Mapping[str, str], table: tuple[str, ...]) -> TableLocation:
         return _PublishedLocation(uri, {**options, **dict(self.storage)}, self, table)

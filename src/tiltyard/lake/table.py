@@ -31,6 +31,7 @@ from tiltyard.lake.changes import Changes
 from tiltyard.lake.display import render_fields
 from tiltyard.lake.errors import naming, translate
 from tiltyard.lake.functions import Function, function_name, pickled_function
+from tiltyard.lake.lineage import DEFAULT_DEPTH, Lineage, read_lineage
 from tiltyard.lake.runs import FIRST_CALL_SECONDS, start_run
 from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
 from tiltyard.model.columns.computed_columns import UdfDeclaration
@@ -39,6 +40,7 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows
 from tiltyard.pipeline.changes.feed import open_feed
+from tiltyard.pipeline.lineage import memory_lineage
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.writing.row_sources import FrameRows, Rows, StreamRows, ingest_rows, upsert_rows
@@ -186,6 +188,23 @@ class Table:
             feed = open_feed(self._table, since, until, columns=names, on=keys, branch=branch)
         return Changes(self.name, feed, self._read_frame)
 
+    def lineage(
+        self,
+        direction: Literal["upstream", "downstream"] = "upstream",
+        *,
+        depth: int = DEFAULT_DEPTH,
+        version: int | None = None,
+        branch: str | None = None,
+    ) -> Lineage:
+        """Return what the table was made from, or with `downstream` what was made from it, up to `depth` steps away.
+
+        Of a `version`: what that one was made from, or what was made from it and later ones. Raises InvalidInputError,
+        TableNotFoundError.
+        """
+        return read_lineage(
+            self._lake, id=list(self.path), direction=direction, depth=depth, version=version, branch=branch
+        )
+
     def _read_frame(self, options: Mapping[str, str]) -> DataFrame:
         """Return a DataFrame of the data source, with options besides the catalog's."""
         catalog = self._table.connection
@@ -250,7 +269,8 @@ class Table:
         with translate():
             options = write_options(arguments, type(source).__name__)
             rows = self._open(source)
-        work = partial(ingest_rows, rows=rows, table=self._table, options=options)
+        lineage = memory_lineage("ingest", source, options.udf)
+        work = partial(ingest_rows, rows=rows, table=self._table, options=options, lineage=lineage)
         return self._lake.run_here("ingest", work, wait=wait, submit=submit, why=_NO_WORKER)
 
     def write(self, source: Source, *, mode: Mode = "append", **options: Any) -> Run:
@@ -294,7 +314,8 @@ class Table:
         with translate():
             options = write_options(arguments, type(source).__name__)
             rows = self._open(source)
-        work = partial(upsert_rows, rows=rows, table=self._table, options=options, on=keys or ())
+        lineage = memory_lineage("upsert", source, options.udf)
+        work = partial(upsert_rows, rows=rows, table=self._table, options=options, on=keys or (), lineage=lineage)
         return self._lake.run_here("upsert", work, wait=wait, submit=submit, why=_NO_WORKER)
 
     def delete(self, filter: str, *, wait: bool = True, submit: bool | None = None) -> Run:  # noqa: A002  # Lance's own name

@@ -7,7 +7,7 @@ new ones from the namespace, through pylance.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,10 @@ class CatalogConnection:
     def client(self) -> lance_namespace.LanceNamespace:
         """Return this process's client."""
         return _connect(self.implementation, self.properties)
+
+    def when_visible(self, call: Callable[[CatalogConnection], None]) -> None:
+        """Call with a connection that sees what was committed: now, or after the end of a publication."""
+        call(self)
 
     def locate(self, uri: str, options: Mapping[str, str], table: tuple[str, ...]) -> TableLocation:
         """Return the location of a table's files, which `options` open."""

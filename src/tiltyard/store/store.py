@@ -32,6 +32,7 @@ from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.processes import Processes
 from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.tables.folder_deletions import FolderDeletions
+from tiltyard.store.tables.lineage import Lineage
 from tiltyard.store.tables.maintenance import Maintenance
 from tiltyard.store.tables.snapshots import Snapshots
 from tiltyard.store.tables.tables import Tables
@@ -61,6 +62,7 @@ class UnitOfWork(
     Versions,
     DeletedVersions,
     Snapshots,
+    Lineage,
     Uploads,
     Trash,
     FolderDeletions,

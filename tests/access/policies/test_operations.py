@@ -27,6 +27,8 @@ from tiltyard.model.spec import operations
         ("ListTableIndices", {}),
         ("DescribeTableIndexStats", {"index_name": "by_id"}),
         ("ListTableVersions", {}),
+        ("DescribeLineage", {}),
+        ("RecordTableLineage", {"version": 1}),
         ("DescribeTableVersion", {"version": 1}),
         ("ListTableTags", {}),
         ("GetTableTagVersion", {"tag": "t"}),

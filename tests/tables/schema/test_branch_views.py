@@ -70,6 +70,10 @@ def values(server: Server) -> list[int]:
 def test_refresh_reads_what_was_added_to_the_branch(server: Server) -> None:
     insert(server, 3, -3)
     assert refresh(server) == ("full", "3") and values(server) == [1, 2, 3]
+    (made,) = server.services.store.lineage_of(server.ctx.store.describe_table(("v",)).id, "", None, 10)
+    assert (made.kind, made.source_ids, made.sources[0].branch, made.replaces) == (
+        "refresh", (server.ctx.store.describe_table(("t",)).id,), "dev", True
+    )  # fmt: skip
     insert(server, 100, to=None)  # main's rows are no matter of the branch
     assert refresh(server) == ("unchanged", "0")
     insert(server, 4)

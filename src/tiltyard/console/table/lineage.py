@@ -1,8 +1,7 @@
-"""Where a table comes from, and what is made of it: views, computed columns, ingests with their sources."""
+"""Where a table comes from, and what is made of it: its view's query, the commits of jobs, the views that read it."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,9 @@ SOURCES_PROPERTY = "tiltyard.view.sources"
 """Of a view: the versions of its sources that its rows were computed from."""
 MAX_VIEWS = 50
 """Views of a namespace that are asked whether they read the table."""
-MAX_JOBS = 20
+MAX_COMMITS = 50
+PRODUCT_DEPTH = 3
+"""How many steps away tables that were made from this one are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,11 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Ingest:
-    """A job that wrote into a table, and what it read."""
+class Commit:
+    """A commit of a job between a source and a table made from it: `other` is the one that is not the page's table."""
 
-    id: str
-    kind: str
-    source: str
-    state: str
+    other: Any
+    edge: Any
 
 
 def read_origin(calls: Calls, head: TableHead) -> Origin:
@@ -86,17 +85,27 @@ def _latest(calls: Calls, path: Id) -> int | None:
 
 
 def show(page: PageRequest) -> Page:
-    """Show the jobs that wrote a table, and the views that read it, as far as they are beside it or in the root."""
-    jobs = page.calls.attempt("ListJobs", limit=200)
-    entries = [entry for entry in jobs.jobs if entry.table == list(page.path)] if jobs is not None else []
-    ingests = [
-        Ingest(entry.id, entry.name, _source_of(entry.arguments), entry.status)
-        for entry in entries
-        if _source_of(entry.arguments)
-    ]
+    """Show what the table was made from and what was made from it, and the views that read it, as far as they are
+    beside it or in the root.
+    """
     places = dict.fromkeys((page.path.parent, Id()))
     dependents = [view for place in places for view in _dependent_views(page.calls, page.path, place)]
-    return Page("lineage.html", {"ingests": ingests[:MAX_JOBS], "dependents": dependents}, fragment=True)
+    values = {
+        "sources": _read_commits(page, "upstream", 1),
+        "products": _read_commits(page, "downstream", PRODUCT_DEPTH),
+        "dependents": dependents,
+    }
+    return Page("lineage.html", values, fragment=True)
+
+
+def _read_commits(page: PageRequest, direction: str, depth: int) -> list[Commit]:
+    """Return the commits that made the table, or those that were made from it; none where the reader may not ask."""
+    found = page.calls.attempt("DescribeLineage", id=list(page.path), direction=direction, depth=depth)
+    if found is None:
+        return []
+    nodes = {node.key: node for node in found.nodes}
+    end = "source" if direction == "upstream" else "target"
+    return [Commit(nodes[getattr(edge, end)], edge) for edge in found.edges[:MAX_COMMITS]]
 
 
 def _dependent_views(calls: Calls, path: Id, place: Id) -> list[Id]:
@@ -134,11 +143,3 @@ def _sources(query: str, database: str) -> Sequence[Id]:
         return [Id((*within, *name.split("$"))) for name in parse_sources(query)]
     except InvalidInputError:
         return ()
-
-
-def _source_of(arguments: Mapping[str, Any]) -> str:
-    """Return what a job read, by its arguments; "" for one that reads nothing from outside."""
-    for name in ("source", "path", "paths", "files", "uri"):
-        if value := arguments.get(name):
-            return value if isinstance(value, str) else json.dumps(value)[:500]
-    return ""

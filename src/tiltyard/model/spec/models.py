@@ -1018,6 +1018,24 @@ class DescribeJobStateResponse(Model, kw_only=True):
     failure: JobFailure | None = None
 
 
+class DescribeLineageRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    uri: str | None = None
+    version: Int64 | None = None
+    branch: str | None = None
+    direction: str | None = None
+    depth: Int32 | None = None
+
+
+class DescribeLineageResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    nodes: list[LineageNode]
+    edges: list[LineageEdge]
+    is_truncated: bool
+
+
 class DescribeMaterializedViewRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -1645,6 +1663,27 @@ class KeepJobPartRequest(Model, kw_only=True):
 class KeepJobPartResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     paused: bool | None = None
+
+
+class LineageEdge(Model, kw_only=True):
+    source: str
+    target: str
+    source_version: Int64 | None = None
+    version: Int64 | None = None
+    job_kind: str | None = None
+    job_id: str | None = None
+    code: str | None = None
+    principal: str | None = None
+    created_at_millis: Int64 | None = None
+
+
+class LineageNode(Model, kw_only=True):
+    key: str
+    kind: str
+    id: list[str] | None = None
+    branch: str | None = None
+    uri: str | None = None
+    depth: Int32
 
 
 class ListAllJobsRequest(Model, kw_only=True):
@@ -2340,6 +2379,19 @@ class RecordFunctionErrorsRequest(Model, kw_only=True):
 
 
 class RecordFunctionErrorsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    recorded: bool
+
+
+class RecordTableLineageRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    version: Int64
+    branch: str | None = None
+
+
+class RecordTableLineageResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     recorded: bool
 

@@ -30,6 +30,7 @@ from tiltyard.model.columns.computed_columns import (
     read_declaration,
     result_field,
 )
+from tiltyard.model.lineage import digest_code
 from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
@@ -41,6 +42,7 @@ from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.registered import function_code
 from tiltyard.pipeline.jobs import Alias, ColumnNames, check_client_code_allowed, job
+from tiltyard.pipeline.lineage import own_rows_lineage
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import ColumnRun
 from tiltyard.pipeline.session import task_slots
@@ -120,6 +122,8 @@ def backfill(
                 dataset = job_table.latest()
         function, columns = _find_function(run, dataset, column, override)
         function = _with_policy(run, catalog, function, call, rejects)
+        code = digest_code(json.dumps(sorted(each.identity for each in columns)))
+        job_table.lineage = own_rows_lineage("backfill", target, int(dataset.version), job_table.branch, code)
         host = _SparkHost(run, spark, job_table, function, udf_version, concurrency, batch_rows, rows_per_task)
         only = parked_conditions(OperationClient(catalog), target, dataset, column) if parked else None
         return ColumnRefresh(host, str(target), columns, filter, only).run()

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
+from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.pipeline.datasource.spark_types import arrow_schema, batch_schema
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.sources.casts import ColumnMapping, map_to_table
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from tiltyard.pipeline.catalog_client import Table
     from tiltyard.pipeline.datasource.options import DataSourceOptions
     from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode
+
+_LINEAGE = JobLineage("write", (LineageSource("memory:pyspark.DataFrame"),))
+"""Spark tells a data source nothing of where the rows that it writes come from."""
 
 
 @dataclass
@@ -57,7 +61,7 @@ class TableWriter(DataSourceArrowWriter):
         mode: WriteMode = (
             WriteMode.OVERWRITE if overwrite else WriteMode.APPEND if self._on else _append_mode(catalog_table)
         )
-        target = prepare_target(LocalRun(self._run), catalog_table, mode)
+        target = prepare_target(LocalRun(self._run), catalog_table, mode, _LINEAGE)
         _check_key(self._on, target)
         self._target = pickle.dumps(target)  # tasks receive it too, and would import the client to unpickle it
         try:
@@ -111,7 +115,8 @@ class TableWriter(DataSourceArrowWriter):
         target = self._unpickle_target()
         try:
             if self._on:
-                upsert_fragments(run, target.table, None, parse_fragments(fragments), self._on, since=target.base)
+                written = parse_fragments(fragments)
+                upsert_fragments(run, target.table, None, written, self._on, since=target.base, lineage=target.lineage)
             else:
                 target.commit(run, fragments, self._spec.target.schema)
         except (RefusedError, InvalidInputError, TableAlreadyExistsError, *KEY_ERRORS):  # nothing was committed

@@ -16,9 +16,11 @@ import lance
 from lance import LanceOperation
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.lineage import digest_code
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.delete.tasks import ChangedFragment, DeleteRows
 from tiltyard.pipeline.jobs import Alias, job
+from tiltyard.pipeline.lineage import own_rows_lineage
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
@@ -58,6 +60,7 @@ def delete(
     if _CHECKPOINT_KEY not in run.checkpoints():
         run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({"since": int(dataset.version), "rows": 0}))
     since = int(json.loads(run.checkpoints()[_CHECKPOINT_KEY])["since"])
+    job_table.lineage = own_rows_lineage("delete", target, since, None, digest_code(filter))
     check_condition(dataset, filter)
     changed: dict[int, ChangedFragment] = {}
     to_search = list(fragments_by_id(dataset))

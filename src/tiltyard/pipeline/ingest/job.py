@@ -14,6 +14,7 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.jobs import Alias, ColumnNames, job
+from tiltyard.pipeline.lineage import file_lineage
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, started, task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones, select_columns
@@ -42,6 +43,8 @@ from tiltyard.pipeline.writing.tasks import PieceGroup, WriteResult, WriteSpec, 
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tiltyard.model.lineage import JobLineage
 
 MAX_BYTES_IN_DRIVER = 16 << 20
 """A source of up to so many bytes is written by threads of this process: starting Spark's tasks takes longer."""
@@ -120,13 +123,14 @@ def ingest(
         rows_per_file,
     )
     target_table = catalog_client.table(catalog, table)
+    lineage = file_lineage("ingest", absolute_path(source), write_options.udf)
     if (kind := spark_format(source, format)) is not None:
         own = {"split": split, "delimiter": delimiter, "schema": schema, "partitions": partitions,
                "null_value": null_value, "multiline": multiline}  # fmt: skip
         frame = read_spark_files(started(spark), absolute_path(source), kind, own)
         from tiltyard.pipeline.writing.row_sources import FrameRows, ingest_rows  # noqa: PLC0415  # it uses this module
 
-        return ingest_rows(run, FrameRows(frame), target_table, write_options)
+        return ingest_rows(run, FrameRows(frame), target_table, write_options, lineage)
     old_names = {new: old for old, new in rename.items()}
     source_options = SourceOptions(
         absolute_path(source),
@@ -142,13 +146,19 @@ def ingest(
         multiline,
     )
     files = find_source(source_options, spark_inspector(run, spark))
-    return _ingest(run, spark, files, target_table, write_options, task_mb << 20)
+    return _ingest(run, spark, files, target_table, write_options, task_mb << 20, lineage)
 
 
 def _ingest(
-    run: Run, spark: SparkSession | LazySession, source: Source, table: Table, options: WriteOptions, task_bytes: int
+    run: Run,
+    spark: SparkSession | LazySession,
+    source: Source,
+    table: Table,
+    options: WriteOptions,
+    task_bytes: int,
+    lineage: JobLineage,
 ) -> Mapping[str, object]:
-    target = prepare_target(run, table, options.mode)
+    target = prepare_target(run, table, options.mode, lineage)
     try:
         source = adapt_source(run, source, target, options)
         spec = source_write_spec(run, spark, source, target, options)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.lineage import LineageSource
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.plans.plan_file import Plan, parse_plan
 from tiltyard.pipeline.plans.publication import find_published_versions, publish_tables, tag_tables
@@ -110,7 +111,8 @@ def _write_tables(
                 written = write_table(TableRun(run, attempt, name), catalog, spark, name, table, views)
                 tables.append(written)
                 if has_sql:
-                    create_view(spark, views, name, read_written_rows(spark, written))
+                    source = LineageSource(name, written.target.location.uri)
+                    create_view(spark, views, name, read_written_rows(spark, written), source)
                 steps.advance(name)
     except InvalidInputError:
         discard_tables(tables)
@@ -119,6 +121,8 @@ def _write_tables(
 
 
 def _finish(plan: Plan, tables: list[WrittenTable], versions: Mapping[str, int]) -> Mapping[str, object]:
+    for table in tables:  # each index is a version after that of the rows
+        table.target.index_lineage(versions[table.name] - len(table.plan.indexes))
     if plan.tag:
         tag_tables(tables, plan.tag, versions)
     counts = [count_written(table.results) for table in tables]

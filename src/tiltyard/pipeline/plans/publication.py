@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import lance
 import lance_namespace as upstream
-from lance.dataset import Transaction
 from lance_namespace.errors import (
     InvalidInputError,
     TableAlreadyExistsError,
@@ -22,7 +21,7 @@ from tiltyard.pipeline.plans.plan_file import IndexPlan
 from tiltyard.pipeline.plans.rows import WrittenTable
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.commit import RUN_PROPERTY, find_run_version
+from tiltyard.pipeline.writing.commit import find_run_version
 from tiltyard.pipeline.writing.target_table import WriteMode, commit_first_version
 from tiltyard.publishing import Publication, publish
 from tiltyard.publishing.staged import SingleVersionNamespace
@@ -137,7 +136,7 @@ def _stage(block: Publication, table: WrittenTable) -> None:
             f"A concurrent write has changed {table.name} meanwhile: append, or name another."
         )
     read_version = target.base if mode is WriteMode.APPEND else newest
-    transaction = Transaction(read_version, operation, str(uuid4()), {RUN_PROPERTY: table.run.id})
+    transaction = target.transaction(table.run, read_version, operation, table.run.pipeline_run.id)
     if newest:
         lance.LanceDataset.commit(target.table.dataset(read_version or None, client=block), transaction)
     else:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
+from tiltyard.model.views.definitions import parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.datasource.dataframes import frame_write_spec, plan_version_scan, read_frame, write_partitions
 from tiltyard.pipeline.ingest.job import WITHDRAWN, adapt_source, reset_checkpoints, source_write_spec, write_source
 from tiltyard.pipeline.jobs import is_worker_driver
+from tiltyard.pipeline.lineage import file_lineage, function_digest, table_source
 from tiltyard.pipeline.plans.plan_file import FILE_OPTIONS, Plan, TablePlan
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
@@ -99,14 +102,15 @@ def write_table(
     spark: SparkSession,
     name: str,
     plan: TablePlan,
-    readable: Collection[str],
+    readable: ReadableViews,
 ) -> WrittenTable:
     """Write and check the rows of a table, unless an earlier driver finished them in this attempt.
 
     `readable` are the views that its SQL may read. Raises InvalidInputError for rows that do not fit, RunCanceledError,
     what `prepare_target` raises.
     """
-    target = prepare_target(run, catalog_client.table(catalog, name), plan.write_options().mode)
+    lineage = _lineage_of(plan, readable)
+    target = prepare_target(run, catalog_client.table(catalog, name), plan.write_options().mode, lineage)
     try:
         table = _load_checkpoint(run, name, plan, target)
         if table is None or not fragment_files_exist(target.location, table.fragments):
@@ -144,7 +148,7 @@ def _write_rows(
     name: str,
     plan: TablePlan,
     target: TargetTable,
-    readable: Collection[str],
+    readable: ReadableViews,
 ) -> WrittenTable:
     options = plan.write_options()
     if plan.files is not None and (kind := spark_format(plan.files, plan.format)) is not None:
@@ -158,7 +162,7 @@ def _write_rows(
         spec = source_write_spec(run, spark, source, target, options)
         results = write_source(run, spark, source, spec, TASK_BYTES)
     else:
-        frame = _query(spark, plan.sql or "", readable)
+        frame = _query(spark, plan.sql or "", readable.frames)
         spec = frame_write_spec(run, frame, target, options)
         results = write_partitions(run, frame, spec)
     run.progress(**check_written(spark, target, spec, results))
@@ -176,26 +180,48 @@ def discard_tables(tables: Iterable[WrittenTable]) -> None:
         table.target.discard_writes(table.fragments)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadableViews:
+    """The views that the SQL of a plan's tables reads, and the tables that they are of, by their names."""
+
+    frames: dict[str, DataFrame] = field(default_factory=dict)
+    sources: dict[str, LineageSource] = field(default_factory=dict)
+
+
+def _lineage_of(plan: TablePlan, views: ReadableViews) -> JobLineage:
+    """Return what the rows of a table are made from: its files, or the tables that its SQL names."""
+    function = plan.write_options().udf
+    if plan.files is not None:
+        return file_lineage("pipeline", plan.files, function)
+    try:
+        names = parse_sources(plan.sql or "")
+    except InvalidInputError:  # the query of a driver of the user's own: it may read more than these views
+        names = tuple(views.sources)
+    sources = tuple(views.sources[name] for name in names if name in views.sources)
+    return JobLineage("pipeline", sources, digest_code(f"{plan.sql}{function_digest(function)}"))
+
+
 @contextmanager
-def readable_views(catalog: CatalogConnection, spark: SparkSession, plan: Plan) -> Iterator[dict[str, DataFrame]]:
+def readable_views(catalog: CatalogConnection, spark: SparkSession, plan: Plan) -> Iterator[ReadableViews]:
     """Create views of the tables that the plan reads, for the block, each at its newest version."""
-    views: dict[str, DataFrame] = {}
+    views = ReadableViews()
     try:
         for name, source in plan.reads.items():
             table = catalog_client.table(catalog, source)
             dataset = table.dataset()
             tasks = plan_version_scan(spark, table.location(), dataset)
-            create_view(spark, views, name, read_frame(spark, dataset.schema, tasks))
+            frame = read_frame(spark, dataset.schema, tasks)
+            create_view(spark, views, name, frame, table_source(table, int(dataset.version)))
         yield views
     finally:
-        for name in views:
+        for name in views.frames:
             spark.catalog.dropTempView(name)
 
 
-def create_view(spark: SparkSession, views: dict[str, DataFrame], name: str, frame: DataFrame) -> None:
-    """Create a view, which `readable_views` drops at the end."""
+def create_view(spark: SparkSession, views: ReadableViews, name: str, frame: DataFrame, source: LineageSource) -> None:
+    """Create a view of the rows of a table, which `readable_views` drops at the end."""
     frame.createOrReplaceTempView(quote_identifier(name))
-    views[name] = frame
+    views.frames[name], views.sources[name] = frame, source
 
 
 def read_written_rows(spark: SparkSession, table: WrittenTable) -> DataFrame:

@@ -20,6 +20,7 @@ from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import ColumnNames, job
+from tiltyard.pipeline.lineage import file_lineage
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
@@ -104,6 +105,7 @@ def stream(
         drift == "evolve",
         absolute_path(rejects) if rejects else None,
         storage,
+        file_lineage("stream", path),
     )
 
     def open_stream() -> tuple[StreamTable, StreamSource]:

@@ -23,6 +23,7 @@ from lance_namespace.errors import (
     TableSchemaValidationError,
 )
 
+from tiltyard.model.lineage import JobLineage
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.pipeline.runs import Run
@@ -67,7 +68,7 @@ class StreamOptions:
     """How a stream named `name` changes its table: `on` is the key to upsert by, () to append.
 
     With `evolves`, columns that the table lacks are added; else their rows are rejected. `rejects` is the folder for
-    rejected rows; without one such a row ends the stream.
+    rejected rows; without one such a row ends the stream. `lineage` is what its commits record as the rows' source.
     """
 
     name: str
@@ -75,6 +76,7 @@ class StreamOptions:
     evolves: bool = True
     rejects: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
+    lineage: JobLineage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class StreamTable:
         """
         if not self._exists():
             return None
-        self._job_table = JobTable(self.table)
+        self._job_table = JobTable(self.table, lineage=self.options.lineage)
         dataset = self._job_table.latest()
         if self.options.on:
             check_column_list(dataset.schema, self.options.on, "The key (on)")
@@ -257,7 +259,7 @@ class StreamTable:
             target.commit(self.run, [], target.fragment_target(schema).schema)
         except TableAlreadyExistsError as error:
             raise ConcurrentModificationError(f"{self.table} was created meanwhile: run the stream again.") from error
-        self._job_table = JobTable(self.table)
+        self._job_table = JobTable(self.table, lineage=self.options.lineage)
 
     def _evolve(self, batches: Sequence[pa.RecordBatch]) -> lance.LanceDataset:
         """Add the columns of the batches that the table lacks, where they have a value; return the newest version."""

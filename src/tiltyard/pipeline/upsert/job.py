@@ -24,6 +24,7 @@ from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.ingest.job import adapt_source, reset_checkpoints, source_write_spec, write_source
 from tiltyard.pipeline.jobs import ColumnNames, job
+from tiltyard.pipeline.lineage import file_lineage
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, started, task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from lance.fragment import FragmentMetadata
     from pyspark.sql import SparkSession
+
+    from tiltyard.model.lineage import JobLineage
 
 _CHECKPOINT_KEY = "upserted"
 
@@ -118,13 +121,14 @@ def upsert(
         rejects=absolute_path(rejects) if rejects else None,
     )
     target_table = catalog_client.table(catalog, table)
+    lineage = file_lineage("upsert", absolute_path(source), options.udf)
     if (spark_kind := spark_format(source, format)) is not None:
         own = {"split": None, "delimiter": delimiter, "schema": schema, "partitions": partitions,
                "null_value": null_value, "multiline": multiline}  # fmt: skip
         frame = read_spark_files(started(spark), absolute_path(source), spark_kind, own)
         from tiltyard.pipeline.writing.row_sources import FrameRows, upsert_rows  # noqa: PLC0415  # it uses this module
 
-        return upsert_rows(run, FrameRows(frame), target_table, options, on)
+        return upsert_rows(run, FrameRows(frame), target_table, options, on, lineage)
     old_names = {new: old for old, new in rename.items()}
     kind = Format(format) if format else None
     source_options = SourceOptions(
@@ -141,17 +145,23 @@ def upsert(
         multiline,
     )
     files = find_source(source_options, spark_inspector(run, spark))
-    return _upsert(run, spark, files, target_table, options, on)
+    return _upsert(run, spark, files, target_table, options, on, lineage)
 
 
 def _upsert(
-    run: Run, spark: SparkSession | LazySession, source: Source, table: Table, options: WriteOptions, on: Sequence[str]
+    run: Run,
+    spark: SparkSession | LazySession,
+    source: Source,
+    table: Table,
+    options: WriteOptions,
+    on: Sequence[str],
+    lineage: JobLineage,
 ) -> Mapping[str, object]:
-    landing = prepare_target(run, table, WriteMode.APPEND)
+    landing = prepare_target(run, table, WriteMode.APPEND, lineage)
     if landing.schema is None:
         raise TableNotFoundError(f"{table} has no rows yet: ingest into it first.")
     check_column_list(landing.schema, on, "The key")
-    if (earlier := _find_commit(run, JobTable(table), landing.base)) is not None:
+    if (earlier := _find_commit(run, JobTable(table, lineage=lineage), landing.base)) is not None:
         return earlier.figures()
     try:
         source = adapt_source(run, source, landing, options)
@@ -159,7 +169,9 @@ def _upsert(
         is_small = options.udf is None and source.size <= MAX_BYTES_IN_DRIVER
         written = write_source(run, None if is_small else spark, source, recipe, TASK_BYTES)
         fragments = [text for part in written for text in part.fragments]
-        upserted = upsert_fragments(run, table, spark, parse_fragments(fragments), on, since=landing.base)
+        upserted = upsert_fragments(
+            run, table, spark, parse_fragments(fragments), on, since=landing.base, lineage=lineage
+        )
         rejected = {"rejected": sum(part.rejected for part in written)} if options.rejects else {}
         return {**upserted.figures(), **rejected}
     except (RefusedError, InvalidInputError, *KEY_ERRORS):
@@ -197,6 +209,7 @@ def upsert_fragments(
     *,
     since: int = 0,
     branch: str | None = None,
+    lineage: JobLineage | None = None,
 ) -> Upserted:
     """Upsert the rows of fragments that are written in the table's folder and not committed.
 
@@ -205,7 +218,7 @@ def upsert_fragments(
     there twice), InvalidInputError (no such column), KEY_ERRORS (the table's own primary key is another, and broken),
     ConcurrentModificationError (the schema changed), RunCanceledError; nothing is changed then.
     """
-    job_table = JobTable(table, branch)
+    job_table = JobTable(table, branch, lineage)
     dataset = job_table.latest()
     check_column_list(dataset.schema, on, "The key")
     if not written:

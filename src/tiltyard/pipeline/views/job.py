@@ -20,6 +20,7 @@ from lance_namespace.errors import (
     InvalidTableStateError,
 )
 
+from tiltyard.model.lineage import refresh_lineage
 from tiltyard.model.table_history import read_transaction
 from tiltyard.model.views.changes import leaves_rows_unchanged
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, ViewDefinition, ViewKind, ViewLineage, parse_sources
@@ -201,6 +202,7 @@ class _Refresh:
 
     def _execute(self, plan: RefreshPlan, sources: Mapping[str, SourceTable]) -> Mapping[str, object]:
         """Write the missing parts, and commit. Raises CommitConflictError, RefusedError, RunCanceledError."""
+        self.job_table.lineage = refresh_lineage(plan.sources, self.definition.digest)
         if (version := self.job_table.find_commit(self.run, plan.base)) is not None:
             return self._figures(plan, version, 0, 0)
         view = self.job_table.latest()

@@ -27,15 +27,14 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.model.lineage import RUN_PROPERTY, JobLineage
 from tiltyard.model.table_history import read_transactions
+from tiltyard.pipeline.lineage import index_commit
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.catalog_client import Table
     from tiltyard.pipeline.runs import Run
     from tiltyard.pipeline.table_location import TableLocation
-
-RUN_PROPERTY = "tiltyard.run"
-"""The property of a Lance transaction that holds the id of its run."""
 
 _STEP_PROPERTY = "tiltyard.step"
 
@@ -128,10 +127,15 @@ class NextVersionNamespace(upstream.LanceNamespace):
 
 @dataclass(slots=True)
 class JobTable:
-    """A table (or its branch) as a job reads and changes it, by commits that apply to a known version."""
+    """A table (or its branch) as a job reads and changes it, by commits that apply to a known version.
+
+    Its commits have the `lineage`; the catalog indexes that of the first one.
+    """
 
     table: Table
     branch: str | None = None
+    lineage: JobLineage | None = None
+    _is_indexed: bool = field(init=False, default=False)
     _guard: NextVersionNamespace = field(init=False)
     _dataset: lance.LanceDataset = field(init=False)
     _location: TableLocation = field(init=False)
@@ -168,8 +172,26 @@ class JobTable:
         rows break the table's primary key), InvalidInputError (they lack one of its columns) where nothing was
         committed, else what Lance raises.
         """
-        transaction_properties = {**(properties or {}), RUN_PROPERTY: run.id, _STEP_PROPERTY: step}
+        made_from = {} if self.lineage is None else self.lineage.of_run(run.id).to_properties()
+        transaction_properties = {**(properties or {}), **made_from, RUN_PROPERTY: run.id, _STEP_PROPERTY: step}
         transaction = Transaction(dataset.version, operation, str(uuid.uuid4()), transaction_properties)
+        version = self._commit(dataset, transaction, verify)
+        self.index_lineage(version)
+        return version
+
+    def index_lineage(self, version: int) -> None:
+        """Have the catalog index the lineage of a commit of this job, unless it has for an earlier one."""
+        if self.lineage is not None and not self._is_indexed:
+            index_commit(self.table, version, self.branch)
+            self._is_indexed = True
+
+    def _commit(
+        self,
+        dataset: lance.LanceDataset,
+        transaction: Transaction,
+        verify: Callable[[lance.LanceDataset], bool] | None,
+    ) -> int:
+        """Commit a transaction; return its version. Raises as `commit` does."""
         self._guard.base, self._guard.refused, self._guard.final_error = int(dataset.version), False, None
         self._guard.verify = None if verify is None else lambda version: verify(self._open_version(version))
         try:
@@ -221,6 +243,8 @@ class JobTable:
         )
         if version is None:
             self._searched_versions[step] = newest
+        else:
+            self.index_lineage(version)  # its driver may have ended before it did
         return version
 
 

@@ -36,6 +36,8 @@ from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, transform_ro
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tiltyard.model.lineage import JobLineage
+
 MAX_BATCH_ROWS = 1 << 16
 """A batch of an Arrow stream is written in slices of at most so many rows, between which a run can be canceled."""
 
@@ -137,13 +139,15 @@ class StreamRows:
             yield batch
 
 
-def ingest_rows(run: Run, rows: Rows, table: Table, options: WriteOptions) -> Mapping[str, object]:
+def ingest_rows(
+    run: Run, rows: Rows, table: Table, options: WriteOptions, lineage: JobLineage | None = None
+) -> Mapping[str, object]:
     """Write rows to a table in one commit, checked; return the figures.
 
     Raises InvalidInputError, RunCanceledError, what `prepare_target`, the rows themselves and the commit raise; nothing
     is visible then.
     """
-    target = prepare_target(run, table, options.mode)
+    target = prepare_target(run, table, options.mode, lineage)
     with _discarding(target) as results:
         spec = rows.write_spec(run, target, options)
         results.extend(rows.write(run, spec))
@@ -155,7 +159,14 @@ def ingest_rows(run: Run, rows: Rows, table: Table, options: WriteOptions) -> Ma
     return {**figures, "version": version, **report}
 
 
-def upsert_rows(run: Run, rows: Rows, table: Table, options: WriteOptions, on: Sequence[str]) -> Mapping[str, object]:
+def upsert_rows(
+    run: Run,
+    rows: Rows,
+    table: Table,
+    options: WriteOptions,
+    on: Sequence[str],
+    lineage: JobLineage | None = None,
+) -> Mapping[str, object]:
     """Replace the rows of a table that have a key of these, and insert the others; return the figures.
 
     Raises TableNotFoundError, what `upsert_fragments` and the rows themselves raise; nothing is visible then.
@@ -169,7 +180,7 @@ def upsert_rows(run: Run, rows: Rows, table: Table, options: WriteOptions, on: S
         results.extend(rows.write(run, spec))
     with _discarding(target, results, _REFUSALS):
         fragments = parse_fragments(_fragments(results))
-        upserted = upsert_fragments(run, table, rows.session, fragments, on, since=target.base)
+        upserted = upsert_fragments(run, table, rows.session, fragments, on, since=target.base, lineage=lineage)
     return {**upserted.figures(), "rejected": sum(result.rejected for result in results)}
 
 

@@ -26,15 +26,16 @@ from lance_namespace.errors import (
     TableSchemaValidationError,
 )
 
+from tiltyard.model.lineage import RUN_PROPERTY, JobLineage
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.schemas.nested_types import map_renamings, with_standard_maps
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.lineage import index_commit
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.commit import (
-    RUN_PROPERTY,
     CommitConflictError,
     JobTable,
     NextVersionNamespace,
@@ -62,7 +63,7 @@ class TargetTable:
     """A table that a job writes. `base` is its version at the beginning; 0 if it had none.
 
     `declared` says whether this run has declared it; `schema` and `storage_version` are those of a table that is
-    appended to, None for one that is created or overwritten.
+    appended to, None for one that is created or overwritten. `lineage` is what its commit records as the rows' sources.
     """
 
     table: Table
@@ -71,6 +72,7 @@ class TargetTable:
     declared: bool
     schema: pa.Schema | None
     storage_version: str | None
+    lineage: JobLineage | None = None
 
     def fragment_target(self, schema: pa.Schema, rows_per_file: int = ROWS_PER_FILE) -> FragmentTarget:
         """Return how tasks write it; a new table gets Arrow's standard field names within maps."""
@@ -99,7 +101,7 @@ class TargetTable:
         """
         if not self.base:
             return self._commit_new_table(run, lance.LanceOperation.Overwrite(schema, parse_fragments(fragments)))
-        job_table = JobTable(self.table)
+        job_table = JobTable(self.table, lineage=self.lineage)
         for _ in range(_MAX_COMMITS):
             if (version := job_table.find_commit(run, self.base)) is not None:
                 return version
@@ -112,6 +114,19 @@ class TargetTable:
             except CommitConflictError:
                 continue
         raise ConcurrentModificationError(f"{self.table} keeps changing: {_MAX_COMMITS} commits conflicted.")
+
+    def transaction(
+        self, run: Run, read_version: int, operation: lance.LanceOperation.BaseOperation, job: str | None = None
+    ) -> Transaction:
+        """Return the transaction that makes the rows visible; `job` is the id of the job that the run is a part of."""
+        made_from = {} if self.lineage is None else self.lineage.of_run(job or run.id).to_properties()
+        return Transaction(read_version, operation, str(uuid4()), {**made_from, RUN_PROPERTY: run.id})
+
+    def index_lineage(self, version: int) -> int:
+        """Have the catalog index the lineage of the version; return it."""
+        if self.lineage is not None:
+            index_commit(self.table, version)
+        return version
 
     def last_run_suffix(self, prefix: str) -> str | None:
         """Return what follows `prefix` in the id of the newest run in the table's history that begins with it."""
@@ -141,14 +156,14 @@ class TargetTable:
         run.check()
         try:
             if not self.table.latest_version():
-                transaction = Transaction(0, operation, str(uuid4()), {RUN_PROPERTY: run.id})
+                transaction = self.transaction(run, 0, operation)
                 guard.describe_table(upstream.DescribeTableRequest(id=self.table.id))
-                return int(commit_first_version(self, guard, transaction).version)
+                return self.index_lineage(int(commit_first_version(self, guard, transaction).version))
         except Exception:
             if not self.table.latest_version():
                 raise
         if (version := find_run_version(self.table.dataset(), 0, run.id)) is not None:
-            return version
+            return self.index_lineage(version)
         raise TableAlreadyExistsError(
             f"A concurrent write has changed {self.table} meanwhile: append, or name another."
         )
@@ -169,8 +184,10 @@ def commit_first_version(
     )
 
 
-def prepare_target(run: Run, table: Table, mode: WriteMode) -> TargetTable:
+def prepare_target(run: Run, table: Table, mode: WriteMode, lineage: JobLineage | None = None) -> TargetTable:
     """Find or declare the table that a job writes; a resumed run continues with the same one.
+
+    `lineage` is what the job makes its rows from.
 
     Raises TableAlreadyExistsError, TableNotFoundError (to append to), NamespaceNotFoundError, InvalidTableStateError
     (the run began with another table).
@@ -186,11 +203,11 @@ def prepare_target(run: Run, table: Table, mode: WriteMode) -> TargetTable:
         run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({**state, "uri": location.uri}))
     base, declared = int(state["base"]), bool(state["declared"])
     if not base or mode is WriteMode.OVERWRITE:
-        return TargetTable(table, location, base, declared, None, None)
+        return TargetTable(table, location, base, declared, None, None, lineage)
     dataset = table.dataset(base)
     if map_renamings(dataset):
         _standardize_maps(table)
-    return TargetTable(table, location, base, declared, dataset.schema, dataset.data_storage_version)
+    return TargetTable(table, location, base, declared, dataset.schema, dataset.data_storage_version, lineage)
 
 
 def _standardize_maps(table: Table) -> None:

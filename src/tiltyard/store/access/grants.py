@@ -80,7 +80,7 @@ LIST_TO = f"""
     ORDER BY kind, object_id LIMIT ?
 """
 DELETE = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
-_TABLE_DEPENDENTS = "policies", "views", "deleted_versions"
+_TABLE_DEPENDENTS = "policies", "views", "deleted_versions", "lineage"
 DELETE_OF_NAMESPACES = tuple(
     f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions")
 )

@@ -26,6 +26,7 @@ from tiltyard.catalog.jobs.authorization import authorize_submitter
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.jobs import Job, JobCanceledError, job
+from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage
 from tiltyard.model.table_history import read_transactions
 from tiltyard.model.views.changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage
@@ -35,6 +36,7 @@ from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.view_sources import find_definer, resolve_sources
 from tiltyard.tables.sql.select_queries import SelectQuery, parse_select
+from tiltyard.tables.versions.lineage import add_commit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -142,6 +144,7 @@ class _SelectView:
         for _, entry in read_transactions(self._dataset, int(self._dataset.version) - _OWN_COMMITS):
             own = json.loads((entry.transaction_properties or {}).get(_JOB_PROPERTY, "{}"))
             if own.get("job") == self._job.id:
+                self._index_lineage(int(own["figures"]["version"]), entry.transaction_properties)
                 return dict(own["figures"])
         self._job.progress(stage="plan")
         source = self._open_source(version)
@@ -236,6 +239,7 @@ class _SelectView:
         target = self._target
         lineage = ViewLineage({self._name: SourceVersion(self._origin, int(source.version))}, self.definition.digest)
         own = json.dumps({"job": self._job.id, "figures": dict(figures)})
+        properties = {LINEAGE_PROPERTY: lineage.to_json(), RUN_PROPERTY: self._job.id, _JOB_PROPERTY: own}
         replaced = [] if is_incremental else [fragment.fragment_id for fragment in self._dataset.get_fragments()]
         try:
             self._job.progress(stage="commit", rows=figures["rows"])
@@ -246,7 +250,7 @@ class _SelectView:
                 committed = commit_next(
                     self._dataset,
                     _operation(written, replaced),
-                    {LINEAGE_PROPERTY: lineage.to_json(), _JOB_PROPERTY: own},
+                    properties,
                     target.commit_route,
                 )
         except JobCanceledError:
@@ -256,6 +260,12 @@ class _SelectView:
             discard_after_error(target.ctx.storage, target.base, written, error)
             raise
         target.finish_commit(committed, is_direct=True)
+        self._index_lineage(int(figures["version"]), properties)
+
+    def _index_lineage(self, version: int, properties: Mapping[str, str] | None) -> None:
+        lineage = CommitLineage.from_properties(properties)
+        if lineage is not None:
+            add_commit(self._ctx, self._target.record, MAIN, version, lineage, replaces=True)
 
     def _figures(
         self, mode: str, reason: str, source: lance.LanceDataset, version: int, rows: int

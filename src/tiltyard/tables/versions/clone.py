@@ -11,10 +11,13 @@ from tiltyard.catalog.mounts.tables import declare, withdrawing
 from tiltyard.context import Context
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id
+from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
+from tiltyard.store.access.grants import TABLE
+from tiltyard.store.tables.lineage import LineageRecord
 from tiltyard.tables.maintenance.references import old_versions_lock
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
@@ -61,9 +64,20 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri
         return _clone_to_mount(ctx, request, path, source, source_uri, *mounted)
     is_deep = request.is_shallow is False
 
+    origin = ctx.store.table_at(source_uri)
+    origin = None if origin is None or origin.location != source_uri else origin
+    name = source_uri if origin is None else str(Id(ctx.store.object_path(TABLE, origin.id) or ()))
+
     def complete(catalog: UnitOfWork, record: TableRecord) -> None:
         if not is_deep:
             catalog.add_clone(record.id, source_uri)
+        read = LineageSource(name, source_uri, int(source.version))
+        catalog.add_lineage(
+            LineageRecord.of(
+                CommitLineage("clone", "", (read,)), record.id, MAIN.key, 1, replaces=True,
+                source_ids=(None if origin is None else origin.id,), principal=ctx.principal.name,
+            )
+        )  # fmt: skip
 
     record, version = _write(ctx, path, source, {}, is_deep=is_deep, complete=complete)
     return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)

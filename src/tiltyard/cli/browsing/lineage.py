@@ -1,0 +1,96 @@
+"""`tiltyard lineage`: what a table was made from, and what was made from a table or a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.session.ids import IdType, TypedId, format_id
+from tiltyard.cli.session.target import catalog_command
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tiltyard.cli.session.catalog import Catalog
+
+_COLUMNS = ("step", "table", "version", "made_from", "of_version", "job", "job_id", "by", "at")
+
+
+class _TableOrFile(IdType):
+    """The type of an argument that is a table, or with a slash in it a file or folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TypedId | str:  # type: ignore[override]  # a text, too
+        """Parse the id, or make a path absolute. Raises click.BadParameter."""
+        if isinstance(value, str) and "/" in value:
+            return value if "://" in value else str(Path(value).absolute())
+        return super().convert(value, param, ctx)
+
+
+@click.command("lineage", short_help="Show what a table was made from, or what was made from it.")
+@click.argument("source", metavar="TABLE", type=_TableOrFile())
+@click.option("--downstream", is_flag=True, help="What was made from it: what to run again if it was wrong.")
+@click.option("--depth", type=click.IntRange(1, 20), default=3, show_default=True, help="How many steps to follow.")
+@click.option("--version", type=int, help="A version: what it was made from; downstream, from it and later ones.")
+@click.option("--branch", help="A branch instead of main.")
+@format_option
+@catalog_command
+def lineage(
+    catalog: Catalog,
+    source: TypedId | str,
+    *,
+    downstream: bool,
+    depth: int,
+    version: int | None,
+    branch: str | None,
+    form: Format,
+) -> None:
+    """Show the commits of jobs that made TABLE, with their sources; with --downstream what was made from it.
+
+    TABLE may be a file or folder, as a path with a slash or a URI: then it is what was made from that. Tables without
+    a name are those that you have no rights on, or that were dropped.
+
+    \b
+    Examples:
+      tiltyard lineage library.books
+      tiltyard lineage library.books --downstream --depth 5
+      tiltyard lineage s3://lake/raw/books.parquet
+    """
+    from tiltyard.cli.output.formats import print_records
+
+    request: dict[str, Any] = {"uri": source}
+    if isinstance(source, TypedId):
+        request = {"id": list(source), "direction": "downstream" if downstream else "upstream"}
+    found = catalog.call("DescribeLineage", depth=depth, version=version, branch=branch, **request)
+    nodes = {node["key"]: node for node in found["nodes"]}
+    records = [_record(edge, nodes, is_upstream="uri" not in request and not downstream) for edge in found["edges"]]
+    print_records(records, _COLUMNS, form, numbers=("step", "version", "of_version"))
+    if found["is_truncated"]:
+        click.echo("There is more: follow it from one of these tables, or with a greater --depth.", err=True)
+
+
+def _record(edge: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], *, is_upstream: bool) -> dict[str, Any]:
+    from tiltyard.cli.output.cells import format_time
+
+    source, target = nodes[edge["source"]], nodes[edge["target"]]
+    millis = edge.get("created_at_millis")
+    return {
+        "step": (source if is_upstream else target)["depth"],
+        "table": _name(target),
+        "version": edge.get("version"),
+        "made_from": _name(source),
+        "of_version": edge.get("source_version"),
+        "job": edge.get("job_kind"),
+        "job_id": edge.get("job_id"),
+        "by": edge.get("principal"),
+        "at": None if millis is None else format_time(millis),
+    }
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    if node.get("id"):
+        branch = f" (branch {node['branch']})" if node.get("branch") else ""
+        return f"{format_id(node['id'])}{branch}"
+    return str(node.get("uri") or f"({node['kind']})")

@@ -1,0 +1,113 @@
+"""Lineage of a lake's tables: what they were made from, what was made from them, and what to run again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from tiltyard.lake.display import render_table
+from tiltyard.lake.runs import FIRST_CALL_SECONDS
+from tiltyard.model.typed_ids import format_id
+from tiltyard.pipeline.operation_client import OperationClient
+
+if TYPE_CHECKING:
+    from tiltyard.lake.catalog import Lake
+
+DEFAULT_DEPTH = 3
+NodeKind = Literal["table", "uri", "hidden", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class LineageNode:
+    """A table, or a file, folder or topic (`uri`); `depth` is how many steps away it is.
+
+    A table on which you have no rights is `hidden`, one that no longer exists `dropped`: they have no name.
+    """
+
+    kind: NodeKind
+    name: str
+    depth: int
+    branch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineageEdge:
+    """A commit of a job: the `version` of `target` has rows made from `source`, of which it read `source_version`.
+
+    `code` is the digest of the function or query. What is not known, or hidden, is None.
+    """
+
+    source: LineageNode
+    target: LineageNode
+    source_version: int | None = None
+    version: int | None = None
+    job_kind: str | None = None
+    job_id: str | None = None
+    code: str | None = None
+    principal: str | None = None
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Nodes, the nearest first, and edges between them; `is_truncated` says that there are more."""
+
+    nodes: tuple[LineageNode, ...]
+    edges: tuple[LineageEdge, ...]
+    is_truncated: bool
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Return the names of the tables, in the order in which to make them again: the nearest first."""
+        return tuple(node.name for node in self.nodes if node.kind == "table" and node.depth > 0)
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """Return the files, folders and topics."""
+        return tuple(node.name for node in self.nodes if node.kind == "uri" and node.depth > 0)
+
+    def _repr_html_(self) -> str:
+        columns = ("target", "version", "made from", "of version", "job", "by", "at")
+        rows = [
+            (
+                edge.target.name or edge.target.kind, edge.version, edge.source.name or edge.source.kind,
+                edge.source_version, edge.job_kind, edge.principal, edge.created_at,
+            )
+            for edge in self.edges
+        ]  # fmt: skip
+        return render_table(columns, rows)
+
+
+def read_lineage(lake: Lake, **request: Any) -> Lineage:
+    """Follow lineage; `request` has the fields of DescribeLineage. Raises InvalidInputError, TableNotFoundError."""
+    return parse_lineage(OperationClient(lake.catalog, FIRST_CALL_SECONDS).call("DescribeLineage", **request))
+
+
+def parse_lineage(response: Mapping[str, Any]) -> Lineage:
+    """Return the lineage in a response of DescribeLineage."""
+    nodes = {node["key"]: _parse_node(node) for node in response["nodes"]}
+    edges = (_parse_edge(edge, nodes) for edge in response["edges"])
+    ordered = sorted(nodes.values(), key=lambda node: node.depth)
+    return Lineage(tuple(ordered), tuple(edges), bool(response["is_truncated"]))
+
+
+def _parse_node(node: Mapping[str, Any]) -> LineageNode:
+    name = format_id(node["id"]) if node.get("id") else node.get("uri") or ""
+    return LineageNode(node["kind"], name, int(node["depth"]), node.get("branch"))
+
+
+def _parse_edge(edge: Mapping[str, Any], nodes: Mapping[str, LineageNode]) -> LineageEdge:
+    millis = edge.get("created_at_millis")
+    return LineageEdge(
+        nodes[edge["source"]],
+        nodes[edge["target"]],
+        edge.get("source_version"),
+        edge.get("version"),
+        edge.get("job_kind"),
+        edge.get("job_id"),
+        edge.get("code"),
+        edge.get("principal"),
+        None if millis is None else datetime.fromtimestamp(millis / 1000, UTC),
+    )

@@ -1,0 +1,68 @@
+"""The lineage of a job's commits: what it makes its rows from, and the catalog's index of that."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
+
+from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
+from tiltyard.pipeline.operation_client import OperationClient
+
+if TYPE_CHECKING:
+    from tiltyard.pipeline.catalog_client import Table
+    from tiltyard.pipeline.functions.calls import GuardedFunction
+    from tiltyard.pipeline.table_location import CatalogConnection
+
+log = logging.getLogger("tiltyard.pipeline")
+
+INDEX_SECONDS = 10.0
+"""For how long a server that does not answer is asked to index a commit."""
+
+
+def file_lineage(kind: str, source: str, function: GuardedFunction | None = None) -> JobLineage:
+    """Return the lineage of a job that writes the rows of files, which a function may change."""
+    return JobLineage(kind, (LineageSource.of_uri(source),), function_digest(function))
+
+
+def memory_lineage(kind: str, source: object, function: GuardedFunction | None) -> JobLineage:
+    """Return the lineage of a job that writes rows of this process, named by the class of their object."""
+    name = f"{type(source).__module__.partition('.')[0]}.{type(source).__qualname__}"
+    return JobLineage(kind, (LineageSource(f"memory:{name}"),), function_digest(function))
+
+
+def own_rows_lineage(kind: str, table: Table, version: int, branch: str | None, code: str) -> JobLineage:
+    """Return the lineage of a job that makes a version of a table from an earlier one."""
+    return JobLineage(kind, (table_source(table, version, branch),), code)
+
+
+def table_source(table: Table, version: int, branch: str | None = None) -> LineageSource:
+    """Return a version of a table as a source."""
+    return LineageSource(str(table), table.location().uri, version, branch or "")
+
+
+def function_digest(function: GuardedFunction | None) -> str:
+    """Return the digest of a user's function; "" without one."""
+    if function is None:
+        return ""
+    return digest_code(repr(function.code))
+
+
+def index_commit(table: Table, version: int, branch: str | None = None) -> None:
+    """Have the catalog index the lineage in a commit, of a publication once it is published. Idempotent.
+
+    The commit is made, and holds the lineage itself: a failure is logged, and fails no job.
+    """
+    table.connection.when_visible(partial(_index, table, version, branch))
+
+
+def _index(table: Table, version: int, branch: str | None, catalog: CatalogConnection) -> None:
+    try:
+        client = OperationClient(catalog, INDEX_SECONDS)
+        client.call("RecordTableLineage", id=table.id, version=version, branch=branch)
+    except UnsupportedOperationError as error:
+        log.debug("the lineage of version %s of %s is in its commit alone: %s", version, table, error)
+    except LanceNamespaceError as error:
+        log.warning("the lineage of version %s of %s is in its commit, and is not indexed: %s", version, table, error)

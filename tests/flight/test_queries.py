@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+
+from tiltyard.api.deadlines import Deadline
 from tiltyard.flight import queries
-from tiltyard.flight.queries import Queries, QueryState
+from tiltyard.flight.queries import Queries, QueryState, RunningQuery
 
 
 class EndedQuery:
@@ -63,3 +68,45 @@ def test_no_more_ended_queries_are_described_than_the_limit(monkeypatch: Any) ->
     asyncio.run(add())
     known = [name for name in ("0", "1", "2", "later") if kept.find(SimpleNamespace(id=name), reader)]  # type: ignore[arg-type]
     assert known == ["1", "2", "later"]
+
+
+class ProducedQuery:
+    """A query as far as RunningQuery uses it, whose rows come, and whose end comes, when they are let through."""
+
+    schema = pa.schema([])
+    tables = first_messages = ()
+    has_ended = False
+
+    def __init__(self) -> None:
+        self.rows, self.end = threading.Event(), threading.Event()
+        self._messages = [b"rows"]
+
+    def receive(self) -> list[bytes]:
+        if self._messages:
+            self.rows.wait(60)
+            return [self._messages.pop()]
+        self.end.wait(60)
+        self.has_ended = True
+        return []
+
+
+async def _states_while_it_runs() -> list[Any]:
+    ctx: Any = SimpleNamespace(
+        principal=SimpleNamespace(name="ann"), settings=SimpleNamespace(max_result_bytes=0, send_timeout=60)
+    )
+    produced: Any = ProducedQuery()
+    with ThreadPoolExecutor(1) as pool:
+        query = RunningQuery(ctx, SimpleNamespace(id="one"), produced, Deadline.start(60, "query"), pool)  # type: ignore[arg-type]
+        await query.wait_rows(0.01)
+        states: list[Any] = [(query.state, query.unread_bytes)]
+        produced.rows.set()
+        await query.wait_rows(60)
+        states.append(query.state)
+        produced.end.set()
+        await query.wait_ended(60)
+        return [*states, (query.state, query.unread_bytes)]
+
+
+def test_first_rows_are_waited_for_before_the_end() -> None:
+    states = asyncio.run(_states_while_it_runs())
+    assert states == [(QueryState.RUNNING, 0), QueryState.RUNNING, (QueryState.FINISHED, 4)]

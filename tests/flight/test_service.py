@@ -13,6 +13,7 @@ import pytest
 from tests.access.scenes import send
 from tests.flight.conftest import ENDLESS, command
 from tiltyard.flight.messages import MESSAGES, pack
+from tiltyard.flight.service import FIRST_ROWS_SECONDS
 from tiltyard.model.spec import operations
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ def test_submitted_query_is_complete_when_it_has_ended(sql: SqlServer) -> None:
         schema = pa.ipc.read_schema(pa.py_buffer(polled.info.schema))
         assert schema.names == ["n"]
         assert rows(wire, polled.info.endpoint[0].ticket) == 1
+
+
+def test_submission_waits_for_the_rows_of_a_short_query(sql: SqlServer) -> None:
+    query = "SELECT count(*) AS n FROM numbers a JOIN numbers b ON a.n % 2000 = b.n % 2000"
+    with sql.channel() as wire:
+        started = time.monotonic()
+        polled = wire.poll(query)
+        assert not polled.HasField("flight_descriptor") or time.monotonic() - started >= FIRST_ROWS_SECONDS
 
 
 def test_reader_that_leaves_stops_its_query(sql: SqlServer) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
+from contextlib import suppress
 from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -113,12 +114,20 @@ class RunningQuery:
         self._bytes = 0
         self._sent_bytes = 0
         self._changed = asyncio.Event()
+        self._has_rows = asyncio.Event()
+        """Set once the first of its rows have come, or it has ended without any."""
         self._has_ended = False
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def when_ended(self, call: Callable[[RunningQuery], None]) -> None:
         """Call a function once the query's process is free, whatever came of it."""
         self._task.add_done_callback(lambda _: call(self))
+
+    async def wait_rows(self, seconds: float) -> None:
+        """Wait until the first rows have come, or the query has ended, up to some seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._has_rows.wait()
 
     async def wait_ended(self, seconds: float) -> None:
         """Wait until the query has ended, up to some seconds."""
@@ -169,6 +178,7 @@ class RunningQuery:
             self._messages.clear()
             self._bytes = 0
         self._has_ended = True
+        self._has_rows.set()
         self._notify()
         if not self._query.has_ended:
             await asyncio.get_running_loop().run_in_executor(self._pool, self._query.close)
@@ -199,6 +209,7 @@ class RunningQuery:
             await self._wait_for_reader()
         self._messages.append(message)
         self._bytes += len(message)
+        self._has_rows.set()
         self._notify()
 
     async def _wait_for_reader(self) -> None:

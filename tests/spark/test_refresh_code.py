@@ -27,7 +27,7 @@ from tests.spark.views import (
     write,
 )
 from tiltyard.model.jobs import UDFS_VARIABLE
-from tiltyard.pipeline.catalog_client import CatalogConnection, connection
+from tiltyard.pipeline.catalog_client import CatalogConnection, connection, table
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.views.job import refresh
 
@@ -97,6 +97,8 @@ def test_refresh_of_a_chunker_makes_rows_of_new_rows_alone_and_takes_other_colum
     assert (figures["mode"], figures["rows"]) == ("incremental", 10)
     assert rows_of(coded, view) == two_words(0, 25)
     assert refreshed(view)["mode"] == "unchanged"
+    table(coded, source).dataset().delete("id < 5")  # what the code made of those rows is not known
+    assert (refreshed(view)["mode"], rows_of(coded, view)) == ("full", two_words(5, 25))
 
 
 def test_refresh_of_a_chunker_of_whole_batches(coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed) -> None:

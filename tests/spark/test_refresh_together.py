@@ -112,6 +112,26 @@ def test_refresh_that_is_resumed_makes_only_what_is_left_of_the_versions_it_bega
     assert (run.parts, resumed["version"], dataset(catalog, view).version) == (3, 2, 2)
 
 
+def test_refresh_of_changed_rows_that_is_resumed_removes_and_adds_each_once(
+    spark: SparkSession, catalog: CatalogConnection, view: str
+) -> None:
+    def die() -> None:
+        raise RunCanceledError(run.id)
+
+    refresh(LocalRun(), catalog, spark, view)
+    source = dataset(catalog, source_of(catalog, view))
+    source.update({"text": "'new'"}, where="id < 5")
+    run = Watched(die)
+    with pytest.raises(RunCanceledError):
+        refresh(run, catalog, spark, view)
+    dataset(catalog, source_of(catalog, view)).delete("id = 29")  # after the version that the run began with
+    dataset(catalog, view).optimize.compact_files()  # rows are found where they are when it commits
+    figures = refresh(run, catalog, spark, view)
+    assert (run.parts, figures["mode"], figures["rows"], run.figures["removed"]) == (2, "incremental", 5, "5")
+    texts = ["new" if number < 5 else f"row {number}" for number in range(30)]
+    assert contents(catalog, view)["text"].to_pylist() == texts
+
+
 def test_refresh_whose_view_others_write_meanwhile_begins_again(
     spark: SparkSession, catalog: CatalogConnection, view: str
 ) -> None:

@@ -11,7 +11,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.pipeline.datasource.dataframes import read_frame
 from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
-from tiltyard.pipeline.views.planning import analyze_query, check_reads_only, needed_columns, why_not_incremental
+from tiltyard.pipeline.views.query_analysis import analyze_query, check_reads_only, needed_columns, query_shape
 from tiltyard.pipeline.writing.fragments import FragmentRows
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def session(spark: SparkSession) -> SparkSession:
 )
 def test_query_of_rows_one_by_one_is_told_so(session: SparkSession, query: str) -> None:
     check_reads_only(session, query, ["films", "shop$orders"])
-    assert why_not_incremental(analyze_query(session, query), query) == ""
+    assert query_shape(analyze_query(session, query), query).why_all_rows == ""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,88 @@ def test_query_of_rows_one_by_one_is_told_so(session: SparkSession, query: str) 
 )
 def test_query_that_needs_all_rows_says_what_needs_them(session: SparkSession, query: str, why: str) -> None:
     check_reads_only(session, query, ["films", "shop$orders"])
-    assert why in why_not_incremental(analyze_query(session, query), query)
+    assert why in query_shape(analyze_query(session, query), query).why_all_rows
+
+
+@pytest.mark.parametrize(
+    ("query", "linear"),
+    [
+        ("SELECT id FROM films", {"films"}),
+        ("SELECT a.id FROM films a JOIN `shop$orders` b USING (id) WHERE b.text > 'a'", {"films", "shop$orders"}),
+        ("SELECT a.id FROM films a, `shop$orders` b", {"films", "shop$orders"}),
+        ("SELECT a.id, b.text FROM films a LEFT JOIN `shop$orders` b USING (id)", {"films"}),
+        ("SELECT b.id, a.text FROM films a RIGHT JOIN `shop$orders` b USING (id)", {"shop$orders"}),
+        ("SELECT id FROM films LEFT SEMI JOIN `shop$orders` USING (id)", {"films"}),
+        ("SELECT id FROM films LEFT ANTI JOIN `shop$orders` USING (id)", {"films"}),
+        ("SELECT a.id FROM films a JOIN (SELECT DISTINCT id FROM `shop$orders`) b USING (id)", {"films"}),
+        (
+            """
+            WITH a AS (SELECT id, text AS t FROM films)
+            SELECT a.id FROM a JOIN `shop$orders` b USING (id) UNION ALL SELECT size(vector) FROM films
+            """,
+            {"films"},
+        ),
+        ("SELECT id FROM films a FULL JOIN `shop$orders` b USING (id)", set()),
+        ("SELECT a.id FROM films a JOIN films b USING (id)", set()),
+        ("WITH a AS (SELECT id FROM films) SELECT a.id FROM a JOIN a b USING (id)", set()),
+        (
+            "SELECT a.id FROM films a JOIN `shop$orders` b USING (id) UNION ALL SELECT id FROM `shop$orders`",
+            {"shop$orders"},
+        ),
+        ("SELECT a.id FROM films a JOIN (SELECT id, sum(id) FROM `shop$orders` GROUP BY id) b USING (id)", set()),
+        ("SELECT a.id, rand() FROM films a JOIN `shop$orders` b USING (id)", set()),
+        ("SELECT a.id FROM films a JOIN (SELECT id FROM `shop$orders` LIMIT 3) b USING (id)", set()),
+        ("SELECT id FROM films ORDER BY id", set()),
+    ],
+)
+def test_query_is_linear_in_tables_whose_rows_are_in_rows_of_their_own(
+    session: SparkSession, query: str, linear: set[str]
+) -> None:
+    assert query_shape(analyze_query(session, query), query).linear == linear
+
+
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [
+        ("SELECT text AS t, count(*) FROM films GROUP BY text HAVING max(id) > 3", {"films": {"text": "t"}}),
+        (
+            "SELECT id % 3 AS m, t, avg(id) FROM (SELECT id, text AS t FROM films) GROUP BY ALL",
+            {"films": {"text": "t"}},
+        ),
+        ("SELECT DISTINCT id, upper(text) FROM films WHERE id > 3", {"films": {"id": "id"}}),
+        (
+            """
+            WITH n AS (SELECT id, count(*) AS n FROM films GROUP BY id)
+            SELECT b.text, n.id AS film, n FROM n JOIN `shop$orders` b USING (id)
+            """,
+            {"films": {"id": "film"}},
+        ),
+        (
+            "SELECT a.id, b.text, count(*) FROM films a JOIN `shop$orders` b USING (id) GROUP BY a.id, b.text",
+            {"films": {"id": "id"}, "shop$orders": {"text": "text"}},
+        ),
+        (
+            "SELECT b.id, count(a.id) FROM films a RIGHT JOIN `shop$orders` b USING (id) GROUP BY b.id",
+            {"shop$orders": {"id": "id"}},
+        ),
+        ("SELECT id % 3, count(*) FROM films GROUP BY 1", {"films": {}}),
+        ("SELECT count(*) FROM films GROUP BY text", {"films": {}}),
+        ("SELECT count(*) FROM films", {"films": {}}),
+        (
+            "SELECT id, count(*) FROM (SELECT id FROM films UNION ALL SELECT size(vector) FROM films) GROUP BY id",
+            {"films": {}},
+        ),
+        ("SELECT text, count(*) FROM films GROUP BY CUBE (text)", {}),
+        ("SELECT n, count(*) FROM (SELECT text, count(*) AS n FROM films GROUP BY text) GROUP BY n", {}),
+        ("SELECT id, first(text) FROM films GROUP BY id", {"films": {"id": "id"}}),
+        ("SELECT id, count(*) FROM films WHERE rand() < 1 GROUP BY id", {}),
+        ("SELECT id, sum(id) OVER (PARTITION BY text) FROM films", {}),
+    ],
+)
+def test_query_groups_by_columns_of_a_table_that_it_returns(
+    session: SparkSession, query: str, keys: dict[str, dict[str, str]]
+) -> None:
+    assert query_shape(analyze_query(session, query), query).keys == keys
 
 
 @pytest.mark.parametrize(

@@ -38,18 +38,23 @@ class View(Table):
         source_version: int | None = None,
         rows_per_fragment: int | None = None,
         rejects: str | os.PathLike[str] | None = None,
+        max_join_rows: int | None = None,
+        max_groups: int | None = None,
         wait: bool = True,
         submit: bool | None = None,
         **call: Unpack[CallOptions],
     ) -> Run:
-        """Bring the view up to date: from added rows where they are enough, else (or with `full`) from all rows.
+        """Bring the view up to date: from changed rows where they are enough, else (or with `full`) from all rows.
 
-        The figures `mode` and `reason` say which. `call` says how the code of a view is called
+        The figures `mode` and `reason` say which. All rows are computed where changed rows are joined with a table of
+        more than `max_join_rows` rows (1,000,000), or are in groups of more than `max_groups` values of a column
+        (10,000). `call` says how the code of a view is called
         (`tiltyard.CallOptions`), and `rejects` is a folder for rows that it fails on. Raises InvalidInputError, and as
         `Run.wait` does.
         """
         arguments = present(
             full=full, source_version=source_version, rows_per_fragment=rows_per_fragment, rejects=rejects,
+            max_join_rows=max_join_rows, max_groups=max_groups,
             **call_arguments(call),
         )  # fmt: skip
         return self._run("refresh", arguments, wait=wait, submit=submit)

@@ -22,6 +22,10 @@ class FullRefreshRequiredError(Exception):
     """The rows that were added are not enough: all rows have to be computed again. The message is the reason."""
 
 
+class RowsChangedError(FullRefreshRequiredError):
+    """Rows that the view was made of were changed or deleted, which the source's change feed tells."""
+
+
 def find_last_refresh(view: lance.LanceDataset) -> ViewLineage | str:
     """Return what the last refresh read, if its rows are unchanged; or else the reason why all rows are needed."""
     for version in range(int(view.version), 0, -1):
@@ -47,7 +51,8 @@ def find_added_fragments(
 
     The two lists of fragments show that: files never change, so fragments with the same files and the same deletions
     hold the same rows. Fragments that were compacted are followed through the commits that did it, as long as each
-    compacted either only new rows or only old ones. Raises FullRefreshRequiredError otherwise.
+    compacted either only new rows or only old ones. Raises RowsChangedError otherwise, and FullRefreshRequiredError
+    where the two versions cannot be compared.
     """
     if before is None or before.location != location:
         raise FullRefreshRequiredError(f"{name} is not the view's source table")
@@ -72,7 +77,7 @@ def find_added_fragments(
 
 
 def _follow_compactions(name: str, old: lance.LanceDataset, new: lance.LanceDataset) -> set[frozenset[str]]:
-    """Return the files of the fragments that hold the rows of `old`, up to `new`. Raises FullRefreshRequiredError."""
+    """Return the files of the fragments that hold the rows of `old`, up to `new`. Raises as `find_added_fragments`."""
     old_files = {_files(fragment) for fragment in fragments_by_id(old).values()}
     for version in range(int(old.version) + 1, int(new.version) + 1):
         transaction = read_transaction(new, version)
@@ -83,11 +88,11 @@ def _follow_compactions(name: str, old: lance.LanceDataset, new: lance.LanceData
             if isinstance(operation, LanceOperation.Append) or leaves_rows_unchanged(new, version, transaction):
                 continue
             kind = type(operation).__name__
-            raise FullRefreshRequiredError(f"rows of {name} were changed or deleted (version {version}: {kind})")
+            raise RowsChangedError(f"rows of {name} were changed or deleted (version {version}: {kind})")
         for group in operation.groups:
             are_old = {_files(fragment) in old_files for fragment in group.old_fragments}
             if len(are_old) > 1:
-                raise FullRefreshRequiredError(f"a compaction of {name} (version {version}) merged old and new rows")
+                raise RowsChangedError(f"a compaction of {name} (version {version}) merged old and new rows")
             if are_old == {True}:
                 old_files |= {_files(fragment) for fragment in group.new_fragments}
     return old_files

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import lance
 import pyarrow as pa
@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 
 _TRIAL_ROWS = 100
 """Rows on which a user's function is tried, to learn its columns."""
+
+
+class TaskRows(Protocol):
+    """The input of a task: rows of a table."""
+
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, with these columns."""
 
 
 def write_frame(run: Run, frame: DataFrame, table: Table, options: WriteOptions) -> Mapping[str, object]:
@@ -90,7 +97,7 @@ def plan_version_scan(
 
 
 def read_frame(
-    spark: SparkSession, schema: pa.Schema, tasks: Sequence[FragmentRows], needed: frozenset[str] | None = None
+    spark: SparkSession, schema: pa.Schema, tasks: Sequence[TaskRows], needed: frozenset[str] | None = None
 ) -> DataFrame:
     """Return the rows of tasks as a DataFrame. Columns that are not `needed` are null, and not read.
 

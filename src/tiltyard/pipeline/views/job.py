@@ -1,6 +1,8 @@
-"""Refresh job: bring a materialized view up to date with its query, from the rows that were added or from all rows.
+"""Refresh job: bring a materialized view up to date with its query, from rows that were changed or from all rows.
 
     sources at pinned versions → plan → parts (each checkpointed) → one commit, which records the sources' versions
+
+The rows that the query makes of rows before their change are written too, and found in the view when it is committed.
 
 That commit applies to exactly the version of the view that was planned on, or not at all, which orders concurrent
 refreshes. One that lost plans again, and mostly finds that there is nothing left to do.
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from lance import LanceOperation
@@ -22,7 +24,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.lineage import refresh_lineage
 from tiltyard.model.table_history import read_transaction
-from tiltyard.model.views.changes import leaves_rows_unchanged
+from tiltyard.model.views.changes import FullRefreshRequiredError, leaves_rows_unchanged
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
@@ -33,16 +35,23 @@ from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.views.net_changes import NetChanges, find_net_changes
 from tiltyard.pipeline.views.planning import (
     RefreshOptions,
     RefreshPlan,
+    ViewQuery,
+    columns_to_read,
+    decide,
+    decide_full,
+)
+from tiltyard.pipeline.views.query_analysis import (
+    QueryShape,
     analyze_query,
     check_reads_only,
-    decide,
     needed_columns,
-    split_into_parts,
-    why_not_incremental,
+    query_shape,
 )
+from tiltyard.pipeline.views.removal import Removal, find_equal_rows, find_group_rows, remove_rows
 from tiltyard.pipeline.views.row_writer import ViewWriter, register_schemas, truncate
 from tiltyard.pipeline.views.sources import SourceTable, pin_sources, reopen_sources
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
@@ -52,6 +61,7 @@ from tiltyard.pipeline.writing.fragments import (
     delete_fragment_files,
     fragment_files_exist,
     parse_fragments,
+    read_fragments,
 )
 from tiltyard.pipeline.writing.tasks import WriteResult
 
@@ -80,9 +90,15 @@ def refresh(
     ] = None,
     definition: Annotated[str | None, "The digest of the view's definition: set by the server."] = None,
     rejects: Annotated[str | None, "A folder for rows that the view's code fails on."] = None,
+    max_join_rows: Annotated[
+        int, "Rows of each unchanged table that are read to join changed rows: with a larger one, all are computed."
+    ] = 1_000_000,
+    max_groups: Annotated[
+        int, "Values of a column whose groups are computed again: with more, all groups are."
+    ] = 10_000,
     **call: Unpack[CallOptions],
 ) -> Mapping[str, object]:
-    """Refresh a materialized view: from added rows where they are enough, else from all rows.
+    """Refresh a materialized view: from rows that were changed where they are enough, else from all rows.
 
     \b
     Example:
@@ -90,6 +106,10 @@ def refresh(
     """
     if rows_per_fragment < 1 or (output_limit is not None and output_limit < 0):
         raise InvalidInputError("A fragment holds at least one row, and a view no fewer than none.")
+    if max_join_rows < 0 or max_groups < 0:
+        raise InvalidInputError(
+            "max_join_rows and max_groups are 0 or more: 0 computes all rows of joins, or all groups."
+        )
     job_table = JobTable(catalog_client.table(catalog, table))
     view = ViewDefinition.from_metadata(job_table.latest().schema.metadata)
     if view is None:
@@ -101,7 +121,7 @@ def refresh(
     if view.kind is not ViewKind.QUERY:
         check_client_code_allowed()
     policy = _make_policy(view.kind, rejects, call)
-    options = RefreshOptions(full, output_limit)
+    options = RefreshOptions(full, output_limit, max_join_rows, max_groups)
     folder = absolute_path(rejects) if rejects else None
     work = _Refresh(run, catalog, isolate_session(spark), job_table, view, options, rows_per_fragment, policy, folder)
     try:
@@ -136,6 +156,8 @@ class _Refresh:
     rows_per_fragment: int
     policy: CallPolicy
     rejects: str | None
+    changes: dict[str, NetChanges] = field(default_factory=dict)
+    """What changed in tables, as the current plan has it."""
 
     def run_rounds(self, version: int | None, allowed: Mapping[str, str] | None) -> Mapping[str, object]:
         """Plan, compute and commit, again if others wrote to the view meanwhile; return the figures.
@@ -158,13 +180,19 @@ class _Refresh:
                 return self._execute(plan, sources)
             except CommitConflictError:
                 self.discard_plan()
+            except FullRefreshRequiredError as reason:
+                self.discard_plan(str(reason))
         raise ConcurrentModificationError("Concurrent writes to the view do not stop: refresh it without them.")
 
-    def discard_plan(self) -> None:
-        """Delete the files of the current plan, if there is one, and have the next round or driver plan again."""
+    def discard_plan(self, why_full: str = "") -> None:
+        """Delete the files of the current plan, if there is one, and have the next round or driver plan again.
+
+        With `why_full`, that plan is to compute all rows.
+        """
+        self.changes.clear()
         if (plan := self._load_plan()) is None:
             return
-        discarded = json.dumps({"given_up": plan.attempt})
+        discarded = json.dumps({"given_up": plan.attempt, "why_full": why_full})
         self.run.save_checkpoint(_CHECKPOINT_KEY, discarded)  # raises in a driver that another one has replaced
         target = self._target(self.job_table.latest())
         for key in self._part_keys(plan):
@@ -184,18 +212,31 @@ class _Refresh:
         check_reads_only(self.spark, query, named)
         register_schemas(self.spark, named)
         frame = analyze_query(self.spark, query)
-        why_not = why_not_incremental(frame, query)
-        if self.definition.kind is ViewKind.UDTF:
-            why_not = "a UDTF sees all rows at once"
-        decision = decide(view, self.definition, sources, self.options, why_not)
+        is_udtf = self.definition.kind is ViewKind.UDTF
+        shape = QueryShape("a UDTF sees all rows at once") if is_udtf else query_shape(frame, query)
+        view_query = ViewQuery(self.definition, shape, needed_columns(frame))
+
+        def read_changes(name: str, since: int) -> NetChanges:
+            self.changes[name] = find_net_changes(
+                sources[name], since, columns_to_read(sources[name], view_query.needed)
+            )
+            return self.changes[name]
+
+        discarded = json.loads(self.run.checkpoints().get(_CHECKPOINT_KEY, "{}"))
+        if why_full := discarded.get("why_full"):
+            decision = decide_full(view_query, sources, why_full)
+        else:
+            decision = decide(view, view_query, sources, self.options, read_changes)
         plan = RefreshPlan(
-            1 + json.loads(self.run.checkpoints().get(_CHECKPOINT_KEY, "{}")).get("given_up", 0),
+            1 + discarded.get("given_up", 0),
             int(view.version),
             decision.incremental,
             decision.reason,
             {name: source.origin for name, source in sources.items()},
-            [] if decision.is_up_to_date else split_into_parts(sources, decision, by_rows=not why_not),
-            sorted(needed_columns(frame)),
+            decision.parts,
+            sorted(view_query.needed),
+            decision.since,
+            decision.groups,
         )
         self.run.save_checkpoint(_CHECKPOINT_KEY, plan.to_json())
         return plan
@@ -211,14 +252,21 @@ class _Refresh:
         if limit is not None and plan.incremental:
             limit -= view.count_rows()
         results, is_complete = self._write_parts(plan, sources, target, limit)
+        removed = [
+            fragment
+            for part, result in zip(plan.parts, results, strict=False)  # those after the limit are not computed
+            if part.removes
+            for fragment in result.fragments
+        ]
+        results = [result for part, result in zip(plan.parts, results, strict=False) if not part.removes]
         fragments = [fragment for result in results for fragment in result.fragments]
         rows, unused = sum(result.rows for result in results), tuple[str, ...]()
         if limit is not None and rows > limit:
             within, unused = truncate(self.run, target, fragments, limit)
             fragments, rows, is_complete = list(within), limit, False
         made = ViewLineage(plan.sources, self.definition.digest, cut=not is_complete)
-        version = self._commit(plan, fragments, made)
-        delete_fragment_files(target.location, unused)
+        version = self._commit(plan, target, fragments, removed, made)
+        delete_fragment_files(target.location, [*unused, *removed])
         return self._figures(plan, version, rows, len(fragments))
 
     def _load_part(self, key: str, target: FragmentTarget) -> WriteResult | None:
@@ -236,9 +284,13 @@ class _Refresh:
         Return the results of the parts, and whether they are all parts.
         """
         needed, storage = frozenset(plan.needed), dict(self.catalog.storage)
+        for name, since in plan.since.items():
+            if name not in self.changes:  # an earlier driver made the plan
+                self.changes[name] = find_net_changes(sources[name], since, columns_to_read(sources[name], needed))
         writer = ViewWriter(
-            self.run, self.spark, self.definition, sources, target, needed, self.policy, self.rejects, storage
-        )
+            self.run, self.spark, self.definition, sources, target, needed, self.policy, self.rejects, storage,
+            self.changes, plan.groups,
+        )  # fmt: skip
         results: list[WriteResult] = []
         if len(plan.parts) > 1:  # of a single part, Spark's tasks are the progress
             self.run.progress(parts=0, parts_total=len(plan.parts))
@@ -261,8 +313,18 @@ class _Refresh:
             )
         return results, True
 
-    def _commit(self, plan: RefreshPlan, fragments: Sequence[str], made: ViewLineage) -> int:
-        """Commit the rows; return the version. Raises CommitConflictError if others changed the view's rows."""
+    def _commit(
+        self,
+        plan: RefreshPlan,
+        target: FragmentTarget,
+        fragments: Sequence[str],
+        removed: Sequence[str],
+        made: ViewLineage,
+    ) -> int:
+        """Commit the rows, without those equal to the ones `removed`; return the version.
+
+        Raises CommitConflictError if others changed the view's rows, FullRefreshRequiredError if it lacks some.
+        """
         for _ in range(_MAX_TRIES):
             if (version := self.job_table.find_commit(self.run, plan.base)) is not None:
                 return version
@@ -271,7 +333,9 @@ class _Refresh:
             self.run.check()
             try:
                 properties = {LINEAGE_PROPERTY: made.to_json()}
-                operation = _operation(plan, latest, fragments)
+                removal = _find_removed_rows(plan, latest, target, removed)
+                self.run.progress(removed=removal.rows)
+                operation = _operation(removal, fragments)
                 return self.job_table.commit(latest, operation, self.run, properties=properties)
             except CommitConflictError:
                 continue
@@ -309,14 +373,24 @@ def _mode(plan: RefreshPlan) -> str:
     return "incremental" if plan.parts else "unchanged"
 
 
-def _operation(plan: RefreshPlan, view: lance.LanceDataset, fragments: Sequence[str]) -> LanceOperation.BaseOperation:
-    """Return the operation that adds the rows or replaces all others; the view's indexes stay, without the new rows."""
-    replaced = [] if plan.incremental else [fragment.fragment_id for fragment in view.get_fragments()]
-    if not replaced:
+def _find_removed_rows(
+    plan: RefreshPlan, view: lance.LanceDataset, target: FragmentTarget, removed: Sequence[str]
+) -> Removal:
+    """Return the view's fragments without the rows that a plan replaces. Raises FullRefreshRequiredError."""
+    if not plan.incremental:
+        return Removal(view.count_rows(), (), tuple(fragment.fragment_id for fragment in view.get_fragments()))
+    if plan.groups is not None:
+        return remove_rows(view, find_group_rows(view, plan.groups.view_values))
+    return remove_rows(view, find_equal_rows(view, read_fragments(target.location, removed, view.schema.names)))
+
+
+def _operation(removal: Removal, fragments: Sequence[str]) -> LanceOperation.BaseOperation:
+    """Return the operation that adds and removes rows; the view's indexes stay, without the new rows."""
+    if not (removal.remaining or removal.emptied):
         return LanceOperation.Append(parse_fragments(fragments))
     return LanceOperation.Update(
-        removed_fragment_ids=replaced,
-        updated_fragments=[],
+        removed_fragment_ids=list(removal.emptied),
+        updated_fragments=list(removal.remaining),
         new_fragments=parse_fragments(fragments),
         fields_modified=[],
         update_mode="rewrite_rows",

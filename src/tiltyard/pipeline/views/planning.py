@@ -1,44 +1,62 @@
-"""Plan a refresh: nothing to do, the rows that were added, or all rows; and the parts in which it is done.
+"""Plan a refresh: nothing to do, the rows that were added or changed, groups of them, or all rows; in which parts.
 
-A query of projections, filters, generators and UNION ALL alone distributes over its tables' rows: its result for old
-and new rows together is its result for the old ones followed by that for the new ones. So the rows that were added are
-enough. Spark's own analyzed plan decides that, in which no name can hide another node.
+What the query's shape allows (`query_analysis`) meets what happened to its tables since the last refresh.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InvalidInputError
+import pyarrow as pa
 
-from tiltyard.model.views.changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
-from tiltyard.model.views.definitions import SourceVersion, ViewDefinition, ViewLineage
-from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
-from tiltyard.pipeline.sql.spark_plans import TABLE_ROWS, class_name, to_list, walk_expressions, walk_nodes
+from tiltyard.model.views.changes import (
+    FullRefreshRequiredError,
+    RowsChangedError,
+    find_added_fragments,
+    find_last_refresh,
+)
+from tiltyard.model.views.definitions import SourceVersion, ViewDefinition, ViewKind, ViewLineage
+from tiltyard.pipeline.table_location import scan_fragments
 from tiltyard.pipeline.version_diff import fragments_by_id
+from tiltyard.pipeline.views.group_keys import GroupKeys, find_groups, usable_keys
+from tiltyard.pipeline.views.net_changes import NetChanges
+from tiltyard.pipeline.views.query_analysis import QueryShape
 from tiltyard.pipeline.views.sources import SourceTable
 
 if TYPE_CHECKING:
     import lance
-    from pyspark.sql import DataFrame, SparkSession
 
 ROWS_PER_PART = 4_000_000
 """How many rows of the sources are read before the output is checkpointed: the most that a driver's death costs."""
 
-Part = Mapping[str, list[int]]
-"""Ids of fragments by the name of their table."""
+ReadChanges = Callable[[str, int], NetChanges]
+"""Returns what changed in a source, by its name, after a version. Raises FullRefreshRequiredError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the query is run on at once: fragments by the name of their table.
+
+    With `changed`, of that table the rows that it gained instead, or, if it `removes`, those that it lost: the query's
+    rows of them are removed from the view.
+    """
+
+    fragments: Mapping[str, list[int]]
+    changed: str = ""
+    removes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshPlan:
     """A refresh of the view at the version `base`, in parts.
 
-    If `incremental`, the rows of the parts are added to those of the view, else they replace them. `attempt` tells the
-    plan from earlier plans of the same run, which concurrent writers made obsolete.
+    If `incremental`, the rows of the parts are added to those of the view, else they replace them. `since` has the
+    versions after which the changes of tables are read. With `groups`, the parts read the rows of those groups alone,
+    and the view's rows of them are replaced. `attempt` tells the plan from earlier plans of the same run, which
+    concurrent writers made obsolete.
     """
 
     attempt: int
@@ -48,163 +66,230 @@ class RefreshPlan:
     sources: Mapping[str, SourceVersion]
     parts: list[Part]
     needed: list[str]
+    since: Mapping[str, int] = field(default_factory=dict)
+    groups: GroupKeys | None = None
 
     def to_json(self) -> str:
         """Serialize for the run's checkpoint."""
-        return json.dumps(asdict(self))
+        fields = asdict(replace(self, groups=None))
+        return json.dumps({**fields, "groups": self.groups and self.groups.to_json()})
 
     @classmethod
     def from_json(cls, text: str) -> RefreshPlan:
         """Deserialize from a checkpoint."""
         fields = json.loads(text)
         sources = {name: SourceVersion(**origin) for name, origin in fields["sources"].items()}
-        return cls(**{**fields, "sources": sources})
+        groups = GroupKeys.from_json(fields["groups"]) if fields.get("groups") else None
+        # Earlier releases had lists of fragments alone, by table.
+        parts = [Part(**part) if isinstance(part.get("fragments"), dict) else Part(part) for part in fields["parts"]]
+        return cls(**{**fields, "sources": sources, "groups": groups, "parts": parts})
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The fragments to read, by table; all lists are empty if there is nothing to do."""
+    """What a refresh computes, as RefreshPlan has it; there are no parts if there is nothing to do."""
 
-    fragments: Part
+    parts: list[Part]
     incremental: bool
     reason: str
-
-    @property
-    def is_up_to_date(self) -> bool:
-        """Return whether the view needs no change."""
-        return self.incremental and not any(self.fragments.values())
+    since: Mapping[str, int] = field(default_factory=dict)
+    groups: GroupKeys | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshOptions:
-    """What the caller sets: `full` to compute all rows anyway, `limit` for at most so many rows in the view."""
+    """What the caller sets.
+
+    `full` computes all rows anyway, `limit` is for at most so many rows in the view. An incremental refresh reads at
+    most `max_join_rows` rows of the unchanged tables of a join, and computes at most `max_groups` groups again.
+    """
 
     full: bool
     limit: int | None
+    max_join_rows: int
+    max_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewQuery:
+    """A view's query: its shape by the names that it has for its tables, and the columns `needed` that it reads."""
+
+    definition: ViewDefinition
+    shape: QueryShape
+    needed: frozenset[str]
+
+
+def columns_to_read(source: SourceTable, needed: Collection[str]) -> list[str]:
+    """Return the columns of a source that are read, at least one."""
+    names = source.dataset.schema.names
+    return [name for name in names if name in needed] or names[:1]
 
 
 def decide(
     view: lance.LanceDataset,
-    definition: ViewDefinition,
+    query: ViewQuery,
     sources: Mapping[str, SourceTable],
     options: RefreshOptions,
-    why_not_incremental: str,
+    read_changes: ReadChanges,
 ) -> Decision:
-    """Decide what to compute; `why_not_incremental` is why added rows alone are not enough for the query, or ""."""
-    all_fragments = {name: source.fragments for name, source in sources.items()}
+    """Decide what to compute."""
     last = find_last_refresh(view)
-    reason = _full_refresh_reason(view, definition, last, options)
-    if reason or isinstance(last, str):
-        return Decision(all_fragments, incremental=False, reason=reason)
     try:
-        if last.sources.keys() != sources.keys():
-            raise FullRefreshRequiredError("the view's source tables are others")
-        added = {
-            name: find_added_fragments(name, source.location.uri, source.dataset, last.sources.get(name))
-            for name, source in sources.items()
-        }
-    except FullRefreshRequiredError as error:
-        return Decision(all_fragments, incremental=False, reason=str(error))
-    if not any(added.values()):
-        return Decision(added, incremental=True, reason="no rows were added")
-    if why_not_incremental:
-        return Decision(all_fragments, incremental=False, reason=why_not_incremental)
-    return Decision(added, incremental=True, reason="rows were only added")
+        if isinstance(last, str):
+            raise FullRefreshRequiredError(last)
+        _check_view(view, query.definition, last, options)
+        return _Changes.since(last, sources).decide(view, query, options, read_changes)
+    except FullRefreshRequiredError as reason:
+        return decide_full(query, sources, str(reason))
 
 
-def _full_refresh_reason(
-    view: lance.LanceDataset, definition: ViewDefinition, last: ViewLineage | str, options: RefreshOptions
-) -> str:
-    """Return why the view itself needs a full refresh; "" if it does not."""
-    if isinstance(last, str):
-        return last
+def decide_full(query: ViewQuery, sources: Mapping[str, SourceTable], reason: str) -> Decision:
+    """Decide to compute all rows."""
+    fragments = {name: source.fragments for name, source in sources.items()}
+    parts = [Part(fragments)] if query.shape.why_all_rows else split_into_parts(sources, fragments)
+    return Decision(parts, incremental=False, reason=reason)
+
+
+def _check_view(
+    view: lance.LanceDataset, definition: ViewDefinition, last: ViewLineage, options: RefreshOptions
+) -> None:
+    """Raise FullRefreshRequiredError if the view itself needs a full refresh."""
     if options.full:
-        return "a full refresh was requested"
+        raise FullRefreshRequiredError("a full refresh was requested")
     if last.definition != definition.digest:
-        return "the definition has changed"
+        raise FullRefreshRequiredError("the definition has changed")
     rows = view.count_rows() if options.limit is not None or last.cut else 0
     if options.limit is not None and rows > options.limit:
-        return "the view has more rows than the output limit"
+        raise FullRefreshRequiredError("the view has more rows than the output limit")
     if last.cut and rows != options.limit:
-        return "the last refresh was cut at its output limit"
-    return ""
+        raise FullRefreshRequiredError("the last refresh was cut at its output limit")
 
 
-def split_into_parts(sources: Mapping[str, SourceTable], decision: Decision, *, by_rows: bool) -> list[Part]:
-    """Split the fragments into parts of similar size; without `by_rows` a single part, as the query sees all rows."""
-    if not by_rows:
-        return [decision.fragments]
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What happened to a view's sources after its last refresh.
+
+    `added` has the fragments of tables to which rows were only added; `changed` has the versions after which rows of
+    the others were changed or deleted, and the reasons to say so.
+    """
+
+    sources: Mapping[str, SourceTable]
+    added: Mapping[str, list[int]]
+    changed: Mapping[str, tuple[int, str]]
+
+    @classmethod
+    def since(cls, last: ViewLineage, sources: Mapping[str, SourceTable]) -> _Changes:
+        """Compare the sources with the versions that the last refresh read. Raises FullRefreshRequiredError."""
+        if last.sources.keys() != sources.keys():
+            raise FullRefreshRequiredError("the view's source tables are others")
+        added: dict[str, list[int]] = {}
+        changed: dict[str, tuple[int, str]] = {}
+        for name, source in sources.items():
+            before = last.sources[name]
+            try:
+                added[name] = find_added_fragments(name, source.location.uri, source.dataset, before)
+            except RowsChangedError as reason:
+                changed[name] = (before.version, str(reason))
+        return cls(sources, {name: fragments for name, fragments in added.items() if fragments}, changed)
+
+    def decide(
+        self, view: lance.LanceDataset, query: ViewQuery, options: RefreshOptions, read_changes: ReadChanges
+    ) -> Decision:
+        """Decide what to compute. Raises FullRefreshRequiredError."""
+        if not (self.added or self.changed):
+            return Decision([], incremental=True, reason="no rows were added")
+        kind = query.definition.kind
+        if self.changed and kind is not ViewKind.QUERY:
+            raise FullRefreshRequiredError(next(reason for _, reason in self.changed.values()))
+        if not query.shape.why_all_rows:
+            return self._follow_rows({}, read_changes)
+        table, *others = [*self.added, *self.changed]
+        name = query.definition.source_name(table)
+        is_grouped = name in query.shape.keys
+        if kind is not ViewKind.QUERY or not (is_grouped or name in query.shape.linear):
+            raise FullRefreshRequiredError(query.shape.why_all_rows)
+        if others:
+            raise FullRefreshRequiredError(f"{query.shape.why_all_rows}, and {table} and {others[0]} were both changed")
+        unchanged = self._unchanged(table, query.shape.why_all_rows, options)
+        if not is_grouped:
+            return self._follow_rows(unchanged, read_changes)
+        keys = usable_keys(query.shape.keys[name], self.sources[table].dataset.schema, view.schema)
+        if not keys:
+            raise FullRefreshRequiredError(
+                f"{query.shape.why_all_rows}, and groups by no column of {table} that it returns as it is"
+            )
+        return self._follow_groups(table, keys, unchanged, options, read_changes)
+
+    def _unchanged(self, table: str, why: str, options: RefreshOptions) -> dict[str, list[int]]:
+        """Return the fragments of the tables beside a changed one. Raises FullRefreshRequiredError if one is large."""
+        others = {name: source for name, source in self.sources.items() if name != table}
+        for name, source in others.items():
+            if (rows := source.dataset.count_rows()) > options.max_join_rows:
+                raise FullRefreshRequiredError(
+                    f"{why}, and {name} has {rows:,} rows, more than max_join_rows ({options.max_join_rows:,})"
+                )
+        return {name: source.fragments for name, source in others.items()}
+
+    def _follow_rows(self, unchanged: Mapping[str, list[int]], read_changes: ReadChanges) -> Decision:
+        """Run the query on rows that were added, and on rows that were changed, as they were and as they are."""
+        parts = [
+            replace(part, fragments={**part.fragments, **unchanged})
+            for part in split_into_parts(self.sources, self.added)
+        ]
+        since = {name: version for name, (version, _) in self.changed.items()}
+        for name, version in since.items():
+            changes = read_changes(name, version)
+            parts += [Part(unchanged, name, removes=True)] if changes.lost else []
+            parts += [Part(unchanged, name)] if changes.gained else []
+        if not parts:
+            return Decision([], incremental=True, reason="no rows that the view shows were changed")
+        reason = "rows were only added"
+        if self.changed:
+            reason = f"rows of {', '.join(self.changed)} were changed or deleted: these alone are computed"
+        return Decision(parts, incremental=True, reason=reason, since=since)
+
+    def _follow_groups(
+        self,
+        table: str,
+        keys: Mapping[str, str],
+        unchanged: Mapping[str, list[int]],
+        options: RefreshOptions,
+        read_changes: ReadChanges,
+    ) -> Decision:
+        """Run the query on all rows of the groups that changed rows are in."""
+        source = self.sources[table]
+        rows = self._changed_rows(table, list(keys), read_changes)
+        groups = find_groups(table, keys, rows, options.max_groups)
+        if not all(map(len, groups.values.values())):
+            return Decision([], incremental=True, reason="no rows that the view shows were changed")
+        counts = " and ".join(f"{len(values):,} values of {name}" for name, values in groups.values.items())
+        reason = f"rows of {table} were changed: groups of {counts} are computed again"
+        parts = [Part({table: source.fragments, **unchanged})]
+        return Decision(parts, incremental=True, reason=reason, groups=groups)
+
+    def _changed_rows(self, table: str, columns: Sequence[str], read_changes: ReadChanges) -> Iterable[pa.RecordBatch]:
+        """Yield some columns of the rows of a table that were added or changed."""
+        if table in self.added:
+            yield from scan_fragments(self.sources[table].dataset, self.added[table], columns=list(columns))
+            return
+        changes = read_changes(table, self.changed[table][0])
+        for task in (*changes.lost, *changes.gained):
+            yield from task.read(columns)
+
+
+def split_into_parts(sources: Mapping[str, SourceTable], fragments: Mapping[str, list[int]]) -> list[Part]:
+    """Split fragments into parts of similar size, each of one table."""
     parts: list[Part] = []
-    for name, numbers in decision.fragments.items():
-        fragments = fragments_by_id(sources[name].dataset)
+    for name, numbers in fragments.items():
+        by_id = fragments_by_id(sources[name].dataset)
         part: list[int] = []
         rows = 0
         for number in numbers:
-            if part and rows + fragments[number].num_rows > ROWS_PER_PART:
-                parts.append({name: part})
+            if part and rows + by_id[number].num_rows > ROWS_PER_PART:
+                parts.append(Part({name: part}))
                 part, rows = [], 0
             part.append(number)
-            rows += fragments[number].num_rows
+            rows += by_id[number].num_rows
         if part:
-            parts.append({name: part})
+            parts.append(Part({name: part}))
     return parts
-
-
-_DISTRIBUTIVE_NODES = frozenset(
-    {
-        "CTERelationDef", "CTERelationRef", "Filter", "Generate", "PipeOperator", "Project", "SubqueryAlias", "Union",
-        "View", "WithCTE",
-    }
-)  # fmt: skip
-_TIME_WORD = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-"""Words that Spark replaces by the current time where they stand in a literal (`DATE 'today'`)."""
-
-
-def check_reads_only(spark: SparkSession, text: str, tables: Collection[str]) -> None:
-    """Raise InvalidInputError unless a query only reads, and only these tables; nothing of it is run.
-
-    Raises UnsupportedOperationError for a session of Spark Connect, which does not show what a query would do.
-    """
-    check_parsed_query(spark, text, tables)
-
-
-def analyze_query(spark: SparkSession, text: str) -> DataFrame:
-    """Analyze a query over tables that are registered. Raises InvalidInputError for one that Spark cannot analyze."""
-    frame = analyze_sql(spark, text)
-    check_analyzed_query(frame)
-    if len(set(frame.columns)) < len(frame.columns):
-        raise InvalidInputError(f"Two columns of the query have one name: {', '.join(frame.columns)}.")
-    return frame
-
-
-def why_not_incremental(frame: DataFrame, text: str) -> str:
-    """Return why a query does not work row by row; "" if it does."""
-    if word := _TIME_WORD.search(text):
-        return f"the query may read the time ('{word[0]}')"
-    for node in walk_nodes(frame._jdf.queryExecution().analyzed()):  # PySpark has no other way
-        node_kind = class_name(node)
-        if node_kind == TABLE_ROWS:
-            continue
-        if node_kind not in _DISTRIBUTIVE_NODES:
-            return f"the query has more than rows one by one ({node_kind})"
-        if node.subqueries().size():
-            return "the query has a subquery within an expression"
-        for expression in walk_expressions(node):
-            name = class_name(expression)
-            children = to_list(expression.children())
-            is_random = not expression.deterministic() and all(child.deterministic() for child in children)
-            if is_random or name.startswith(("Current", "Now", "LocalTimestamp")):
-                return f"the query's result differs each time ({name})"
-    return ""
-
-
-def needed_columns(frame: DataFrame) -> frozenset[str]:
-    """Return the names of the columns that Spark reads, of any table, to run a query."""
-    plan = frame._jdf.queryExecution().optimizedPlan()  # PySpark has no other way
-    nodes = list(walk_nodes(plan))
-    used = {column.exprId().id() for column in to_list(plan.output())}
-    for node in nodes:
-        if class_name(node) != TABLE_ROWS:
-            used |= {column.exprId().id() for column in to_list(node.references().toSeq())}
-    columns = (column for node in nodes if class_name(node) == TABLE_ROWS for column in to_list(node.output()))
-    return frozenset(column.name() for column in columns if column.exprId().id() in used)

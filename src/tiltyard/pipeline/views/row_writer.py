@@ -17,7 +17,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind
-from tiltyard.pipeline.datasource.dataframes import plan_version_scan, read_frame, write_partitions
+from tiltyard.pipeline.datasource.dataframes import TaskRows, plan_version_scan, read_frame, write_partitions
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction
@@ -26,9 +26,12 @@ from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
 from tiltyard.pipeline.user_functions import PickledFunction
-from tiltyard.pipeline.views.planning import Part, analyze_query
+from tiltyard.pipeline.views.group_keys import GroupKeys
+from tiltyard.pipeline.views.net_changes import NetChanges
+from tiltyard.pipeline.views.planning import Part
+from tiltyard.pipeline.views.query_analysis import analyze_query
 from tiltyard.pipeline.views.sources import SourceTable
-from tiltyard.pipeline.views.tasks import Chunker, TableFunction, rewrite_first_rows, write_groups
+from tiltyard.pipeline.views.tasks import Chunker, GroupRows, TableFunction, rewrite_first_rows, write_groups
 from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, parse_fragments
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec
 
@@ -49,7 +52,8 @@ def register_schemas(spark: SparkSession, sources: Mapping[str, SourceTable]) ->
 class ViewWriter:
     """Compute and write the rows of parts of the sources; of the sources, only the columns `needed` are read.
 
-    `policy` says how the view's code is called; rows that are parked are written to the folder `rejects`.
+    `policy` says how the view's code is called; rows that are parked are written to the folder `rejects`. `changes` are
+    those of the tables that parts name as changed. Of a table with `groups`, only their rows are read.
     """
 
     run: Run
@@ -61,13 +65,13 @@ class ViewWriter:
     policy: CallPolicy
     rejects: str | None
     storage: Mapping[str, str]
+    changes: Mapping[str, NetChanges]
+    groups: GroupKeys | None
 
     def write_part(self, part: Part, number: int) -> WriteResult:
         """Write the rows of a part; nothing is committed. Raises RefusedError, RunCanceledError."""
         for name, source in self.sources.items():
-            fragments = frozenset(part.get(name, ()))
-            tasks = plan_version_scan(self.spark, source.location, source.dataset, fragments)
-            frame = read_frame(self.spark, source.dataset.schema, tasks, self.needed)
+            frame = read_frame(self.spark, source.dataset.schema, self._plan_scan(part, source), self.needed)
             _register(self.definition.source_name(name), frame)
         results = self._write_query(analyze_query(self.spark, self.definition.query), number)
         return WriteResult(
@@ -77,6 +81,18 @@ class ViewWriter:
             sum(result.size for result in results),
             {},
         )
+
+    def _plan_scan(self, part: Part, source: SourceTable) -> Sequence[TaskRows]:
+        """Return tasks that read a part's rows of a source."""
+        if source.name == part.changed:
+            changes = self.changes[source.name]
+            return changes.lost if part.removes else changes.gained
+        fragments = frozenset(part.fragments.get(source.name, ()))
+        tasks = plan_version_scan(self.spark, source.location, source.dataset, fragments)
+        if self.groups is None or self.groups.table != source.name:
+            return tasks
+        values = self.groups.values
+        return [GroupRows(task.location, task.version, task.fragments, values) for task in tasks]
 
     def _write_query(self, frame: DataFrame, number: int) -> list[WriteResult]:
         """Write the rows of the query, after the view's code if it has any."""

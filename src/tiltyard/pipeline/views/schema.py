@@ -10,7 +10,7 @@ from tiltyard.model.views.definitions import parse_sources
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.views.planning import analyze_query, check_reads_only
+from tiltyard.pipeline.views.query_analysis import analyze_query, check_reads_only
 from tiltyard.pipeline.views.row_writer import register_schemas
 from tiltyard.pipeline.views.sources import pin_sources
 

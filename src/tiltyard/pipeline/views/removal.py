@@ -1,0 +1,143 @@
+"""Find the rows that a refresh removes from a view: equal ones to given rows, or those of given groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiltyard.model.views.changes import FullRefreshRequiredError
+from tiltyard.pipeline.changes.row_digests import row_digests
+from tiltyard.pipeline.changes.version_rows import VersionRows, take_rows
+from tiltyard.pipeline.version_diff import get_fragment
+from tiltyard.pipeline.views.tasks import is_filtered_type, values_filter
+
+if TYPE_CHECKING:
+    import lance
+    from lance.fragment import FragmentMetadata
+    from numpy.typing import NDArray
+
+    Addresses = NDArray[np.uint64]
+
+_MAX_FILTER_VALUES = 10_000
+"""Values by which storage filters rows; of more, the column is read."""
+_BATCH_ROWS = 8192
+_FRAGMENT_SHIFT = np.uint64(32)
+_OFFSET_BITS = np.uint64(0xFFFF_FFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Fragments of a view without the removed `rows`, to commit, and the ids of those that have none left."""
+
+    rows: int
+    remaining: tuple[FragmentMetadata, ...]
+    emptied: tuple[int, ...]
+
+
+def remove_rows(view: lance.LanceDataset, addresses: Addresses) -> Removal:
+    """Delete rows by their addresses; nothing is committed."""
+    remaining: list[FragmentMetadata] = []
+    emptied: list[int] = []
+    for number, offsets in _by_fragment(addresses):
+        rest = get_fragment(view, number).delete_rows(offsets.tolist())
+        if rest is None:
+            emptied.append(number)
+        else:
+            remaining.append(rest)
+    return Removal(len(addresses), tuple(remaining), tuple(emptied))
+
+
+def find_group_rows(view: lance.LanceDataset, values: Mapping[str, pa.Array]) -> Addresses:
+    """Return the addresses of the rows that have one of the values in each column."""
+    return _join(batch["_rowaddr"].to_numpy() for batch in _scan(view, [], values))
+
+
+def find_equal_rows(view: lance.LanceDataset, rows: Iterable[pa.RecordBatch]) -> Addresses:
+    """Return the addresses of as many rows as are given, each equal to one of them; all have the view's columns.
+
+    Raises FullRefreshRequiredError if the view lacks one.
+    """
+    names = view.schema.names
+    missing: Counter[bytes] = Counter()
+    column = ""
+    values: list[pa.Array] = []
+    for batch in rows:
+        missing.update(row_digests([batch.column(name) for name in names]))
+        column = column or _most_distinct_column(batch)
+        values += [pc.unique(batch.column(column))] if column else []
+    found: list[Addresses] = []
+    count = missing.total()
+    for candidates in _candidates(view, column, values) if count else ():
+        addresses = np.sort(candidates)
+        digests = _read_digests(view, addresses)
+        is_removed = np.zeros(len(digests), bool)
+        for place, digest in enumerate(digests):
+            if missing.get(digest):
+                missing[digest] -= 1
+                is_removed[place] = True
+        found.append(addresses[is_removed])
+        if sum(map(len, found)) == count:
+            return _join(found)
+    if count:
+        raise FullRefreshRequiredError(f"the view lacks {missing.total():,} rows that its query makes of earlier rows")
+    return _join([])
+
+
+def _most_distinct_column(rows: pa.RecordBatch) -> str:
+    """Return the column with the most values among those that storage filters; "" if there is none."""
+    counts = {
+        name: pc.count_distinct(rows.column(name), mode="all").as_py()
+        for name in rows.schema.names
+        if is_filtered_type(rows.schema.field(name).type)
+    }
+    return max(counts, key=lambda name: counts[name], default="")
+
+
+def _candidates(view: lance.LanceDataset, column: str, values: Iterable[pa.Array]) -> Iterator[Addresses]:
+    """Yield addresses of all rows that have one of the values in a column, or (without a column) of all rows."""
+    if not column:
+        yield from (batch["_rowaddr"].to_numpy() for batch in _scan(view, [], {}))
+        return
+    distinct = pc.unique(pa.chunked_array(values))
+    if len(distinct) <= _MAX_FILTER_VALUES:
+        yield from (batch["_rowaddr"].to_numpy() for batch in _scan(view, [], {column: distinct}))
+        return
+    for batch in _scan(view, [column], {}):
+        yield batch["_rowaddr"].to_numpy()[np.asarray(pc.is_in(batch[column], value_set=distinct))]
+
+
+def _scan(view: lance.LanceDataset, columns: list[str], values: Mapping[str, pa.Array]) -> Iterator[pa.RecordBatch]:
+    scanner = view.scanner(columns=columns, filter=values_filter(values), with_row_address=True, batch_size=_BATCH_ROWS)
+    yield from scanner.to_batches()
+
+
+def _read_digests(view: lance.LanceDataset, addresses: Addresses) -> list[bytes]:
+    """Return the digests of rows by their sorted addresses, in their order."""
+    names = view.schema.names
+    version = VersionRows(view, None, tuple(names))
+    digests: list[bytes] = []
+    for number, offsets in _by_fragment(addresses):
+        positions = version.positions(number, offsets.astype(np.uint32))
+        rows = take_rows(view, number, names, positions).combine_chunks()
+        digests += row_digests([rows[name].combine_chunks() for name in names])
+    return digests
+
+
+def _by_fragment(addresses: Addresses) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """Yield the fragments of rows, and the rows' offsets there, sorted."""
+    ordered = np.sort(addresses)
+    numbers, starts = np.unique(ordered >> _FRAGMENT_SHIFT, return_index=True)
+    for number, start, end in zip(
+        numbers, starts, [*starts[1:], len(ordered)], strict=False
+    ):  # without rows, no starts
+        yield int(number), ordered[start:end] & _OFFSET_BITS
+
+
+def _join(parts: Iterable[Addresses]) -> Addresses:
+    return np.concatenate([np.empty(0, np.uint64), *parts])

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from tiltyard.api.deadlines import Deadline
+from tiltyard.api.deadlines import Deadline, DeadlineExceededError
 from tiltyard.flight import queries
 from tiltyard.flight.queries import Queries, QueryState, RunningQuery
+from tiltyard.flight.service import FlightService, _Slot
 
 
 class EndedQuery:
@@ -110,3 +112,20 @@ async def _states_while_it_runs() -> list[Any]:
 def test_first_rows_are_waited_for_before_the_end() -> None:
     states = asyncio.run(_states_while_it_runs())
     assert states == [(QueryState.RUNNING, 0), QueryState.RUNNING, (QueryState.FINISHED, 4)]
+
+
+async def _releases_of_a_late_read() -> list[bool]:
+    end, released = threading.Event(), asyncio.Event()
+    slot = _Slot(SimpleNamespace(release=released.set))  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as pool:
+        service: Any = SimpleNamespace(_pool=pool)
+        with slot, pytest.raises(DeadlineExceededError):
+            await FlightService._in_thread(service, slot, Deadline.start(0.01, "query"), end.wait, 60)
+        releases = [released.is_set()]
+        end.set()
+        await asyncio.wait_for(released.wait(), 60)
+        return [*releases, released.is_set()]
+
+
+def test_point_query_beyond_its_time_holds_its_slot_until_its_thread_has_ended() -> None:
+    assert asyncio.run(_releases_of_a_late_read()) == [False, True]

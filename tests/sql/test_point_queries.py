@@ -5,10 +5,12 @@ from __future__ import annotations
 import decimal
 from typing import TYPE_CHECKING, Any
 
+import lance
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lance_namespace.errors import UnsupportedOperationError
 
 from tests.sql.conftest import Queries
 from tiltyard.model.ids import Id
@@ -193,3 +195,16 @@ def test_rows_that_are_many_large_or_not_indexed_are_left_to_datafusion(
     assert len(answer(points, "SELECT id FROM fresh WHERE id = 1")) == 1
     points.server.open("fresh").insert(pa.table({"id": [2]}))
     assert answer(points, "SELECT id FROM fresh WHERE id = 1") is None
+
+
+def test_columns_that_lance_stores_otherwise_are_left_to_datafusion(points: Queries) -> None:
+    schema = pa.schema([("id", pa.int64()), lance.blob_field("film"), ("info", pa.json_())])
+    info = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}']))
+    rows = pa.table([pa.array([1]), lance.blob_array([b"film"]), info], schema=schema)
+    points.server.create("blobs", rows, data_storage_version="2.2").create_scalar_index("id", "BTREE")
+    assert len(answer(points, "SELECT id FROM blobs WHERE id = 1")) == 1
+    for columns in ("*", "film", "info"):
+        assert answer(points, f"SELECT {columns} FROM blobs WHERE id = 1") is None
+    assert points.rows("SELECT id, film IS NULL AS lost FROM blobs") == [{"id": 1, "lost": False}]
+    with pytest.raises(UnsupportedOperationError, match="'film' holds blobs"):
+        points.rows("SELECT * FROM blobs WHERE id > 0")

@@ -153,8 +153,9 @@ class FlightService:
     async def _plan_schema(self, call: Call, handle: QueryHandle) -> pa.Schema:
         point_query = _point_query(call, handle)
         if point_query is not None:
-            with self._slot(call):
-                opened = await self._in_thread(open_point_query, call.ctx, point_query)
+            with (slot := self._slot(call)):
+                deadline = _deadline(call.ctx)
+                opened = await self._in_thread(slot, deadline, open_point_query, call.ctx, point_query)
             if opened is not None:
                 call.record_tables(PLAN, (point_query.table,))
                 return opened.schema
@@ -241,7 +242,7 @@ class FlightService:
         slot = self._slot(call)
         with slot:
             deadline = _deadline(call.ctx)
-            started = await self._answer_point_query(call, handle, deadline)
+            started = await self._answer_point_query(call, handle, slot, deadline)
             if started is None:
                 options = {"form": Form.FLIGHT, "parameters": handle.parameters}
                 started = await self._start_remotely(call, handle, EXECUTE, deadline, **options)
@@ -251,18 +252,37 @@ class FlightService:
         self.queries.add(query)
         return query
 
-    async def _answer_point_query(self, call: Call, handle: QueryHandle, deadline: Deadline) -> StartedQuery | None:
-        """Answer a point query here, without a process; return None for any other query."""
+    async def _answer_point_query(
+        self, call: Call, handle: QueryHandle, slot: _Slot, deadline: Deadline
+    ) -> StartedQuery | None:
+        """Answer a point query here, without a process; return None for any other query.
+
+        Raises DeadlineExceededError.
+        """
         point_query = _point_query(call, handle)
         if point_query is None:
             return None
-        answered: AnsweredQuery | None = await self._in_thread(_read, deadline.apply_to(call.ctx), point_query)
+        ctx = deadline.apply_to(call.ctx)
+        answered: AnsweredQuery | None = await self._in_thread(slot, deadline, _read, ctx, point_query)
         if answered is not None:
             call.record_tables(EXECUTE, answered.tables)
         return answered
 
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+    async def _in_thread(self, slot: _Slot, deadline: Deadline, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function that reads a table in a thread, which holds the slot until it has ended.
+
+        Raises DeadlineExceededError, and what the function raises.
+        """
+        running = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        try:
+            await asyncio.wait([running], timeout=max(0.0, deadline.remaining))
+        finally:
+            if not running.done():
+                slot.keep()
+                running.add_done_callback(lambda _: slot.release())
+        if not running.done():
+            raise deadline.exceeded()
+        return running.result()
 
     def _slot(self, call: Call) -> _Slot:
         """Acquire the slot of a query. Raises HttpError 429."""

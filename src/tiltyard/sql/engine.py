@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError
+from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError, UnsupportedOperationError
 
+from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.sql.errors import missing_table, sql_errors
@@ -158,6 +159,7 @@ class PlannedQuery:
         has_ended = has_failed = False
         rows = 0
         try:
+            check_no_blobs(self.schema)
             with query_errors(self._tables):
                 frame = self._frame if limit is None else self._frame.limit(limit)
                 for batch in frame.execute_stream():
@@ -181,6 +183,16 @@ class PlannedQuery:
             session, self._session, self._frame = self._session, None, None
         if session is not None:
             self._sessions.release(session, is_reusable=is_reusable, has_failed=has_failed)
+
+
+def check_no_blobs(schema: pa.Schema) -> None:
+    """Raise UnsupportedOperationError for a result with blobs, of which Lance's scan returns descriptions alone."""
+    blobs = [field.name for field in schema if has_blobs([field])]
+    if blobs:
+        raise UnsupportedOperationError(
+            f"The column '{blobs[0]}' holds blobs, which a query does not return: leave it out, and read its blobs by"
+            " row id."
+        )
 
 
 def check_rows(ctx: Context, rows: int) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access.authorization import effective_policy_of
+from tiltyard.model.columns.blob_columns import is_blob
 from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
@@ -121,7 +122,7 @@ class OpenedPointQuery:
             answer = query_table(ctx.with_open_table(query.table, self._table, ctx.check_deadline), request)
             for batch in answer.batches:
                 rows, size = rows + batch.num_rows, size + batch.nbytes
-                if rows > most or size > MAX_BYTES:
+                if rows > most or size > MAX_BYTES or batch.schema.types != self.schema.types:
                     return None
                 batches.append(pa.RecordBatch.from_arrays(batch.columns, schema=self.schema))
         except LanceNamespaceError:
@@ -157,6 +158,8 @@ def _result_schema(snapshot: Snapshot, query: PointQuery) -> pa.Schema | None:
     names = schema.names if query.columns is None else query.columns
     if len(set(names)) < len(names) or not fields.keys() >= {query.column, *names}:
         return None
+    if any(_is_stored_otherwise(fields[name]) for name in names):
+        return None
     if not _is_of_type(query.value, fields[query.column].type):
         return None
     return schema if query.columns is None else pa.schema([fields[name] for name in names], schema.metadata)
@@ -164,6 +167,16 @@ def _result_schema(snapshot: Snapshot, query: PointQuery) -> pa.Schema | None:
 
 def _plain_schema(dataset: lance.LanceDataset) -> pa.Schema:
     return dataset.schema
+
+
+def _is_stored_otherwise(field: pa.Field) -> bool:
+    """Return whether Lance may store a column as another type than pylance shows: a blob, JSON, or other extensions."""
+    kind = field.type
+    return (
+        is_blob(field)
+        or isinstance(kind, pa.BaseExtensionType)
+        or any(_is_stored_otherwise(kind.field(at)) for at in range(kind.num_fields))
+    )
 
 
 def _is_of_type(value: int | str, kind: pa.DataType) -> bool:

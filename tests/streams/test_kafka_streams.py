@@ -19,8 +19,9 @@ from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
 import tiltyard
 from tests.services.kafka import Broker, kafka_broker
 from tests.services.ports import reserve_port
+from tests.services.schema_registry import schema_registry
 from tests.services.server import ServerProcess
-from tests.streams.change_events import event, key, plain_event
+from tests.streams.change_events import AVRO_EVENT, AVRO_KEY, avro, event, key, plain_event
 from tests.streams.test_folder_streams import ids, rows
 from tests.streams.test_stream_jobs import has_figure, wait_until
 from tiltyard.pipeline.catalog_client import Table
@@ -115,6 +116,29 @@ def test_change_events_are_applied_in_the_order_of_each_key(
     assert [(row["id"], row["title"], str(row["day"])[:10]) for row in table.to_pylist()] == [
         (1, "b", "1970-01-02"), (4, "back", "1970-01-10"), (5, "plain", "1970-01-02"),
         (6, "x", "1970-01-07"), (7, "x", "1970-01-08"),
+    ]  # fmt: skip
+
+
+def test_change_events_in_avro_are_applied_with_the_schemas_of_a_registry(
+    broker: Broker, topic: str, films: Table, follow: Follow, tmp_path: Path
+) -> None:
+    names = ("title", "day", "at", "seen", "price", "any", "raw")
+    with schema_registry("me:secret") as registry:
+        keys, events = registry.add(AVRO_KEY), registry.add(AVRO_EVENT)
+        (tmp_path / "client.properties").write_text("schema.registry.basic.auth.user.info=me:secret\n")
+        messages: list[tuple[bytes | None, bytes | None]] = []
+        for number in range(4):
+            row = {"id": number, **dict.fromkeys(names), "title": "x", "day": number}
+            messages.append((None, avro(events, AVRO_EVENT, {"op": "c", "after": row, "before": None})))
+        gone = avro(events, AVRO_EVENT, {"op": "d", "after": None, "before": None})
+        messages += [(avro(keys, AVRO_KEY, {"id": 2}), gone), (None, b'{"op": "c"}')]
+        broker.send(topic, messages)
+        options = {"kafka": str(tmp_path / "client.properties"), "rejects": str(tmp_path / "bad")}
+        figures = follow(format="debezium", on=["id"], schema_registry=registry.url, **options)
+    assert (figures["rows"], figures["rejected"], figures["lag"]) == (4, 1, 0)  # of key 2 the last event
+    table = films.dataset().to_table().sort_by("id")
+    assert [(row["id"], str(row["day"])[:10]) for row in table.to_pylist()] == [
+        (0, "1970-01-01"), (1, "1970-01-02"), (3, "1970-01-04"),
     ]  # fmt: skip
 
 

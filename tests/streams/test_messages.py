@@ -146,6 +146,9 @@ def test_a_file_of_properties_is_for_its_brokers_and_loads_no_code(
         ("kafka://a:1/b", {"format": "debezium"}, "--on"),
         ("folder", {"format": "debezium", "on": ["id"]}, "for topics"),
         ("folder", {"kafka": "file"}, "for topics"),
+        ("folder", {"schema_registry": "http://a"}, "for topics"),
+        ("kafka://a:1/b", {"schema_registry": "http://a"}, "say --format debezium"),
+        ("kafka://a:1/b", {"schema_registry": "a", "format": "debezium", "on": ["id"]}, "--schema-registry is an addr"),
     ],
 )
 def test_wrong_options_of_topics_are_refused(films: Table, source: str, options: dict[str, Any], message: str) -> None:

@@ -24,10 +24,12 @@ from tiltyard.pipeline.lineage import file_lineage
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
+from tiltyard.pipeline.streams.avro import AvroDecoder
 from tiltyard.pipeline.streams.batches import BatchLimits, StreamSource
 from tiltyard.pipeline.streams.folder import FolderSource
 from tiltyard.pipeline.streams.kafka import SCHEME, KafkaSource, Topic, read_properties
-from tiltyard.pipeline.streams.messages import decode_debezium, decode_row
+from tiltyard.pipeline.streams.messages import Decoder, decode_debezium, decode_row
+from tiltyard.pipeline.streams.schema_registry import REGISTRY_PROPERTIES, SchemaRegistry
 from tiltyard.pipeline.streams.target import StreamOptions, StreamTable
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError, clean_message
@@ -63,7 +65,7 @@ def stream(
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
         Literal["parquet", "arrow", "csv", "json", "debezium"] | None,
         "The files' format, if their names do not tell it. Of a topic: json (the default), or debezium for its change "
-        "events in JSON.",
+        "events in JSON, or in Avro with --schema-registry.",
     ] = None,
     drift: Annotated[
         Literal["evolve", "reject"],
@@ -81,6 +83,11 @@ def stream(
     ] = "earliest",
     kafka: Annotated[
         str | None, "A file of properties of Kafka's client, NAME=VALUE: how to sign in (sasl.password, …)."
+    ] = None,
+    schema_registry: Annotated[
+        str | None,
+        "The address of the schema registry of change events in Avro; its user and password are in the file of "
+        "--kafka (schema.registry.basic.auth.user.info).",
     ] = None,
     name: Annotated[
         str | None, "What identifies the stream in the table's history [default: its source]. It goes on by its name."
@@ -113,9 +120,10 @@ def stream(
         found = target.open()
         position = dict(found or {})
         if path.startswith(SCHEME):
-            reader = _open_topic(path, format, options, kafka, position, from_newest=start == "latest")
+            from_newest = start == "latest"
+            reader = _open_topic(path, format, options, kafka, schema_registry, position, from_newest=from_newest)
         else:
-            reader = _open_folder(path, format, options, kafka, position)
+            reader = _open_folder(path, format, options, kafka or schema_registry, position)
         if found is None:
             target.begin(reader.position)
         return target, reader
@@ -128,6 +136,7 @@ def _open_topic(
     format_: str | None,
     options: StreamOptions,
     file: str | None,
+    registry_url: str | None,
     position: dict[str, int],
     *,
     from_newest: bool,
@@ -138,16 +147,25 @@ def _open_topic(
     if format_ == "debezium" and not options.on:
         raise RefusedError("Change events change rows by their key: name its columns (--on).")
     topic = Topic.parse(uri)
-    decode = decode_debezium if format_ == "debezium" else decode_row
-    return KafkaSource(topic, decode, options.on, read_properties(file, topic), position, from_newest)
+    properties = read_properties(file, topic)
+    registry = SchemaRegistry.open(registry_url, properties)
+    decode: Decoder = decode_debezium if format_ == "debezium" else decode_row
+    if registry is not None:
+        if format_ != "debezium":
+            raise RefusedError("A schema registry is of change events in Avro: say --format debezium.")
+        decode = AvroDecoder(registry, decode)
+    own = {name: text for name, text in properties.items() if name not in REGISTRY_PROPERTIES}
+    return KafkaSource(topic, decode, options.on, own, position, from_newest)
 
 
 def _open_folder(
-    path: str, format_: str | None, options: StreamOptions, file: str | None, position: dict[str, int]
+    path: str, format_: str | None, options: StreamOptions, of_topics: str | None, position: dict[str, int]
 ) -> StreamSource:
     """Open a folder. Raises RefusedError."""
-    if format_ == "debezium" or file is not None:
-        raise RefusedError("--kafka and the format debezium are for topics (kafka://HOST:PORT/TOPIC).")
+    if format_ == "debezium" or of_topics is not None:
+        raise RefusedError(
+            "--kafka, --schema-registry and the format debezium are for topics (kafka://HOST:PORT/TOPIC)."
+        )
     return FolderSource(path, Format(format_) if format_ else None, options.storage, position)
 
 

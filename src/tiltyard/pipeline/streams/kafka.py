@@ -21,6 +21,7 @@ from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.streams.batches import BatchLimits, Position, StreamBatch
 from tiltyard.pipeline.streams.json_rows import read_json_rows
 from tiltyard.pipeline.streams.messages import Decoder, Message, UnreadableMessageError
+from tiltyard.pipeline.streams.schema_registry import REGISTRY_PROPERTIES
 from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ ALLOWED_PROPERTIES = frozenset(
         "fetch.message.max.bytes", "receive.message.max.bytes",
     }
 )  # fmt: skip
-"""The client's properties that a file may have: none that load code or write files."""
+"""The client's properties that a file may have, beside those of a registry: none that load code or write files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,10 @@ def read_properties(file: str | None, topic: Topic) -> dict[str, str]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             name, _, value = line.partition("=")
-            if name.strip() not in ALLOWED_PROPERTIES:
+            if name.strip() not in ALLOWED_PROPERTIES | REGISTRY_PROPERTIES:
                 raise RefusedError(
                     f"--kafka: line {number} of {file} is no property NAME=VALUE of these: "
-                    f"{', '.join(sorted(ALLOWED_PROPERTIES))}."
+                    f"{', '.join(sorted(ALLOWED_PROPERTIES | REGISTRY_PROPERTIES))}."
                 )
             properties[name.strip()] = value.strip()
     servers = properties.pop("bootstrap.servers", "" if is_worker_driver() else topic.servers)

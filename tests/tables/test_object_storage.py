@@ -23,7 +23,7 @@ from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
-from tiltyard.storage import Storage, StorageError, datasets
+from tiltyard.storage import Storage, StorageError, datasets, writing
 from tiltyard.tables.commits import process_state
 from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.commit import create_table_version
@@ -32,6 +32,7 @@ from tiltyard.tables.maintenance.repair import repair_table
 from tiltyard.tables.query.query import count_table_rows
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.rows.update_delete import delete_from_table
 from tiltyard.tables.versions.tags import create_table_tag
 from tiltyard.tables.versions.versions import describe_table_version, list_table_versions
 
@@ -358,3 +359,59 @@ def test_objects_tag_is_created_without_reading_the_others(counted: Context, pro
         tag("c")
     with pytest.raises(errors.TableVersionNotFoundError):
         tag("d", 9)
+
+
+ONE_INSERT = {
+    "GET manifest": 1,
+    "PUT data": 1,
+    "PUT transaction": 1,
+    "PUT staged manifest": 1,
+    "PUT manifest": 1,
+    "HEAD manifest": 1,
+}
+
+
+def test_objects_insert_makes_its_manifest_here(counted: Context, proxy: S3Proxy) -> None:
+    """And it is as if Lance had made it: with the index, the deletions, the row ids and the transaction."""
+    location = create(counted, storage_options={"new_table_enable_stable_row_ids": "true"})
+    dataset = lance.dataset(location, storage_options=counted.storage.options(location))
+    dataset.create_scalar_index("id", "BTREE")
+    delete_from_table(counted, models.DeleteFromTableRequest(id=["t"], predicate="id = 0"))
+    insert(counted, 10)
+    version: list[int | None] = []
+    requests = requests_of(counted, proxy, lambda: version.append(insert(counted, 11)))
+    assert requests == {**ONE_INSERT, "GET manifest": 2}  # Lance reads which indexes there are
+    assert version == [5]
+    latest = lance.dataset(location, storage_options=counted.storage.options(location))
+    assert latest.version == 5
+    assert sorted(latest.to_table(columns=["id"])["id"].to_pylist()) == [1, 2, 10, 11]
+    assert latest.to_table(filter="id = 11", with_row_id=True)["_rowid"].to_pylist() == [4]
+    assert latest.describe_indices()[0].num_rows_indexed == 2
+    transaction = latest.read_transaction(5)
+    assert transaction is not None and transaction.read_version == 4
+    assert count_served(counted) == 4
+    latest.insert(rows(1, 12))
+    assert latest.count_rows() == 5
+
+
+def test_objects_insert_that_another_server_overtakes_is_made_again_on_top(
+    counted: Context, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = create(counted)
+    insert(counted, 10)
+    assert requests_of(counted, proxy, lambda: insert(counted, 9)) == ONE_INSERT
+    other, make = Context(open_services(counted.settings)), writing.make_next_manifest
+
+    def overtake(*arguments: Any) -> Any:
+        monkeypatch.setattr(writing, "make_next_manifest", make)
+        assert insert(other, 11) == 4
+        return make(*arguments)
+
+    monkeypatch.setattr(writing, "make_next_manifest", overtake)
+    assert insert(counted, 12) == 5
+    assert count(counted, location) == 7
+    other.services.finalized_log.flush()
+    counted.services.finalized_log.flush()
+    assert all(name.endswith(".manifest") for name in names_of_versions(counted, location))
+    assert len(counted.storage.files(location).list_names(f"{location}/_transactions")) == 5
+    other.services.store.close()

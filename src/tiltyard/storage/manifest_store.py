@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
 
+from tiltyard.model.branches import MAIN
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileContent, FileTooLargeError, LocalFiles, check_size
 from tiltyard.storage.locations import check_no_links, is_local, path_in_table
@@ -85,6 +86,17 @@ class ManifestStore:
         except FileTooLargeError:
             with self._reading_large:
                 return self._check_large(location, path, version)
+
+    def read_latest(self, location: str, version: int) -> bytes | None:
+        """Read and check the manifest of main's latest version, to commit on top of it.
+
+        None for one that is large, is named by the older scheme, or names files that the catalog does not know.
+        """
+        path = f"{location}/{versions_folder(MAIN)}/{manifest_name(version, NamingScheme.V2)}"
+        try:
+            return self.read_checked(location, path, version)[0].content or None
+        except InvalidInputError:
+            return None
 
     def _check_large(self, location: str, path: str, version: int) -> tuple[FileContent, Manifest]:
         """Check a large manifest, and free its content: it is neither returned, nor kept by an error's traceback."""

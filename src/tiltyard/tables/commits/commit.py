@@ -58,17 +58,22 @@ def create_table_version(ctx: Context, request: models.CreateTableVersionRequest
 
 
 def commit_staged(
-    ctx: Context, table: TableRecord, entry: Entry, checked_appends: Sequence[CheckedAppend] | None = None
+    ctx: Context,
+    table: TableRecord,
+    entry: Entry,
+    checked_appends: Sequence[CheckedAppend] | None = None,
+    content: bytes | None = None,
 ) -> VersionRecord:
     """Record a staged manifest as a version, and finalize it. Raises what CreateTableVersion raises.
 
     With `checked_appends`, perhaps none, the manifest was staged by Lance in this process: it is not validated, the
-    catalog and storage decide alone, and the table's key unless it is one of these appends.
+    catalog and storage decide alone, and the table's key unless it is one of these appends. `content` is that of the
+    staged manifest, if the caller has it.
     """
     if checked_appends is None:
         new = validate_version(ctx, table, entry)
     else:
-        new = trusted_version(ctx, table, entry, checked_appends)
+        new = trusted_version(ctx, table, entry, checked_appends, content)
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(manifests_to_sync([new])):
         record = record_with_retry(ctx, [new], lambda: check_same_manifest(new, *_record(ctx, new)))

@@ -113,13 +113,17 @@ class CommitNamespace:
         Errors of the table's key are added to `refusals`: of what is raised here Lance only says that the outcome is
         unknown.
         """
+        return self.commit_content(request, None)
+
+    def commit_content(self, request: Any, content: bytes | None) -> _Response:
+        """Commit a staged manifest as `create_table_version` does; its content is not read again if it is given."""
         record, entry = self._table_to_commit(request), _decode(request, models.CreateTableVersionRequest)
         self._check(record, entry)
         if self._written_since is not None:
             base = f"{record.location}/{versions_folder(Branch.parse(entry.branch))}".removesuffix("/_versions")
             self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITTEN_FOLDERS], self._written_since)
         try:
-            committed = commit_staged(self._ctx, record, entry, self._checked_appends)
+            committed = commit_staged(self._ctx, record, entry, self._checked_appends, content)
         except (DuplicateKeyError, TableSchemaValidationError, InvalidInputError) as error:
             self.refusals.append(error)
             self._ctx.storage.delete_files(

@@ -219,20 +219,27 @@ def version_number(version: NewVersion | int) -> int:
 
 
 def trusted_version(
-    ctx: Context, table: TableRecord, entry: Entry, checked_appends: Sequence[CheckedAppend] = ()
+    ctx: Context,
+    table: TableRecord,
+    entry: Entry,
+    checked_appends: Sequence[CheckedAppend] = (),
+    content: bytes | None = None,
 ) -> NewVersion:
     """Return the version to record for a manifest that Lance staged in this process.
 
     Only its path is checked, and the table's key, unless this is one of the appends whose rows were checked before.
+    `content` is that of a staged object, if the caller has it.
     """
     branch = Branch.parse(entry.branch)
     staged = _check_staged_path(ctx, table, branch, entry.manifest_path)
     file = ctx.storage.manifests.read(table.location, staged) if is_local(table.location) else None
     new = _new_version(table, branch, entry, staged, file)
+    if file is None:
+        new = structs.replace(new, content=content)
     for checked in checked_appends:
         if checked.covers(table, new):
             return structs.replace(new, checked_key=checked.token)
-    return _check_key(ctx, table, new, b"" if file is None else file.content)
+    return _check_key(ctx, table, new, content or b"" if file is None else file.content)
 
 
 def manifests_to_sync(news: Iterable[NewVersion]) -> list[str]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
     from tiltyard.runtime.batcher import PendingItem
+    from tiltyard.storage.writing import FastCommit
     from tiltyard.store import RequestClaim
     from tiltyard.tables.keys.checked_appends import CheckedAppend
     from tiltyard.tables.rows.write_target import WriteTarget
@@ -146,10 +147,12 @@ def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) ->
             appends = [member.item for member in members]
             claims = tuple(claim for append in appends for claim in append.claims)
             target = replace(target, ctx=structs.replace(target.ctx, claims=claims))
-            written = _write_rows(target, _group_by_schema(rows), dataset)
+            with target.reading_manifest(dataset) as manifest:
+                written = _write_rows(target, _group_by_schema(rows), dataset)
             try:
                 with target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds):
-                    committed = _commit_fragments(target, dataset, appends, written, retry, checked)
+                    fast = target.fast_commit(dataset, manifest)
+                    committed = _commit_fragments(target, dataset, appends, written, retry, checked, fast)
             except BaseException as error:
                 discard_after_error(target.ctx.storage, target.base, written, error)
                 if _uploaded(appends) and _is_permanent(error):
@@ -272,6 +275,7 @@ def _commit_fragments(
     written: Sequence[FragmentMetadata],
     retry: ConflictRetry,
     checked: CheckedAppend | None,
+    fast: FastCommit | None,
 ) -> lance.LanceDataset:
     """Commit written and uploaded fragments; return `dataset` itself where there is not one row."""
     fragments = [*_uploaded(appends), *written]
@@ -282,7 +286,7 @@ def _commit_fragments(
     route = target.commit_route
     if checked is not None and route is not None:
         route.checked_appends.append(checked)
-    return commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, route)
+    return commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, route, fast)
 
 
 def _uploaded(appends: Iterable[Append]) -> list[FragmentMetadata]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.views.plain_views import refuse_view
+from tiltyard.storage.locations import is_local
+from tiltyard.storage.writing import FastCommit
 from tiltyard.store import DROPPED
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.opening import open_to_commit
@@ -17,6 +20,7 @@ from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
     import lance
 
@@ -93,6 +97,26 @@ class WriteTarget:
         if not self.record.managed:
             return self.dataset()
         return open_to_commit(self.ctx, self.record, self.branch, durable=True)
+
+    @contextmanager
+    def reading_manifest(self, dataset: lance.LanceDataset) -> Iterator[Future[bytes | None] | None]:
+        """Read the manifest of a dataset while the block runs, for a `fast_commit`; None where there are none."""
+        if not self.record.managed or not self.branch.is_main or is_local(self.location):
+            yield None
+            return
+        with ThreadPoolExecutor(1) as pool:
+            yield pool.submit(self.ctx.storage.manifests.read_latest, self.location, int(dataset.version))
+
+    def fast_commit(self, dataset: lance.LanceDataset, manifest: Future[bytes | None] | None) -> FastCommit | None:
+        """Return how to commit right after a dataset's version; None unless the catalog says that it is the latest.
+
+        `manifest` comes from `reading_manifest`. Raises what reading it raises.
+        """
+        latest = manifest.result() if manifest is not None else None
+        recorded = recorded_latest(self.ctx, self.record, self.branch) if latest is not None else None
+        if latest is None or recorded is None or recorded.version != dataset.version:
+            return None
+        return FastCommit(self.ctx.storage, self.location, latest)
 
     def exclusive_dataset(self) -> lance.LanceDataset:
         """Open the latest version as a handle that is not shared: Lance locks the handle it reads transactions through.

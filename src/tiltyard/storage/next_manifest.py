@@ -1,0 +1,72 @@
+"""Commit Lance's transaction to a copy of a table's latest manifest on this machine, to get the next one as bytes.
+
+Lance's commit to an object store lists the versions there, and puts a manifest that has to be read again to get its
+final name. On a copy it does the same work without a request, as long as it needs nothing but the manifest.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lance
+
+from tiltyard.storage.manifest_format import NamingScheme, manifest_name, message_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger("tiltyard.versions")
+
+_COMMIT_HOOKS = b"lance.auto_cleanup"
+"""In the configuration of tables whose old versions Lance removes when it commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextManifest:
+    """A manifest that is in no version yet, with the transaction that it names, and the names of both files."""
+
+    name: str
+    content: bytes
+    transaction_name: str
+    transaction: bytes
+
+    def open(
+        self, location: str, options: Mapping[str, str], session: lance.Session, version: int
+    ) -> lance.LanceDataset:
+        """Open the version with this manifest, once that has its final name; it is not read again."""
+        return lance.LanceDataset(
+            location,
+            version=version,
+            storage_options=dict(options),
+            session=session,
+            serialized_manifest=message_of(self.content),
+        )
+
+
+def make_next_manifest(latest: bytes, version: int, transaction: lance.Transaction) -> NextManifest | None:
+    """Commit a transaction that was made on a version to a copy of that version's manifest.
+
+    None where Lance has to commit to the table itself: it removes old versions, too, or reads data files, as for
+    manifests of older releases.
+    """
+    if _COMMIT_HOOKS in latest:
+        return None
+    try:
+        with tempfile.TemporaryDirectory(prefix="tiltyard-commit-") as folder:
+            return _commit_in(folder, latest, version, transaction)
+    except Exception as error:  # noqa: BLE001  # whatever it is, Lance's own commit comes next, and says it
+        log.info("a commit is left to Lance: %s", error)
+        return None
+
+
+def _commit_in(folder: str, latest: bytes, version: int, transaction: lance.Transaction) -> NextManifest:
+    versions, name = Path(folder, "_versions"), manifest_name(version + 1, NamingScheme.V2)
+    versions.mkdir()
+    (versions / manifest_name(version, NamingScheme.V2)).write_bytes(latest)
+    lance.LanceDataset.commit(lance.dataset(folder), transaction, max_retries=0)
+    [transaction_file] = Path(folder, "_transactions").iterdir()
+    return NextManifest(name, (versions / name).read_bytes(), transaction_file.name, transaction_file.read_bytes())

@@ -1,7 +1,8 @@
-"""Commit Lance's transaction to a copy of a table's latest manifest on this machine, to get the next one as bytes.
+"""Commit Lance's transactions in a temporary folder of this machine, to get the manifests that they make as bytes.
 
 Lance's commit to an object store lists the versions there, and puts a manifest that has to be read again to get its
-final name. On a copy it does the same work without a request, as long as it needs nothing but the manifest.
+final name. On a copy of the latest manifest, or on nothing for a table's first version, it does the same work without a
+request, as long as it needs nothing but that.
 """
 
 from __future__ import annotations
@@ -63,10 +64,25 @@ def make_next_manifest(latest: bytes, version: int, transaction: lance.Transacti
         return None
 
 
+def make_first_manifest(transaction: lance.Transaction, *, stable_row_ids: bool) -> NextManifest:
+    """Commit a transaction as the first version of a table. Raises what Lance raises."""
+    with tempfile.TemporaryDirectory(prefix="tiltyard-commit-") as folder:
+        lance.LanceDataset.commit(
+            folder, transaction, enable_v2_manifest_paths=True, enable_stable_row_ids=stable_row_ids
+        )
+        return _read_manifest(folder, 1)
+
+
 def _commit_in(folder: str, latest: bytes, version: int, transaction: lance.Transaction) -> NextManifest:
-    versions, name = Path(folder, "_versions"), manifest_name(version + 1, NamingScheme.V2)
+    versions = Path(folder, "_versions")
     versions.mkdir()
     (versions / manifest_name(version, NamingScheme.V2)).write_bytes(latest)
     lance.LanceDataset.commit(lance.dataset(folder), transaction, max_retries=0)
+    return _read_manifest(folder, version + 1)
+
+
+def _read_manifest(folder: str, version: int) -> NextManifest:
+    name = manifest_name(version, NamingScheme.V2)
+    content = Path(folder, "_versions", name).read_bytes()
     [transaction_file] = Path(folder, "_transactions").iterdir()
-    return NextManifest(name, (versions / name).read_bytes(), transaction_file.name, transaction_file.read_bytes())
+    return NextManifest(name, content, transaction_file.name, transaction_file.read_bytes())

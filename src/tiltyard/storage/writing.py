@@ -23,7 +23,7 @@ from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import is_conflict, lance_errors, may_have_committed
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import column_ids
-from tiltyard.storage.next_manifest import make_next_manifest
+from tiltyard.storage.next_manifest import make_first_manifest, make_next_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from tiltyard.storage.datasets import CommitRoute
     from tiltyard.storage.files import Files
+    from tiltyard.storage.next_manifest import NextManifest
     from tiltyard.storage.storage import Storage
 
 Rows = Any  # a table or a reader of record batches
@@ -126,46 +127,48 @@ def commit_first_version(
     transaction: lance.Transaction,
     commit_route: CommitRoute | None = None,
     stable_row_ids: bool = False,
-) -> None:
-    """Commit written rows as the first version of a table: of several writers exactly one succeeds.
+    *,
+    in_new_folder: bool = False,
+) -> NextManifest:
+    """Commit written rows as the first version of a table: of several writers exactly one succeeds. Return what was
+    made of them.
 
     Lance's own creation is not exclusive: a commit that meets the first version of another one overwrites it. So
-    the manifest is created in a folder of its own, and put in its place only if none is there; with a commit route, the
-    catalog decides which writer was first. Raises TableAlreadyExistsError.
+    the manifest is made here, and put in its place only if none is there; with a commit route, the catalog decides
+    which writer was first. `in_new_folder` says that no table has the folder before this returns: then nobody can see a
+    manifest whose transaction is still missing. Raises TableAlreadyExistsError.
     """
-    files = storage.files(location)
-    staging = f"{location}/_creating-{uuid4().hex}"
     with lance_errors(location):
-        try:
-            lance.LanceDataset.commit(
-                staging,
-                transaction,
-                storage_options=storage.options(location),
-                enable_v2_manifest_paths=True,
-                enable_stable_row_ids=stable_row_ids,
-            )
-            for name in files.list_names(f"{staging}/_transactions"):
-                files.write_if_not_exists(
-                    f"{location}/_transactions/{name}", files.read(f"{staging}/_transactions/{name}")
-                )
-            manifest = next(name for name in files.list_names(f"{staging}/_versions") if name.endswith(".manifest"))
-            content = files.read(f"{staging}/_versions/{manifest}")
+        made = make_first_manifest(transaction, stable_row_ids=stable_row_ids)
+        files, final = storage.files(location), f"{location}/_versions/{made.name}"
+        transaction_file = f"{location}/_transactions/{made.transaction_name}"
+        if commit_route is not None:
+            staged = f"{final}-{uuid4()}"
+            _put_all(files, {transaction_file: made.transaction, staged: made.content})
             reach(Point.BEFORE_RECORD)
-            if commit_route is not None:
-                _commit_first(files, commit_route, f"{location}/_versions/{manifest}-{uuid4()}", content)
-            elif not files.write_if_not_exists(f"{location}/_versions/{manifest}", content):
+            _commit_first(files, commit_route, staged, made.content)
+        elif in_new_folder:
+            _put_all(files, {transaction_file: made.transaction, final: made.content})
+            return made
+        else:
+            files.write_if_not_exists(transaction_file, made.transaction)
+            reach(Point.BEFORE_RECORD)
+            if not files.write_if_not_exists(final, made.content):
                 raise TableAlreadyExistsError("There is a table at this location already.")
-            reach(Point.AFTER_FINALIZE)
-        finally:
-            files.delete_folder(staging)
+        reach(Point.AFTER_FINALIZE)
+    return made
+
+
+def _put_all(files: Files, objects: Mapping[str, bytes]) -> None:
+    """Write new files; objects at the same time."""
+    with ThreadPoolExecutor(len(objects)) as pool:
+        list(pool.map(files.write_if_not_exists, objects, objects.values()))
 
 
 def _commit_first(files: Files, commit_route: CommitRoute, staged: str, content: bytes) -> None:
-    files.write_if_not_exists(staged, content)
+    entry = {"id": list(commit_route.table_id), "version": 1, "manifest_path": staged, "manifest_size": len(content)}
     try:
-        commit_route.client.create_table_version(
-            {"id": list(commit_route.table_id), "version": 1, "manifest_path": staged, "manifest_size": len(content)}
-        )
+        commit_route.client.commit_content(entry, content)
     except ConcurrentModificationError as error:
         files.delete([staged])
         raise TableAlreadyExistsError("There is a table at this location already.") from error
@@ -223,8 +226,8 @@ class FastCommit:
         location, files = self.location, self.storage.files(self.location)
         staged = f"{location}/_versions/{made.name}-{uuid4()}"
         objects = {staged: made.content, f"{location}/_transactions/{made.transaction_name}": made.transaction}
-        with lance_errors(location), ThreadPoolExecutor(len(objects)) as pool:
-            list(pool.map(files.write_if_not_exists, objects, objects.values()))
+        with lance_errors(location):
+            _put_all(files, objects)
         entry = {"id": list(commit_route.table_id), "version": version + 1, "manifest_path": staged}
         try:
             commit_route.client.commit_content({**entry, "manifest_size": len(made.content)}, made.content)

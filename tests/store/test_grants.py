@@ -125,6 +125,32 @@ def test_all_visible_tables_pages_through_single_and_inherited_ones(store: Store
     assert names == [("a", "u"), ("a", "b", "t")]
 
 
+@pytest.mark.parametrize("grantees", [1, 40], ids=["one", "more-than-have-a-select-each"])
+def test_visible_tables_follow_a_table_that_moves(store: Store, tree: dict[str, int], grantees: int) -> None:
+    names = [ANN, *(f"group:{number}" for number in range(1, grantees))]
+    for table in ("at", "au", "ct"):
+        store.grant(ANN, TABLE, tree[table], READ, "root")
+        store.grant(names[-1], TABLE, tree[table], WRITE, "root")
+
+    def seen() -> list[list[str]]:
+        found = [store.visible_tables(tree[namespace], names, None, 9) for namespace in ("a", "c")]
+        return [*found, [entry.name for entry in store.all_visible_tables(names, None, 9)]]
+
+    store.rename_table(("a", "t"), ("a", "z"))
+    assert seen() == [["u", "z"], ["t"], ["u", "z", "t"]]
+    store.rename_table(("a", "u"), ("c", "u"))
+    assert seen() == [["z"], ["t", "u"], ["z", "t", "u"]]
+    assert store.visible_tables(tree["c"], names, None, 1) == ["t"]
+    assert store.visible_tables(tree["c"], names, "t", 1) == ["u"]
+    store.remove_table(("c", "t"), delete_folder=True, keep_ms=1000)
+    assert seen() == [["z"], ["u"], ["z", "u"]]
+    store.insert_table(("c", "t"), "file:///another", {})  # which nobody was granted
+    assert seen() == [["z"], ["u"], ["z", "u"]]
+    store.restore_table(("c", "t"), ("a", "t"))
+    assert seen() == [["t", "z"], ["u"], ["t", "z", "u"]]
+    assert not store.has_grant_at_or_below(tree["ab"], names)
+
+
 def test_visible_tables_leave_out_declared_ones_if_asked(store: Store) -> None:
     store.create_namespace(("a",), {})
     declared = store.insert_table(("a", "d"), "file:///d", {}, declared=True)

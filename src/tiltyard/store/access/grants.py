@@ -30,6 +30,13 @@ ADD = """
     ON CONFLICT (grantee, kind, object_id) DO UPDATE SET privileges = grants.privileges | excluded.privileges,
         granted_by = excluded.granted_by, granted_at = excluded.granted_at
 """
+# The locks make a grant and a move of its table wait for each other.
+PLACE = """
+    UPDATE grants SET
+        namespace_id = (SELECT tables.namespace_id FROM tables WHERE tables.id = object_id /*+ FOR KEY SHARE */),
+        table_name = (SELECT tables.name FROM tables WHERE tables.id = object_id /*+ FOR KEY SHARE */)
+    WHERE kind = 'table' AND object_id = ?
+"""
 KEEP_ONLY = "UPDATE grants SET privileges = privileges & ? WHERE grantee = ? AND kind = ? AND object_id = ?"
 DROP_EMPTY = "DELETE FROM grants WHERE grantee = ? AND kind = ? AND object_id = ? AND privileges = 0"
 ON_OBJECT = "SELECT privileges FROM grants WHERE kind = ? AND object_id = ? AND grantee IN ({grantees})"
@@ -102,6 +109,13 @@ def grant_to_creator(connection: Connection, kind: str, object_id: int, creator:
     """
     if creator is not None:
         connection.change(ADD, f"principal:{creator.name}", kind, object_id, creator.privileges, creator.name, now)
+        if kind == TABLE:
+            place_grants(connection, object_id)
+
+
+def place_grants(connection: Connection, table_id: int) -> None:
+    """Note with the grants on a table where it is, and its name: whoever adds a grant or moves a table calls this."""
+    connection.change(PLACE, table_id)
 
 
 def delete_dependents(connection: Connection, kind: str, ids: str, *values: object) -> None:
@@ -124,6 +138,8 @@ class Grants(Repository):
     def grant(self, grantee: str, kind: str, object_id: int, privileges: int, by: str) -> None:
         """Grant privileges on an object, besides those that the grantee has."""
         self.connection.change(ADD, grantee, kind, object_id, privileges, by, self._clock())
+        if kind == TABLE:
+            place_grants(self.connection, object_id)
         count_up(self.connection, GRANTS_GENERATION)
 
     @writes

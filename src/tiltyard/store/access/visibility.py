@@ -42,16 +42,25 @@ NAMESPACES = f"""{WITH_PARENTS}
     SELECT name FROM up CROSS JOIN namespaces
     WHERE namespaces.id = up.id AND parent_id = ? AND name > ? ORDER BY name LIMIT ?
 """
-# The plus keeps SQLite from going through all names of the namespace.
-TABLES = """
-    SELECT name FROM tables
-    WHERE id IN (SELECT object_id FROM grants WHERE grantee IN ({grantees}) AND kind = 'table')
-        AND +namespace_id = ? AND name > ? AND (? OR NOT declared)
-    ORDER BY name LIMIT ?
+# The grants say where tables are, so that an index of them has those of a page in order; the tables themselves decide.
+GRANTED_TABLES = """
+    SELECT * FROM (
+        SELECT grants.namespace_id, table_name FROM grants CROSS JOIN tables
+        WHERE grantee IN ({grantees}) AND kind = 'table' AND {place} AND tables.id = object_id
+            AND tables.namespace_id = grants.namespace_id AND tables.name = table_name AND (? OR NOT declared)
+            AND (? OR mount_id IS NULL)
+        GROUP BY grants.namespace_id, table_name ORDER BY grants.namespace_id, table_name LIMIT ?
+    ) granted
 """
+IN_NAMESPACE = "grants.namespace_id = ? AND table_name > ?"
+IN_CATALOG = "(grants.namespace_id, table_name) > (?, ?)"
+MOST_SELECTS = 16
+"""Up to so many grantees have a select each, which ends with the page; for more, all their grants there are sorted."""
+TABLES = "SELECT table_name FROM ({granted}) found ORDER BY 1 LIMIT ?"
 HAS_GRANTED_TABLE = """
     SELECT 1 FROM grants CROSS JOIN tables
-    WHERE grantee IN ({grantees}) AND kind = 'table' AND tables.id = object_id AND namespace_id = ? LIMIT 1
+    WHERE grantee IN ({grantees}) AND kind = 'table' AND grants.namespace_id = ? AND table_name >= ''
+        AND tables.id = object_id AND tables.namespace_id = grants.namespace_id LIMIT 1
 """
 COUNT = "SELECT count(*) FROM (SELECT 1 FROM grants WHERE grantee IN ({grantees}) LIMIT ?) found"
 WITH_DESCENDANTS = """, down (id) AS (
@@ -59,13 +68,13 @@ WITH_DESCENDANTS = """, down (id) AS (
         UNION SELECT namespaces.id FROM down CROSS JOIN namespaces WHERE namespaces.parent_id = down.id
     )
 """
-ALL_TABLES = f"""{GRANTED}{WITH_DESCENDANTS}, page (namespace_id, name) AS (
-        SELECT * FROM (
-            SELECT namespace_id, name FROM mine CROSS JOIN tables
-            WHERE tables.id = mine.id AND kind = 'table' AND (namespace_id, name) > (?, ?) AND (? OR NOT declared)
-                AND mount_id IS NULL
-            ORDER BY namespace_id, name LIMIT ?
-        ) single
+GRANTED_NAMESPACES = """
+    WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
+        SELECT DISTINCT kind, object_id FROM grants WHERE grantee IN ({grantees}) AND kind NOT IN ('server', 'table')
+    )
+"""
+ALL_TABLES = f"""{GRANTED_NAMESPACES}{WITH_DESCENDANTS}, page (namespace_id, name) AS (
+        {{granted}}
         UNION
         SELECT * FROM (
             SELECT namespace_id, name FROM tables
@@ -154,18 +163,21 @@ class Visibility(Repository):
         include_declared: bool = True,
     ) -> list[str]:
         """Return up to `limit` names of tables in a namespace with a grant of their own, those after `after`."""
-        sql = TABLES.format(grantees=placeholders(grantees))
-        values = namespace_id, after or "", include_declared, limit
-        return [row[0] for row in self.connection.rows(sql, *grantees, *values)]
+        granted, values = _granted_tables(
+            grantees, IN_NAMESPACE, (namespace_id, after or "", include_declared, True, limit)
+        )
+        return [row[0] for row in self.connection.rows(TABLES.format(granted=granted), *values, limit)]
 
     @reads
     def all_visible_tables(
         self, grantees: Sequence[str], after: tuple[int, str] | None, limit: int, include_declared: bool = True
     ) -> list[ListedTable]:
         """Return up to `limit` tables with a grant on them or an ancestor, as `list_all_tables` does."""
-        page = *(after or (0, "")), include_declared, limit
-        sql = ALL_TABLES.format(grantees=placeholders(grantees))
-        return read_listed_tables(self.connection.rows(sql, *grantees, *page, *page, limit))
+        place = after or (0, "")
+        granted, values = _granted_tables(grantees, IN_CATALOG, (*place, include_declared, False, limit))
+        sql = ALL_TABLES.format(grantees=placeholders(grantees), granted=granted)
+        inherited = *place, include_declared, limit
+        return read_listed_tables(self.connection.rows(sql, *grantees, *values, *inherited, limit))
 
     @reads
     def visible_jobs(
@@ -200,3 +212,10 @@ class Visibility(Repository):
         sql = REMOVED_NAMESPACES.format(grantees=placeholders(grantees))
         rows = self.connection.rows(sql, *grantees, privileges, *(before or NEWEST_REMOVAL), limit)
         return [RemovedNamespace.of(row) for row in rows]
+
+
+def _granted_tables(grantees: Sequence[str], place: str, page: Sequence[object]) -> tuple[str, list[object]]:
+    """Return SQL for a page of the (namespace id, name) of tables granted to any of the grantees, and its values."""
+    parts = [(grantee,) for grantee in grantees] if len(grantees) <= MOST_SELECTS else [tuple(grantees)]
+    selects = [GRANTED_TABLES.format(grantees=placeholders(part), place=place) for part in parts]
+    return " UNION ".join(selects), [value for part in parts for value in (*part, *page)]

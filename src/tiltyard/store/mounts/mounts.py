@@ -21,7 +21,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.store.access.generations import GRANTS_GENERATION, MOUNTS_GENERATION, count_up
-from tiltyard.store.access.grants import NAMESPACE, PATH, TABLE, delete_dependents, grant_to_creator
+from tiltyard.store.access.grants import NAMESPACE, PATH, TABLE, delete_dependents, grant_to_creator, place_grants
 from tiltyard.store.backend import ForeignKeyError
 from tiltyard.store.namespaces import CANCEL_TRANSACTIONS as CANCEL_BELOW
 from tiltyard.store.namespaces import DELETE_NAMESPACES, DELETE_TABLES, TABLES_BELOW, TREE
@@ -301,6 +301,8 @@ class Mounts(Repository):
             for id_ in heirs:
                 self.connection.change(MOVE_POLICIES, record.id, id_)
             grant_to_creator(self.connection, TABLE, record.id, creator, now)
+        else:
+            place_grants(self.connection, record.id)
         for id_ in removed:
             self._delete_dependents(id_)
         return record
@@ -313,6 +315,7 @@ class Mounts(Repository):
         if occupant is not None and occupant[0] != table_id:
             self.forget_mounted_table(occupant[0])
         self.connection.row(MOVE_TABLE, namespace, below[-1], location, self._clock(), table_id)
+        place_grants(self.connection, table_id)
 
     def _find_known(
         self, mount_id: int, occupant: Row | None, location: str, foreign_id: str | None

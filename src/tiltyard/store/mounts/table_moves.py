@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.model.ids import check_composed
+from tiltyard.store.access.grants import place_grants
 from tiltyard.store.backend import UniqueError
 from tiltyard.store.paths import check_not_mounted, display_path, namespace_id, split_path, table_not_found
 from tiltyard.store.records import Path, Properties, TableRecord, encode
@@ -77,7 +78,9 @@ class TableMoves(Repository):
         check_not_scheduled(self.connection, table.location)
         check_composed(name)
         check_not_mounted(row[-1], path)
-        return TableRecord.of(row[:-1])
+        record = TableRecord.of(row[:-1])
+        place_grants(self.connection, record.id)
+        return record
 
     @writes
     def give_to_mount(self, table: TableRecord, mount_id: int, foreign_id: str | None, *, managed: bool) -> None:
@@ -102,6 +105,7 @@ class TableMoves(Repository):
     def copy_access(self, table_id: int, source_id: int) -> None:
         """Give a new table the grants and the policies of another; no server has cached any of an id that is new."""
         self.connection.change(COPY_GRANTS, table_id, source_id)
+        place_grants(self.connection, table_id)
         self.connection.change(COPY_POLICIES, table_id, source_id)
 
 

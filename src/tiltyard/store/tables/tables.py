@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.ids import check_composed
 from tiltyard.model.views.plain_views import QUERY_PROPERTY
-from tiltyard.store.access.grants import TABLE, delete_dependents, grant_to_creator
+from tiltyard.store.access.grants import TABLE, delete_dependents, grant_to_creator, place_grants
 from tiltyard.store.backend import ForeignKeyError, UniqueError
 from tiltyard.store.paths import (
     NESTED,
@@ -262,7 +262,9 @@ class Tables(Repository):
             raise table_not_found(path)
         check_not_mounted(row[-1], new_path)
         check_composed(new_name)
-        return TableRecord.of(row[:-1])
+        record = TableRecord.of(row[:-1])
+        place_grants(self.connection, record.id)
+        return record
 
     @writes
     def remove_table(

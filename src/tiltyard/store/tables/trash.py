@@ -21,7 +21,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.store.access.generations import GRANTS_GENERATION, count_up
-from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents
+from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents, place_grants
 from tiltyard.store.backend import ForeignKeyError
 from tiltyard.store.paths import display_path, namespace_id, namespace_not_found, split_path
 from tiltyard.store.records import (
@@ -260,6 +260,7 @@ class Trash(Repository):
             check_no_overlap(self.connection, removed.location)
         self.connection.change(RESTORE_VERSIONS_OF, removed.id)
         self.connection.change(DELETE_TABLE, removed.id)
+        place_grants(self.connection, removed.id)
         return TableRecord.of(row)
 
     @writes

@@ -51,11 +51,14 @@ def find_net_changes(source: SourceTable, since: int, columns: Sequence[str]) ->
     signs: list[int] = []
     ends: list[int] = []
     open_version = lru_cache(maxsize=2)(source.dataset.checkout_version)
-    for group in plan.groups:
-        for batch in read_changes([group], plan.schema, open_version):
-            digests += row_digests(batch.columns[len(CHANGE_FIELDS) :])
-            signs += [-1 if change in _REMOVING else 1 for change in batch.column(CHANGE).to_pylist()]
-        ends.append(len(digests))
+    try:
+        for group in plan.groups:
+            for batch in read_changes([group], plan.schema, open_version):
+                digests += row_digests(batch.columns[len(CHANGE_FIELDS) :])
+                signs += [-1 if change in _REMOVING else 1 for change in batch.column(CHANGE).to_pylist()]
+            ends.append(len(digests))
+    except RefusedError as error:  # a column had another type meanwhile
+        raise FullRefreshRequiredError(f"the changes of {source.name} cannot be followed: {error}") from error
     kept = _cancel(digests, signs)
     return NetChanges(*(_split(source, plan, ends, np.flatnonzero(kept == sign)) for sign in (-1, 1)))
 

@@ -266,6 +266,9 @@ class Settings:
         default="auto",
         metadata={"help": "Port of SQL over Arrow Flight: auto (port + 1, where its packages are there), off, or one."},
     )
+    sql_prestart: bool = field(
+        default=False, metadata={"help": "Start a process for SQL with the server, before the first query."}
+    )
     sql_queries: int = field(default=8, metadata={"help": "SQL queries that one server process runs at once."})
     sql_memory_bytes: int = field(
         default=256 << 20, metadata={"help": "Memory of one SQL query for its joins, aggregates and sorts, in bytes."}

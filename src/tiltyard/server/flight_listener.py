@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import LanceNamespaceError
 
 if TYPE_CHECKING:
     from tiltyard.api.app import Shared
@@ -45,6 +48,10 @@ class FlightListener:
             return
         self._server = server
         log.info("SQL is served by Arrow Flight on %s:%d", address.host, address.port)
+        services = self._shared.services
+        if services.settings.sql_prestart and services.sql_processes is not None:
+            with suppress(LanceNamespaceError):  # the server stops already, or its queries have all places
+                await asyncio.get_running_loop().run_in_executor(None, services.sql_processes.prestart)
 
     async def stop(self) -> None:
         """Stop it, and the queries that run."""

@@ -171,7 +171,7 @@ class QueryProcesses:
     """The processes of one server process: those that run queries, and idle ones. Thread-safe."""
 
     def __init__(self, settings: Settings, start: Start) -> None:
-        """`start` starts one; none is started before the first query."""
+        """`start` starts one; none is started before the first query, or `prestart`."""
         self._settings = settings
         self._start = start
         self._lock = threading.Lock()
@@ -184,6 +184,10 @@ class QueryProcesses:
     def running(self) -> int:
         """How many queries run."""
         return self._running
+
+    def prestart(self) -> None:
+        """Start a process that waits for the first query. Raises as `acquire` does."""
+        self.release(self.acquire(), is_idle=True)
 
     def acquire(self) -> QueryProcess:
         """Return a process for a query. Raises ThrottlingError if as many run as may, ServiceUnavailableError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 
 from lance_namespace.errors import LanceNamespaceError
@@ -15,6 +16,7 @@ from tiltyard.catalog.mounts.mounts import make_mounts
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.model.paging import Paging
+from tiltyard.model.settings.openlineage import read_key
 from tiltyard.model.settings.secret_keys import read_secret_keys
 from tiltyard.model.settings.storages import SecretError
 from tiltyard.mounts.registry.mounts import Mounts
@@ -43,6 +45,7 @@ def open_services(settings: Settings) -> Services:
     database = settings.database_url
     try:
         secret_keys = read_secret_keys(settings.secret_keys)
+        read_key(settings.openlineage_key, os.environ)  # drivers of jobs get it
     except SecretError as error:
         raise ConfigError(str(error)) from error
     storage = Storage(settings, wall_clock)

@@ -15,8 +15,9 @@ import msgspec
 
 from tiltyard.model.settings.mounts import mounts_problem
 from tiltyard.model.settings.oidc_providers import OidcProvider, providers_problem
+from tiltyard.model.settings.openlineage import openlineage_problem
 from tiltyard.model.settings.spark_properties import spark_limits_problem
-from tiltyard.model.settings.storages import NamedStorage, storages_problem
+from tiltyard.model.settings.storages import NamedStorage, is_reference, storages_problem
 
 _COLLECTOR = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 
@@ -323,6 +324,13 @@ class Settings:
         default="", metadata={"help": "URL of an OpenTelemetry collector that gets traces (OTLP over HTTP)."}
     )
     trace_sample: float = field(default=1.0, metadata={"help": "Share of the traces that begin here and are sent."})
+    openlineage: str = field(
+        default="", metadata={"help": "URL or file that gets OpenLineage events of the jobs that workers run."}
+    )
+    openlineage_key: str = field(default="", metadata={"help": "Bearer token for that URL, as env:NAME or file:PATH."})
+    openlineage_namespace: str = field(
+        default="", metadata={"help": "Namespace of this catalog's jobs and tables in events [default: its address]."}
+    )
 
     @property
     def retention_ms(self) -> int:
@@ -387,6 +395,10 @@ def _check_values(settings: Settings) -> None:
             raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)!r}: {', '.join(choices)}.")
     if settings.trace_endpoint and not _COLLECTOR.fullmatch(settings.trace_endpoint):
         raise ConfigError("The setting trace_endpoint is the URL of a collector, as http://collector:4318.")
+    if settings.openlineage and (problem := openlineage_problem(settings.openlineage)):
+        raise ConfigError(problem)
+    if settings.openlineage_key and not is_reference(settings.openlineage_key):
+        raise ConfigError("The setting openlineage_key is a secret in plain text: write env:NAME or file:PATH.")
     port = settings.sql_port
     if port not in ("auto", "off") and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise ConfigError(f"The setting sql_port cannot be {port!r}: auto, off, or a port.")

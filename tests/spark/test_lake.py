@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +17,11 @@ from click.testing import CliRunner
 from lance_namespace.errors import InvalidInputError, TableNotFoundError, UnsupportedOperationError
 
 import tiltyard
+from tests.openlineage.validation import check_event
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
+from tiltyard.model.settings.openlineage import OpenLineageSettings
+from tiltyard.pipeline.openlineage import emitter as events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,12 +144,25 @@ def test_indexes_compaction_and_export(lake: tiltyard.Lake, films: tiltyard.Tabl
 
 
 def test_view_has_the_columns_of_its_query_and_errors_at_creation(
-    lake: tiltyard.Lake, films: tiltyard.Table, fresh: Fresh
+    lake: tiltyard.Lake, films: tiltyard.Table, fresh: Fresh, tmp_path: Path
 ) -> None:
     query = f"SELECT id, upper(title) AS title, vector FROM {films.name} WHERE id >= 990"
     late = lake.create_view(fresh("late"), query)
     assert late.schema.remove_metadata() == films.schema.remove_metadata() and late.sql == query
-    assert (late.count(), late.refresh().rows, late.count("title = 'FILM 999'")) == (0, 10, 1)
+    events.configure(OpenLineageSettings(str(tmp_path / "events.jsonl"), namespace="test"))
+    try:
+        assert (late.count(), late.refresh().rows, late.count("title = 'FILM 999'")) == (0, 10, 1)
+    finally:
+        events.configure(None)
+    complete = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    check_event(complete)
+    assert complete["eventType"] == "COMPLETE" and complete["job"]["name"] == f"refresh.{late.name}"
+    (read,), (written,) = complete["inputs"], complete["outputs"]
+    assert (read["namespace"], read["name"], read["facets"]["version"]["datasetVersion"]) == ("test", films.name, "1")
+    (title,) = written["facets"]["columnLineage"]["fields"]["title"]["inputFields"]
+    assert (title["name"], title["field"], title["transformations"][0]["subtype"]) == (
+        films.name, "title", "TRANSFORMATION"
+    )  # fmt: skip
     assert lake.view(late.name).refresh().figures["mode"] == "unchanged"
     (edge,) = films.lineage("downstream").edges
     assert (edge.target.name, edge.job_kind, edge.source_version, edge.version) == (late.name, "refresh", 1, 2)

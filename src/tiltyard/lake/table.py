@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -41,6 +41,7 @@ from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows
 from tiltyard.pipeline.changes.feed import open_feed
 from tiltyard.pipeline.lineage import memory_lineage
+from tiltyard.pipeline.openlineage.emitter import observe
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.writing.row_sources import FrameRows, Rows, StreamRows, ingest_rows, upsert_rows
@@ -271,7 +272,7 @@ class Table:
             rows = self._open(source)
         lineage = memory_lineage("ingest", source, options.udf)
         work = partial(ingest_rows, rows=rows, table=self._table, options=options, lineage=lineage)
-        return self._lake.run_here("ingest", work, wait=wait, submit=submit, why=_NO_WORKER)
+        return self._run_rows("ingest", work, job_options, wait=wait, submit=submit)
 
     def write(self, source: Source, *, mode: Mode = "append", **options: Any) -> Run:
         """Append rows to a table that exists: `ingest`, with its modes, options and errors, but another default."""
@@ -316,7 +317,7 @@ class Table:
             rows = self._open(source)
         lineage = memory_lineage("upsert", source, options.udf)
         work = partial(upsert_rows, rows=rows, table=self._table, options=options, on=keys or (), lineage=lineage)
-        return self._lake.run_here("upsert", work, wait=wait, submit=submit, why=_NO_WORKER)
+        return self._run_rows("upsert", work, arguments, wait=wait, submit=submit)
 
     def delete(self, filter: str, *, wait: bool = True, submit: bool | None = None) -> Run:  # noqa: A002  # Lance's own name
         """Delete the rows that meet an SQL condition, in one commit. Raises InvalidInputError, TableNotFoundError."""
@@ -506,6 +507,23 @@ class Table:
 
     def _run(self, job: str, arguments: Mapping[str, Any], *, wait: bool, submit: bool | None) -> Run:
         return self._lake.run_job(job, {"table": str(self._table), **arguments}, wait=wait, submit=submit)
+
+    def _run_rows(
+        self,
+        job: str,
+        work: Callable[[Any], Mapping[str, object]],
+        arguments: Mapping[str, Any],
+        *,
+        wait: bool,
+        submit: bool | None,
+    ) -> Run:
+        """Write rows of this process, in a run without a record."""
+        named = {**arguments, "table": str(self._table)}
+
+        def observed(run: LocalRun) -> Mapping[str, object]:
+            return observe(job, run, self._lake.catalog, named, work)
+
+        return self._lake.run_here(job, observed, wait=wait, submit=submit, why=_NO_WORKER)
 
     def _open(self, source: Source) -> Rows:
         """Return the rows of a source that is no files. Raises InvalidInputError."""

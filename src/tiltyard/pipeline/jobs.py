@@ -49,6 +49,7 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.model.jobs import DRIVER_VARIABLE, UDFS_VARIABLE, pipeline_jobs
+from tiltyard.pipeline.openlineage.emitter import observe
 from tiltyard.pipeline.task_errors import RefusedError
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
@@ -197,15 +198,27 @@ def job(name: str, *, spark: bool = True, lazy: bool = False) -> Callable[[Funct
     def register(function: Function) -> Function:
         @functools.wraps(function)
         def translated(*arguments: Any, **options: Any) -> Mapping[str, object]:
-            try:
-                return function(*arguments, **_registry[name].rename_aliases(options))
-            except RefusedError as refusal:
-                raise InvalidInputError(str(refusal)) from refusal
+            run, catalog, *others = arguments
+            current = _registry[name].rename_aliases(options)
+
+            def work(observed: Any) -> Mapping[str, object]:
+                try:
+                    return function(observed, catalog, *others, **current)
+                except RefusedError as refusal:
+                    raise InvalidInputError(str(refusal)) from refusal
+
+            named = dict(zip(_positional(function), others[1:], strict=False))
+            return observe(name, run, catalog, {**named, **current}, work)
 
         _registry[name] = RegisteredJob(name, translated, spark, lazy)
         return cast("Function", translated)
 
     return register
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a job function's own parameters, in order."""
+    return list(inspect.signature(function).parameters)[DRIVER_PARAMETERS:]
 
 
 def find_job(name: str) -> RegisteredJob:

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import msgspec
 from tiltyard import __version__
 from tiltyard.config import Settings
 from tiltyard.model.jobs import DRIVER_VARIABLE
+from tiltyard.model.settings.openlineage import OpenLineageSettings, read_key
 from tiltyard.model.settings.spark_properties import check_spark_properties, to_java_properties
 from tiltyard.store import TransactionRecord
 
@@ -125,6 +126,11 @@ def driver_orders(settings: Settings, *, submitted: bool) -> str:
     variables = private_variables(os.environ, settings.spark_environment)
     settings_of_telemetry = "log_format", "trace_endpoint", "trace_sample"
     telemetry = {"version": __version__, **{name: getattr(settings, name) for name in settings_of_telemetry}}
+    if settings.openlineage:
+        key = read_key(settings.openlineage_key, os.environ)
+        telemetry["openlineage"] = asdict(
+            OpenLineageSettings(settings.openlineage, key, settings.openlineage_namespace)
+        )
     orders: dict[str, Any] = {**_catalog(settings), "variables": variables, "telemetry": telemetry}
     if not submitted:
         orders |= {"master": spark_master(settings), "conf": spark_conf(settings)}

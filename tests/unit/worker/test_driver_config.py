@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,7 +56,13 @@ def test_driver_of_a_worker_has_no_secret_in_its_environment(monkeypatch: pytest
         monkeypatch.setenv(name, value)
     settings = Settings(db="postgresql://me:word@db/t", storage_options={"key": "k"}, spark_client={"header.a": "b"})
     assert not PRIVATE.keys() & driver_environment(settings).keys()
+    events = {"openlineage": "http://marquez:5000", "openlineage_key": "env:PGPASSWORD"}
+    assert "openlineage" not in json.loads(driver_orders(settings, submitted=True))["telemetry"]
+    settings = replace(settings, **events)
+    assert "marquez" not in str(driver_environment(settings))
     orders = json.loads(driver_orders(settings, submitted=True))
+    sent = {"url": "http://marquez:5000", "key": PRIVATE["PGPASSWORD"], "namespace": ""}
+    assert orders["telemetry"]["openlineage"] == sent
     assert orders["variables"].items() >= PRIVATE.items() and orders["properties"]["db"] == settings.db
 
 

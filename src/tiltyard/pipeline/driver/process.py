@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.model.jobs import CATALOG_FILE_VARIABLE, DRIVER_VARIABLE, OLD_CATALOG_VARIABLE, UDFS_VARIABLE
+from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, drive_job
 from tiltyard.pipeline.java import SparkEndedError, detect_jvm_end
 from tiltyard.pipeline.jobs import check_client_code_allowed, find_job
+from tiltyard.pipeline.openlineage.emitter import configure
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.private_variables import adopt_variables
 from tiltyard.pipeline.session import spark_session
@@ -194,6 +196,8 @@ def _set_up_telemetry(telemetry: Mapping[str, Any]) -> None:
             start_tracing(TraceOptions(endpoint, telemetry["trace_sample"], telemetry["version"]))
         else:
             log.warning("%s This driver sends none.", MISSING)
+    events = telemetry.get("openlineage")
+    configure(None if events is None else OpenLineageSettings(**events))
 
 
 def _report_end(responses: int, job_id: str, *, is_leaving: bool) -> bool:

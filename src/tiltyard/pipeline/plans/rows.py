@@ -165,7 +165,7 @@ def _write_rows(
         frame = _query(spark, plan.sql or "", readable.frames)
         spec = frame_write_spec(run, frame, target, options)
         results = write_partitions(run, frame, spec)
-    run.progress(**check_written(spark, target, spec, results))
+    run.progress(**check_written(run, spark, target, spec, results))
     schema = spec.target.schema
     state = {"parts": [result.to_json() for result in results], "schema": schema.serialize().to_pybytes().hex()}
     run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(state))

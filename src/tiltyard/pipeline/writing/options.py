@@ -92,7 +92,7 @@ def commit_checked(
     results: Sequence[WriteResult],
 ) -> Mapping[str, object]:
     """Check the written rows and commit them; return the job's figures. Raises InvalidInputError for a failed check."""
-    report = check_written(spark, target, spec, results)
+    report = check_written(run, spark, target, spec, results)
     fragments = [fragment for result in results for fragment in result.fragments]
     version = target.commit(run, fragments, spec.target.schema)
     return {**count_written(results), "version": version, **report}
@@ -109,6 +109,7 @@ def count_written(results: Sequence[WriteResult]) -> dict[str, int]:
 
 
 def check_written(
+    run: Run,
     spark: SparkSession | LazySession | None,
     target: TargetTable,
     spec: WriteSpec,
@@ -116,7 +117,7 @@ def check_written(
 ) -> dict[str, str]:
     """Return the figure that reports on the checks of written rows; few keys are counted here, without Spark.
 
-    Raises InvalidInputError if the rows fail a check that is no warning.
+    Raises InvalidInputError if the rows fail a check that is no warning; the run has the figure then, too.
     """
     rows, rejected = sum(result.rows for result in results), sum(result.rejected for result in results)
     fragments = [fragment for result in results for fragment in result.fragments]
@@ -127,9 +128,11 @@ def check_written(
             for check in spec.checks
             if check.kind in KEY_CHECKS
         ]
+    report = report_checks(judged)
     if failed := [result.sentence for result in judged if result.is_failure]:
+        run.progress(**report)
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")
-    return report_checks(judged)
+    return report
 
 
 def _judge_keys(

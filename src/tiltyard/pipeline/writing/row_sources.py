@@ -153,7 +153,7 @@ def ingest_rows(
         results.extend(rows.write(run, spec))
         figures = count_written(results)
         run.progress(**{name: figures[name] for name in ("rows", "fragments", "bytes")})
-        report = check_written(rows.check_session, target, spec, results)
+        report = check_written(run, rows.check_session, target, spec, results)
     with _discarding(target, results, _REFUSALS):
         version = target.commit(run, _fragments(results), spec.target.schema)
     return {**figures, "version": version, **report}

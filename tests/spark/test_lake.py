@@ -22,6 +22,10 @@ from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.pipeline.openlineage import emitter as events
+from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.writing import options
+from tiltyard.pipeline.writing.distribution_checks import find_last_profiles
+from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,6 +123,21 @@ def test_column_of_a_function_is_declared_tried_and_filled(
     assert films.to_arrow("id", "strict IS NULL")["id"].to_pylist() == [7]
     [file] = (tmp_path / "failed").iterdir()
     assert file.read_text().count("\n") == 1 and '"row": {"title": "film 7"}' in file.read_text()
+
+
+def test_distribution_measured_by_spark_is_that_of_this_process(
+    lake: tiltyard.Lake, fresh: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.table({"price": pa.array([None, *(float(number % 997) for number in range(5000)), float("nan")])})
+    kept = []
+    for most in (1_000_000, 0):
+        monkeypatch.setattr(options, "MAX_KEYS_IN_DRIVER", most)
+        table = lake.table(fresh("prices"))
+        table.ingest(rows, checks="distribution(price, 0.1)")
+        kept.append(find_last_profiles(prepare_target(LocalRun(), table._table, WriteMode.APPEND))["price"])
+    here, by_spark = kept
+    assert (by_spark.rows, by_spark.nulls) == (here.rows, here.nulls) == (5002, 2)
+    assert [by_spark.mean, *by_spark.quantiles] == pytest.approx([here.mean, *here.quantiles], abs=1)
 
 
 def test_column_of_an_expression_is_filled(films: tiltyard.Table) -> None:

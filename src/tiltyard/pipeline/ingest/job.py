@@ -93,7 +93,8 @@ def ingest(
     checks: Annotated[
         list[str],
         "A check before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)', 'matches(a, [A-Z]+)', "
-        "'in_set(a, x, y)', 'foreign_key(a, other.b)', 'freshness(a, 2d)'; 'warn: …' publishes all the same.",
+        "'in_set(a, x, y)', 'foreign_key(a, other.b)', 'freshness(a, 2d)', 'distribution(a, 0.1)'; 'warn: …' "
+        "publishes all the same.",
         Alias("check"),
     ] = [],  # noqa: B006  # the same
     rows_per_file: Annotated[int, "Maximal rows of a fragment."] = ROWS_PER_FILE,

@@ -136,7 +136,7 @@ def _stage(block: Publication, table: WrittenTable) -> None:
             f"A concurrent write has changed {table.name} meanwhile: append, or name another."
         )
     read_version = target.base if mode is WriteMode.APPEND else newest
-    transaction = target.transaction(table.run, read_version, operation, table.run.pipeline_run.id)
+    transaction = target.transaction(table.run, read_version, operation, table.run.pipeline_run.id, table.properties)
     if newest:
         lance.LanceDataset.commit(target.table.dataset(read_version or None, client=block), transaction)
     else:

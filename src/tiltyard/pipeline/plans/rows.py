@@ -81,7 +81,10 @@ class TableRun:
 
 @dataclass(frozen=True, slots=True)
 class WrittenTable:
-    """A table whose rows are written but not published: `schema` is that of its new version."""
+    """A table whose rows are written but not published: `schema` is that of its new version.
+
+    `properties` are those of its commit.
+    """
 
     name: str
     plan: TablePlan
@@ -89,6 +92,7 @@ class WrittenTable:
     target: TargetTable
     results: tuple[WriteResult, ...]
     schema: pa.Schema
+    properties: Mapping[str, str]
 
     @property
     def fragments(self) -> list[str]:
@@ -138,7 +142,8 @@ def _load_checkpoint(run: TableRun, name: str, plan: TablePlan, target: TargetTa
         return None
     state = json.loads(text)
     schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(state["schema"])))
-    return WrittenTable(name, plan, run, target, tuple(map(WriteResult.from_json, state["parts"])), schema)
+    results = tuple(map(WriteResult.from_json, state["parts"]))
+    return WrittenTable(name, plan, run, target, results, schema, state.get("properties", {}))
 
 
 def _write_rows(
@@ -165,11 +170,13 @@ def _write_rows(
         frame = _query(spark, plan.sql or "", readable.frames)
         spec = frame_write_spec(run, frame, target, options)
         results = write_partitions(run, frame, spec)
-    run.progress(**check_written(run, spark, target, spec, results))
+    checked = check_written(run, spark, target, spec, results)
+    run.progress(**checked.figures)
     schema = spec.target.schema
     state = {"parts": [result.to_json() for result in results], "schema": schema.serialize().to_pybytes().hex()}
+    state["properties"] = checked.properties
     run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(state))
-    return WrittenTable(name, plan, run, target, tuple(results), schema)
+    return WrittenTable(name, plan, run, target, tuple(results), schema, checked.properties)
 
 
 def discard_tables(tables: Iterable[WrittenTable]) -> None:

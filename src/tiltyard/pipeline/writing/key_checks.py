@@ -71,7 +71,7 @@ def count_duplicate_keys(
 
     Without a session they are counted in this process, whose memory then holds them.
     """
-    tasks = _new_rows(location, fresh) + _table_rows(location, version)
+    tasks = new_rows(location, fresh) + _table_rows(location, version)
     if not tasks:
         return 0
     if spark is None:
@@ -85,7 +85,7 @@ def count_missing_keys(
     spark: SparkSession | None, location: TableLocation, column: str, fresh: Sequence[str], other: ReferencedColumn
 ) -> int:
     """Count the keys in the fragments `fresh` that the other column does not have, each once; see above for `spark`."""
-    tasks, known_tasks = _new_rows(location, fresh), other.read()
+    tasks, known_tasks = new_rows(location, fresh), other.read()
     if not tasks:
         return 0
     if spark is None:
@@ -98,7 +98,8 @@ def count_missing_keys(
     return int(new_keys.join(_read_in_tasks(spark, known_tasks, [other.column]), "k", "left_anti").count())
 
 
-def _new_rows(location: TableLocation, fresh: Sequence[str]) -> list[FragmentRows]:
+def new_rows(location: TableLocation, fresh: Sequence[str]) -> list[FragmentRows]:
+    """Return the tasks that read fragments of no version yet."""
     return [FragmentRows(location, files=part) for part in _split(fresh)]
 
 

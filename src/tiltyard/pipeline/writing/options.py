@@ -16,6 +16,13 @@ from tiltyard.pipeline.session import LazySession, started
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import parse_user_function
+from tiltyard.pipeline.writing.distribution_checks import (
+    Profile,
+    compare,
+    find_last_profiles,
+    measure,
+    to_properties,
+)
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_lance_types
 from tiltyard.pipeline.writing.key_checks import (
     MAX_KEYS_IN_DRIVER,
@@ -92,10 +99,10 @@ def commit_checked(
     results: Sequence[WriteResult],
 ) -> Mapping[str, object]:
     """Check the written rows and commit them; return the job's figures. Raises InvalidInputError for a failed check."""
-    report = check_written(run, spark, target, spec, results)
+    checked = check_written(run, spark, target, spec, results)
     fragments = [fragment for result in results for fragment in result.fragments]
-    version = target.commit(run, fragments, spec.target.schema)
-    return {**count_written(results), "version": version, **report}
+    version = target.commit(run, fragments, spec.target.schema, checked.properties)
+    return {**count_written(results), "version": version, **checked.figures}
 
 
 def count_written(results: Sequence[WriteResult]) -> dict[str, int]:
@@ -108,31 +115,62 @@ def count_written(results: Sequence[WriteResult]) -> dict[str, int]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedRows:
+    """What checks say of written rows: the figure of the run, and the properties of the commit that keep measures."""
+
+    figures: dict[str, str]
+    properties: dict[str, str]
+
+
 def check_written(
     run: Run,
     spark: SparkSession | LazySession | None,
     target: TargetTable,
     spec: WriteSpec,
     results: Sequence[WriteResult],
-) -> dict[str, str]:
-    """Return the figure that reports on the checks of written rows; few keys are counted here, without Spark.
+) -> CheckedRows:
+    """Check written rows; few keys and values are looked at here, without Spark.
 
     Raises InvalidInputError if the rows fail a check that is no warning; the run has the figure then, too.
     """
     rows, rejected = sum(result.rows for result in results), sum(result.rejected for result in results)
     fragments = [fragment for result in results for fragment in result.fragments]
     judged = judge_counts(spec.checks, rows, rejected, [result.failures for result in results])
+    profiles: dict[str, Profile] = {}
     if not any(result.is_failure for result in judged):
         judged += [
             _judge_keys(spark, target, spec, check, fragments, rows)
             for check in spec.checks
             if check.kind in KEY_CHECKS
         ]
+        distributions, profiles = _judge_distributions(spark, target, spec, fragments, rows)
+        judged += distributions
     report = report_checks(judged)
     if failed := [result.sentence for result in judged if result.is_failure]:
         run.progress(**report)
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")
-    return report
+    return CheckedRows(report, to_properties(profiles))
+
+
+def _judge_distributions(
+    spark: SparkSession | LazySession | None,
+    target: TargetTable,
+    spec: WriteSpec,
+    fragments: Sequence[str],
+    rows: int,
+) -> tuple[list[CheckResult], dict[str, Profile]]:
+    """Compare columns with the last runs; return the results, and what was measured, by column."""
+    checks = [check for check in spec.checks if check.kind == "distribution"]
+    last = find_last_profiles(target) if checks else {}
+    session = started(spark) if checks and spark is not None and rows > MAX_KEYS_IN_DRIVER else None
+    columns = dict.fromkeys(check.arguments[0] for check in checks)
+    profiles = {column: measure(session, target.location, column, fragments) for column in columns}
+    results = [
+        CheckResult(check, compare(check, profiles[check.arguments[0]], last.get(check.arguments[0])))
+        for check in checks
+    ]
+    return results, profiles
 
 
 def _judge_keys(

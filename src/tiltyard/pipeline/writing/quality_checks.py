@@ -7,7 +7,8 @@
 is for whole texts; a null is neither in a set nor out of it, and so it is with `matches` and `between`. `freshness`
 asks that the newest value is at most so old (30s, 15m, 6h, 2d).
 
-`unique(id)` and `foreign_key(genre, genres.name)` look at other rows, too: see `key_checks`.
+`unique(id)` and `foreign_key(genre, genres.name)` look at other rows, too: see `key_checks`. `distribution(score, 0.1)`
+compares with the last run: see `distribution_checks`.
 """
 
 from __future__ import annotations
@@ -26,18 +27,24 @@ import pyarrow.compute as pc
 from tiltyard.pipeline.task_errors import RefusedError
 
 _COUNT_CHECK = re.compile(r"(rows|rejected) *(<=|>=|==|<|>) *(\d+)")
-_FUNCTION_CHECK = re.compile(r"(not_null|between|unique|foreign_key|matches|in_set|freshness)\((.+)\)", re.DOTALL)
+_FUNCTION_CHECK = re.compile(
+    r"(not_null|between|unique|foreign_key|matches|in_set|freshness|distribution)\((.+)\)", re.DOTALL
+)
 _WARNING = re.compile(r"warn *: *")
 _ARGUMENT = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^,]*)\s*(?:,|$)')
 _AGE = re.compile(r"(\d{1,6})([smhd])")
+_TOLERANCE = re.compile(r"\d{1,6}(\.\d{1,9})?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 KEY_CHECKS = ("unique", "foreign_key")
 """Kinds of checks that look at other rows."""
+_READING_CHECKS = (*KEY_CHECKS, "distribution")
+"""Kinds of checks that take more than counts: they read the new rows again."""
 _ARGUMENT_COUNTS = {
     "between": (3, 3),
     "foreign_key": (2, 2),
     "matches": (2, 2),
     "freshness": (2, 2),
+    "distribution": (2, 2),
     "in_set": (2, 1001),
 }
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -88,8 +95,8 @@ def parse_check(text: str) -> QualityCheck:
             return QualityCheck(text, match[1], arguments, warning is not None)
     raise RefusedError(
         f"'{text}' is not a check: write rows >= 1000, rejected <= 10, not_null(id), between(score, 0, 1), unique(id), "
-        "foreign_key(genre, genres.name), matches(code, [A-Z]+), in_set(kind, a, b) or freshness(seen, 2d); `warn: ` "
-        "before it makes it a warning."
+        "foreign_key(genre, genres.name), matches(code, [A-Z]+), in_set(kind, a, b), freshness(seen, 2d) or "
+        "distribution(score, 0.1); `warn: ` before it makes it a warning."
     )
 
 
@@ -108,8 +115,21 @@ def validate_checks(checks: Sequence[QualityCheck], schema: pa.Schema) -> None:
                 raise RefusedError(f"The check {check.text}: there is no column '{name}'.")
             if check.kind in KEY_CHECKS and pa.types.is_nested(schema.field(name).type):
                 raise RefusedError(f"The check {check.text}: '{name}' is {schema.field(name).type}, no key.")
+        if check.kind == "distribution":
+            _check_distribution(check, schema.field(check.arguments[0]).type)
         if check.kind in _COUNT_FAILURES:
             _try_check(check, pa.nulls(1, schema.field(check.arguments[0]).type))
+
+
+def _check_distribution(check: QualityCheck, dtype: pa.DataType) -> None:
+    is_number = pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_decimal(dtype)
+    if not (is_number or pa.types.is_boolean(dtype) or pa.types.is_date(dtype) or pa.types.is_timestamp(dtype)):
+        raise RefusedError(f"The check {check.text}: '{check.arguments[0]}' is {dtype}, neither a number nor a time.")
+    if not _TOLERANCE.fullmatch(check.arguments[1]) or not float(check.arguments[1]):
+        raise RefusedError(
+            f"The check {check.text}: '{check.arguments[1]}' is no tolerance: write the part of the last run's spread "
+            "that mean and quantiles may differ by, as 0.1."
+        )
 
 
 @dataclass(slots=True)
@@ -135,7 +155,7 @@ class CheckCounter:
 def judge_counts(
     checks: Sequence[QualityCheck], rows: int, rejected: int, failures: Sequence[Mapping[str, int]]
 ) -> list[CheckResult]:
-    """Return the result of each check but those of keys, which take more than counts."""
+    """Return the result of each check but those that read the rows again."""
     results = []
     for check in checks:
         count = sum(counts.get(check.text, 0) for counts in failures)
@@ -149,7 +169,7 @@ def judge_counts(
                 sentence = f"{check.text}: no row is so new"
         elif count:
             sentence = f"{check.text}: {count} rows are not"
-        if check.kind not in KEY_CHECKS:
+        if check.kind not in _READING_CHECKS:
             results.append(CheckResult(check, sentence))
     return results
 

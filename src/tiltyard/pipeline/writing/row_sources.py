@@ -153,10 +153,10 @@ def ingest_rows(
         results.extend(rows.write(run, spec))
         figures = count_written(results)
         run.progress(**{name: figures[name] for name in ("rows", "fragments", "bytes")})
-        report = check_written(run, rows.check_session, target, spec, results)
+        checked = check_written(run, rows.check_session, target, spec, results)
     with _discarding(target, results, _REFUSALS):
-        version = target.commit(run, _fragments(results), spec.target.schema)
-    return {**figures, "version": version, **report}
+        version = target.commit(run, _fragments(results), spec.target.schema, checked.properties)
+    return {**figures, "version": version, **checked.figures}
 
 
 def upsert_rows(

@@ -8,7 +8,7 @@ also when the job is resumed: it carries the run's id, and is accepted only if n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -93,14 +93,19 @@ class TargetTable:
         except TableSchemaValidationError as error:
             raise RefusedError(f"{error} Rename it on the way (--rename OLD=NEW).") from error
 
-    def commit(self, run: Run, fragments: Sequence[str], schema: pa.Schema) -> int:
+    def commit(
+        self, run: Run, fragments: Sequence[str], schema: pa.Schema, properties: Mapping[str, str] | None = None
+    ) -> int:
         """Make the fragments visible, once in the life of the run; return the version.
+
+        The transaction gets the `properties`.
 
         Raises RunCanceledError, TableAlreadyExistsError (another writer filled a new table),
         ConcurrentModificationError (too many conflicts), what Lance raises.
         """
         if not self.base:
-            return self._commit_new_table(run, lance.LanceOperation.Overwrite(schema, parse_fragments(fragments)))
+            first = lance.LanceOperation.Overwrite(schema, parse_fragments(fragments))
+            return self._commit_new_table(run, first, properties)
         job_table = JobTable(self.table, lineage=self.lineage)
         for _ in range(_MAX_COMMITS):
             if (version := job_table.find_commit(run, self.base)) is not None:
@@ -109,18 +114,29 @@ class TargetTable:
             run.check()
             try:
                 return job_table.commit(
-                    newest, self.operation(fragments, schema), run, verify=verify_run_uncommitted(run, newest)
+                    newest,
+                    self.operation(fragments, schema),
+                    run,
+                    verify=verify_run_uncommitted(run, newest),
+                    properties=properties,
                 )
             except CommitConflictError:
                 continue
         raise ConcurrentModificationError(f"{self.table} keeps changing: {_MAX_COMMITS} commits conflicted.")
 
     def transaction(
-        self, run: Run, read_version: int, operation: lance.LanceOperation.BaseOperation, job: str | None = None
+        self,
+        run: Run,
+        read_version: int,
+        operation: lance.LanceOperation.BaseOperation,
+        job: str | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> Transaction:
         """Return the transaction that makes the rows visible; `job` is the id of the job that the run is a part of."""
         made_from = {} if self.lineage is None else self.lineage.of_run(job or run.id).to_properties()
-        return Transaction(read_version, operation, str(uuid4()), {**made_from, RUN_PROPERTY: run.id})
+        return Transaction(
+            read_version, operation, str(uuid4()), {**(properties or {}), **made_from, RUN_PROPERTY: run.id}
+        )
 
     def index_lineage(self, version: int) -> int:
         """Have the catalog index the lineage of the version; return it."""
@@ -150,13 +166,15 @@ class TargetTable:
             return lance.LanceOperation.Overwrite(schema, parse_fragments(fragments))
         return lance.LanceOperation.Append(parse_fragments(fragments))
 
-    def _commit_new_table(self, run: Run, operation: lance.LanceOperation.BaseOperation) -> int:
+    def _commit_new_table(
+        self, run: Run, operation: lance.LanceOperation.BaseOperation, properties: Mapping[str, str] | None
+    ) -> int:
         """Commit version 1; where it exists already, return it if an earlier driver of this run committed it."""
         guard = NextVersionNamespace(self.table.client)
         run.check()
         try:
             if not self.table.latest_version():
-                transaction = self.transaction(run, 0, operation)
+                transaction = self.transaction(run, 0, operation, properties=properties)
                 guard.describe_table(upstream.DescribeTableRequest(id=self.table.id))
                 return self.index_lineage(int(commit_first_version(self, guard, transaction).version))
         except Exception:

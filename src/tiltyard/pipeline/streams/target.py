@@ -302,11 +302,11 @@ class StreamTable:
         """Write rows and commit them with the position; by key, the rows that they replace are deleted."""
         location = self.table.location()
         target = FragmentTarget(location, dataset.schema, False, dataset.data_storage_version)
-        fragments = write_batches(target, rows.cast(dataset.schema).to_batches())
+        fragments = write_batches(target, rows.cast(dataset.schema).to_batches(), dataset)
         reach(Point.BEFORE_RECORD)
         try:
             if deleted is None:
-                version = self._commit_append(fragments, advanced)
+                version = self._commit_append(dataset, fragments, advanced)
             else:
                 keys = pa.concat_tables([rows.select(deleted.column_names), deleted])
                 version = self._commit_changes(
@@ -318,18 +318,17 @@ class StreamTable:
         self.version = version
         reach(Point.AFTER_FINALIZE)
 
-    def _commit_append(self, fragments: Sequence[str], advanced: Position) -> int:
+    def _commit_append(self, dataset: lance.LanceDataset, fragments: Sequence[str], advanced: Position) -> int:
         assert self._job_table is not None
         operation = lance.LanceOperation.Append(parse_fragments(fragments))
         for _ in range(MAX_CONFLICTS):
-            newest = self._latest()
             self.run.check()
             try:
                 return self._job_table.commit(
-                    newest, operation, self.run, verify=self._is_writer, properties=self._properties(advanced)
+                    dataset, operation, self.run, verify=self._is_writer, properties=self._properties(advanced)
                 )
             except CommitConflictError:
-                continue
+                dataset = self._latest()
         raise ConcurrentModificationError(f"{self.table} keeps changing: {MAX_CONFLICTS} commits conflicted.")
 
     def _commit_changes(

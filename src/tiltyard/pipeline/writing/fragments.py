@@ -46,9 +46,12 @@ def check_lance_types(schema: pa.Schema) -> None:
             ) from error
 
 
-def write_batches(target: FragmentTarget, batches: Iterable[pa.RecordBatch]) -> list[str]:
+def write_batches(
+    target: FragmentTarget, batches: Iterable[pa.RecordBatch], dataset: lance.LanceDataset | None = None
+) -> list[str]:
     """Write batches of the target's schema; return the fragments as JSON, [] for no rows.
 
+    A version of the table that is open (`dataset`) saves looking up the newest one, unless its credentials expire.
     Raises what the batches raise.
     """
     failure: list[BaseException] = []
@@ -73,6 +76,9 @@ def write_batches(target: FragmentTarget, batches: Iterable[pa.RecordBatch]) -> 
             yield align_columns(batch, decimals)
 
     reader = pa.RecordBatchReader.from_batches(target.schema, all_rows())
+    arguments = target.location.write_arguments()
+    if dataset is not None and not target.location.refresh_arguments:
+        arguments["dataset_uri"] = dataset
     try:
         written = write_fragments(
             reader,
@@ -80,7 +86,7 @@ def write_batches(target: FragmentTarget, batches: Iterable[pa.RecordBatch]) -> 
             mode="overwrite" if target.fresh else "append",
             max_rows_per_file=target.rows_per_file,
             data_storage_version=target.storage_version,
-            **target.location.write_arguments(),
+            **arguments,
         )
     except Exception as error:
         raise (failure[0] if failure else error) from error

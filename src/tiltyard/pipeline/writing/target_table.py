@@ -270,7 +270,7 @@ def _inspect_target(table: Table, mode: WriteMode) -> dict[str, Any]:
         table.describe()
     except TableNotFoundError as error:
         if mode is WriteMode.APPEND:
-            raise TableNotFoundError(f"Table not found: {table}. To ingest with the mode 'create' makes it.") from error
+            raise TableNotFoundError(f"Table not found: {table}. Ingest with the mode 'create' to make it.") from error
         return {"base": 0, "declared": True}
     base = table.latest_version()
     if base and mode is WriteMode.CREATE:

@@ -34,9 +34,6 @@ CACHE_BYTES = 64 << 20
 """Bytes of index pages, of metadata, and of rows that one of these processes caches."""
 PRELOADED = ("tiltyard.server.query_process_modules",)
 """Modules that the process has which all others are forked from."""
-AHEAD_BYTES = 4 << 20
-"""Bytes that the socket holds for the server, if the system allows as many: with its default, the two processes wake
-each other for every tenth of a message."""
 
 log = logging.getLogger("tiltyard.sql")
 
@@ -56,7 +53,6 @@ def serve(channel: socket.socket, settings: Settings, folder: str) -> None:
     warnings.filterwarnings("ignore", message="lance is not fork-safe")  # it is, as long as it has done nothing
     threading.Thread(target=_end_with_server, args=(channel, folder), daemon=True).start()
     set_up_logging(settings)
-    channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD_BYTES)
     small = {
         name: min(getattr(settings, name), CACHE_BYTES)
         for name in ("index_cache_bytes", "metadata_cache_bytes", "page_cache_bytes")

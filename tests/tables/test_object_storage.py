@@ -236,8 +236,11 @@ def test_objects_staged_manifest_is_read_once_and_deleted_before_its_version_is_
     assert responses[0] is not None and stat is not None
     assert (responses[0].manifest_size, responses[0].e_tag) == (stat.size, stat.e_tag)
     assert f"{final}-staged" in names_of_versions(counted, location)
+    asked: list[str] = []
+    counted.storage.vended_credentials = asked.append
     assert counted.store.has_pending_versions(table.id)
     assert requests_of(counted, proxy, lambda: None) == {}
+    assert asked == [location]  # with the credentials of its table
     assert names_of_versions(counted, location) == [final, f"{2**64 - 2}.manifest"]
     assert not counted.store.has_pending_versions(table.id)
 

@@ -203,13 +203,10 @@ class Storage:
         self.datasets.evict(location)
 
     def delete_files(self, locations: Iterable[str]) -> None:
-        """Delete single files; ignore missing ones. Objects of one bucket are deleted by few requests."""
-        by_files: dict[Files, list[str]] = {}
+        """Delete single files; ignore missing ones."""
         for location in locations:
-            by_files.setdefault(self.files(location), []).append(location)
-        for files, paths in by_files.items():
-            with lance_errors(paths[0]):
-                files.delete(paths)
+            with lance_errors(location):
+                self.files(location).delete([location])
 
     def list_foreign_bases(self, location: str) -> list[str]:
         """List the bases outside its folder where files of a table's latest version lie: shallow clones have some.
@@ -253,16 +250,22 @@ class Storage:
         with lance_errors(next(iter(local_paths), "")):
             self._disks.sync(local_paths)
 
-    def settle_manifests(self, names: Iterable[tuple[str, str]]) -> None:
-        """Leave final manifests with one name, and durable; `names` are the staged and the final one of each.
+    def settle_manifests(self, manifests: Iterable[tuple[str, str, str]]) -> None:
+        """Leave final manifests with one name, and durable: each is a table's location, the staged name, the final one.
 
         On a disk files and folders are fsynced; on an object store the staged objects are deleted, which are no longer
-        needed.
+        needed, with the credentials for the table.
         """
-        pairs = [(staged, final) for staged, final in names if staged != final or is_local(final)]
-        self.delete_files(staged for staged, _ in pairs if not is_local(staged))
-        finals = {final for _, final in pairs}
-        self.sync(finals | {final.rpartition("/")[0] for final in finals})
+        paths, staged_by_files = set[str](), dict[Files, list[str]]()
+        for location, staged, final in manifests:
+            if is_local(location):
+                paths.update((final, final.rpartition("/")[0]))
+            elif staged != final:
+                staged_by_files.setdefault(self.files(location), []).append(staged)
+        for files, names in staged_by_files.items():
+            with lance_errors(names[0]):
+                files.delete(names)
+        self.sync(paths)
 
     def writing_back(self, folder: str) -> AbstractContextManager[None]:
         """Start write-back of a folder's new files while the block writes them: less is left for `sync`."""

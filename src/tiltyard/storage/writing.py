@@ -232,7 +232,8 @@ class FastCommit:
         try:
             commit_route.client.commit_content({**entry, "manifest_size": len(made.content)}, made.content)
         except ConcurrentModificationError:
-            self.storage.delete_files(objects)
+            with lance_errors(location):
+                files.delete(list(objects))
             return None
         with lance_errors(location):
             return made.open(location, self.storage.options(location), self.storage.datasets.session, version + 1)

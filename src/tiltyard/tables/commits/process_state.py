@@ -51,7 +51,7 @@ class FinalizedLog:
 
     def __init__(
         self,
-        settle: Callable[[Iterable[tuple[str, str]]], None],
+        settle: Callable[[Iterable[tuple[str, str, str]]], None],
         write: Callable[[Iterable[FinalManifest]], None],
     ) -> None:
         """`settle` is the storage's `settle_manifests`; `write` is the store's `mark_finalized`."""
@@ -117,10 +117,10 @@ def _key(record: VersionRecord) -> Key:
     return record.table_id, record.branch, record.version, record.staged_path
 
 
-def _names(record: VersionRecord) -> tuple[str, str]:
-    """Return the full paths of a manifest, staged and final: both are in one folder."""
-    folder = record.staged_path.rpartition("/")[0]
-    return record.staged_path, f"{folder}/{record.manifest_path.rpartition('/')[2]}"
+def _names(record: VersionRecord) -> tuple[str, str, str]:
+    """Return a table's location, and the full paths of a manifest, staged and final: both are in one folder."""
+    folder, (below, _, name) = record.staged_path.rpartition("/")[0], record.manifest_path.rpartition("/")
+    return folder.removesuffix(f"/{below}"), record.staged_path, f"{folder}/{name}"
 
 
 MOST_TABLES = 100

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _MAX_SINGLE_READS = 16
 """Up to so many versions are read one by one; more of them cost less in one read."""
-_READERS = 32
-"""Manifests on an object store that are read at the same time."""
+_READERS, _READ_BYTES = 32, 64 << 20
+"""Manifests on an object store that are read at the same time, and how many bytes they may have together."""
 
 
 def _find_manifest(ctx: Context, location: str, branch: Branch, version: int) -> tuple[str, FileStat] | None:
@@ -210,7 +210,8 @@ def _list_objects(
             raise
 
     page, token = ctx.paging.fetch_page(scope, request.page_token, request.limit, next_numbers, lambda number: number)
-    with ThreadPoolExecutor(min(_READERS, len(page) or 1)) as pool:
+    largest = max([1, *(stored[number].size for number in page)])
+    with ThreadPoolExecutor(max(1, min(_READERS, len(page), _READ_BYTES // largest))) as pool:
         versions = [version for version in pool.map(version_of, page) if version]
     if page and not versions:  # an empty list would say that the table has no data
         raise TableVersionNotFoundError(f"No version {page[0]}: it has just been cleaned up.")

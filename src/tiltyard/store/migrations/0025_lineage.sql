@@ -18,7 +18,11 @@ CREATE TABLE lineage (
     UNIQUE (table_id, branch, job)
 );
 
-CREATE INDEX lineage_by_edge ON lineage (table_id, branch, edge);
+CREATE INDEX lineage_by_edge ON lineage (table_id, branch, edge, version);
+
+CREATE INDEX lineage_by_version ON lineage (table_id, branch, version);
+
+CREATE INDEX lineage_by_replacement ON lineage (table_id, branch, replaces, version);
 
 CREATE TABLE lineage_sources (
     lineage_id BIGINT NOT NULL REFERENCES lineage (id) ON DELETE CASCADE,

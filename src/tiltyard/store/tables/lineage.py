@@ -68,12 +68,17 @@ FORGET_REPETITIONS = f"""
         ORDER BY id DESC LIMIT 1 OFFSET {MAX_REPETITIONS}
     )
 """
-# The newest commit of each recurring job, unless a later one has replaced all rows; up to a version.
+# The newest commit of each recurring job, unless a later one has replaced all rows; up to a version, given twice. Each
+# condition is a look-up in an index of its own.
 IS_CURRENT = """
     NOT EXISTS (
         SELECT 1 FROM lineage AS later
-        WHERE later.table_id = lineage.table_id AND later.branch = lineage.branch AND later.version > lineage.version
-        AND later.version <= ? AND (later.replaces = 1 OR later.edge = lineage.edge)
+        WHERE later.table_id = lineage.table_id AND later.branch = lineage.branch AND later.edge = lineage.edge
+        AND later.version > lineage.version AND later.version <= ?
+    ) AND NOT EXISTS (
+        SELECT 1 FROM lineage AS later
+        WHERE later.table_id = lineage.table_id AND later.branch = lineage.branch AND later.replaces = 1
+        AND later.version > lineage.version AND later.version <= ?
     )
 """
 MADE = f"""
@@ -118,13 +123,13 @@ class Lineage(Repository):
         Of a job that has recurred, the newest one alone.
         """
         upto = NEWEST_VERSION if version is None else version
-        return self._records(self.connection.rows(MADE, table_id, branch, upto, upto, limit))
+        return self._records(self.connection.rows(MADE, table_id, branch, upto, upto, upto, limit))
 
     @reads
     def lineage_from_table(self, table_id: int, branch: str, limit: int) -> list[LineageRecord]:
         """Return up to `limit` commits that were made from a table, likewise."""
         sql = READ.format(condition="table_id = ? AND branch = ?")
-        return self._records(self.connection.rows(sql, table_id, branch, NEWEST_VERSION, limit))
+        return self._records(self.connection.rows(sql, table_id, branch, NEWEST_VERSION, NEWEST_VERSION, limit))
 
     @reads
     def lineage_from_place(self, place: str, limit: int) -> list[LineageRecord]:
@@ -132,7 +137,8 @@ class Lineage(Repository):
         folders = [place, *parent_folders(place)]
         condition = f"place IN ({placeholders(folders)}) AND place <> '' OR place > ? AND place < ?"
         sql = READ.format(condition=condition)
-        return self._records(self.connection.rows(sql, *folders, f"{place}/", f"{place}0", NEWEST_VERSION, limit))
+        values = (*folders, f"{place}/", f"{place}0", NEWEST_VERSION, NEWEST_VERSION, limit)
+        return self._records(self.connection.rows(sql, *values))
 
     def _records(self, rows: Sequence[tuple[Any, ...]]) -> list[LineageRecord]:
         ids = [row[0] for row in rows]

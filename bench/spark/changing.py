@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 from bench.resting import rest
 from bench.results import Result, at_least
 from bench.spark import data
+from bench.spark.costs import Cost, alternate
 from bench.spark.rows import Environment
 
 PARTITIONS = 256
@@ -26,27 +26,31 @@ def _copies(environment: Environment, name: str) -> str:
 def upsert(environment: Environment) -> list[Result]:
     """A twentieth of the rows, by key."""
     target, changes = _copies(environment, "upserted"), str(data.changes(environment.work, environment.rows))
-    ours, single = [], []
-    for _ in range(environment.rounds):
+
+    def single(_: int) -> Cost:
         rest()
-        single.append(environment.single.ask("merge", source=changes, target=target))
+        return Cost.of(environment.single, "merge", source=changes, target=target)
+
+    def ours(_: int) -> Cost:
         rest()
-        ours.append(environment.spark.ask("upsert", source=changes, name="upserted"))
-    words = f"{median(ours):.2f} s", f"merge_insert {median(single):.2f} s"
-    what = f"upsert of {environment.rows // 20:,} rows by key"
-    return [at_least("upsert", what, words, median(single) / median(ours), 0.7)]
+        return Cost.of(environment.spark, "upsert", source=changes, name="upserted")
+
+    job, alone = alternate(environment.rounds, ours, single)
+    what = f"upsert of {environment.rows // 20:,} rows by key into {environment.rows:,}"
+    return [at_least("upsert", what, (str(job), f"merge_insert {alone}"), alone.seconds / job.seconds, 1.2)]
 
 
 def backfill(environment: Environment) -> list[Result]:
     """The norm of each vector."""
     target = _copies(environment, "filled")
     environment.spark.ask("backfill", name="warm_ingest", column="norm")
-    ours, single = [], []
-    for number in range(environment.rounds):
-        single.append(environment.single.ask("add_column", target=target, name=f"norm{number}"))
-        ours.append(environment.spark.ask("backfill", name="filled", column=f"norm{number}"))
-    words = environment.rate(median(ours)), f"add_columns(batch_udf) {environment.rate(median(single))}"
-    return [at_least("backfill", "a computed column", words, median(single) / median(ours), 1.0)]
+    job, alone = alternate(
+        environment.rounds,
+        lambda number: Cost.of(environment.spark, "backfill", name="filled", column=f"norm{number}"),
+        lambda number: Cost.of(environment.single, "add_column", target=target, name=f"norm{number}"),
+    )
+    words = job.rate(environment.rows), f"add_columns(batch_udf) {alone.rate(environment.rows)}"
+    return [at_least("backfill", "a computed column", words, alone.seconds / job.seconds, 1.0)]
 
 
 def btree(environment: Environment) -> list[Result]:
@@ -76,16 +80,10 @@ def _index(
     Who is first takes turns: the second finds memory that the first has left.
     """
     target = _copies(environment, row)
-    ours, single = [], []
-
-    def pylance() -> None:
-        single.append(environment.spark.ask("index_alone", target=target, column=column, kind=kind, options=parameters))
-
-    def job() -> None:
-        ours.append(environment.spark.ask("index", name=row, column=column, kind=kind, options=ours_given))
-
-    for number in range(environment.rounds * times):
-        for turn in (pylance, job) if number % 2 else (job, pylance):
-            turn()
-    words = f"{median(ours):.2f} s", f"pylance {median(single):.2f} s"
-    return [at_least(row, f"{kind} build", words, median(single) / median(ours), 0.9)]
+    spark = environment.spark
+    job, alone = alternate(
+        environment.rounds * times,
+        lambda _: Cost.of(spark, "index", name=row, column=column, kind=kind, options=ours_given),
+        lambda _: Cost.of(spark, "index_alone", target=target, column=column, kind=kind, options=parameters),
+    )
+    return [at_least(row, f"{kind} build", (str(job), f"pylance {alone}"), alone.seconds / job.seconds, 0.9)]

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.processor_time import tree_seconds
 from bench.servers import RESET_PEAK, TREE
 
 Measures = dict[str, Callable[..., Any]]
+
+
+def reserve_output() -> None:
+    """Keep the standard output for answers: what child processes print goes to the standard error."""
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
 
 
 def answer(measures: Measures) -> None:
@@ -21,8 +29,10 @@ def answer(measures: Measures) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+        before = tree_seconds(os.getpid())
         result = measures[order.pop("do")](**order)
-        print(json.dumps({"found": result, "memory": _peak()}), file=out, flush=True)
+        cpu = tree_seconds(os.getpid()) - before
+        print(json.dumps({"found": result, "memory": _peak(), "cpu": cpu}), file=out, flush=True)
 
 
 def _peak() -> float:
@@ -31,17 +41,22 @@ def _peak() -> float:
 
 
 class Process:
-    """Such a process, from the outside. `memory` is the most it has held at once during its last order, in MiB."""
+    """Such a process, from the outside.
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    `memory` is the most it has held at once during its last order, in MiB; `cpu` the processor seconds of that order,
+    with those of the processes that it has started (Spark's, Ray's).
+    """
+
+    def __init__(self, module: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=TREE,
+            env={**os.environ, **(environ or {})},
         )
-        self.memory = 0.0
+        self.memory = self.cpu = 0.0
 
     def ask(self, do: str, **order: Any) -> Any:
         """Return its response. Raises RuntimeError if it ended."""
@@ -53,7 +68,7 @@ class Process:
         if not line:
             raise RuntimeError("A process that measures ended; its reason stands above.")
         response = json.loads(line)
-        self.memory = float(response["memory"])
+        self.memory, self.cpu = float(response["memory"]), float(response["cpu"])
         return response["found"]
 
     def stop(self) -> None:

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 
 from bench.resting import rest
 from bench.results import Result, at_least, at_most
 from bench.spark import data
+from bench.spark.costs import Cost, alternate, size
 from bench.spark.line_processes import Process
 
 WARM_ROWS = 20_000
@@ -21,11 +21,13 @@ TIMES = 10
 
 @dataclass
 class Environment:
-    """The shared environment of rows. `rows` is the number of rows of the source."""
+    """The shared environment of rows. `rows` is the number of rows of the source, `merge_rows` that of
+    the table which Delta Lake is measured on."""
 
     work: Path
     rows: int
     rounds: int
+    merge_rows: int
     stack: ExitStack = field(default_factory=ExitStack)
 
     @cached_property
@@ -58,57 +60,68 @@ class Environment:
         process.ask("read_bare", name="warm_ingest")
         return process
 
-    def rate(self, seconds: float, rows: int | None = None) -> str:
-        """Rows a second, in words."""
-        return f"{(rows or self.rows) / seconds:,.0f} rows/s"
+    @property
+    def source_size(self) -> str:
+        """The source's rows and bytes, in words."""
+        return f"{self.rows:,} rows, {size(self.source)}"
 
 
 def ingest(environment: Environment) -> list[Result]:
     """Parquet → Lance."""
-    ours, single = [], []
     target = environment.work / "single"
-    for _ in range(environment.rounds):
+
+    def single(_: int) -> Cost:
         shutil.rmtree(target, ignore_errors=True)
         rest()
-        single.append(environment.single.ask("write", source=environment.source, target=str(target)))
+        return Cost.of(environment.single, "write", source=environment.source, target=str(target))
+
+    def ours(_: int) -> Cost:
         rest()
-        ours.append(environment.spark.ask("ingest", source=environment.source, name="ingested"))
-    words = environment.rate(median(ours)), f"lance.write_dataset {environment.rate(median(single))}"
-    return [at_least("ingest", "Parquet → Lance", words, median(single) / median(ours), 0.9)]
+        return Cost.of(environment.spark, "ingest", source=environment.source, name="ingested")
+
+    job, alone = alternate(environment.rounds, ours, single)
+    words = job.rate(environment.rows), f"lance.write_dataset {alone.rate(environment.rows)}"
+    what = f"Parquet → Lance, {environment.source_size}"
+    return [at_least("ingest", what, words, alone.seconds / job.seconds, 0.9)]
 
 
 def frame(environment: Environment) -> list[Result]:
     """A DataFrame with vectors → Lance."""
-    ours, handed = [], []
-    for _ in range(environment.rounds):
-        handed.append(environment.spark.ask("hand", source=environment.source))
-        ours.append(environment.spark.ask("frame", source=environment.source, name="framed"))
-    words = environment.rate(median(ours)), f"mapInArrow count {environment.rate(median(handed))}"
-    return [at_least("frame", "DataFrame with vectors → Lance", words, median(handed) / median(ours), 0.6)]
+    spark, source = environment.spark, environment.source
+    job, handed = alternate(
+        environment.rounds,
+        lambda _: Cost.of(spark, "frame", source=source, name="framed"),
+        lambda _: Cost.of(spark, "hand", source=source),
+    )
+    words = job.rate(environment.rows), f"mapInArrow count {handed.rate(environment.rows)}"
+    what = f"DataFrame with vectors → Lance, {environment.source_size}"
+    return [at_least("frame", what, words, handed.seconds / job.seconds, 0.9)]
 
 
 def read(environment: Environment) -> list[Result]:
     """Sum of the ids of a whole table."""
-    environment.spark.ask("ingest", source=environment.source, name="read")
-    ours, bare = [], []
-    for _ in range(environment.rounds):
-        bare.append(environment.spark.ask("read_bare", name="read"))
-        ours.append(environment.spark.ask("read", name="read"))
-    words = environment.rate(median(ours)), f"the plainest Python data source {environment.rate(median(bare))}"
-    return [at_least("read", 'sum(id) with columns="id"', words, median(bare) / median(ours), 1.0)]
+    spark = environment.spark
+    spark.ask("ingest", source=environment.source, name="read")
+    job, bare = alternate(
+        environment.rounds,
+        lambda _: Cost.of(spark, "read", name="read"),
+        lambda _: Cost.of(spark, "read_bare", name="read"),
+    )
+    words = job.rate(environment.rows), f"the plainest Python data source {bare.rate(environment.rows)}"
+    return [at_least("read", 'sum(id) with columns="id"', words, bare.seconds / job.seconds, 1.0)]
 
 
 def scaling(environment: Environment) -> list[Result]:
     """One slot against two."""
-    single_slot, two = environment.session("local[1]"), environment.spark
-    alone, both = [], []
-    for _ in range(environment.rounds):
+    single_slot = environment.session("local[1]")
+
+    def measured(process: Process) -> Cost:
         rest()
-        alone.append(single_slot.ask("ingest", source=environment.source, name="scaled"))
-        rest()
-        both.append(two.ask("ingest", source=environment.source, name="scaled"))
-    words = f"local[2] {environment.rate(median(both))}", f"local[1] {environment.rate(median(alone))}"
-    return [at_least("scaling", "Parquet → Lance, from one slot to two", words, median(alone) / median(both), None)]
+        return Cost.of(process, "ingest", source=environment.source, name="scaled")
+
+    both, alone = alternate(environment.rounds, lambda _: measured(environment.spark), lambda _: measured(single_slot))
+    words = f"local[2] {both.rate(environment.rows)}", f"local[1] {alone.rate(environment.rows)}"
+    return [at_least("scaling", "Parquet → Lance, from one slot to two", words, alone.seconds / both.seconds, None)]
 
 
 def memory(environment: Environment) -> list[Result]:

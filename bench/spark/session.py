@@ -23,6 +23,7 @@ from bench.spark.single import index as index_alone
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
 from tiltyard.pipeline.datasource.dataframes import write_frame
+from tiltyard.pipeline.delete.job import delete
 from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
@@ -118,6 +119,26 @@ def read_bare(name: str) -> float:
     return _summed(spark.read.format("bare_lance").options(uri=table(where, name).location().uri).load())
 
 
+def read_filtered(name: str, condition: str) -> float:
+    """Seconds to sum up two columns of the rows that meet a condition."""
+    options = {"uri": CATALOG, "table": name, "columns": "id,text", "filter": condition}
+    started_at = time.perf_counter()
+    spark.read.format("tiltyard").options(**options).load().selectExpr("sum(id)", "sum(length(text))").collect()
+    return time.perf_counter() - started_at
+
+
+def deleted(name: str, condition: str) -> float:
+    """Seconds to delete the rows that meet a condition."""
+    started_at = time.perf_counter()
+    delete(LocalRun(), where, spark, name, filter=condition)
+    return time.perf_counter() - started_at
+
+
+def rows(name: str) -> int:
+    """Count the rows of a table."""
+    return int(table(where, name).dataset().count_rows())
+
+
 def _summed(frame: DataFrame) -> float:
     started_at = time.perf_counter()
     frame.selectExpr("sum(id)").collect()
@@ -162,6 +183,9 @@ if __name__ == "__main__":
             "frame": framed,
             "hand": handed,
             "upsert": upserted,
+            "delete": deleted,
+            "rows": rows,
+            "read_filtered": read_filtered,
             "backfill": backfilled,
             "index": indexed,
             "index_alone": index_alone,

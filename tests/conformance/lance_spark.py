@@ -46,23 +46,23 @@ FOLDER = Path(sys.prefix) / "lance-spark"
 """The other PySpark, and what Spark fetches."""
 
 
-def prepare() -> None:
-    """Install the PySpark that the connector is made for, if this version of it is not there."""
-    done = FOLDER / "installed.txt"
-    if done.exists() and done.read_text() == REQUIREMENTS.read_text():
+def prepare(folder: Path = FOLDER, requirements: Path = REQUIREMENTS) -> None:
+    """Install the PySpark that a connector is made for into a folder, if this version of it is not there."""
+    done = folder / "installed.txt"
+    if done.exists() and done.read_text() == requirements.read_text():
         return
     installing = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
-    exactly = ["--require-hashes", "--no-deps", "--no-build-isolation", "--requirement", str(REQUIREMENTS)]
-    subprocess.run([*installing, "--target", str(FOLDER / "python"), *exactly], check=True)
-    done.write_text(REQUIREMENTS.read_text())
+    exactly = ["--require-hashes", "--no-deps", "--no-build-isolation", "--requirement", str(requirements)]
+    subprocess.run([*installing, "--target", str(folder / "python"), *exactly], check=True)
+    done.write_text(requirements.read_text())
 
 
-def check_files() -> None:
+def check_files(folder: Path = FOLDER, digests: Mapping[str, str] = SHA256) -> None:
     """Raises RuntimeError if the connector's files are not those that were looked at."""
-    for name, expected in SHA256.items():
-        with (FOLDER / "ivy/jars" / name).open("rb") as file:
+    for name, expected in digests.items():
+        with (folder / "ivy/jars" / name).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                raise RuntimeError(f"{name} is not the file that this test knows: remove {FOLDER}, and run it again.")
+                raise RuntimeError(f"{name} is not the file that was looked at: remove {folder}, and run it again.")
 
 
 def catalog(name: str, url: str, headers: Mapping[str, str]) -> dict[str, str]:

@@ -117,14 +117,14 @@ def test_namespace_that_is_collected_while_its_versions_are_marked_blocks_nobody
     namespaces: list[Any] = [tiltyard.Namespace(str(tmp_path), jobs=0)]
     lance.write_dataset(ROWS, namespace_client=namespaces[0], table_id=["t"])
     reference, log = weakref.ref(namespaces[0]), namespaces[0]._services.finalized_log
-    sync = log._sync
+    settle = log._settle
 
-    def sync_and_collect(paths: Any) -> None:
+    def settle_and_collect(names: Any) -> None:
         namespaces.clear()
         gc.collect()
-        sync(paths)
+        settle(names)
 
-    log._sync = sync_and_collect
+    log._settle = settle_and_collect
     marking = threading.Thread(target=log.flush, daemon=True)
     marking.start()
     marking.join(60)

@@ -38,7 +38,7 @@ def test_tree_seconds_counts_children_of_children_that_have_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert tree_seconds(os.getpid()) - before >= 0.1
+        assert tree_seconds(os.getpid()) - before > 0.09  # ticks are hundredths, rounded down
         process.communicate(b"\n")
 
 

@@ -55,7 +55,7 @@ def judged(*texts: str, rows: pa.RecordBatch = ROWS) -> list[str]:
         ("in_set(id, 1, 2, 3)", ""),
         ("freshness(seen, 6h)", ""),
         ("freshness(seen, 4h)", "no row is so new"),
-        ("freshness(day, 10d)", ""),
+        ("freshness(day, 11d)", ""),
         ("freshness(day, 8d)", "no row is so new"),
     ],
 )
@@ -64,9 +64,9 @@ def test_check_counts_the_rows_that_are_not_as_it_says(text: str, found: str) ->
 
 
 def test_no_rows_are_not_fresh_and_pass_checks_of_single_rows() -> None:
-    assert judged("in_set(kind, x)", "freshness(day, 10d)", rows=ROWS.slice(4)) == [
+    assert judged("in_set(kind, x)", "freshness(day, 11d)", rows=ROWS.slice(4)) == [
         "",
-        "freshness(day, 10d): no row is so new",
+        "freshness(day, 11d): no row is so new",
     ]
 
 

@@ -9,6 +9,7 @@ from lance_namespace.errors import (
     InvalidInputError,
     TableTagAlreadyExistsError,
     TableTagNotFoundError,
+    TableVersionNotFoundError,
 )
 
 from tiltyard.access.needs import on_table
@@ -61,29 +62,42 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
     check_ref(request.tag, "tag")
     _check_version(request.version)
     table = open_for_reading(ctx, request.id)
-    branch, location = Branch.parse(request.branch), table.record.location
-    if branch.is_main:  # whether the version is there, Lance looks
-        check_not_deleted(ctx, table.record, branch, request.version)
-        target: TagTarget = branch.lance_name, request.version
-    else:
-        target = _target(ctx, request)
-    file = f"{location}/_refs/tags/{request.tag}.json"
+    location = table.record.location
     with lance_errors(table.dataset):
         own = table.dataset.checkout_version(int(table.dataset.version))  # the shared one may not be used meanwhile
     with ThreadPoolExecutor(1) as pool:
-        earlier = pool.submit(ctx.storage.files(location).stat, file)
+        earlier = pool.submit(ctx.storage.files(location).stat, f"{location}/_refs/tags/{request.tag}.json")
         try:
+            target = _new_target(ctx, table, request)
             with lance_errors(own):
                 own.tags.create(request.tag, target)
-        except TableTagAlreadyExistsError as error:
+        except (TableTagAlreadyExistsError, TableVersionNotFoundError) as error:
             with lance_errors(location):
                 was_there = earlier.result() is not None
-            if was_there or not _has_target(ctx, table, request.tag, target):
-                raise TableTagAlreadyExistsError(
-                    f"The tag '{request.tag}' exists already: update it to move it."
-                ) from error
+            if was_there:
+                raise _tag_taken(request.tag) from error
+            if isinstance(error, TableVersionNotFoundError):
+                raise
+            if not _has_target(ctx, table, request.tag, target):
+                raise _tag_taken(request.tag) from error
             # else it is ours: Lance wrote it twice, because the response of the first write was lost
     return models.CreateTableTagResponse()
+
+
+def _tag_taken(tag: str) -> TableTagAlreadyExistsError:
+    return TableTagAlreadyExistsError(f"The tag '{tag}' exists already: update it to move it.")
+
+
+def _new_target(ctx: Context, table: OpenTable, request: models.CreateTableTagRequest) -> TagTarget:
+    """Return the version that a new tag names, as Lance refers to it; on main Lance itself looks whether it is there.
+
+    Raises TableVersionNotFoundError.
+    """
+    branch = Branch.parse(request.branch)
+    if not branch.is_main:
+        return _target(ctx, request)
+    check_not_deleted(ctx, table.record, branch, request.version)
+    return branch.lance_name, request.version
 
 
 def _check_version(version: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ from tests.functions import definitions
 from tiltyard.pipeline.functions import environments, host_process
 from tiltyard.pipeline.functions.call_options import make_policy
 from tiltyard.pipeline.functions.calls import GuardedFunction
+from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import FOLDER_VARIABLE, lock_packages, python_for
+from tiltyard.pipeline.functions.host import read_message
 from tiltyard.pipeline.functions.host_process import FunctionProcess, function_process
 from tiltyard.pipeline.functions.registered import function_code
 from tiltyard.pipeline.task_errors import RefusedError
@@ -41,8 +44,7 @@ def with_source(code: FunctionCode, text: str) -> FunctionCode:
 @pytest.fixture(autouse=True)
 def processes() -> Iterator[None]:
     yield
-    while host_process._processes:
-        host_process._processes.popitem()[1].close()
+    host_process._processes.clear()
 
 
 def batch(**columns: list[Any]) -> pa.RecordBatch:
@@ -91,13 +93,13 @@ def test_secrets_are_variables_of_the_function_alone_and_never_in_its_errors() -
     code = code_of(definitions.greeting, API_KEY="sk-secret")
     process = function_process(code)
     assert process.compute(batch(name=["Ann"])).values.to_pylist() == ["hello Ann sk-secret"]
-    environment = Path(f"/proc/{process._process.pid}/environ").read_text()
+    environment = Path(f"/proc/{process._child._process.pid}/environ").read_text()
     assert "sk-secret" not in environment and "sk-secret" not in repr(code) and "API_KEY" not in os.environ
     failing = with_source(
-        code, "import os\ndef greeting(name):\n    raise ValueError('key ' + os.environ['API_KEY'])\n"
+        code, "import os\ndef greeting(name):\n    raise ValueError(name + ' ' + os.environ['API_KEY'])\n"
     )
-    [error] = function_process(failing).compute(batch(name=["Ann"])).errors
-    assert error.message == "key …"
+    short, cut = function_process(failing).compute(batch(name=["key", "x" * 995])).errors
+    assert (short.message, cut.message) == ("key …", "x" * 995 + " …")
 
 
 def test_function_sees_no_variables_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ def test_process_that_ends_or_prints_harms_nobody() -> None:
     )
     process = function_process(code)
     assert process.compute(batch(x=[1])).values.to_pylist() == [1]
-    with pytest.raises(RefusedError, match="status 7"):
+    with pytest.raises(CallError, match="status 7"):
         process.compute(batch(x=[0]))
     assert function_process(code) is not process
 
@@ -146,6 +148,11 @@ def test_bundle_imports_its_own_modules() -> None:
     }
     bundled = replace(code, source=json.dumps({**json.loads(code.source), "files": files}))
     assert function_process(bundled).compute(batch(x=[2])).values.to_pylist() == [40]
+
+
+def test_message_that_is_cut_is_the_end_of_a_process() -> None:
+    stream = io.BytesIO(b"\0\0\0\2{}\0\0\0\5{")
+    assert [read_message(stream), read_message(stream)] == [b"{}", None]
 
 
 def test_another_python_is_refused() -> None:

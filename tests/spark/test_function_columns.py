@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lancedb
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import PermissionDeniedError
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 from lancedb import col
 from lancedb.exceptions import JobCancelledError
 from lancedb.remote.errors import HttpError
@@ -27,7 +27,8 @@ from tests.services.secured import Secured, kept_lines, secured_server
 from tests.services.server import ServerProcess
 from tests.spark.job_processes import wait_for
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
+from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
+from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 
 if TYPE_CHECKING:
@@ -141,7 +142,10 @@ def test_column_of_a_function_is_null_until_it_is_refreshed_and_fresh_for_new_ro
         table.alter_columns({"path": "double", "rename": "twofold"}) if name == "double" else None
 
 
-def test_rows_that_fail_are_null_recorded_and_tried_again(db: Any, table: Any, drive: Callable[..., Any]) -> None:
+def test_rows_that_fail_are_null_recorded_and_tried_again(
+    secured: Secured, db: Any, table: Any, drive: Callable[..., Any]
+) -> None:
+    client = OperationClient(connection(secured.url, {"header.x-api-key": secured.keys["administrator"]}))
     table.add_columns({"r": function(db, "ratio")(x=col("x"), y=col("y"))})
     job = table.refresh_column_async("r")
     result = drive(job)
@@ -160,6 +164,14 @@ def test_rows_that_fail_are_null_recorded_and_tried_again(db: Any, table: Any, d
     table.update(where="x = 2", values={"y": 1})
     assert drive(table.refresh_column_async("r")).rows_failed == 1
     assert values(table, "r") == [0.5, 0.75, 2.0, None]
+    limits = {"batch_seconds": 300, "batch_mb": 1, "memory_mb": 4096, "retry_on": ["TypeError"], "retries": 1}
+    for options, reason in (
+        ({"on_error": "fail", **limits}, r"ratio failed on 1 of 1 rows: TypeError: .*_rowid = 3: with"),
+        ({"requirements": ["numpy"]}, "whose definition says what it needs: leave requirements out"),
+    ):
+        arguments = {"table": table.name, "column": "r", **options}
+        with pytest.raises(InvalidInputError, match=reason):
+            drive(submit_job(client, find_job("backfill"), arguments))
 
 
 def test_struct_fills_a_column_for_each_field_and_a_class_is_created_with_constants(

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 ROWS_PER_TASK = 1 << 20
 """Small fragments share a task up to so many rows, which is the size of the fragments that jobs write."""
 
-_OPTIONS_OF_REGISTERED = ("on_error", "resources")
-
 _BASE_KEY = "base"
 """The checkpoint of the version at which the first driver of a run began."""
 
@@ -149,11 +147,10 @@ def _with_policy(
                 f"The column '{function.name}' is computed by a registered function, whose errors the catalog keeps: "
                 "leave --rejects out."
             )
-        others = [name for name, value in options.items() if value not in (None, [], {})]
-        if unusable := [name for name in others if name not in _OPTIONS_OF_REGISTERED]:
+        if options.get("requirements"):
             raise InvalidInputError(
                 f"The column '{function.name}' is computed by a registered function, whose definition says what it "
-                f"needs: leave {unusable[0]} out."
+                "needs: leave requirements out."
             )
         policy = make_policy(options)
         return replace(function, policy=replace(policy, on_error=options.get("on_error") or "park"))

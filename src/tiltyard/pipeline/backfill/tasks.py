@@ -6,7 +6,7 @@ A caller's code is loaded here only, in Spark's Python workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,15 +27,16 @@ from tiltyard.column_refresh.freshness import name_of_partial_file
 from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.pipeline.backfill.checkpoints import CheckpointedCalls, checkpoint_key
 from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy
-from tiltyard.pipeline.functions.call_process import CallError
 from tiltyard.pipeline.functions.calls import (
     GuardedFunction,
     PartResult,
     call_in_parts,
+    call_with_retries,
     describe_error,
     ended_process,
     error_kind,
 )
+from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.host import MOST_MESSAGE
 from tiltyard.pipeline.functions.host_process import function_process
@@ -139,7 +140,7 @@ class ColumnFunction:
     def prepare(self) -> None:
         """Load the code, or start the process of a registered function. Raises RefusedError."""
         if isinstance(self.code, FunctionCode):
-            function_process(self.code)
+            function_process(self.code, self.policy)
         else:
             self.load_code()
 
@@ -153,43 +154,48 @@ class ColumnFunction:
         if self.code is None:
             requirement = f"The expression of '{self.name}' has to be {outputs[0].field.type}"
             return ComputedRows((_cast(rows.column(0), outputs[0], requirement),))
-        if isinstance(self.code, FunctionCode):
-            return self._call_registered(self.code, rows, outputs)
         try:
             results = list(call_in_parts(lambda part: self._call(part, outputs), rows, self.policy))
         except RowsFailedError as error:
             raise RowsFailedError(f"{error}{self._name_row(error, outputs)}") from error
         return self._join(results, outputs, rejected)
 
-    def _call(self, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> tuple[pa.Array, ...]:
+    def _call(self, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> ComputedRows:
         """Call the code. Raises RowsFailedError for what it raises, and for values of another type."""
         try:
-            return self._to_arrays(self._call_code(rows), rows.num_rows, outputs)
+            if isinstance(self.code, FunctionCode):
+                return self._call_registered(self.code, rows, outputs)
+            return ComputedRows(self._to_arrays(self._call_code(rows), rows.num_rows, outputs))
         except RowsFailedError as error:
-            raise RowsFailedError(str(error), rows) from (error.__cause__ or error)
+            failed = rows if error.rows is None else error.rows
+            raise RowsFailedError(str(error), failed) from (error.__cause__ or error)
 
     def _join(
         self,
-        results: Sequence[PartResult[tuple[pa.Array, ...]]],
+        results: Sequence[PartResult[ComputedRows]],
         outputs: tuple[Output, ...],
         rejected: RejectFiles | None,
     ) -> ComputedRows:
         """Return the values of all parts; rows that the code failed on are null, and are added to `rejected`."""
         arrays: list[tuple[pa.Array, ...]] = []
         errors: list[RowError] = []
+        failed = 0
         for result in results:
             if result.value is not None:
-                arrays.append(result.value)
+                arrays.append(result.value.columns)
+                failed += result.value.failed
+                errors += [replace(error, row=result.start + error.row) for error in result.value.errors]
                 continue
             assert result.error is not None
             arrays.append(tuple(pa.nulls(1, output.field.type) for output in outputs))
             cause = result.error.__cause__ or result.error
             message = cause.message if isinstance(cause, CallError) else str(cause)
+            failed += 1
             errors.append(RowError(result.start, error_kind(cause), message[:MOST_MESSAGE]))
             if rejected is not None:
                 rejected.add(str(result.error), result.rows.select(list(self.inputs)).to_pylist()[0])
         columns = arrays[0] if len(arrays) == 1 else tuple(map(pa.concat_arrays, zip(*arrays, strict=True)))
-        return ComputedRows(columns, len(errors), tuple(errors[:MOST_ERRORS]))
+        return ComputedRows(columns, failed, tuple(errors[:MOST_ERRORS]))
 
     def _name_row(self, error: RowsFailedError, outputs: tuple[Output, ...]) -> str:
         """Return a sentence with the first row that the code fails on by itself; "" where there is none.
@@ -212,19 +218,21 @@ class ColumnFunction:
                 return ""
         first, last = rows.column("_rowid")[0].as_py(), rows.column("_rowid")[-1].as_py()
         where = f"the row with _rowid = {first}" if first == last else f"a row with _rowid = {first} to {last}"
-        return (
-            f". That is {where}: with --on-error park such rows become null, and their errors are kept; --rejects "
-            "names a folder for them"
-        )
+        folder = "" if isinstance(self.code, FunctionCode) else "; --rejects names a folder for them"
+        return f". That is {where}: with --on-error park such rows become null, and their errors are kept{folder}"
 
     def _call_registered(self, code: FunctionCode, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> ComputedRows:
+        """Call a function in its process, another one if that has ended. Raises RefusedError, RowsFailedError."""
         inputs = pa.RecordBatch.from_arrays([rows.column(name) for name in self.inputs], list(code.parameters))
-        computed = function_process(code).compute(inputs)
+        try:
+            computed = call_with_retries(lambda: function_process(code, self.policy).compute(inputs), self.policy)
+        except CallError as error:
+            raise RowsFailedError(f"The function {code.name} failed: {error}") from error
         if computed.failed and self.policy.on_error == "fail":
-            error = computed.errors[0]
-            raise RefusedError(
-                f"The function {code.name} failed on {computed.failed} rows: {error.kind}: {error.message}"
-            )
+            first = computed.errors[0]
+            count = f"{computed.failed} of {rows.num_rows} rows"
+            message = f"The function {code.name} failed on {count}: {first.kind}: {first.message}"
+            raise RowsFailedError(message, rows.slice(first.row, 1))
         return ComputedRows(self._to_arrays(computed.values, rows.num_rows, outputs), computed.failed, computed.errors)
 
     def _call_code(self, rows: pa.RecordBatch) -> Any:

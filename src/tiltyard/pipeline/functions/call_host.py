@@ -14,27 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from tiltyard.pipeline.functions.host import class_names, describe, read_message, serve_in_folder, write_message
-
-BATCH, TABLE, ARRAY = "batch", "table", "array"
-
-
-def to_ipc(rows: pa.RecordBatch | pa.Table) -> bytes:
-    """Return rows as an Arrow stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write(rows)
-    return bytes(sink.getvalue())
-
-
-def from_ipc(body: bytes, form: str) -> Any:
-    """Read an Arrow stream as a table, a batch, or the array that is its only column."""
-    table = pa.ipc.open_stream(body).read_all()
-    if form == TABLE:
-        return table
-    batches = table.combine_chunks().to_batches()
-    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
-    return batch.column(0) if form == ARRAY else batch
+from tiltyard.pipeline.functions.host import (
+    ARRAY,
+    BATCH,
+    TABLE,
+    class_names,
+    describe,
+    from_ipc,
+    read_message,
+    serve_in_folder,
+    to_ipc,
+    write_message,
+)
 
 
 def _answer(stream: Any, result: Any) -> None:

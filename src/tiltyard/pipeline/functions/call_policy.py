@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,9 @@ OnError = Literal["fail", "null", "park"]
 
 RETRIES = 3
 """How often a call is repeated after one of the errors that are named, unless it is said."""
+
+MOST_PAUSE = 30.0
+"""Seconds between two attempts, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +45,8 @@ class CallPolicy:
 
 PLAIN_POLICY = CallPolicy()
 """A function is called here, once, and may not fail."""
+
+
+def pause_after(attempt: int) -> float:
+    """Return how many seconds to wait after attempt 0, 1, 2 …: about 1, 2, 4 … 30, each time others."""
+    return min(MOST_PAUSE, 2.0**attempt) * random.uniform(0.5, 1.0)  # noqa: S311  # so that tasks do not call in step

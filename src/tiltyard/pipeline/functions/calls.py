@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,16 +9,14 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy
-from tiltyard.pipeline.functions.call_process import CallError, call_in_process
+from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy, pause_after
+from tiltyard.pipeline.functions.call_process import call_in_process
+from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.host import class_names
 from tiltyard.pipeline.task_errors import RefusedError, RowsFailedError
 from tiltyard.pipeline.user_functions import Loadable
 
 R = TypeVar("R")
-
-MOST_PAUSE = 30.0
-"""Seconds between two attempts, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +50,7 @@ def call_with_retries(call: Callable[[], R], policy: CallPolicy, sleep: Callable
         except Exception as error:
             if not _is_named(error, policy.retry_on):
                 raise
-            pause = min(MOST_PAUSE, 2.0**attempt)
-            sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # so that tasks do not call in step
+            sleep(pause_after(attempt))
     return call()
 
 

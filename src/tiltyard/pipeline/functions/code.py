@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiltyard.column_refresh.fragment_files import MOST_ERRORS
+from tiltyard.pipeline.functions.call_policy import CallPolicy
+from tiltyard.pipeline.functions.host import MOST_MESSAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,21 @@ class FunctionCode:
     @property
     def key(self) -> str:
         """The digest of all that a process of the function depends on: another one needs another process."""
-        parts = [self.python_version, self.packages, self.source, dict(self.variables), dict(self.secrets)]
+        parts = [self.name, self.python_version, self.packages, self.source, dict(self.variables), dict(self.secrets)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def order(self) -> dict[str, Any]:
-        """Return the first message to the function's process."""
+    def order(self, policy: CallPolicy) -> dict[str, Any]:
+        """Return the first message to the function's process, with the retries and the memory of a policy.
+
+        Messages of errors are longer than what is passed on by a secret, so that none is cut before it is found.
+        """
         order: dict[str, Any] = json.loads(self.source)
-        return {**order, "most_errors": MOST_ERRORS, "variables": {**self.variables, **self.secrets}}
+        return {
+            **order,
+            "most_errors": MOST_ERRORS,
+            "most_message": MOST_MESSAGE + max(map(len, self.secrets.values()), default=0),
+            "variables": {**self.variables, **self.secrets},
+            "retry_on": policy.retry_on,
+            "retries": policy.retries,
+            "memory_bytes": policy.memory_bytes,
+        }

@@ -1,8 +1,8 @@
 """The process of a function: a script that a Spark worker starts with the function's own Python.
 
 It reads messages from its standard input and answers each on its standard output: four bytes of length, then JSON or an
-Arrow stream. The first message is the function (see `FunctionCode.order`), every other one a batch of its inputs. It
-imports pyarrow and the standard library, and none of Tiltyard: its environment is the function's.
+Arrow stream. The first message is the function (see `FunctionCode.order`), every other one a batch of its inputs, or
+AGAIN. It imports pyarrow and the standard library, and none of Tiltyard: its environment is the function's.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import importlib.util
 import inspect
 import json
 import os
+import resource
 import signal
 import struct
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ import pyarrow as pa
 
 MOST_MESSAGE = 1000
 """Characters of an error's message that are passed on."""
+AGAIN = b""
+"""The message after which failed rows are called again. The worker sends it, after a pause."""
+BATCH, TABLE, ARRAY = "batch", "table", "array"
+"""What an Arrow stream is read as."""
 _LENGTH = struct.Struct(">I")
 _PR_SET_PDEATHSIG = 1
 
@@ -34,8 +39,9 @@ def read_message(stream: Any) -> bytes | None:
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
-    body: bytes = stream.read(_LENGTH.unpack(head)[0])
-    return body
+    (length,) = _LENGTH.unpack(head)
+    body: bytes = stream.read(length)
+    return body if len(body) == length else None  # the process has ended within it
 
 
 def write_message(stream: Any, body: bytes) -> None:
@@ -45,14 +51,32 @@ def write_message(stream: Any, body: bytes) -> None:
     stream.flush()
 
 
+def to_ipc(rows: pa.RecordBatch | pa.Table) -> bytes:
+    """Return rows as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write(rows)
+    return bytes(sink.getvalue())
+
+
+def from_ipc(body: bytes, form: str) -> Any:
+    """Read an Arrow stream as a table, a batch, or the array that is its only column."""
+    table = pa.ipc.open_stream(body).read_all()
+    if form == TABLE:
+        return table
+    batches = table.combine_chunks().to_batches()
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+    return batch.column(0) if form == ARRAY else batch
+
+
 def decode_schema(text: str) -> pa.Schema:
     """Read a schema from base64."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
-def describe(error: BaseException) -> list[str]:
-    """Return the type and the message of an error, without positions in the source."""
-    return [type(error).__name__, str(error)[:MOST_MESSAGE]]
+def describe(error: BaseException, most: int = MOST_MESSAGE) -> list[str]:
+    """Return the type and the message of an error, of `most` characters, without positions in the source."""
+    return [type(error).__name__, str(error)[:most]]
 
 
 def class_names(error: BaseException) -> list[str]:
@@ -60,6 +84,10 @@ def class_names(error: BaseException) -> list[str]:
     kinds = [*type(error).__mro__, *(type(error.__cause__).__mro__ if error.__cause__ else ())]
     classes = [kind for kind in kinds if issubclass(kind, Exception)]
     return [name for kind in classes for name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")]
+
+
+class ResultError(Exception):
+    """A function of Arrow returned no array of its rows' number and type, as it would for fewer of them."""
 
 
 class Function:
@@ -70,7 +98,8 @@ class Function:
         self.call: Any
         self.output = decode_schema(order["output"])
         self.is_struct = bool(order["is_struct"])
-        self.most_errors = int(order["most_errors"])
+        self.most_errors, self.most_message = int(order["most_errors"]), int(order["most_message"])
+        self.retry_on, self.retries = frozenset(order["retry_on"]), int(order["retries"])
         entry = getattr(_load_module(order["files"], order["entry_file"]), order["entrypoint"])
         target = entry
         if inspect.isclass(entry):
@@ -81,23 +110,31 @@ class Function:
             self.call = entry
         self.form = _form(target)
 
-    def compute(self, batch: pa.RecordBatch) -> tuple[pa.Array, list[list[Any]], int]:
-        """Compute a batch; return the values, some errors as (row, type, message), and how many rows failed."""
+    def compute(self, batch: pa.RecordBatch, wait: Callable[[int], None]) -> tuple[pa.Array, list[list[Any]], int]:
+        """Compute a batch; return the values, some errors as (row, type, message), and how many rows failed.
+
+        Rows that fail with an error of `retry_on` are called again, all of them after one `wait`, whose argument is the
+        number of the attempt: 0, 1, 2 … Raises ResultError, what a function of Arrow raises, and MemoryError of a
+        function of rows, unless the batch is one row.
+        """
         if self.form != "rows":
             return self._to_array(self._call_batch(batch), batch.num_rows), [], 0
-        values: list[Any] = [None] * batch.num_rows
-        errors: list[list[Any]] = []
-        failed = 0
-        names = batch.schema.names
-        columns = [column.to_pylist() for column in batch.columns]
-        for row, arguments in enumerate(zip(*columns, strict=True)):
-            try:
-                values[row] = self._check_row(self.call(**dict(zip(names, arguments, strict=True))))
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others have values
-                failed += 1
-                if len(errors) < self.most_errors:
-                    errors.append([row, *describe(error)])
-        return self._rows_to_array(values), errors, failed
+        calls = _RowCalls(self, batch)
+        rows = calls.make(range(batch.num_rows), is_last=self.retries == 0)
+        for attempt in range(self.retries):
+            if not rows:
+                break
+            wait(attempt)
+            rows = calls.make(rows, is_last=attempt + 1 == self.retries)
+        return self._rows_to_array(calls.values), sorted(calls.errors), calls.failed
+
+    def compute_row(self, arguments: dict[str, Any]) -> Any:
+        """Call the function with the values of a row. Raises what it raises, and what `_check_row` raises."""
+        return self._check_row(self.call(**arguments))
+
+    def is_retried(self, error: Exception) -> bool:
+        """Return whether an error is one of those after which a row is called again."""
+        return bool(self.retry_on) and not self.retry_on.isdisjoint(class_names(error))
 
     def _check_row(self, value: Any) -> Any:
         """Return a row's value if the output's type can hold it. Raises what pyarrow raises, ValueError for null."""
@@ -123,7 +160,7 @@ class Function:
         return self.call(**dict(zip(batch.schema.names, batch.columns, strict=True)))
 
     def _to_array(self, result: Any, rows: int) -> pa.Array:
-        """Return what a function of Arrow returned, in the output's type. Raises TypeError, ValueError."""
+        """Return what a function of Arrow returned, in the output's type. Raises ResultError, pa.ArrowInvalid."""
         if isinstance(result, pa.Table):
             result = result.combine_chunks().to_batches()[0] if result.num_rows else None
         if isinstance(result, pa.RecordBatch):
@@ -131,21 +168,51 @@ class Function:
         if isinstance(result, pa.ChunkedArray):
             result = result.combine_chunks()
         if not isinstance(result, pa.Array):
-            raise TypeError(f"the function returned {type(result).__name__}, and not an Arrow array")
+            raise ResultError(f"the function returned {type(result).__name__}, and not an Arrow array")
         if len(result) != rows:
-            raise ValueError(f"the function returned {len(result)} values for {rows} rows")
+            raise ResultError(f"the function returned {len(result)} values for {rows} rows")
         kind = pa.struct([field.with_nullable(True) for field in self.output]) if self.is_struct else self._type
-        if isinstance(result, pa.StructArray) and self.is_struct:
-            return pa.StructArray.from_arrays(
-                [result.field(field.name).cast(field.type) for field in kind], fields=list(kind), mask=result.is_null()
-            )
-        return result.cast(kind)
+        try:
+            if isinstance(result, pa.StructArray) and self.is_struct:
+                parts = [result.field(field.name).cast(field.type) for field in kind]
+                return pa.StructArray.from_arrays(parts, fields=list(kind), mask=result.is_null())
+            return result.cast(kind)
+        except (pa.ArrowNotImplementedError, KeyError) as error:
+            raise ResultError(f"the function returned {result.type}, and not {kind}: {error}") from error
 
     def close(self) -> None:
         """Call the `close` of an instance, if it has one."""
         close = getattr(self.call, "close", None)
         if callable(close) and not inspect.isfunction(self.call):
             close()
+
+
+class _RowCalls:
+    """The calls of a function with the rows of a batch: their `values`, how many `failed`, and some of the `errors`."""
+
+    def __init__(self, function: Function, batch: pa.RecordBatch) -> None:
+        self._function = function
+        self._columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+        self.values: list[Any] = [None] * batch.num_rows
+        self.errors: list[list[Any]] = []
+        self.failed = 0
+
+    def make(self, rows: Iterable[int], *, is_last: bool) -> list[int]:
+        """Call the function with these rows; return those that are to be called again, none after the last attempt."""
+        again = []
+        for row in rows:
+            try:
+                self.values[row] = self._function.compute_row({name: c[row] for name, c in self._columns.items()})
+            except Exception as error:
+                if isinstance(error, MemoryError) and len(self.values) > 1:
+                    raise  # other rows of the batch may hold the memory: the worker calls halves of it
+                if not is_last and self._function.is_retried(error):
+                    again.append(row)
+                    continue
+                self.failed += 1
+                if len(self.errors) < self._function.most_errors:
+                    self.errors.append([row, *describe(error, self._function.most_message)])
+        return again
 
 
 def _form(target: Any) -> str:
@@ -179,27 +246,33 @@ def _serve(requests: Any, responses: Any) -> None:
     if first is None:
         return
     order = json.loads(first)
+    most = int(order["most_message"])
     os.environ.update(order.pop("variables"))
     try:
+        if (limit := order["memory_bytes"]) is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         function = Function(order)
     except BaseException as error:  # noqa: BLE001 - also what a module raises to end the process
-        write_message(responses, json.dumps({"error": describe(error)}).encode())
+        write_message(responses, json.dumps({"error": describe(error, most)}).encode())
         return
     write_message(responses, b"{}")
+
+    def wait(attempt: int) -> None:
+        write_message(responses, json.dumps({"attempt": attempt}).encode())
+        if read_message(requests) is None:
+            raise SystemExit
+
     while (message := read_message(requests)) is not None:
         try:
-            batch = pa.ipc.open_stream(message).read_all().combine_chunks()
-            rows = batch.to_batches()[0] if batch.num_rows else pa.RecordBatch.from_pylist([], batch.schema)
-            values, errors, failed = function.compute(rows)
+            values, errors, failed = function.compute(from_ipc(message, BATCH), wait)
+            body = to_ipc(pa.record_batch([values], ["value"]))
         except Exception as error:  # noqa: BLE001 - the worker reports it
-            write_message(responses, json.dumps({"error": describe(error)}).encode())
+            is_refused = isinstance(error, ResultError)
+            answer = {"error": describe(error, most), "kinds": class_names(error), "is_refused": is_refused}
+            write_message(responses, json.dumps(answer).encode())
             continue
         write_message(responses, json.dumps({"errors": errors, "failed": failed}).encode())
-        sink = pa.BufferOutputStream()
-        result = pa.record_batch([values], ["value"])
-        with pa.ipc.new_stream(sink, result.schema) as writer:
-            writer.write_batch(result)
-        write_message(responses, sink.getvalue().to_pybytes())
+        write_message(responses, body)
     function.close()
 
 

@@ -108,8 +108,11 @@ class OutsideView:
         listed = obstore.list_with_delimiter(World(None, self.options).files(self.root))
         return {entry["path"]: False for entry in listed["objects"]} | dict.fromkeys(listed["common_prefixes"], True)
 
-    def wait_for_next_second(self) -> None:
-        """Wait until new files have a later modification time than all before: object stores have whole seconds."""
+    def wait_until_settled(self) -> None:
+        """Wait until new files have a later modification time than all before: object stores have whole seconds.
+
+        And until no staged manifest is left of earlier commits: those are deleted a moment after they are published.
+        """
         files = World(None, self.options).files(self.root)
 
         def now() -> Any:
@@ -119,7 +122,8 @@ class OutsideView:
             return modified
 
         start = now()
-        while now() == start:
+        until = time.monotonic() + 30
+        while now() == start or (any(".manifest-" in path for path in self.files()) and time.monotonic() < until):
             time.sleep(0.05)
 
 
@@ -191,7 +195,7 @@ def test_publish_lets_the_block_read_and_extend_what_it_wrote(client: Any, outsi
 
 def test_publish_after_an_exception_leaves_nothing(client: Any, outside: OutsideView) -> None:
     outside.make("old", "other")
-    outside.wait_for_next_second()
+    outside.wait_until_settled()
     before = outside.files()
     with pytest.raises(Stop), tiltyard.publish(client) as tables:
         write(tables, outside.id("new")).delete("id = 1")
@@ -227,7 +231,7 @@ def test_publish_after_an_exception_keeps_what_a_restored_version_needs(client: 
 
 def test_publish_meets_another_commit_and_names_the_table(client: Any, outside: OutsideView) -> None:
     outside.make("docs", "chunks")
-    outside.wait_for_next_second()
+    outside.wait_until_settled()
     with (
         pytest.raises(tiltyard.PublishConflictError, match=r"chunks first") as conflict,
         tiltyard.publish(client) as tables,
@@ -252,7 +256,7 @@ def test_publish_that_writes_on_after_others_names_the_table_and_deletes_none_of
 ) -> None:
     """Lance finds their versions in storage, and stages a version based on them."""
     outside.make("a")
-    outside.wait_for_next_second()
+    outside.wait_until_settled()
     with pytest.raises(tiltyard.PublishConflictError) as conflict, tiltyard.publish(client) as tables:
         write(tables, outside.id("a"), "append")
         for _ in range(others):
@@ -346,7 +350,7 @@ def test_publish_of_an_unmanaged_table_is_refused(client: Any, outside: OutsideV
     off = {"properties": {"tiltyard.managed_versioning": "false"}}
     raw.post(f"/v1/table/{outside.namespace}$plain/declare", off)
     lance.write_dataset(ROWS, outside.location("plain"), storage_options=outside.options)
-    outside.wait_for_next_second()
+    outside.wait_until_settled()
     before = outside.files()
     refusal = "plain commits straight to storage"
     with (
@@ -406,7 +410,7 @@ def test_publish_fragments_of_other_processes(rest: Any, namespace: str, server:
 def test_publish_to_an_existing_branch_and_not_to_a_new_one(client: Any, outside: OutsideView) -> None:
     outside.make("t")
     lance.dataset(namespace_client=client, table_id=outside.id("t")).create_branch("try")
-    outside.wait_for_next_second()
+    outside.wait_until_settled()
     before = outside.files()
 
     def on_branch(namespace: Any) -> lance.LanceDataset:

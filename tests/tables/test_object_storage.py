@@ -366,6 +366,7 @@ def test_objects_tag_is_created_without_reading_the_others(counted: Context, pro
 
 
 ONE_INSERT = {
+    "LIST versions": 1,
     "GET manifest": 1,
     "PUT data": 1,
     "PUT transaction": 1,

@@ -140,7 +140,7 @@ def open_point_query(ctx: Context, query: PointQuery) -> OpenedPointQuery | None
         return None
     try:
         ctx = authorize_reading(ctx, query.table)
-        table = open_for_reading(ctx, query.table)
+        table = open_for_reading(ctx, query.table, by_catalog=True)
         if effective_policy_of(ctx, table.record) is not None:
             return None
         schema = _result_schema(table.snapshot, query)

@@ -163,7 +163,7 @@ class QueryTables:
         view = PlainView.from_properties(ctx.find_table(ref.path).properties)
         if view is not None:
             return self._open_view(ctx, view, ref)
-        opened = open_for_reading(ctx, ref.path, branch=ref.branch, version=ref.version, tag=ref.tag)
+        opened = open_for_reading(ctx, ref.path, branch=ref.branch, version=ref.version, tag=ref.tag, by_catalog=True)
         version = opened.dataset.version if ref.tag is not None else ref.version
         scope = policy_scope_of_latest(ctx, opened.record, ref.branch, version, opened.dataset)
         if scope is None:

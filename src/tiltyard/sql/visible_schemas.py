@@ -45,7 +45,7 @@ def readable_schema(ctx: Context, path: Id) -> pa.Schema:
     """Return the columns of a table that its reader, who is authorized, may read."""
     if (view := PlainView.from_properties(ctx.find_table(path).properties)) is not None:
         return view.schema
-    opened = open_for_reading(ctx, path)
+    opened = open_for_reading(ctx, path, by_catalog=True)
     policy = effective_policy_of(ctx, opened.record)
     return opened.dataset.schema if policy is None else restricted_source(ctx, path).schema
 

@@ -300,11 +300,6 @@ class Datasets:
             shared.confirm(recorded)
         return shared.snapshot
 
-    def is_confirmed(self, location: str, branch: Branch, recorded: RecordedVersion | None) -> bool:
-        """Whether the recorded version is open, and was the latest of an object store's list a moment ago."""
-        shared = self._shared.get((location, branch))
-        return shared is not None and shared.is_confirmed(recorded)
-
     def forget(self, location: str, branch: Branch) -> None:
         """Drop the shared dataset of a branch, so that its latest version is looked up anew."""
         with self._lock:

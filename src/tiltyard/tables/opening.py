@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from lance_namespace.errors import InvalidInputError
+
 from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
 from tiltyard.model.freshness import StaleReadError
@@ -35,6 +37,12 @@ def find_table(ctx: Context, names: Sequence[str] | None) -> TableRecord:
     return ctx.find_table(table_id(names))
 
 
+def check_version_number(version: int) -> None:
+    """Raise InvalidInputError for a number that no version has."""
+    if version < 1:
+        raise InvalidInputError(f"version is {version}: the first version of a table is 1.")
+
+
 def open_for_reading(
     ctx: Context,
     names: Sequence[str] | None,
@@ -42,8 +50,13 @@ def open_for_reading(
     branch: Branch = MAIN,
     version: int | None = None,
     tag: str | None = None,
+    by_catalog: bool = False,
 ) -> OpenTable:
     """Open a table at the latest version of a branch, or at a version or tag. The dataset is shared: never mutate it.
+
+    With `by_catalog`, for requests that only read rows, the latest version on an object store is the one that the
+    catalog has recorded, as long as a list of the store confirmed it a moment ago. All others look it up in storage,
+    since a folder may have been restored from a copy meanwhile.
 
     Raises NamespaceNotFoundError, TableNotFoundError, InvalidTableStateError (declared, no data yet),
     TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError, StaleReadError (the latest version is
@@ -60,7 +73,7 @@ def open_for_reading(
         check_not_deleted(ctx, record, branch, version)
     storage = ctx.storage
     options = storage.options(record.location)
-    recorded = recorded_latest(ctx, record, branch)
+    recorded = recorded_latest(ctx, record, branch) if by_catalog else None
     return OpenTable(record, storage.datasets.open_snapshot(record.location, options, branch, version, tag, recorded))
 
 
@@ -89,8 +102,7 @@ def _open_fresh(ctx: Context, record: TableRecord, branch: Branch, freshness: Fr
     while True:
         _finalize_pending(ctx, record)
         looked_up_at = ctx.clock()
-        recorded = recorded_latest(ctx, record, branch)
-        snapshot = datasets.open_snapshot(record.location, options, branch, recorded=recorded)
+        snapshot = datasets.open_snapshot(record.location, options, branch)
         version = int(snapshot.dataset.version)
         if freshness.is_met_by(version, looked_up_at):
             return snapshot

@@ -121,7 +121,7 @@ def open_with_policies(
 
     Raises as `open_for_reading` and `policy_scope_of_latest` do.
     """
-    table = open_for_reading(ctx, names, branch=branch, version=version)
+    table = open_for_reading(ctx, names, branch=branch, version=version, by_catalog=True)
     return table, policy_scope_of_latest(ctx, table.record, branch, version, table.dataset)
 
 

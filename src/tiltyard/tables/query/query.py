@@ -210,7 +210,7 @@ def _plan_nested_query(
     if query.branch and branch and query.branch != branch:
         raise InvalidInputError("The query names another branch than the request: leave one of them out.")
     read_branch = Branch.parse(branch or query.branch)
-    snapshot = open_for_reading(ctx, names, branch=read_branch, version=query.version).snapshot
+    snapshot = open_for_reading(ctx, names, branch=read_branch, version=query.version, by_catalog=True).snapshot
     with _query_errors(snapshot.dataset):
         return plan_search(snapshot, query)
 

@@ -83,9 +83,8 @@ class WriteTarget:
 
         Raises InvalidTableStateError for a table without data, TableBranchNotFoundError.
         """
-        storage, recorded = self.ctx.storage, recorded_latest(self.ctx, self.record, self.branch)
-        options = storage.options(self.location)
-        return storage.datasets.open_for_reading(self.location, options, self.branch, recorded=recorded)
+        storage = self.ctx.storage
+        return storage.datasets.open_for_reading(self.location, storage.options(self.location), self.branch)
 
     def share(self, dataset: lance.LanceDataset) -> Snapshot:
         """Share the handle of a version that was just committed; return its snapshot."""

@@ -33,7 +33,7 @@ from tiltyard.model.table_history import read_transaction
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.lineage import LineageRecord
-from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.opening import check_version_number, open_for_reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +67,7 @@ def record_table_lineage(ctx: Context, request: models.RecordTableLineageRequest
     path, branch = table_id(request.id), Branch.parse(request.branch)
     if ctx.services.mounts.find(path) is not None:
         raise UnsupportedOperationError(f"{path} is below a mount: the lineage of its commits is in them alone.")
+    check_version_number(request.version)
     opened = open_for_reading(ctx, path, branch=branch, version=request.version)
     ctx.storage.manifests.check_history(opened.record.location, branch)
     with lance_errors(opened.dataset):

@@ -19,7 +19,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.opening import open_for_reading, open_for_writing
+from tiltyard.tables.opening import check_version_number, open_for_reading, open_for_writing
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionReques
 def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> models.CreateTableTagResponse:
     """Give a version a name. Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError."""
     check_ref(request.tag, "tag")
-    _check_version(request.version)
-    table = open_for_reading(ctx, request.id)
+    check_version_number(request.version)
+    table = open_for_reading(ctx, request.id, by_catalog=True)  # Lance looks for the version that the tag names
     location = table.record.location
     with lance_errors(table.dataset):
         own = table.dataset.checkout_version(int(table.dataset.version))  # the shared one may not be used meanwhile
@@ -98,12 +98,6 @@ def _new_target(ctx: Context, table: OpenTable, request: models.CreateTableTagRe
         return _target(ctx, request)
     check_not_deleted(ctx, table.record, branch, request.version)
     return branch.lance_name, request.version
-
-
-def _check_version(version: int) -> None:
-    """Raise InvalidInputError for a number that no version has."""
-    if version < 1:
-        raise InvalidInputError(f"version is {version}: the first version of a table is 1.")
 
 
 def _has_target(ctx: Context, table: OpenTable, tag: str, target: TagTarget) -> bool:
@@ -147,7 +141,7 @@ def _check_no_snapshot(ctx: Context, table: OpenTable, tag: str) -> None:
 
 def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateTableTagRequest) -> TagTarget:
     """Return the version that a request names, as Lance refers to it. Raises TableVersionNotFoundError."""
-    _check_version(request.version)
+    check_version_number(request.version)
     branch = Branch.parse(request.branch)
     open_for_reading(ctx, request.id, branch=branch, version=request.version)
     return branch.lance_name, request.version

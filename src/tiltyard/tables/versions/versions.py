@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lance_namespace.errors import (
-    InvalidInputError,
     InvalidTableStateError,
     LanceNamespaceError,
     TableVersionNotFoundError,
@@ -25,10 +24,10 @@ from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
 from tiltyard.storage.version_cache import VersionInfo
 from tiltyard.tables.commits.finalizing import finalize_pending, is_final
-from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.opening import check_version_number, find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.versions.deleted_versions import check_not_deleted, deletion_test
-from tiltyard.tables.versions.records import listed_manifests, recorded_latest, wire_version
+from tiltyard.tables.versions.records import listed_manifests, wire_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -328,9 +327,6 @@ def describe_version(
 
 def latest_manifest(ctx: Context, record: TableRecord, branch: Branch) -> models.TableVersion | None:
     """Return number and file of the latest version, without its metadata; None if the table is only declared."""
-    recorded = recorded_latest(ctx, record, branch)
-    if recorded is not None and ctx.storage.datasets.is_confirmed(record.location, branch, recorded):
-        return wire_version(record, ctx.store.describe_version(record.id, recorded.version, branch.key))
     dataset = _open_finalized(ctx, record, branch)
     if dataset is None:
         return None
@@ -349,8 +345,7 @@ def _open_finalized(
     finalize_pending(ctx, record.id, recent=False)
     try:
         options = ctx.storage.options(record.location)
-        recorded = recorded_latest(ctx, record, branch)
-        return ctx.storage.datasets.open_for_reading(record.location, options, branch, version, recorded=recorded)
+        return ctx.storage.datasets.open_for_reading(record.location, options, branch, version)
     except InvalidTableStateError:
         return None
 
@@ -369,8 +364,7 @@ def restore_table(ctx: Context, request: models.RestoreTableRequest) -> models.R
     Raises TableVersionNotFoundError, TableBranchNotFoundError, InvalidTableStateError (declared only),
     ConcurrentModificationError.
     """
-    if request.version < 1:
-        raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
+    check_version_number(request.version)
     branch = Branch.parse(request.branch)
     open_for_reading(ctx, request.id, branch=branch, version=request.version)
 

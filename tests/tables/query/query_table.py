@@ -72,7 +72,13 @@ class Table:
         monkeypatch.setattr(query, "open_with_policies", self._open_with_policies)
 
     def _open(
-        self, ctx: Context, names: list[str] | None, *, branch: Branch = MAIN, version: int | None = None
+        self,
+        ctx: Context,
+        names: list[str] | None,
+        *,
+        branch: Branch = MAIN,
+        version: int | None = None,
+        by_catalog: bool = False,
     ) -> OpenTable:
         record = cast("Any", SimpleNamespace(location=self.uri))
         return OpenTable(record, self.datasets.open_snapshot(self.uri, {}, branch, version))

@@ -161,6 +161,7 @@ def test_publish_shows_new_appended_and_overwritten_tables_together(client: Any,
     assert [outside.plain(name).version for name in ("new", "appended", "overwritten")] == [1, 2, 2]
     transaction = client.describe_transaction(DescribeTransactionRequest(id=[tables.transaction_id]))
     assert transaction.status == "Succeeded" and transaction.properties["operations"] == "4"
+    outside.wait_until_settled()
     new_files = outside.files() - before
     assert [path for path in new_files if "_publishing-" in path or ".manifest-" in path] == []
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.version_diff import get_fragment
+from tiltyard.pipeline.version_diff import get_fragment, split_by_fragment
 from tiltyard.pipeline.writing.fragments import read_data_files
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ MAX_KEYS_IN_MEMORY = 4_000_000
 """How many keys of the source a task holds in memory."""
 
 _MISSING = -1
-_FRAGMENT_SHIFT = np.uint64(32)
-_OFFSET_BITS = np.uint64(0xFFFF_FFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +153,9 @@ def match_fragments(dataset: lance.LanceDataset, numbers: Sequence[int], keys: K
     addresses = table.column("_rowaddr").to_numpy()[hits]
     order = np.argsort(addresses, kind="stable")
     addresses, positions = addresses[order], positions[hits][order]
-    matched, starts = np.unique(addresses >> _FRAGMENT_SHIFT, return_index=True)
-    offsets = np.split(addresses & _OFFSET_BITS, starts[1:])
+    matched, offsets, starts = split_by_fragment(addresses)
     return [
-        _delete_rows(dataset, int(number), rows, in_fragment)
+        _delete_rows(dataset, number, rows, in_fragment)
         for number, rows, in_fragment in zip(matched, offsets, np.split(positions, starts[1:]), strict=True)
     ]
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from tiltyard.model.views.changes import FullRefreshRequiredError
 from tiltyard.pipeline.changes.row_digests import row_digests
 from tiltyard.pipeline.changes.version_rows import VersionRows, take_rows
-from tiltyard.pipeline.version_diff import get_fragment
+from tiltyard.pipeline.version_diff import get_fragment, split_by_fragment
 from tiltyard.pipeline.views.tasks import is_filtered_type, values_filter
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _MAX_FILTER_VALUES = 10_000
 """Values by which storage filters rows; of more, the column is read."""
 _BATCH_ROWS = 8192
-_FRAGMENT_SHIFT = np.uint64(32)
-_OFFSET_BITS = np.uint64(0xFFFF_FFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +129,8 @@ def _read_digests(view: lance.LanceDataset, addresses: Addresses) -> list[bytes]
 
 def _by_fragment(addresses: Addresses) -> Iterator[tuple[int, NDArray[np.uint64]]]:
     """Yield the fragments of rows, and the rows' offsets there, sorted."""
-    ordered = np.sort(addresses)
-    numbers, starts = np.unique(ordered >> _FRAGMENT_SHIFT, return_index=True)
-    for number, start, end in zip(
-        numbers, starts, [*starts[1:], len(ordered)], strict=False
-    ):  # without rows, no starts
-        yield int(number), ordered[start:end] & _OFFSET_BITS
+    numbers, offsets, _ = split_by_fragment(np.sort(addresses))
+    yield from zip(numbers, offsets, strict=True)
 
 
 def _join(parts: Iterable[Addresses]) -> Addresses:

@@ -14,12 +14,14 @@ import pyarrow as pa
 import pytest
 
 from tests.access.scenes import send
+from tests.services.jdbc import jdbc_driver
 from tests.services.secured import Secured, secured_server
 from tiltyard.flight.messages import MESSAGES, SERVICE, pack
 from tiltyard.model.spec import operations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 FILMS = pa.table(
     {
@@ -52,6 +54,12 @@ def flight_port(url: str) -> int:
             time.sleep(0.05)
         else:
             return port
+
+
+@pytest.fixture(scope="session")
+def driver() -> Path:
+    """The jar of the JDBC driver."""
+    return jdbc_driver()
 
 
 @dataclass(frozen=True)

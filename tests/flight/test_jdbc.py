@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.services.jvm import OPTIONS
+from tests.services.jdbc import run_with_driver
 
 if TYPE_CHECKING:
     from tests.flight.conftest import SqlServer
@@ -17,33 +15,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.extended
 
 PROGRAM = Path(__file__).parent / "jdbc" / "JdbcProgram.java"
-DRIVER = "org.apache.arrow:flight-sql-jdbc-driver:18.3.0"
-
-
-@pytest.fixture(scope="module")
-def driver() -> Path:
-    """The driver's jar, from Maven's cache."""
-    group, name, version = DRIVER.split(":")
-    jar = Path.home() / ".m2" / "repository" / group.replace(".", "/") / name / version / f"{name}-{version}.jar"
-    if jar.exists():
-        return jar
-    if shutil.which("mvn") is None or shutil.which("java") is None:
-        pytest.skip("Java and Maven, which bring the JDBC driver, are not here")
-    command = ["mvn", "--quiet", "dependency:get", "-Dtransitive=false", f"-Dartifact={DRIVER}"]
-    try:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=280)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"Maven does not bring the JDBC driver: {error}")
-    return jar
 
 
 @pytest.fixture(scope="module")
 def answers(sql: SqlServer, driver: Path) -> dict[str, str]:
     """What the program has read, by name."""
     url = f"jdbc:arrow-flight-sql://127.0.0.1:{sql.port}/?useEncryption=false"
-    command = ["java", *OPTIONS.split(), "--add-opens=java.base/java.nio=ALL-UNNAMED", "-cp", str(driver)]
-    command += [str(PROGRAM), url, sql.secured.keys["ann"]]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    run = run_with_driver(driver, PROGRAM, url, sql.secured.keys["ann"])
     assert run.returncode == 0, run.stderr
     return dict(line.split("\t", 1) for line in run.stdout.splitlines() if "\t" in line)
 

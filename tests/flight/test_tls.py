@@ -1,8 +1,10 @@
-"""SQL of a server with a certificate: by TLS alone, to lancedb's client and to ADBC's driver."""
+"""SQL of a server with a certificate: by TLS alone, to lancedb's client and to the drivers of ADBC and JDBC."""
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import adbc_driver_flightsql.dbapi as adbc
@@ -15,6 +17,7 @@ from lancedb.remote import ClientConfig, TlsConfig
 
 from tests.flight.conftest import FILMS, flight_port
 from tests.services.certificates import CertificateFiles, loopback_certificate
+from tests.services.jdbc import run_with_driver
 from tests.services.secured import Secured, secured_server
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot disable autocommit")
 QUERY = "SELECT title FROM films WHERE id < 3 ORDER BY id"
 TITLES = ["Alien", "Brazil"]
+PROGRAM = Path(__file__).parent / "jdbc" / "QueryProgram.java"
+STORE_PASSWORD = "changeit"
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,30 @@ def test_query_of_adbc_by_tls(tls: TlsServer) -> None:
     with tls.adbc(authorities) as connection, connection.cursor() as cursor:
         cursor.execute(QUERY)
         assert [title for (title,) in cursor.fetchall()] == TITLES
+
+
+def make_trust_store(certificate: Path, folder: Path) -> Path:
+    """Make a Java key store that trusts the certificate."""
+    store = folder / "trust.p12"
+    command = ["keytool", "-importcert", "-noprompt", "-alias", "tiltyard", "-storetype", "PKCS12"]
+    command += ["-file", str(certificate), "-keystore", str(store), "-storepass", STORE_PASSWORD]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return store
+
+
+@pytest.mark.extended
+def test_query_of_jdbc_by_tls(tls: TlsServer, driver: Path, tmp_path: Path) -> None:
+    store = make_trust_store(tls.files.certificate, tmp_path)
+    url = f"jdbc:arrow-flight-sql://127.0.0.1:{tls.port}/"
+    for trust in (
+        f"tlsRootCerts={tls.files.certificate}",
+        f"useSystemTrustStore=false&trustStore={store}&trustStorePassword={STORE_PASSWORD}",
+    ):
+        run = run_with_driver(driver, PROGRAM, f"{url}?{trust}", "administrator", tls.key, QUERY)
+        assert (run.returncode, run.stdout.split()) == (0, TITLES), run.stderr
+    run = run_with_driver(driver, PROGRAM, url, "administrator", tls.key, QUERY)
+    assert run.returncode == 1
+    assert "PKIX path building failed" in run.stderr
 
 
 def test_client_that_does_not_know_the_certificate_sends_nothing(

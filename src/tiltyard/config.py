@@ -41,6 +41,7 @@ BOUNDS = {
     "index_cache_bytes": (0, 1 << 50),
     "metadata_cache_bytes": (0, 1 << 50),
     "page_cache_bytes": (0, 1 << 50),
+    "vector_cache_bytes": (0, 1 << 50),
     "conflict_timeout": (0, 86400),
     "repeat_memory": (0, 30 * 86400),
     "repeat_lease": (0.5, 3600),
@@ -134,6 +135,9 @@ class Settings:
     metadata_cache_bytes: int = field(default=256 << 20, metadata={"help": "Memory for cached metadata of all tables."})
     page_cache_bytes: int = field(
         default=256 << 20, metadata={"help": "Memory for cached rows of small tables that are searched often; 0: none."}
+    )
+    vector_cache_bytes: int = field(
+        default=0, metadata={"help": "Memory for indexes of vectors that are searched often, built by FAISS; 0: none."}
     )
     conflict_timeout: float = field(
         default=30.0,

@@ -124,7 +124,12 @@ class Pages:
 
     def _gauges(self) -> dict[str, float]:
         """Return how much waits, runs, is cached or was lost in this process, by name."""
-        cached = {"bytes of rows in memory": self._services.storage.datasets.column_cache.size}
+        datasets = self._services.storage.datasets
+        cached = {
+            "bytes of rows in memory": datasets.column_cache.size,
+            "bytes of vectors in memory": datasets.vector_cache.size,
+            "searches of vectors in memory": datasets.vector_cache.searches,
+        }
         running = {
             "queries running": self._limits.running_queries,
             "SQL queries running": (self._services.sql_processes or self._services.sql_sessions).running,

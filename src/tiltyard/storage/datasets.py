@@ -27,6 +27,7 @@ from tiltyard.storage.column_cache import BranchKey, ColumnCache
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.vector_cache.cache import VectorCache
 from tiltyard.storage.version_cache import Snapshot, VersionCache
 
 Check = Callable[[int, Callable[[], bytes]], None]
@@ -95,6 +96,7 @@ class Datasets:
         metadata_cache_bytes: int,
         column_cache_bytes: int = 0,
         has_shared_base: Callable[[str, str], bool] = no_shared_bases,
+        vector_cache_bytes: int = 0,
     ) -> None:
         """`has_shared_base(location, base)` says whether a table's files may lie at a base outside its folder."""
         self.has_shared_base = has_shared_base
@@ -107,6 +109,7 @@ class Datasets:
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
         )
         self.column_cache = ColumnCache(column_cache_bytes)
+        self.vector_cache = VectorCache(vector_cache_bytes)
         self._shared: OrderedDict[BranchKey, _SharedSnapshot] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -306,8 +309,9 @@ class Datasets:
             self._shared.pop((location, branch), None)
 
     def evict(self, location: str) -> None:
-        """Drop the shared datasets and cached columns of a table that was deleted."""
+        """Drop the shared datasets, cached columns and vectors of a table that was deleted."""
         self.column_cache.evict(location)
+        self.vector_cache.evict(location)
         with self._lock:
             for key in [key for key in self._shared if key[0] == location]:
                 del self._shared[key]

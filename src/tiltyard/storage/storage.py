@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -61,7 +62,14 @@ class Storage:
         self.roots = Roots(settings, clock)
         self.root = self.roots.first.location
         self._root_locations = self.roots.locations
-        self.datasets = Datasets(settings.index_cache_bytes, settings.metadata_cache_bytes, settings.page_cache_bytes)
+        self.datasets = Datasets(
+            settings.index_cache_bytes,
+            settings.metadata_cache_bytes,
+            settings.page_cache_bytes,
+            vector_cache_bytes=settings.vector_cache_bytes,
+        )
+        if settings.vector_cache_bytes and find_spec("faiss") is None:
+            raise StorageError("vector_cache_bytes needs FAISS: install tiltyard[vectors], or leave the setting out.")
         self.append_batcher = Batcher()
         self.locks = Locks()
         self._disks = DiskSync()
@@ -91,8 +99,9 @@ class Storage:
                 raise StorageError(f"The root {root} is not writable: {reason}.") from error
 
     def close(self) -> None:
-        """Stop reading columns into the cache."""
+        """Stop reading columns and vectors into the caches."""
         self.datasets.column_cache.close()
+        self.datasets.vector_cache.close()
 
     def probe(self) -> None:
         """Check with a real request that the storage of the root answers. Raises ServiceUnavailableError."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import lance
     from lance.dataset import LanceScanner
 
-    from tiltyard.context import Context
+    from tiltyard.context import Context, OpenTable
     from tiltyard.model.views.plain_views import PlainView
     from tiltyard.storage.version_cache import Snapshot
 
@@ -76,13 +76,21 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
         if (view := find_view(ctx, request.id)) is None:
             raise
         return _query_view(ctx, view, request)
-    cached_columns = None
-    if request.version is None and request.k <= _SMALL_ROWS:
-        cached_columns = CachedColumns(ctx.storage.datasets.column_cache, (table.record.location, branch))
+    cached_columns = _caches_for(ctx, table, branch, request)
     if scope is not None:
         return _query_with_policies(ctx, table.snapshot, request, scope, cached_columns)
     with _query_errors(table.dataset):
         return _read_response(ctx, plan_search(table.snapshot, request), cached_columns)
+
+
+def _caches_for(
+    ctx: Context, table: OpenTable, branch: Branch, request: models.QueryTableRequest
+) -> CachedColumns | None:
+    """Return the caches that may serve a query: those of the latest version, for few rows."""
+    if request.version is not None or request.k > _SMALL_ROWS:
+        return None
+    datasets = ctx.storage.datasets
+    return CachedColumns(datasets.column_cache, (table.record.location, branch), datasets.vector_cache)
 
 
 def _query_view(ctx: Context, view: PlainView, request: models.QueryTableRequest) -> ArrowAnswer:
@@ -114,11 +122,13 @@ def _query_with_policies(
 @operation(needs=on_table(Privilege.READ), changes=False, query=True)
 def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlanRequest) -> str:
     """Return the plan of a query, without running it. Raises what `query_table` raises."""
-    search = _plan_nested_query(ctx, request.id, request.branch, request.query)
+    search, cached_columns = _plan_nested_query(ctx, request.id, request.branch, request.query)
     with _query_errors(search.dataset):
-        return _join_plans(
+        plan = _join_plans(
             [scanner.explain_plan(bool(request.verbose)) for scanner in _scanners_until_deadline(ctx, search)]
         )
+    line = None if cached_columns is None else cached_columns.memory_search.explain(search)
+    return plan if line is None else f"{line}\n{plan}"
 
 
 @operation(needs=on_table(Privilege.READ), changes=False, query=True)
@@ -127,7 +137,7 @@ def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlan
 
     The query is the request's own fields or, in later versions of the specification, its field `query`.
     """
-    search = _plan_nested_query(ctx, request.id, request.branch, request.query or _query_fields(request))
+    search, _ = _plan_nested_query(ctx, request.id, request.branch, request.query or _query_fields(request))
     with _query_errors(search.dataset):
         return _join_plans([scanner.analyze_plan() for scanner in _scanners_until_deadline(ctx, search)])
 
@@ -203,16 +213,19 @@ def _query_errors(dataset: lance.LanceDataset) -> Iterator[None]:
 
 def _plan_nested_query(
     ctx: Context, names: list[str] | None, branch: str | None, query: models.QueryTableRequest
-) -> Search:
-    """Plan the query inside another request. Raises InvalidInputError if the two name different tables or branches."""
+) -> tuple[Search, CachedColumns | None]:
+    """Plan the query inside another request; return the caches that may serve it, too.
+
+    Raises InvalidInputError if the two name different tables or branches.
+    """
     if query.id and query.id != names:
         raise InvalidInputError("The query names another table than the request: leave its id out.")
     if query.branch and branch and query.branch != branch:
         raise InvalidInputError("The query names another branch than the request: leave one of them out.")
     read_branch = Branch.parse(branch or query.branch)
-    snapshot = open_for_reading(ctx, names, branch=read_branch, version=query.version, by_catalog=True).snapshot
-    with _query_errors(snapshot.dataset):
-        return plan_search(snapshot, query)
+    table = open_for_reading(ctx, names, branch=read_branch, version=query.version, by_catalog=True)
+    with _query_errors(table.dataset):
+        return plan_search(table.snapshot, query), _caches_for(ctx, table, read_branch, query)
 
 
 def _query_fields(request: models.AnalyzeTableQueryPlanRequest) -> models.QueryTableRequest:

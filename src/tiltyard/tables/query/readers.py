@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from tiltyard.tables.query.memory_search import MemorySearch
 from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, column_names
 from tiltyard.tables.query.point_lookups import unlimited_lookup
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiltyard.storage.column_cache import BranchKey, CachedRows, ColumnCache
+    from tiltyard.storage.vector_cache.cache import VectorCache
     from tiltyard.tables.query.plan import Search
 
 _SCORES = ("_distance", "_score")
@@ -54,14 +56,23 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CachedColumns:
-    """The column cache, and the key of the table and branch whose latest version is searched."""
+    """The caches, and the key of the table and branch whose latest version is searched."""
 
     cache: ColumnCache
     key: BranchKey
+    vectors: VectorCache
+
+    @property
+    def memory_search(self) -> MemorySearch:
+        """The search of vectors in memory."""
+        return MemorySearch(self.key, self.vectors, self.cache)
 
 
 def open_readers(search: Search, cached_columns: CachedColumns | None) -> Iterator[Reader]:
     """Yield a reader for each scanner of a search. Raises Lance's errors."""
+    if cached_columns is not None and (responses := cached_columns.memory_search.readers(search)) is not None:
+        yield from responses
+        return
     output = None if cached_columns is None else _output_columns(search)
     if cached_columns is not None and output is not None:
         names = tuple(name for name in output if name not in _SCORES)

@@ -1,0 +1,378 @@
+"""Keep indexes in memory for the vector columns that are searched often, within a budget.
+
+Each is built from Lance's rows in the background and never read by anything but a search. A version's rows are found by
+its fragments: those in the index with equal content are searched there, less the rows that the version has deleted; the
+others, by their vectors, until they are added. A version that shares too little with the index has it built anew, and
+Lance answers meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tiltyard.storage.vector_cache.fragments import (
+    Array,
+    Block,
+    Fragment,
+    UnsupportedVectorsError,
+    live_offsets,
+    read_fragments,
+    read_vectors,
+)
+from tiltyard.storage.vector_cache.index import Allowed, MemoryIndex, VersionRows, bytes_of_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import lance
+
+    from tiltyard.storage.column_cache import BranchKey
+
+_log = logging.getLogger(__name__)
+
+SEARCHES = 3
+"""Searches within `_WINDOW_SECONDS` for which an index is built."""
+_WINDOW_SECONDS = 60.0
+_RETRY_SECONDS = 60.0
+_MAX_COLUMNS = 256
+"""Columns whose searches are counted."""
+EXTEND_ROWS = 1024
+"""Rows outside of an index from which on they are added to it."""
+MAX_OTHER_ROWS = 20_000
+"""Rows outside of an index up to which each search computes their distances, if they are no more than an eighth."""
+_CHUNK_ROWS = 1024
+_EXTENSION_ROWS = 32
+"""Rows added at once while searches wait: 5 ms."""
+_NICENESS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class VectorKey:
+    """The vectors of a branch of a table with a distance type, `l2` or `cosine`."""
+
+    table: BranchKey
+    column: str
+    dimension: int
+    metric: str
+
+
+class _ClosedError(Exception):
+    """The process shuts down, or the table was dropped."""
+
+
+class _IndexOutdatedError(Exception):
+    """A version shares too little with the index."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known of one column. `blocks` are the rows of `index`; `others` were read for the latest version."""
+
+    key: VectorKey
+    searches: deque[float] = field(default_factory=lambda: deque(maxlen=SEARCHES))
+    state: str = "too few searches yet"
+    retry_at: float = 0.0
+    is_working: bool = False
+    is_dropped: bool = False
+    index: MemoryIndex | None = None
+    blocks: dict[tuple[int, str], Block] = field(default_factory=dict)
+    others: dict[tuple[int, str], Block] = field(default_factory=dict)
+    masks: dict[tuple[int, str], tuple[str, Array]] = field(default_factory=dict)
+    versions: weakref.WeakKeyDictionary[lance.LanceDataset, VersionRows] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        others = sum(block.vectors.nbytes for block in list(self.others.values()) if block.vectors is not None)
+        masks = sum(mask.nbytes for _, mask in list(self.masks.values()))
+        return others + masks + (0 if self.index is None else self.index.size)
+
+    def drop_index(self, state: str) -> None:
+        """Forget all rows."""
+        self.index, self.state = None, state
+        self.blocks, self.others, self.masks = {}, {}, {}
+        self.versions.clear()
+
+    def rows_of(self, dataset: lance.LanceDataset, index: MemoryIndex) -> VersionRows:
+        """Return the rows of a version; read once. Raises _IndexOutdatedError, UnsupportedVectorsError."""
+        rows = self.versions.get(dataset)
+        if rows is None or rows.index is not index:
+            rows = self.versions[dataset] = self._read_rows(dataset, index)
+        return rows
+
+    def _read_rows(self, dataset: lance.LanceDataset, index: MemoryIndex) -> VersionRows:
+        fragments = read_fragments(dataset)
+        keys = {fragment.key for fragment in fragments}
+        self.others = {key: block for key, block in self.others.items() if key in keys}
+        self.masks = {key: mask for key, mask in self.masks.items() if key in keys}
+        positions: Array = np.zeros(index.capacity, dtype=bool)
+        indexed: dict[int, Block] = {}
+        others: list[tuple[Block, Array]] = []
+        remaining = _other_rows(index.capacity)
+        for fragment in fragments:
+            block, mask = self._block_and_mask(dataset, fragment, remaining)
+            if block.vectors is None:
+                positions[block.start : block.start + len(mask)] = mask
+                indexed[fragment.number] = block
+            else:
+                others.append((block, mask))
+                remaining -= fragment.physical_rows
+        count = int(positions.sum())
+        if 2 * count < index.rows:
+            raise _IndexOutdatedError
+        live = Allowed(np.packbits(positions, bitorder="little"), count, tuple(mask for _, mask in others))
+        return VersionRows(index, indexed, tuple(block for block, _ in others), live)
+
+    def _block_and_mask(self, dataset: lance.LanceDataset, fragment: Fragment, max_rows: int) -> tuple[Block, Array]:
+        """Return the block of a fragment, and which of its rows a version has; at most `max_rows` rows are read."""
+        known = self.blocks.get(fragment.key) or self.others.get(fragment.key)
+        if known is not None:
+            deletions, mask = self.masks.get(fragment.key, ("", None))
+            if mask is None or deletions != fragment.deletions or len(mask) != len(known.offsets):
+                mask = known.mask_of(live_offsets(dataset, fragment))
+            if mask is not None:
+                self.masks[fragment.key] = fragment.deletions, mask
+                return known, mask
+        # The fragment is not in memory, or a row of it is back that was deleted when it was read.
+        if fragment.physical_rows > max_rows:
+            raise _IndexOutdatedError
+        parts = list(read_vectors(dataset, fragment, self.key.column, normalize=self.key.metric == "cosine"))
+        none = np.zeros(0, dtype=np.uint32)
+        block = Block(
+            fragment,
+            np.concatenate([none, *(offsets for offsets, _, _ in parts)]),
+            np.concatenate([none, *(nulls for _, _, nulls in parts)]),
+            vectors=np.concatenate(
+                [np.zeros((0, self.key.dimension), dtype=np.float32), *(vectors for _, vectors, _ in parts)]
+            ),
+        )
+        self.others[fragment.key] = block
+        self.masks.pop(fragment.key, None)
+        self.blocks.pop(fragment.key, None)
+        return block, np.ones(len(block.offsets), dtype=bool)
+
+
+class VectorCache:
+    """Indexes in memory, as many as fit; the one that was searched least recently is dropped first.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes` is the budget of this process, 0 for no index at all."""
+        self.max_bytes = max_bytes
+        self.searches = 0
+        """Searches that an index in memory has answered."""
+        self._entries: OrderedDict[VectorKey, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(1, "vector-cache", initializer=_lower_priority)
+        self._is_closed = False
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        with self._lock:
+            return sum(entry.size for entry in self._entries.values())
+
+    def rows(self, key: VectorKey, dataset: lance.LanceDataset) -> VersionRows | None:
+        """Return the rows of a version if they can be searched in memory; else see to it that they will be."""
+        entry = self._touch(key)
+        if (index := entry.index) is None:
+            self._start_build(entry, dataset)
+            return None
+        with entry.lock:
+            if entry.index is not index:
+                return None
+            try:
+                rows = entry.rows_of(dataset, index)
+            except UnsupportedVectorsError as error:
+                entry.drop_index(f"{error}")
+                entry.retry_at = monotonic() + _RETRY_SECONDS
+                return None
+            except _IndexOutdatedError:
+                entry.drop_index("most rows are new to it: it is built anew")
+                return None
+        if sum(len(block.offsets) for block in rows.others) >= EXTEND_ROWS:
+            self._start(entry, self._extend, dataset)
+        return rows
+
+    def state(self, key: VectorKey, dataset: lance.LanceDataset) -> str | None:
+        """Return why Lance answers the searches of a column; None where an index in memory does."""
+        with self._lock:
+            entry = self._entries.get(key)
+        if entry is None:
+            return "too few searches yet"
+        if entry.index is None:
+            return entry.state
+        return None if self.rows(key, dataset) is not None else entry.state
+
+    def evict(self, location: str) -> None:
+        """Drop the indexes of a table that was deleted."""
+        with self._lock:
+            dropped = [self._entries.pop(key) for key in list(self._entries) if key.table[0] == location]
+        for entry in dropped:
+            entry.is_dropped = True
+
+    def close(self) -> None:
+        """Build no more, and stop the running build."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def wait(self) -> None:
+        """Wait for builds that were started before."""
+        self._threads.submit(int).result()
+
+    def _touch(self, key: VectorKey) -> _Entry:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = _Entry(key)
+                if len(self._entries) > _MAX_COLUMNS:
+                    self._entries.popitem(last=False)[1].is_dropped = True
+            else:
+                self._entries.move_to_end(key)
+            return entry
+
+    def _start_build(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
+        now = monotonic()
+        entry.searches.append(now)
+        if len(entry.searches) == SEARCHES and entry.searches[0] > now - _WINDOW_SECONDS and now >= entry.retry_at:
+            self._start(entry, self._build, dataset)
+
+    def _start(self, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:
+        with self._lock:
+            if entry.is_working or self._is_closed:
+                return
+            entry.is_working = True
+            self._threads.submit(self._run, entry, work, dataset)
+
+    def _run(self, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:
+        """Do a piece of work on an entry, in the cache's thread."""
+        try:
+            work(entry, dataset)
+        except _ClosedError:
+            return
+        except UnsupportedVectorsError as error:
+            self._give_up(entry, f"{error}")
+            _log.info("Vectors of %s are not kept in memory: %s.", entry.key.table[0], error)
+        except Exception as error:  # noqa: BLE001  # nobody waits for this thread: the log is the only place to report it
+            self._give_up(entry, f"its rows could not be read ({type(error).__name__})")
+            _log.exception("Vectors of %s are not kept in memory.", entry.key.table[0])
+        finally:
+            entry.is_working = False
+
+    def _give_up(self, entry: _Entry, state: str) -> None:
+        with entry.lock:
+            entry.drop_index(state)
+            entry.retry_at = monotonic() + _RETRY_SECONDS
+
+    def _build(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
+        rows = dataset.count_rows()
+        capacity = rows + rows // 8 + 2 * EXTEND_ROWS
+        dimension = entry.key.dimension
+        self._make_room(entry, capacity * bytes_of_row(dimension) + _other_rows(capacity) * 4 * dimension)
+        entry.state = "it is being built"
+        index = MemoryIndex(entry.key.dimension, entry.key.metric, capacity)
+        blocks = {}
+        for fragment in read_fragments(dataset):
+            parts = read_vectors(dataset, fragment, entry.key.column, normalize=entry.key.metric == "cosine")
+            blocks[fragment.key] = self._add(entry, index, fragment, parts, _CHUNK_ROWS)
+        with self._lock, entry.lock:
+            if entry.is_dropped:
+                raise _ClosedError
+            entry.blocks, entry.index, entry.state = blocks, index, "it is not up to date"
+
+    def _make_room(self, entry: _Entry, size: int) -> None:
+        """Drop the indexes that were searched least recently. Raises UnsupportedVectorsError for what never fits."""
+        if size > self.max_bytes:
+            raise UnsupportedVectorsError(
+                f"it would take {size:,} bytes, and the server has {self.max_bytes:,} (vector_cache_bytes)"
+            )
+        with self._lock:
+            others = [other for other in self._entries.values() if other is not entry]
+        total = size + sum(other.size for other in others)
+        for other in others:
+            if total <= self.max_bytes:
+                break
+            total -= other.size
+            with other.lock:
+                other.drop_index("others that were searched later took its memory")
+                other.searches.clear()
+
+    def _extend(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
+        """Add the rows that were read for the latest version to the index."""
+        with entry.lock:
+            index, others = entry.index, dict(entry.others)
+        if index is None:
+            return
+        if index.rows + sum(len(block.offsets) for block in others.values()) > index.capacity:
+            with entry.lock:
+                entry.drop_index("it has no room for new rows: it is built anew")
+            self._build(entry, dataset)
+            return
+        added = {}
+        for key, block in others.items():
+            assert block.vectors is not None
+            added[key] = self._add(
+                entry, index, block.fragment, [(block.offsets, block.vectors, block.nulls)], _EXTENSION_ROWS
+            )
+        with entry.lock:
+            if entry.index is index:
+                entry.blocks |= added
+                entry.others = {key: block for key, block in entry.others.items() if key not in added}
+                entry.masks = {key: mask for key, mask in entry.masks.items() if key not in added}
+                entry.versions.clear()
+
+    def _add(
+        self,
+        entry: _Entry,
+        index: MemoryIndex,
+        fragment: Fragment,
+        parts: Iterable[tuple[Array, Array, Array]],
+        chunk_rows: int,
+    ) -> Block:
+        """Add rows of a fragment to an index; return their block. No version has them until the block is known."""
+        start, base = index.rows, np.uint64(fragment.number << 32)
+        offsets, nulls = [np.zeros(0, np.uint32)], [np.zeros(0, np.uint32)]
+        for part, vectors, without in parts:
+            for first in range(0, len(part), chunk_rows):
+                if self._is_closed or entry.is_dropped:
+                    raise _ClosedError
+                chunk = slice(first, first + chunk_rows)
+                index.add(part[chunk].astype(np.uint64) + base, vectors[chunk])
+            offsets.append(part)
+            nulls.append(without)
+        return Block(fragment, np.concatenate(offsets), np.concatenate(nulls), start)
+
+
+def _other_rows(capacity: int) -> int:
+    """Return how many rows may be outside of an index with room for so many."""
+    return min(MAX_OTHER_ROWS, capacity // 8 + 2 * EXTEND_ROWS)
+
+
+def _lower_priority() -> None:
+    """Let requests go before this thread, where the system has priorities of threads."""
+    if sys.platform == "linux":
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    _Work = Callable[[_Entry, lance.LanceDataset], None]

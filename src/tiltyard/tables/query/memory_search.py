@@ -1,0 +1,218 @@
+"""Answer vector searches from an index in memory (storage/vector_cache), with the rows and columns that Lance returns.
+
+It answers the searches that a vector index of Lance would answer approximately; all others go to Lance. A filter is
+evaluated by Lance, policies' filters with it, and selects the rows that the search may return.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
+from tiltyard.storage.vector_cache.cache import VectorKey
+from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES
+from tiltyard.tables.query.scanners import make_scanner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import lance
+
+    from tiltyard.storage.column_cache import BranchKey, ColumnCache
+    from tiltyard.storage.vector_cache.cache import VectorCache
+    from tiltyard.storage.vector_cache.index import Allowed, VersionRows
+    from tiltyard.tables.query.plan import Search
+
+_DISTANCE = "_distance"
+_OPTIONS = frozenset(
+    {"batch_size_bytes", "columns", "disable_scoring_autoprojection", "filter", "offset", "prefilter", "with_row_id"}
+)
+_NEAREST_OPTIONS = frozenset(
+    {"column", "ef", "k", "maximum_nprobes", "metric", "minimum_nprobes", "nprobes", "q", "refine_factor"}
+)
+_METRICS = frozenset({"l2", "cosine"})
+_MAX_FILTERS = 16
+"""Filters whose rows are remembered for a version."""
+_CALL_OR_CLOCK = re.compile(r"(?!(?:in|and|or|not)\b)\b\w+\s*\(|\b(?:current_|local)", re.IGNORECASE)
+"""Parts of a filter that may be true of other rows a moment later."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySearch:
+    """Where a table's latest version may be searched in memory: its key, the indexes, and the cached columns."""
+
+    table: BranchKey
+    vectors: VectorCache
+    columns: ColumnCache
+
+    def readers(self, search: Search) -> list[BatchReader] | None:
+        """Return the response to each query vector; None for searches that Lance answers. Raises Lance's errors."""
+        if not self.vectors.max_bytes or not search.nearest or _reason(search) is not None:
+            return None
+        key = self._key(search)
+        rows = self.vectors.rows(key, search.dataset)
+        if rows is None:
+            return None
+        queries = [_query(nearest["q"], key.metric) for nearest in search.nearest]
+        if any(query is None for query in queries):
+            return None
+        allowed = _allowed(search, rows)
+        response = _Response(search, self)
+        self.vectors.searches += len(queries)
+        return [
+            response.reader(rows.search(query, nearest["k"], allowed, nearest.get("ef", 0)))
+            for query, nearest in zip(queries, search.nearest, strict=True)
+            if query is not None
+        ]
+
+    def explain(self, search: Search) -> str | None:
+        """Return a line for the plan of a search; None where no vectors are kept in memory or searched."""
+        if not self.vectors.max_bytes or not search.nearest:
+            return None
+        reason = _reason(search) or self.vectors.state(self._key(search), search.dataset)
+        if reason is None:
+            return "VectorCache: answered by the index in memory; this would be Lance's plan."
+        return f"VectorCache: answered by Lance: {reason}."
+
+    def _key(self, search: Search) -> VectorKey:
+        nearest = search.nearest[0]
+        metric = search.snapshot.fact(_index_metrics)[nearest["column"]]
+        return VectorKey(self.table, nearest["column"], len(nearest["q"]), metric)
+
+
+def _index_metrics(dataset: lance.LanceDataset) -> Mapping[str, str]:
+    """Return the distance type of the vector index on each column that can be searched in memory."""
+    columns = {
+        field.name
+        for field in dataset.schema
+        if (column := VectorColumn.from_type(field.name, field.type)) is not None
+        and not column.is_multivector
+        and column.element in (pa.float16(), pa.float32())
+        and quote_path((field.name,)) == field.name
+    }
+    metrics = {}
+    for index in dataset.describe_indices():
+        metric = str(index.details.get("metric_type", "")).lower()
+        if metric and len(index.field_names) == 1 and index.field_names[0] in columns:
+            metrics[index.field_names[0]] = metric
+    return metrics
+
+
+def _reason(search: Search) -> str | None:
+    """Return why Lance answers a search, whatever is in memory; None if it need not."""
+    options, nearest = search.options, search.nearest[0]
+    metric = search.snapshot.fact(_index_metrics).get(nearest["column"])
+    if nearest.get("use_index") is False:
+        return "the request bypasses indexes"
+    if metric not in _METRICS:
+        return "the column has no vector index of floats by l2 or cosine"
+    if nearest.get("metric") not in (None, metric):
+        return "the request has another distance type than the index"
+    if "filter" in options and options.get("prefilter") is False:
+        return "its filter applies after the search"
+    if isinstance(options.get("filter"), dict):
+        return "it searches text, too"
+    unknown = options.keys() - STREAMING_OPTION_NAMES - _OPTIONS | nearest.keys() - _NEAREST_OPTIONS
+    if unknown := unknown - {name for name in unknown if nearest.get(name, options.get(name)) is None}:
+        return f"the index in memory knows no {', '.join(sorted(unknown))}"
+    if search.hidden_columns or not search.max_rows or _output_names(search) is None:
+        return "its columns are not whole columns"
+    return None
+
+
+def _output_names(search: Search) -> tuple[str, ...] | None:
+    """Return the columns of the response, in order; None for those that Lance has to compute."""
+    columns, schema = search.options.get("columns"), search.dataset.schema
+    if columns is None:
+        names = (*schema.names, _DISTANCE)
+    elif isinstance(columns, list) and len(set(columns)) == len(columns):
+        names = tuple(columns)
+    else:
+        return None
+    plain = all(name == _DISTANCE or (name in schema.names and _is_plain(schema.field(name))) for name in names)
+    if not plain or _DISTANCE not in names:
+        return None
+    return (*names, ROW_ID) if search.options.get("with_row_id") else names
+
+
+def _is_plain(field: pa.Field) -> bool:
+    return not field.metadata and not isinstance(field.type, pa.BaseExtensionType)
+
+
+def _query(values: Any, metric: str) -> np.ndarray[Any, Any] | None:
+    """Return a query vector as the index has it; None for one without a direction."""
+    numbers: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False).astype(np.float32)
+    if metric != "cosine":
+        return numbers
+    norm = float(np.linalg.norm(numbers))
+    return numbers / norm if norm and np.isfinite(norm) else None
+
+
+def _allowed(search: Search, rows: VersionRows) -> Allowed:
+    """Return the rows that the search's filter allows. Raises Lance's errors."""
+    expression = search.options.get("filter")
+    if expression is None:
+        return rows.live
+    allowed = rows.filters.get(expression)
+    if allowed is None:
+        options = {"columns": [], "with_row_id": True, "filter": expression}
+        batches = list(make_scanner(search.dataset, options).to_reader())
+        addresses = [batch.column(ROW_ID).to_numpy() for batch in batches]
+        allowed = rows.allow(np.concatenate([np.zeros(0, np.uint64), *addresses]))
+        if not _CALL_OR_CLOCK.search(expression):
+            if len(rows.filters) >= _MAX_FILTERS:
+                rows.filters.clear()
+            rows.filters[expression] = allowed
+    return allowed
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReader:
+    """A response that is in memory."""
+
+    schema: pa.Schema
+    batches: tuple[pa.RecordBatch, ...]
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return iter(self.batches)
+
+
+class _Response:
+    """The columns of found rows, from the column cache or by Lance."""
+
+    def __init__(self, search: Search, memory: MemorySearch) -> None:
+        self._search = search
+        names = _output_names(search)
+        assert names is not None
+        self._names = tuple(name for name in names if name not in (_DISTANCE, ROW_ID))
+        self._cached = memory.columns.rows(memory.table, search.dataset, self._names) if self._names else None
+        schema = search.dataset.schema
+        virtual = {_DISTANCE: pa.field(_DISTANCE, pa.float32()), ROW_ID: pa.field(ROW_ID, pa.uint64())}
+        self._schema = pa.schema([virtual.get(name) or schema.field(name) for name in names], schema.metadata)
+
+    def reader(self, found: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]) -> BatchReader:
+        """Return the response of found rows, without those that the offset skips."""
+        first = self._search.options.get("offset", 0)
+        page = slice(first, first + (self._search.max_rows or 0))
+        addresses = pa.array(found[0][page], pa.uint64())
+        columns = {_DISTANCE: pa.array(found[1][page], pa.float32()), ROW_ID: addresses}
+        if self._names:
+            columns |= zip(self._names, self._take(addresses), strict=True)
+        return BatchReader(
+            self._schema,
+            (pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema),),
+        )
+
+    def _take(self, addresses: pa.Array) -> list[pa.Array]:
+        if self._cached is not None:
+            return self._cached.take(addresses)
+        if not len(addresses):
+            return [pa.array([], self._search.dataset.schema.field(name).type) for name in self._names]
+        taken = self._search.dataset._take_rows(addresses.to_pylist(), columns=list(self._names))
+        table = taken.select(list(self._names)).combine_chunks()
+        return [column.chunk(0) for column in table.columns]

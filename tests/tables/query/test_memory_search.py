@@ -1,0 +1,254 @@
+"""Searches of vectors in memory: right rows and distances at every version, filters, plans, and the memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.tables.query.query_table import vectors
+
+from tiltyard.model.branches import MAIN
+from tiltyard.model.spec import models
+from tiltyard.storage.datasets import Datasets
+from tiltyard.storage.vector_cache import cache, index
+from tiltyard.tables.query.memory_search import MemorySearch
+from tiltyard.tables.query.plan import plan_search
+
+DIMENSION = 16
+
+
+def rows(rng: np.random.Generator, first: int, count: int) -> pa.Table:
+    values = rng.normal(size=(count, DIMENSION)).astype(np.float32)
+    return pa.table(
+        {
+            "id": range(first, first + count),
+            "kind": [n % 10 for n in range(count)],
+            "vec": vectors(values, pa.float32()),
+        }
+    )
+
+
+class Searched:
+    """A dataset, and its latest version searched in memory and by numpy."""
+
+    def __init__(self, uri: str, table: pa.Table, metric: str = "l2", max_bytes: int = 64 << 20) -> None:
+        self.uri = uri
+        self.metric = metric
+        self.dataset = lance.write_dataset(table, uri, max_rows_per_file=900)
+        self.dataset.create_index("vec", "IVF_FLAT", metric=metric, num_partitions=2)
+        self.datasets = Datasets(1 << 20, 1 << 20, vector_cache_bytes=max_bytes)
+        self.memory = MemorySearch((uri, MAIN), self.datasets.vector_cache, self.datasets.column_cache)
+
+    def request(self, query: Any, **fields: Any) -> models.QueryTableRequest:
+        request = {"vector": {"single_vector": query}, "k": 10, "with_row_id": True} | fields
+        return msgspec.convert(request, models.QueryTableRequest)
+
+    def search(self, query: Any, **fields: Any) -> pa.Table | None:
+        """Return the rows that memory finds, None where Lance answers."""
+        search = plan_search(self.datasets.open_snapshot(self.uri, {}), self.request(query, **fields))
+        readers = self.memory.readers(search)
+        return None if readers is None else pa.Table.from_batches(readers[0].batches, readers[0].schema)
+
+    def explain(self, query: Any, **fields: Any) -> str | None:
+        return self.memory.explain(
+            plan_search(self.datasets.open_snapshot(self.uri, {}), self.request(query, **fields))
+        )
+
+    def warm(self, query: Any) -> None:
+        """Search until the index is built and up to date."""
+        for _ in range(cache.SEARCHES):
+            self.search(query)
+        self.datasets.vector_cache.wait()
+        self.search(query)
+        self.datasets.vector_cache.wait()
+
+    def check(self, query: Any, filter_: str | None = None, k: int = 10) -> float:
+        """Check the rows of a search against the latest version; return the share of the nearest that it found."""
+        found = self.search(query, filter=filter_, k=k)
+        if found is None:  # too many rows are new to the index: it is built anew
+            self.warm(query)
+            found = self.search(query, filter=filter_, k=k)
+        assert found is not None, self.explain(query, filter=filter_, k=k)
+        version = lance.dataset(self.uri)
+        columns = {"columns": ["id", "kind", "vec"], "with_row_id": True}
+        table = version.to_table(**columns, **({"filter": filter_} if filter_ else {}))  # type: ignore[arg-type]
+        valid = table.filter(table["vec"].is_valid())
+        matrix = valid["vec"].combine_chunks().flatten().to_numpy().reshape(-1, DIMENSION)
+        target = np.asarray(query, np.float32)
+        if self.metric == "l2":
+            distances = ((matrix - target) ** 2).sum(axis=1)
+        else:
+            distances = 1 - matrix @ target / np.linalg.norm(matrix, axis=1) / np.linalg.norm(target)
+        by_row = dict(
+            zip(valid["_rowid"].to_pylist(), zip(valid["id"].to_pylist(), distances, strict=True), strict=True)
+        )
+        assert found.num_rows == min(k, len(by_row))
+        result = found["_distance"].to_pylist()
+        assert result == sorted(result)
+        assert len(set(found["_rowid"].to_pylist())) == found.num_rows
+        for row in found.to_pylist():
+            number, distance = by_row[row["_rowid"]]
+            assert row["id"] == number
+            assert row["_distance"] == pytest.approx(distance, rel=1e-4, abs=1e-5)
+        nearest = set(np.array(list(by_row))[np.argsort(distances)[:k]].tolist())
+        return len(nearest & set(found["_rowid"].to_pylist())) / len(nearest) if nearest else 1.0
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+@pytest.fixture(autouse=True)
+def _small_thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the graph answer, and rows move to it, for tables of a test's size."""
+    monkeypatch.setattr(index, "_EXACT_ROWS", 100)
+    monkeypatch.setattr(cache, "EXTEND_ROWS", 200)
+    return
+
+
+def change(table: Searched, rng: np.random.Generator, step: int) -> None:
+    """Change the table in a random way."""
+    dataset = lance.dataset(table.uri)
+    low = int(rng.integers(0, 2000))
+    match rng.integers(0, 7):
+        case 0 | 1:
+            lance.write_dataset(rows(rng, 10_000 * (step + 1), int(rng.integers(1, 300))), table.uri, mode="append")
+        case 2:
+            dataset.delete(f"id >= {low} AND id < {low + 150}")
+        case 3:
+            dataset.update({"kind": "3"}, where=f"id >= {low} AND id < {low + 50}")
+        case 4:
+            source = rows(rng, low, 60)
+            dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(source)
+        case 5:
+            dataset.optimize.compact_files(target_rows_per_fragment=1200)
+        case _:
+            past = int(rng.integers(max(2, dataset.version - 4), dataset.version + 1))
+            lance.dataset(table.uri, version=past).restore()
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_version_has_the_right_rows_and_distances(tmp_path: Path, seed: int, metric: str) -> None:
+    rng = np.random.default_rng(seed)
+    table = Searched(str(tmp_path / "t"), rows(rng, 0, 2000), metric)
+    shares, answered = [], 0
+    table.warm(rng.normal(size=DIMENSION).tolist())
+    for step in range(25):
+        change(table, rng, step)
+        query = rng.normal(size=DIMENSION).tolist()
+        for filter_ in (None, "kind = 3", "id < 40", "id > 1000000"):
+            shares.append(table.check(query, filter_))
+            answered += 1
+    assert answered == 100
+    assert np.mean(shares) >= 0.95
+    table.datasets.vector_cache.close()
+
+
+def test_recall_at_each_selectivity(tmp_path: Path, rng: np.random.Generator) -> None:
+    table = Searched(str(tmp_path / "t"), rows(rng, 0, 6000))
+    table.warm([0.0] * DIMENSION)
+    for limit in (6, 60, 600, 3000, 6000):
+        shares = [table.check(rng.normal(size=DIMENSION).tolist(), f"id < {limit}") for _ in range(20)]
+        assert np.mean(shares) >= 0.95, limit
+
+
+def test_responses_are_those_of_lance(tmp_path: Path, rng: np.random.Generator) -> None:
+    table = Searched(str(tmp_path / "t"), rows(rng, 0, 2000))
+    query = rng.normal(size=DIMENSION).tolist()
+    table.warm(query)
+    for fields in (
+        {},
+        {"columns": {"column_names": ["kind", "id"]}},
+        {"columns": {"column_names": ["id"]}, "with_row_id": False, "offset": 3, "k": 4},
+        {"columns": {"column_names": ["_distance"]}, "filter": "kind = 2"},
+        {"nprobes": 20, "refine_factor": 2},
+        {"offset": 5000},
+    ):
+        fields.setdefault("nprobes", 2)  # all partitions: Lance's response is exact
+        found = table.search(query, **fields)
+        search = plan_search(table.datasets.open_snapshot(table.uri, {}), table.request(query, **fields))
+        expected = next(iter(search.scanners())).to_table()
+        assert found is not None
+        assert found.schema.equals(expected.schema, check_metadata=True)
+        assert found.drop(["_distance"]).equals(expected.drop(["_distance"]))
+        assert np.allclose(found["_distance"], expected["_distance"], rtol=1e-4)
+
+
+def test_null_vectors_are_never_found_and_rows_come_back_by_a_restore(tmp_path: Path, rng: np.random.Generator) -> None:
+    content = rows(rng, 0, 500)
+    values = pa.array(
+        [None if n % 5 == 0 else v for n, v in enumerate(content["vec"].to_pylist())], content["vec"].type
+    )
+    table = Searched(str(tmp_path / "t"), content.set_column(2, "vec", values))
+    before = lance.dataset(table.uri).version
+    lance.dataset(table.uri).delete("id < 100")
+    query = rng.normal(size=DIMENSION).tolist()
+    table.warm(query)
+    assert table.check(query, k=500) == 1.0
+    lance.dataset(table.uri, version=before).restore()
+    assert table.check(query, k=500) == 1.0
+
+
+def test_the_plan_says_what_answers(tmp_path: Path, rng: np.random.Generator) -> None:
+    table = Searched(str(tmp_path / "t"), rows(rng, 0, 600))
+    query = rng.normal(size=DIMENSION).tolist()
+    assert table.explain(query) == "VectorCache: answered by Lance: too few searches yet."
+    table.warm(query)
+    assert str(table.explain(query)).startswith("VectorCache: answered by the index in memory")
+    for fields, reason in (
+        ({"bypass_vector_index": True}, "bypasses indexes"),
+        ({"distance_type": "cosine"}, "another distance type"),
+        ({"filter": "id < 5", "prefilter": False}, "after the search"),
+        ({"upper_bound": 3.0}, "distance_range"),
+        ({"fast_search": True}, "fast_search"),
+        ({"columns": {"column_aliases": {"x": "id + 1"}}}, "whole columns"),
+    ):
+        assert reason in str(table.explain(query, **fields))
+        assert table.search(query, **fields) is None
+
+
+def test_what_cannot_be_kept_is_left_to_lance(tmp_path: Path, rng: np.random.Generator) -> None:
+    table = Searched(str(tmp_path / "t"), rows(rng, 0, 600), max_bytes=10_000)
+    query = rng.normal(size=DIMENSION).tolist()
+    table.warm(query)
+    assert table.search(query) is None
+    assert "vector_cache_bytes" in str(table.explain(query))
+    assert table.datasets.vector_cache.size == 0
+
+
+def test_vectors_that_are_not_finite_are_left_to_lance(tmp_path: Path, rng: np.random.Generator) -> None:
+    content = rows(rng, 0, 300)
+    table = Searched(str(tmp_path / "t"), content)
+    values = content["vec"].to_pylist()
+    values[7][3] = float("inf")
+    infinite = pa.array(values, content["vec"].type)
+    lance.write_dataset(content.set_column(2, "vec", infinite), table.uri, mode="append")
+    query = rng.normal(size=DIMENSION).tolist()
+    table.warm(query)
+    assert table.search(query) is None
+    assert "not finite" in str(table.explain(query))
+
+
+def test_the_index_searched_least_recently_is_dropped(tmp_path: Path, rng: np.random.Generator) -> None:
+    first = Searched(str(tmp_path / "a"), rows(rng, 0, 1000), max_bytes=600_000)
+    second = Searched(str(tmp_path / "b"), rows(rng, 0, 1000))
+    second.datasets = first.datasets
+    second.memory = MemorySearch((second.uri, MAIN), first.datasets.vector_cache, first.datasets.column_cache)
+    query = rng.normal(size=DIMENSION).tolist()
+    first.warm(query)
+    assert first.search(query) is not None
+    second.warm(query)
+    assert second.search(query) is not None
+    assert first.search(query) is None
+    assert "took its memory" in str(first.explain(query))
+    assert first.datasets.vector_cache.size <= 600_000
+    first.datasets.evict(second.uri)
+    assert first.datasets.vector_cache.size == 0

@@ -211,6 +211,15 @@ class VectorCache:
             self._start(entry, self._extend, dataset)
         return rows
 
+    def is_ready(self, table: BranchKey, column: str | None, dataset: lance.LanceDataset) -> bool:
+        """Return whether all rows of a version are in the index of a column, or of any; nothing is read for it."""
+        with self._lock:
+            entries = [
+                entry for key, entry in self._entries.items() if key.table == table and column in (None, key.column)
+            ]
+        versions = [entry.versions.get(dataset) for entry in entries if entry.index is not None]
+        return any(rows is not None and not rows.others for rows in versions)
+
     def state(self, key: VectorKey, dataset: lance.LanceDataset) -> str | None:
         """Return why Lance answers the searches of a column; None where an index in memory does."""
         with self._lock:

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.access.authorization import effective_policy_of
+from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
+from tiltyard.model.ids import table_id
 from tiltyard.storage.vector_cache.cache import VectorKey
-from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES
+from tiltyard.tables.opening import open_cached
+from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, plan_search
+from tiltyard.tables.query.point_lookups import LookupPace, point_lookup_inline
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
 
     import lance
 
+    from tiltyard.context import Context
+    from tiltyard.model.spec import models
     from tiltyard.storage.column_cache import BranchKey, ColumnCache
     from tiltyard.storage.vector_cache.cache import VectorCache
     from tiltyard.storage.vector_cache.index import Allowed, VersionRows
@@ -38,6 +47,10 @@ _NEAREST_OPTIONS = frozenset(
 _METRICS = frozenset({"l2", "cosine"})
 _MAX_FILTERS = 16
 """Filters whose rows are remembered for a version."""
+_MAX_FOUND = 10_000
+"""Rows of a search, those that its offset skips included, beyond which Lance finds them."""
+_MAX_INLINE_ROWS = 100
+_MAX_INLINE_DIMENSION = 2048
 _CALL_OR_CLOCK = re.compile(r"(?!(?:in|and|or|not)\b)\b\w+\s*\(|\b(?:current_|local)", re.IGNORECASE)
 """Parts of a filter that may be true of other rows a moment later."""
 
@@ -70,6 +83,14 @@ class MemorySearch:
             if query is not None
         ]
 
+    def is_ready(self, search: Search) -> bool:
+        """Return whether a search by vectors alone needs nothing but what is in memory already."""
+        if "filter" in search.options or _reason(search) is not None:
+            return False
+        names = tuple(name for name in _output_names(search) or () if name not in (_DISTANCE, ROW_ID))
+        is_cached = not names or self.columns.has(self.table, search.dataset, names)
+        return is_cached and self.vectors.is_ready(self.table, search.nearest[0]["column"], search.dataset)
+
     def explain(self, search: Search) -> str | None:
         """Return a line for the plan of a search; None where no vectors are kept in memory or searched."""
         if not self.vectors.max_bytes or not search.nearest:
@@ -83,6 +104,39 @@ class MemorySearch:
         nearest = search.nearest[0]
         metric = search.snapshot.fact(_index_metrics)[nearest["column"]]
         return VectorKey(self.table, nearest["column"], len(nearest["q"]), metric)
+
+
+def query_inline(ctx: Context, request: models.QueryTableRequest) -> Context | None:
+    """For `inline`: return a context for a point look-up, or for a search of one vector that is all in memory."""
+    if (lookup := point_lookup_inline(ctx, request)) is not None:
+        return lookup
+    datasets, vector = ctx.storage.datasets, request.vector
+    others = (request.version, request.branch, request.full_text_query, request.filter, request.order_by)
+    if not datasets.vector_cache.max_bytes or request.k > _MAX_INLINE_ROWS or any(others):
+        return None
+    if vector is None or not vector.single_vector or len(vector.single_vector) > _MAX_INLINE_DIMENSION:
+        return None
+    if request.columns is not None and request.columns.column_names is None:
+        return None
+    try:
+        table = open_cached(ctx, request.id)
+        if table is None or effective_policy_of(ctx, table.record) is not None:
+            return None
+        memory = MemorySearch((table.record.location, MAIN), datasets.vector_cache, datasets.column_cache)
+        if not memory.vectors.is_ready(memory.table, None, table.dataset):
+            return None
+        search = plan_search(table.snapshot, request)  # reads nothing: a search of this version was planned before
+    except LanceNamespaceError:
+        return None  # the operation raises it again, in a thread
+    pace = table.snapshot.fact(_search_pace)
+    if not pace.is_fast or not memory.is_ready(search):
+        return None
+    started = perf_counter()
+    return ctx.with_open_table(table_id(request.id), table, lambda: pace.record(perf_counter() - started))
+
+
+def _search_pace(_: lance.LanceDataset) -> LookupPace:
+    return LookupPace()
 
 
 def _index_metrics(dataset: lance.LanceDataset) -> Mapping[str, str]:
@@ -117,6 +171,8 @@ def _reason(search: Search) -> str | None:
         return "its filter applies after the search"
     if isinstance(options.get("filter"), dict):
         return "it searches text, too"
+    if nearest["k"] > _MAX_FOUND:
+        return f"k and offset are more than {_MAX_FOUND:,}"
     unknown = options.keys() - STREAMING_OPTION_NAMES - _OPTIONS | nearest.keys() - _NEAREST_OPTIONS
     if unknown := unknown - {name for name in unknown if nearest.get(name, options.get(name)) is None}:
         return f"the index in memory knows no {', '.join(sorted(unknown))}"

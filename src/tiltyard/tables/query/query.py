@@ -26,8 +26,8 @@ from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_cached, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
+from tiltyard.tables.query.memory_search import query_inline
 from tiltyard.tables.query.plan import QUERY_INDEX, Search, plan_search
-from tiltyard.tables.query.point_lookups import point_lookup_inline
 from tiltyard.tables.query.policy_enforcement import (
     PolicyScope,
     check_search_columns,
@@ -59,9 +59,7 @@ _SMALL_ROWS = 1000
 _SMALL_BYTES = 1 << 20
 
 
-@operation(
-    needs=on_table(Privilege.READ, enforces_policies=True), inline=point_lookup_inline, changes=False, query=True
-)
+@operation(needs=on_table(Privilege.READ, enforces_policies=True), inline=query_inline, changes=False, query=True)
 def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     """Return the rows that a query selects by vector, by text, by filter, or all of them.
 

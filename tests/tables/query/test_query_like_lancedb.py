@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import lancedb
 import pyarrow as pa
 import pytest
-from lancedb.index import FTS, BTree, IvfPq
+from lancedb.index import FTS, BTree, IvfFlat
 from lancedb.query import (
     BooleanQuery,
     BoostQuery,
@@ -332,10 +332,13 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """lancedb's table: two fragments, one outside the indexes; some rows deleted."""
+    """lancedb's table: two fragments, one outside the indexes; some rows deleted.
+
+    Its vectors are not quantized: lancedb would return estimates of distances where the server refines them.
+    """
     folder: Path = tmp_path_factory.mktemp("like_lancedb")
     table = lancedb.connect(folder).create_table("t", rows(300))
-    table.create_index("vec", config=IvfPq(num_partitions=4, num_sub_vectors=4))
+    table.create_index("vec", config=IvfFlat(num_partitions=4))
     table.create_index("text", config=FTS(with_position=True))
     table.create_index("title", config=FTS(with_position=True))
     table.create_index("id", config=BTree())

@@ -38,6 +38,7 @@ from tiltyard.tables.query.policy_enforcement import (
 )
 from tiltyard.tables.query.readers import CachedColumns, Reader, open_readers
 from tiltyard.tables.query.scanners import make_scanner
+from tiltyard.tables.query.search_effort import choose_effort
 from tiltyard.tables.query.view_rows import count_view, find_view, load_view, scan_view
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -122,11 +123,14 @@ def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlan
     """Return the plan of a query, without running it. Raises what `query_table` raises."""
     search, cached_columns = _plan_nested_query(ctx, request.id, request.branch, request.query)
     with _query_errors(search.dataset):
+        lines = [] if cached_columns is None else [cached_columns.memory_search.explain(search)]
+        if (effort := choose_effort(search)) is not None:
+            search = effort.apply(search)
+            lines.append(effort.line)
         plan = _join_plans(
             [scanner.explain_plan(bool(request.verbose)) for scanner in _scanners_until_deadline(ctx, search)]
         )
-    line = None if cached_columns is None else cached_columns.memory_search.explain(search)
-    return plan if line is None else f"{line}\n{plan}"
+    return "\n".join([*filter(None, lines), plan])
 
 
 @operation(needs=on_table(Privilege.READ), changes=False, query=True)
@@ -137,6 +141,8 @@ def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlan
     """
     search, _ = _plan_nested_query(ctx, request.id, request.branch, request.query or _query_fields(request))
     with _query_errors(search.dataset):
+        if (effort := choose_effort(search)) is not None:
+            search = effort.apply(search)
         return _join_plans([scanner.analyze_plan() for scanner in _scanners_until_deadline(ctx, search)])
 
 

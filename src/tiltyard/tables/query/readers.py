@@ -14,6 +14,7 @@ import pyarrow as pa
 from tiltyard.tables.query.memory_search import MemorySearch
 from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, column_names
 from tiltyard.tables.query.point_lookups import unlimited_lookup
+from tiltyard.tables.query.search_effort import choose_effort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,6 +74,8 @@ def open_readers(search: Search, cached_columns: CachedColumns | None) -> Iterat
     if cached_columns is not None and (responses := cached_columns.memory_search.readers(search)) is not None:
         yield from responses
         return
+    if (effort := choose_effort(search)) is not None:
+        search = effort.apply(search)
     output = None if cached_columns is None else _output_columns(search)
     if cached_columns is not None and output is not None:
         names = tuple(name for name in output if name not in _SCORES)

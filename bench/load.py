@@ -185,10 +185,19 @@ def _at(ordered: list[float], share: float) -> float:
 
 def drive(address: Address, requests: Lanes, load: Load) -> Measured:
     """Put a load on a server and measure it; several lanes are one for each connection. Garbage collection waits."""
+    return drive_together(address, [(requests, load)])[0]
+
+
+async def _drive_together(address: Address, loads: Sequence[tuple[Lanes, Load]]) -> list[Measured]:
+    return await asyncio.gather(*(_drive(address, requests, load) for requests, load in loads))
+
+
+def drive_together(address: Address, loads: Sequence[tuple[Lanes, Load]]) -> list[Measured]:
+    """Put several loads on a server at the same time, and measure each."""
     gc.collect()
     gc.disable()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_drive(address, requests, load))
+            return runner.run(_drive_together(address, loads))
     finally:
         gc.enable()

@@ -63,6 +63,10 @@ class Server:
         """Bytes resident now in its largest process."""
         return self._most("VmRSS")
 
+    def total_memory(self) -> int:
+        """Bytes resident now in all its processes."""
+        return sum(self._each("VmRSS"))
+
     def peak_memory(self) -> int:
         """Most bytes resident in one process since `reset_peak`."""
         return self._most("VmHWM")
@@ -78,9 +82,12 @@ class Server:
         return [first, *map(int, children)]
 
     def _most(self, key: str) -> int:
+        return max(self._each(key))
+
+    def _each(self, key: str) -> list[int]:
         texts = [Path(f"/proc/{process}/status").read_text() for process in self._processes()]
         matches = [re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE) for text in texts]
-        return max(int(match[1]) for match in matches if match) * 1024
+        return [int(match[1]) * 1024 for match in matches if match]
 
 
 def tiltyard(

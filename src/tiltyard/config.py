@@ -261,6 +261,10 @@ class Settings:
     )
     max_queries: int = field(default=64, metadata={"help": "Queries of one principal at once; 0 is no limit."})
     max_queries_total: int = field(default=256, metadata={"help": "Queries of all principals at once; 0 is no limit."})
+    principal_weights: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata={"help": "Shares of threads, by the name of a principal; 1 for all others."},
+    )
     query_timeout: float = field(
         default=300.0, metadata={"help": "Seconds that a query may take, including its response; 0 is no limit."}
     )
@@ -397,6 +401,8 @@ def _check_values(settings: Settings) -> None:
     for name, choices in CHOICES.items():
         if getattr(settings, name).lower() not in choices:
             raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)!r}: {', '.join(choices)}.")
+    if light := sorted(name for name, weight in settings.principal_weights.items() if not 0.01 <= weight <= 100):
+        raise ConfigError(f"The weight of {light[0]!r} in principal_weights is a number from 0.01 to 100.")
     if settings.trace_endpoint and not _COLLECTOR.fullmatch(settings.trace_endpoint):
         raise ConfigError("The setting trace_endpoint is the URL of a collector, as http://collector:4318.")
     if settings.openlineage and (problem := openlineage_problem(settings.openlineage)):

@@ -116,9 +116,9 @@ def test_first_rows_are_waited_for_before_the_end() -> None:
 
 async def _releases_of_a_late_read() -> list[bool]:
     end, released = threading.Event(), asyncio.Event()
-    slot = _Slot(SimpleNamespace(release=released.set))  # type: ignore[arg-type]
     with ThreadPoolExecutor(1) as pool:
-        service: Any = SimpleNamespace(_pool=pool)
+        service: Any = SimpleNamespace()
+        slot = _Slot(SimpleNamespace(release=released.set), pool)  # type: ignore[arg-type]
         with slot, pytest.raises(DeadlineExceededError):
             await FlightService._in_thread(service, slot, Deadline.start(0.01, "query"), end.wait, 60)
         releases = [released.is_set()]

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,20 @@ import lancedb
 import pyarrow as pa
 import pytest
 
+from tests.access.scenes import send
 from tests.audit.conftest import eventually
+from tests.services.secured import secured_server
 from tests.services.server import ServerProcess
 from tests.services.wire import check_error, stream
+from tiltyard.model.spec import operations
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ROWS = pa.table({"id": range(60_000), "text": ["x" * 1000] * 60_000})
 ALL = {"vector": None, "k": 60_000}
+QUEUE = 40
+"""Queries of a principal: several times the threads of two processors."""
 
 
 @contextmanager
@@ -88,6 +94,24 @@ def test_query_out_of_time_is_504_and_its_place_is_kept_until_it_ends(tmp_path: 
 
         eventually(ended)
         assert client.post("/v1/table/t/describe", json={}).status_code == 200
+
+
+def test_queue_of_a_principal_does_not_delay_the_query_of_another(tmp_path: Path) -> None:
+    slow = {"vector": None, "k": 10, "filter": "regexp_like(text, 'x.*y.*z$')"}
+    with secured_server(tmp_path) as secured, ThreadPoolExecutor(QUEUE) as threads:
+        with secured.http("administrator") as administrator:
+            fill(administrator, 20_000)
+            for name in ("ann", "bob"):
+                fields = {"object_kind": "table", "id": ["t"], "grantee": name, "privileges": ["read"]}
+                assert send(administrator, operations()["GrantPrivileges"], fields).status_code == 200
+        with secured.http("ann") as ann, secured.http("bob") as bob:
+            for http in (ann, bob):  # once its process has read the grants
+                eventually(lambda http=http: http.post("/v1/table/t/count_rows", json={}).status_code == 200)
+            queries = [threads.submit(ann.post, "/v1/table/t/query", json=slow) for _ in range(QUEUE)]
+            eventually(lambda: any(query.done() for query in queries))
+            assert bob.post("/v1/table/t/count_rows", json={"predicate": "id < 10"}).text == "10"
+            assert sum(not query.done() for query in queries) > QUEUE // 2
+            assert {query.result().status_code for query in queries} == {200}
 
 
 def test_answer_out_of_time_breaks_off(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class Api:
 
     def __init__(self, services: Services, connections: Connections | None = None) -> None:
         self._services = services
-        self._pools = ThreadPools()
+        self._pools = ThreadPools(services.settings)
         self._limits = Limits(services.settings)
         executions = Executions(services, self._pools, self._limits)
         self._router = Router(

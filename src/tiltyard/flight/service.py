@@ -9,7 +9,7 @@ any process of the server can serve each of these calls: one about a query that 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from msgspec import structs
 
 from tiltyard.api.deadlines import Deadline
+from tiltyard.api.execution.threaded import executor_for
 from tiltyard.flight.calls import Call, Calls
 from tiltyard.flight.catalog_commands import answer, schema_of
 from tiltyard.flight.credentials import bearer_token
@@ -273,7 +274,7 @@ class FlightService:
 
         Raises DeadlineExceededError, and what the function raises.
         """
-        running = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        running = asyncio.get_running_loop().run_in_executor(slot.pool, function, *arguments)
         try:
             await asyncio.wait([running], timeout=max(0.0, deadline.remaining))
         finally:
@@ -286,7 +287,8 @@ class FlightService:
 
     def _slot(self, call: Call) -> _Slot:
         """Acquire the slot of a query. Raises HttpError 429."""
-        return _Slot(self._shared.limits.acquire_slot(call.ctx, call.address))
+        slot = self._shared.limits.acquire_slot(call.ctx, call.address)
+        return _Slot(slot, executor_for(self._pool, call.ctx, call.address))
 
     async def _answer(self, call: Call, name: str, command: Any) -> AsyncIterator[bytes]:
         """Yield the rows that answer a question about the catalog."""
@@ -298,7 +300,8 @@ class FlightService:
         yield encode_schema(schema)
         encoder = BatchEncoder(schema)
         loop, rows = asyncio.get_running_loop(), answer(ctx, name, command)
-        while (batch := await loop.run_in_executor(self._pool, next, rows, None)) is not None:
+        pool = executor_for(self._pool, call.ctx, call.address)
+        while (batch := await loop.run_in_executor(pool, next, rows, None)) is not None:
             for parts in encoder.encode(batch):
                 yield b"".join(parts)
 
@@ -390,8 +393,10 @@ class FlightService:
 class _Slot:
     """The slot of a query: released at the end of the block, unless the query keeps it."""
 
-    def __init__(self, slot: QuerySlot | None) -> None:
+    def __init__(self, slot: QuerySlot | None, pool: Executor) -> None:
+        """`pool` has the threads of the query's principal."""
         self._slot = slot
+        self.pool = pool
         self._is_kept = False
 
     def __enter__(self) -> None:

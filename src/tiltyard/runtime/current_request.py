@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
@@ -82,23 +83,35 @@ def add_rows(number: int) -> None:
         request.rows += number
 
 
+def track_work(work: Callable[[], T]) -> Callable[[], T]:
+    """Return work that belongs to the current request, for a thread; it adds its wait and its run to the request."""
+    request = _current.get() if _is_tracked else None
+    if request is None:
+        return work
+    submitted = perf_counter()
+
+    def tracked() -> T:
+        started = perf_counter()
+        request.wait_seconds += started - submitted
+        token = _current.set(request)
+        try:
+            return work()
+        finally:
+            _current.reset(token)
+            request.run_seconds += perf_counter() - started
+
+    return tracked
+
+
 class TrackingExecutor(ThreadPoolExecutor):
     """Threads whose work belongs to the request that has submitted it; waits and runs are added to it."""
 
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a thread."""
+        return self._work_queue.qsize()
+
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        request = _current.get() if _is_tracked else None
-        if request is None:
+        if not _is_tracked or _current.get() is None:
             return super().submit(fn, *args, **kwargs)
-        submitted = perf_counter()
-
-        def work() -> T:
-            started = perf_counter()
-            request.wait_seconds += started - submitted
-            token = _current.set(request)
-            try:
-                return fn(*args, **kwargs)
-            finally:
-                _current.reset(token)
-                request.run_seconds += perf_counter() - started
-
-        return super().submit(work)
+        return super().submit(track_work(partial(fn, *args, **kwargs)))

@@ -107,4 +107,4 @@ class Idempotent:
             return self._threaded.call(ctx, request, *upload)
 
         idempotent.watch_client(wait_for_disconnect(exchange.receive, exchange.feed))
-        return await idempotent.run(ctx, request, body, work, self._threaded.pool)
+        return await idempotent.run(ctx, request, body, work, self._threaded.executor(exchange, ctx))

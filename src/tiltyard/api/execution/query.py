@@ -18,6 +18,7 @@ from tiltyard.api.bodies.arrow_responses import Download, ResponseTooLargeError,
 from tiltyard.api.bodies.byte_ranges import ByteDownload
 from tiltyard.api.deadlines import Deadline, DeadlineExceededError, earliest
 from tiltyard.api.exchange import wait_for_disconnect
+from tiltyard.api.execution.threaded import executor_for
 from tiltyard.runtime.failpoints import Point, reach
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Query:
         body: Any = exchange.body
         slot = exchange.slot = self._limits.acquire_slot(ctx, exchange.log.address, len(body))
         deadline = earliest(Deadline.for_query(self._timeout), exchange.deadline)
-        query = RunningQuery(self._pool, deadline, slot, exchange.watch_client())
+        pool = executor_for(self._pool, ctx, exchange.log.address)
+        query = RunningQuery(pool, deadline, slot, exchange.watch_client())
         ctx = structs.replace(ctx, check_deadline=query.check)
         function, media, limit = self._handler.function, media_type(exchange.accept), self._max_result_bytes
 

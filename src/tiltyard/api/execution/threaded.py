@@ -1,27 +1,33 @@
 """Run operations in threads: one pool for each kind of work.
 
 Kinds do not wait for each other: a hundred slow uploads leave the catalog answering, and queries get as many threads
-as the processors can feed (`docs/architecture.md` has the measurement).
+as the processors can feed (`docs/architecture.md` has the measurement). Principals do not wait for each other either,
+where work is long: they take turns for the threads of queries and writes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tiltyard.api.request_limits import caller_name
 from tiltyard.model.operations import Pool
 from tiltyard.runtime.current_request import TrackingExecutor
 from tiltyard.runtime.failpoints import Point, reach
+from tiltyard.runtime.fair_executor import FairExecutor
 
 if TYPE_CHECKING:
     from tiltyard.api.exchange import Exchange
+    from tiltyard.config import Settings
     from tiltyard.context import Context
     from tiltyard.model.operations import Handler
 
 CATALOG_THREADS = 32
 WRITE_THREADS = 64
+RESERVED_SHARE = 4
+"""One reserved thread for so many others of a pool: only principals without a thread take it."""
 IDENTITY_THREADS = 4
 """Few: a flood of invalid keys must not take the threads, and the database, from callers with a valid one."""
 
@@ -36,23 +42,23 @@ class Execution(Protocol):
 class ThreadPools:
     """The thread pools of one process."""
 
-    def __init__(self) -> None:
-        processors = os.cpu_count() or 1
+    def __init__(self, settings: Settings) -> None:
         self.identity = TrackingExecutor(IDENTITY_THREADS, "identity")
         self.catalog = TrackingExecutor(CATALOG_THREADS, "catalog")
-        self._pools = {
+        query_threads = max(8, 4 * (os.cpu_count() or 1))
+        self._pools: dict[str, TrackingExecutor | FairExecutor] = {
             Pool.CATALOG: self.catalog,
             "identity": self.identity,
-            Pool.QUERIES: TrackingExecutor(max(8, 4 * processors), "query"),
-            Pool.WRITES: TrackingExecutor(WRITE_THREADS, "write"),
+            Pool.QUERIES: _shared_threads(query_threads, "query", settings),
+            Pool.WRITES: _shared_threads(WRITE_THREADS, "write", settings),
         }
 
-    def __getitem__(self, pool: Pool) -> ThreadPoolExecutor:
+    def __getitem__(self, pool: Pool) -> Executor:
         return self._pools[pool]
 
     def gauges(self) -> dict[str, float]:
         """Return the number of calls that wait for a thread of each pool, for the metrics."""
-        return {f"{name} waiting for a thread": pool._work_queue.qsize() for name, pool in self._pools.items()}
+        return {f"{name} waiting for a thread": pool.waiting for name, pool in self._pools.items()}
 
     def close(self) -> None:
         """Start nothing more. The server has drained by now: what still runs is not waited for."""
@@ -60,15 +66,28 @@ class ThreadPools:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _shared_threads(threads: int, name: str, settings: Settings) -> FairExecutor:
+    return FairExecutor(threads, threads // RESERVED_SHARE, name, settings.principal_weights)
+
+
+def executor_for(pool: Executor, ctx: Context, address: str) -> Executor:
+    """Return an executor for a caller's work in a pool; the caller waits for its turn if callers share the pool."""
+    return pool.share_of(caller_name(ctx, address)) if isinstance(pool, FairExecutor) else pool
+
+
 class Threaded:
     """Authorize and run an operation in a thread: its checks read the catalog as well."""
 
     def __init__(self, handler: Handler, pool: Executor) -> None:
         self._handler = handler
-        self.pool = pool
+        self._pool = pool
 
     async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.pool, self.call, ctx, request)
+        return await asyncio.get_running_loop().run_in_executor(self.executor(exchange, ctx), self.call, ctx, request)
+
+    def executor(self, exchange: Exchange, ctx: Context) -> Executor:
+        """Return the executor that runs the operation for a caller."""
+        return executor_for(self._pool, ctx, exchange.log.address)
 
     def call(self, ctx: Context, request: Any, *upload: Any) -> Any:
         """Run the operation in this thread; `upload` is the third argument of an operation that takes Arrow."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY, HAND_OVER
 from tiltyard.api.bodies.uploads import StreamedBody, open_upload
+from tiltyard.api.execution.threaded import executor_for
 from tiltyard.model.operations import PendingResponse
 from tiltyard.runtime.failpoints import Point, reach
 
@@ -115,7 +116,8 @@ class Deferred:
         if self._begin is not None and upload.size is not None and upload.size <= self._inline_bytes:
             response = self._begin(ctx, request, upload)
         if response is None:
-            response = await asyncio.get_running_loop().run_in_executor(self._pool, self._call, ctx, request, upload)
+            pool = executor_for(self._pool, ctx, exchange.log.address)
+            response = await asyncio.get_running_loop().run_in_executor(pool, self._call, ctx, request, upload)
         if isinstance(response, PendingResponse):
             response = response.finish(await self._bridge.wait(response.future))
             reach(Point.BEFORE_ANSWER)

@@ -25,11 +25,18 @@ RESET_PEAK = "5"
 class Server:
     """A server in a process of its own; what it says on standard error goes to a file."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, source: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        source: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         """Start `python -m command`; `source` is the folder `src` of another version to import from."""
         self.name = name
         self._log = log
-        environment = {**os.environ, "PYTHONPATH": str(source)} if source else None
+        environment = {**os.environ, **({"PYTHONPATH": str(source)} if source else {}), **(environ or {})}
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *command], stderr=sink, stdout=sink, cwd=TREE, env=environment
@@ -98,11 +105,15 @@ def tiltyard(
     *,
     further: Sequence[str] = (),
     source: Path | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Server:
-    """Start Tiltyard as a stranger does, on SQLite in its root unless a database is named; `further` flags last."""
+    """Start Tiltyard as a stranger does, on SQLite in its root unless a database is named; `further` flags last.
+
+    `environ` has settings as variables.
+    """
     flags = ["--root", str(root), "--port", "0", "--log-level", "warning", "--workers", str(workers)]
     flags += ["--db", database] if database else []
-    return Server("Tiltyard", ["tiltyard", "serve", *flags, *further], log, source)
+    return Server("Tiltyard", ["tiltyard", "serve", *flags, *further], log, source, environ)
 
 
 def with_sql(root: Path, log: Path, workers: int) -> tuple[Server, int]:

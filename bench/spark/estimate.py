@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
+from bench.constants import Constant, constants_table, markdown_table, short, short_bytes, short_time
 from bench.results import replaced
 from tiltyard.column_refresh.refresh import CHECKPOINT_SECONDS
 from tiltyard.pipeline.indexes.segments import ROWS_PER_MERGE, ROWS_PER_SEGMENT
@@ -25,17 +26,6 @@ MARKS = {name: (f"<!-- {name} -->", f"<!-- end of {name} -->") for name in ("con
 DIMENSION = 128
 PART_BYTES, PARTS_OF_A_SIZE = 5 << 20, 100
 """Lance sends a file to an object store in parts of 5 MiB, and after each hundred in parts larger by as much."""
-
-_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A figure that the plan rests on, and where it is from."""
-
-    value: float
-    what: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +171,7 @@ def _indexes(plan: Plan, its: Constants, slots: int, manifest: float, listed: fl
         merges = math.ceil(plan.rows / ROWS_PER_MERGE)
         merge = plan.rows * 24 / its.copy.value / min(slots, merges)
         yield Figures(
-            f"IVF_PQ, {what}: training alone {_time(train)}",
+            f"IVF_PQ, {what}: training alone {short_time(train)}",
             1 + segments + merges,
             plan.rows * DIMENSION * 4 + sample * DIMENSION * 4,
             plan.rows * 24 * 2,
@@ -196,37 +186,14 @@ def _indexes(plan: Plan, its: Constants, slots: int, manifest: float, listed: fl
 def page(plan: Plan, its: Constants) -> dict[str, str]:
     """The two tables, by their marks."""
     slots = plan.executors * plan.cores
-    constants = ["| constant | value | from |", "|---|---|---|"]
-    for constant_field in fields(its):
-        constant: Constant = getattr(its, constant_field.name)
-        constants.append(f"| {constant.what} | {_short(constant.value)} | {constant.source} |")
     heads = "job", "tasks", "read", "written", "requests", "commits", "manifest", "driver", "time"
-    rows = [f"{_short(plan.rows)} rows, {plan.executors} executors of {plan.cores} cores: {slots:,} slots.", ""]
-    rows += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows = []
     for job in figures(plan, its):
-        counts = [_short(job.tasks), _bytes(job.read), _bytes(job.written), _short(job.requests), f"{job.commits:,}"]
-        rows.append(
-            f"| {' | '.join([job.job, *counts, _bytes(job.manifest), _bytes(job.driver), _time(job.seconds)])} |"
-        )
-    return {"constants": "\n".join(constants), "figures": "\n".join(rows)}
-
-
-def _short(value: float) -> str:
-    for size, unit in _UNITS:
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.4g}"
-
-
-def _bytes(value: float) -> str:
-    return f"{_short(value)}B"
-
-
-def _time(seconds: float) -> str:
-    for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+        counts = [short(job.tasks), short_bytes(job.read), short_bytes(job.written), short(job.requests)]
+        sizes = [short_bytes(job.manifest), short_bytes(job.driver), short_time(job.seconds)]
+        rows.append([job.job, *counts, f"{job.commits:,}", *sizes])
+    title = f"{short(plan.rows)} rows, {plan.executors} executors of {plan.cores} cores: {slots:,} slots."
+    return {"constants": constants_table(its), "figures": f"{title}\n\n{markdown_table(heads, rows)}"}
 
 
 def main() -> None:

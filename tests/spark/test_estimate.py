@@ -1,9 +1,11 @@
-"""docs/scale.md has the figures that its program computes, and fragments fall into groups as tasks need them."""
+"""docs/scale.md has the figures that its programs compute, and fragments fall into groups as tasks need them."""
 
 from __future__ import annotations
 
 import pytest
-from bench.spark.estimate import MARKS, PAGE, Constants, Plan, page, parts
+from bench import scale
+from bench.spark import estimate
+from bench.spark.estimate import PAGE, parts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +14,11 @@ from tiltyard.pipeline.version_diff import group_fragments
 pytestmark = pytest.mark.extended
 
 
-@pytest.mark.parametrize("name", MARKS)
-def test_scale_page_holds_what_the_program_computes(name: str) -> None:
-    begin, end = MARKS[name]
-    assert PAGE.read_text().partition(begin)[2].partition(end)[0].strip() == page(Plan(), Constants())[name].strip()
+@pytest.mark.parametrize("name", [*estimate.MARKS, *scale.MARKS])
+def test_scale_page_holds_what_the_programs_compute(name: str) -> None:
+    begin, end = (estimate.MARKS | scale.MARKS)[name]
+    computed = estimate.page(estimate.Plan(), estimate.Constants()) | scale.page(scale.Service(), scale.Constants())
+    assert PAGE.read_text().partition(begin)[2].partition(end)[0].strip() == computed[name].strip()
 
 
 def test_parts_of_a_file_grow_with_it() -> None:

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -61,6 +61,7 @@ class Vectors:
     rows: Matrix
     ranks: np.ndarray[Any, np.dtype[np.int64]]
     queries: Matrix
+    _nearest: dict[float, list[set[int]]] = field(default_factory=dict)
 
     @classmethod
     def make(cls, rows: int, dimension: int) -> Vectors:
@@ -87,11 +88,14 @@ class Vectors:
 
     def nearest(self, share: float) -> list[set[int]]:
         """Return the ids of the rows that are nearest to the first queries, among a share of the rows."""
+        if share in self._nearest:
+            return self._nearest[share]
         allowed = np.flatnonzero(self.ranks < self.limit(share))
         values = self.rows[allowed]
         squares = (values**2).sum(axis=1)
         best = (np.argpartition(squares - 2 * values @ query, NEAREST)[:NEAREST] for query in self.queries[:CHECKED])
-        return [set(allowed[rows].tolist()) for rows in best]
+        self._nearest[share] = [set(allowed[rows].tolist()) for rows in best]
+        return self._nearest[share]
 
 
 class Subject:

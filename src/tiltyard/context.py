@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.version_cache import Snapshot
     from tiltyard.store import NamespaceRecord, RequestClaim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
+    from tiltyard.tables.query.plan import Search
     from tiltyard.tables.upkeep.change_log import ChangeLog
 
 
@@ -86,10 +87,14 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class OpenTable:
-    """A table's record in the catalog, and a snapshot of it."""
+    """A table's record in the catalog, and a snapshot of it.
+
+    `search` is the request's search of it, where that was planned to choose how the request is executed.
+    """
 
     record: TableRecord
     snapshot: Snapshot
+    search: Search | None = None
 
     @property
     def dataset(self) -> lance.LanceDataset:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access.authorization import effective_policy_of
+from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
 from tiltyard.model.ids import table_id
@@ -132,7 +133,8 @@ def query_inline(ctx: Context, request: models.QueryTableRequest) -> Context | N
     if not pace.is_fast or not memory.is_ready(search):
         return None
     started = perf_counter()
-    return ctx.with_open_table(table_id(request.id), table, lambda: pace.record(perf_counter() - started))
+    planned = OpenTable(table.record, table.snapshot, search)
+    return ctx.with_open_table(table_id(request.id), planned, lambda: pace.record(perf_counter() - started))
 
 
 def _search_pace(_: lance.LanceDataset) -> LookupPace:
@@ -183,21 +185,31 @@ def _reason(search: Search) -> str | None:
 
 def _output_names(search: Search) -> tuple[str, ...] | None:
     """Return the columns of the response, in order; None for those that Lance has to compute."""
-    columns, schema = search.options.get("columns"), search.dataset.schema
+    columns, schema = search.options.get("columns"), search.snapshot.fact(_read_schema)
     if columns is None:
         names = (*schema.names, _DISTANCE)
     elif isinstance(columns, list) and len(set(columns)) == len(columns):
         names = tuple(columns)
     else:
         return None
-    plain = all(name == _DISTANCE or (name in schema.names and _is_plain(schema.field(name))) for name in names)
-    if not plain or _DISTANCE not in names:
+    if _DISTANCE not in names or not schema.plain_names.issuperset(names):
         return None
     return (*names, ROW_ID) if search.options.get("with_row_id") else names
 
 
-def _is_plain(field: pa.Field) -> bool:
-    return not field.metadata and not isinstance(field.type, pa.BaseExtensionType)
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    """The schema of a version: Lance makes it anew each time. `plain_names` are whole columns, and the distance."""
+
+    fields: pa.Schema
+    names: tuple[str, ...]
+    plain_names: frozenset[str]
+
+
+def _read_schema(dataset: lance.LanceDataset) -> _Schema:
+    schema = dataset.schema
+    plain = (field.name for field in schema if not field.metadata and not isinstance(field.type, pa.BaseExtensionType))
+    return _Schema(schema, tuple(schema.names), frozenset({_DISTANCE, *plain}))
 
 
 def _query(values: Any, metric: str) -> np.ndarray[Any, Any] | None:
@@ -247,7 +259,7 @@ class _Response:
         assert names is not None
         self._names = tuple(name for name in names if name not in (_DISTANCE, ROW_ID))
         self._cached = memory.columns.rows(memory.table, search.dataset, self._names) if self._names else None
-        schema = search.dataset.schema
+        schema = search.snapshot.fact(_read_schema).fields
         virtual = {_DISTANCE: pa.field(_DISTANCE, pa.float32()), ROW_ID: pa.field(ROW_ID, pa.uint64())}
         self._schema = pa.schema([virtual.get(name) or schema.field(name) for name in names], schema.metadata)
 

@@ -79,7 +79,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     if scope is not None:
         return _query_with_policies(ctx, table.snapshot, request, scope, cached_columns)
     with _query_errors(table.dataset):
-        return _read_response(ctx, plan_search(table.snapshot, request), cached_columns)
+        return _read_response(ctx, table.search or plan_search(table.snapshot, request), cached_columns)
 
 
 def _caches_for(

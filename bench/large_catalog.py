@@ -1,5 +1,7 @@
 """Catalogs of a million tables: `python -m bench.large_catalog`, and `--postgres` for a catalog in PostgreSQL.
 
+`--databases` and `--folder` keep catalogs in PostgreSQL for several runs, `--fill` fills them before one is measured.
+
 A small catalog (1,000 tables) and a large one (1,000,000 tables, 100,000 namespaces, 10 million version records) are
 filled by SQL, with the same form: a tenth of the tables is in one namespace, ten are in each other one. A server on
 each takes its turn under the same load, on tables drawn anew at random, so that nothing fits into a cache that would
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import pyarrow as pa
 from tests.services.postgres import postgres_server
 
@@ -157,6 +160,9 @@ def fill(catalog: Catalog) -> float:
     for start in range(first, end, AT_ONCE // IN_EACH):
         insert(VERSIONS, 1, IN_EACH, start, min(start + AT_ONCE // IN_EACH, end))
     database.close()
+    if catalog.database:
+        with psycopg.connect(catalog.database, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE")  # what autovacuum does sooner or later, perhaps while we measure
     return time.perf_counter() - started_at
 
 
@@ -381,23 +387,31 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each round")
     parser.add_argument("--pages", type=int, default=1_000, help="of ListAllTables that are followed at most")
     parser.add_argument("--postgres", action="store_true", help="catalogs in PostgreSQL")
-    parser.add_argument("--folder", type=Path, help="keep the catalogs in SQLite there, and take them from there")
+    parser.add_argument(
+        "--databases", nargs=2, metavar=("SMALL", "LARGE"), help="PostgreSQL databases of the catalogs, with --folder"
+    )
+    parser.add_argument("--folder", type=Path, help="keep the catalogs there, and take them from there")
+    parser.add_argument("--fill", action="store_true", help="fill catalogs that are kept, and measure nothing")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         work = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tiltyard-large-")))
         work.mkdir(parents=True, exist_ok=True)
-        cluster = stack.enter_context(postgres_server()) if arguments.postgres else None
+        databases: list[str] | list[None] = arguments.databases or [None, None]
+        if arguments.postgres:
+            cluster = stack.enter_context(postgres_server())
+            databases = [cluster.new_database(socket=True) for _ in databases]
         catalogs = []
-        for tables in (SMALL, arguments.tables):
-            catalog = Catalog(work / str(tables), cluster.new_database(socket=True) if cluster else None, tables)
+        for tables, database in zip((SMALL, arguments.tables), databases, strict=True):
+            catalog = Catalog(work / str(tables), database, tables)
             full = catalog.root / "full"
-            if catalog.database or not full.exists():
+            if not full.exists():
                 catalog.root.mkdir(exist_ok=True)
                 seconds = fill(catalog)
                 full.touch()
                 print(f"{tables:,} tables, {tables * IN_EACH:,} versions: filled in {seconds:.0f} s", flush=True)
             catalogs.append(catalog)
-        measure((catalogs[0], catalogs[1]), arguments, work)
+        if not arguments.fill:
+            measure((catalogs[0], catalogs[1]), arguments, work)
 
 
 if __name__ == "__main__":

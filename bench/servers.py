@@ -52,6 +52,11 @@ class Server:
         self.stop()
         raise RuntimeError(f"{self.name} did not start:\n{self._log.read_text(errors='replace')}")
 
+    @property
+    def pid(self) -> int:
+        """The number of its first process."""
+        return self._process.pid
+
     def stop(self) -> None:
         """Ask it to end, and see that it does."""
         self._process.terminate()

@@ -99,18 +99,49 @@ def test_add_member_without_the_role_is_refused(store: Store) -> None:
         store.add_member("ops", ANN)
 
 
-def test_visible_lists_hold_what_was_granted_and_the_way_to_it(store: Store, tree: dict[str, int]) -> None:
+@pytest.mark.parametrize("few_grants", [True, False])
+def test_visible_lists_hold_what_was_granted_and_the_way_to_it(
+    store: Store, tree: dict[str, int], few_grants: bool
+) -> None:
     store.grant(ANN, TABLE, tree["abt"], READ, "root")
     store.grant(OPS, TABLE, tree["abt"], READ, "root")
     both = [ANN, OPS]
-    assert store.visible_namespaces(1, both, None, 9) == ["a"]
-    assert store.visible_namespaces(tree["a"], both, None, 9) == ["b"]
+    assert store.visible_namespaces(1, both, None, 9, few_grants=few_grants) == ["a"]
+    assert store.visible_namespaces(tree["a"], both, None, 9, few_grants=few_grants) == ["b"]
     assert store.visible_tables(tree["a"], both, None, 9) == []
     assert store.visible_tables(tree["ab"], both, None, 9) == ["t"]
-    assert [store.has_grant_at_or_below(tree[name], both) for name in ("a", "ab", "c")] == [True, True, False]
-    assert store.has_grant_at_or_below(1, both)
-    assert not store.has_grant_at_or_below(1, [BOB])
+    below = [store.has_grant_at_or_below(tree[name], both, few_grants=few_grants) for name in ("a", "ab", "c")]
+    assert below == [True, True, False]
+    assert store.has_grant_at_or_below(1, both, few_grants=few_grants)
+    assert not store.has_grant_at_or_below(1, [BOB], few_grants=few_grants)
+    assert not store.has_grant_at_or_below(4711, both, few_grants=few_grants)
     assert [entry.namespace for entry in store.all_visible_tables(both, None, 9)] == [("a", "b")]
+
+
+def test_visible_namespaces_are_the_same_from_the_grants_and_from_the_children(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiltyard.store.access.visibility.LOOKED_AT", 3)
+    monkeypatch.setattr("tiltyard.store.access.visibility.MOST_LOOKED_AT", 9)
+    for number in range(14):
+        store.create_namespace((f"n{number:02}",), {})
+        table = store.insert_table((f"n{number:02}", "t"), f"file:///{number}", {})
+        if number % 3 == 1:
+            store.grant(ANN, TABLE, table.id, READ, "root")
+    deep = [("n03", "x"), ("n03", "x", "y"), ("n08", "x"), ("n08", "x", "y"), ("n11", "x")]
+    ids = {path: store.create_namespace(path, {}).id for path in deep}
+    store.grant(ANN, NAMESPACE, ids["n08", "x", "y"], READ, "root")  # too deep to be seen from n08's parent
+    store.grant(ANN, NAMESPACE, ids["n11", "x"], READ, "root")
+    pages = []
+    for few_grants in (True, False):
+        names: list[str] = []
+        while page := store.visible_namespaces(1, [ANN, BOB], names[-1] if names else None, 2, few_grants=few_grants):
+            names += page
+        pages.append(names)
+    assert pages[0] == pages[1] == ["n01", "n04", "n07", "n08", "n10", "n11", "n13"]
+    for few_grants in (True, False):
+        found = store.visible_namespaces(1, [ANN], None, 50, few_grants=few_grants)
+        assert found == pages[0]
 
 
 def test_all_visible_tables_pages_through_single_and_inherited_ones(store: Store, tree: dict[str, int]) -> None:
@@ -148,7 +179,7 @@ def test_visible_tables_follow_a_table_that_moves(store: Store, tree: dict[str, 
     assert seen() == [["z"], ["u"], ["z", "u"]]
     store.restore_table(("c", "t"), ("a", "t"))
     assert seen() == [["t", "z"], ["u"], ["t", "z", "u"]]
-    assert not store.has_grant_at_or_below(tree["ab"], names)
+    assert not store.has_grant_at_or_below(tree["ab"], names, few_grants=True)
 
 
 def test_visible_tables_leave_out_declared_ones_if_asked(store: Store) -> None:

@@ -45,6 +45,10 @@ _RETRY_SECONDS = 60.0
 """How long the cache leaves a table alone after an error."""
 _MAX_SELECTIONS = 256
 """Selections of columns remembered for one version."""
+_LOOKUPS_BEFORE_SORT = 32
+"""Look-ups in a version that Lance answers before a column is sorted: together they take as long as that."""
+_MAX_SORTED_ROWS = 200_000
+"""Rows up to which a column is sorted, which takes 20 ms."""
 _OFFSET_MASK = 0xFFFF_FFFF
 _BINARY_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 _LIST_TYPES = (pa.types.is_list, pa.types.is_large_list)
@@ -56,15 +60,63 @@ PageKey = tuple[str, int]
 Names = tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _SortedColumn:
+    """The integers of a column in ascending order, and the addresses of their rows."""
+
+    values: np.ndarray[Any, Any]
+    addresses: np.ndarray[Any, Any]
+
+    def find(self, value: int) -> pa.UInt64Array | None:
+        """Return the addresses of the rows with a value, ascending; None if the column cannot have it."""
+        bounds = np.iinfo(self.values.dtype)
+        if not bounds.min <= value <= bounds.max:
+            return None
+        key = self.values.dtype.type(value)
+        first, last = self.values.searchsorted(key, "left"), self.values.searchsorted(key, "right")
+        return pa.array(self.addresses[first:last])
+
+
 class CachedRows:
     """Columns of one version of a table, all its rows, by row address."""
 
-    def __init__(self, schema: pa.Schema, fragments: Mapping[int, pa.RecordBatch], by_id: bool) -> None:
-        """`by_id`: row ids are addresses in this table."""
+    def __init__(
+        self, schema: pa.Schema, fragments: Mapping[int, pa.RecordBatch], by_id: bool, has_deletions: bool
+    ) -> None:
+        """`by_id`: row ids are addresses in this table. `has_deletions`: some of the rows are deleted."""
         self.fields = {column.name: column for column in schema}
         self.address = "_rowid" if by_id else "_rowaddr"
         self._fragments = fragments
         self._only_fragment = fragments.get(0) if len(fragments) == 1 else None
+        self._has_deletions = has_deletions
+        self._sorted: dict[str, _SortedColumn | None] = {}
+        self._lookups = 0
+
+    def find(self, name: str, value: int) -> pa.UInt64Array | None:
+        """Return the addresses of the rows with an integer in a column, ascending; None where Lance has to find them.
+
+        That is so for the first look-ups, until they have cost as much as it takes to sort the column.
+        """
+        if name not in self._sorted:
+            if self._lookups < _LOOKUPS_BEFORE_SORT:
+                self._lookups += 1
+                return None
+            self._sorted[name] = self._sort(name)
+        column = self._sorted[name]
+        return None if column is None else column.find(value)
+
+    def _sort(self, name: str) -> _SortedColumn | None:
+        """Return a column in order; None for nulls and deleted rows, other types, and too many rows."""
+        arrays = {number: batch.column(name) for number, batch in self._fragments.items()}
+        if self._has_deletions or not pa.types.is_integer(self.fields[name].type):
+            return None
+        if sum(map(len, arrays.values())) > _MAX_SORTED_ROWS or any(array.null_count for array in arrays.values()):
+            return None
+        numbers = sorted(arrays)
+        values = np.concatenate([arrays[number].to_numpy() for number in numbers])
+        addresses = np.concatenate([(number << 32) + np.arange(len(arrays[number])) for number in numbers])
+        order = np.argsort(values, kind="stable")
+        return _SortedColumn(values[order], addresses[order].astype(np.uint64))
 
     def take(self, addresses: pa.UInt64Array) -> list[pa.Array]:
         """Return the columns at these rows, in their order. Raises KeyError, pa.ArrowIndexError for unknown rows."""
@@ -289,7 +341,8 @@ class ColumnCache:
             )
             for fragment in version.fragments
         }
-        rows = CachedRows(schema, fragments, version.by_id)
+        has_deletions = any(fragment.has_deletions for fragment in version.fragments)
+        rows = CachedRows(schema, fragments, version.by_id, has_deletions)
         table.remember(dataset, names, rows)
         return rows
 

@@ -27,6 +27,8 @@ SETTINGS = (
     "SET lock_timeout = '30s'",
     "SET idle_in_transaction_session_timeout = '60s'",  # a process that hangs must not keep its row locks
     "SET default_transaction_isolation = 'read committed'",
+    "SET jit = off",  # it takes a third of a second for statements of a millisecond, by estimates that are far too high
+    "SET enable_seqscan = off",  # all look-ups have an index, which it would leave aside while statistics are old
 )
 RETRIED = (errors.SerializationFailure, errors.DeadlockDetected)
 FULL_SECONDS = 30.0

@@ -7,9 +7,11 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
+from lance_namespace.errors import LanceNamespaceError
 from tests.tables.served import Server, ask
 
 from tiltyard.model.spec import models
+from tiltyard.storage import column_cache
 from tiltyard.tables.indexes.indexes import prewarm_table_page_cache
 from tiltyard.tables.query import point_lookups
 from tiltyard.tables.query.point_lookups import (
@@ -96,6 +98,56 @@ def test_look_up_answers_what_a_scan_finds(fields: dict[str, Any], server: Serve
     for inline in (True, False):
         rows = query_rows(server, inline=inline, **fields)
         assert [{name: row[name] for name in ROWS.schema.names} for row in rows] == expected
+
+
+@pytest.mark.parametrize("fields", [fields for fields in LOOKUPS if "kind" not in fields["filter"]], ids=str)
+@pytest.mark.usefixtures("table")
+def test_integer_that_is_looked_up_often_is_found_without_lance(
+    fields: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in (None, {"column_names": ["kind", "free"]}):
+        request = fields | ({"columns": columns} if columns else {})
+        expected = response_of(server, request)  # by Lance
+        for _ in range(column_cache._LOOKUPS_BEFORE_SORT):
+            query_rows(server, **request)
+        with monkeypatch.context() as patch:
+            patch.setattr("tiltyard.tables.query.plan.make_scanner", refuse_scanner)
+            found = response_of(server, request)
+        assert found.schema.equals(expected.schema, check_metadata=True)
+        assert found.equals(expected)
+
+
+def refuse_scanner(*_: Any) -> Any:
+    raise AssertionError("Lance was asked")
+
+
+def response_of(server: Server, fields: dict[str, Any]) -> pa.Table:
+    response = query_table(server.ctx, query(**fields))
+    return pa.Table.from_batches(response.batches, response.schema)
+
+
+@pytest.mark.parametrize("literal", ["9223372036854775807", "9999999999999999999"])
+@pytest.mark.usefixtures("table")
+def test_integer_beyond_the_column_is_answered_as_by_lance(literal: str, server: Server) -> None:
+    def outcome() -> object:
+        try:
+            return query_rows(server, filter=f"id = {literal}")
+        except LanceNamespaceError as error:
+            return str(error)
+
+    first = outcome()
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+        query_rows(server, filter="id = 1")
+    assert outcome() == first
+
+
+def test_deleted_rows_are_not_found_in_memory(server: Server, table: lance.LanceDataset) -> None:
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+        assert len(query_rows(server, filter="id = 7")) == 1
+    table.delete("id = 7")
+    prewarm(server)
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 2):
+        assert query_rows(server, filter="id = 7") == []
 
 
 @pytest.mark.parametrize("fields", OTHERS, ids=str)

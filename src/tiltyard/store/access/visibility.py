@@ -34,7 +34,7 @@ WITH_PARENTS = f"""{GRANTED}, seeds (id) AS (
         UNION SELECT namespace_id FROM mine CROSS JOIN tables WHERE tables.id = mine.id AND kind = 'table'
     ), up (id) AS (
         SELECT id FROM seeds
-        UNION SELECT parent_id FROM up CROSS JOIN namespaces WHERE namespaces.id = up.id AND parent_id IS NOT NULL
+        UNION SELECT (SELECT parent_id FROM namespaces WHERE namespaces.id = up.id) FROM up WHERE id IS NOT NULL
     )
 """
 IS_PARENT = f"{WITH_PARENTS} SELECT 1 FROM up WHERE id = ?"
@@ -43,12 +43,15 @@ NAMESPACES = f"""{WITH_PARENTS}
     WHERE namespaces.id = up.id AND parent_id = ? AND name > ? ORDER BY name LIMIT ?
 """
 # The grants say where tables are, so that an index of them has those of a page in order; the tables themselves decide.
+# In a subquery with one value that is not null, as PostgreSQL expects of most: for a join, EXISTS or a comparison it
+# would read all grants, or all tables.
 GRANTED_TABLES = """
     SELECT * FROM (
-        SELECT grants.namespace_id, table_name FROM grants CROSS JOIN tables
-        WHERE grantee IN ({grantees}) AND kind = 'table' AND {place} AND tables.id = object_id
-            AND tables.namespace_id = grants.namespace_id AND tables.name = table_name AND (? OR NOT declared)
-            AND (? OR mount_id IS NULL)
+        SELECT grants.namespace_id, table_name FROM grants
+        WHERE grantee IN ({grantees}) AND kind = 'table' AND {place} AND (
+            SELECT 1 FROM tables WHERE tables.id = object_id AND tables.namespace_id = grants.namespace_id
+                AND tables.name = table_name AND (? OR NOT declared) AND (? OR mount_id IS NULL)
+        ) IS NOT NULL
         GROUP BY grants.namespace_id, table_name ORDER BY grants.namespace_id, table_name LIMIT ?
     ) granted
 """
@@ -58,10 +61,43 @@ MOST_SELECTS = 16
 """Up to so many grantees have a select each, which ends with the page; for more, all their grants there are sorted."""
 TABLES = "SELECT table_name FROM ({granted}) found ORDER BY 1 LIMIT ?"
 HAS_GRANTED_TABLE = """
-    SELECT 1 FROM grants CROSS JOIN tables
+    SELECT 1 FROM grants
     WHERE grantee IN ({grantees}) AND kind = 'table' AND grants.namespace_id = ? AND table_name >= ''
-        AND tables.id = object_id AND tables.namespace_id = grants.namespace_id LIMIT 1
+        AND (SELECT tables.namespace_id FROM tables WHERE tables.id = object_id) = grants.namespace_id LIMIT 1
 """
+# Whether a namespace is visible, from itself rather than from the grants: by a grant on it or on a table in it, or on a
+# child or on a table in one, of so many at most. UNDECIDED if there may be one further down.
+HIDDEN, VISIBLE, UNDECIDED = 0, 1, 2
+_HAS_GRANT = """(
+    SELECT count(*) FROM grants WHERE grantee IN ({grantees}) AND kind = 'namespace' AND object_id = NAMESPACE.id
+) > 0 OR (
+    SELECT 1 FROM grants WHERE grantee IN ({grantees}) AND kind = 'table'
+        AND grants.namespace_id = NAMESPACE.id AND table_name >= ''
+        AND (SELECT tables.namespace_id FROM tables WHERE tables.id = object_id) = grants.namespace_id LIMIT 1
+) = 1"""
+
+
+def _visibility(most: int) -> str:
+    """Return SQL for the visibility of the namespace `here`, which looks at so many of its children at most."""
+    children = f"(SELECT id FROM namespaces WHERE parent_id = here.id LIMIT {most}) child"
+    return f"""CASE
+        WHEN {_HAS_GRANT.replace("NAMESPACE", "here")} THEN {VISIBLE}
+        WHEN (SELECT 1 FROM {children} WHERE {_HAS_GRANT.replace("NAMESPACE", "child")} LIMIT 1) = 1 THEN {VISIBLE}
+        WHEN (SELECT count(*) FROM {children}) = {most} THEN {UNDECIDED}
+        WHEN (SELECT 1 FROM {children} WHERE (SELECT 1 FROM namespaces WHERE parent_id = child.id LIMIT 1) = 1 LIMIT 1)
+            = 1 THEN {UNDECIDED}
+        ELSE {HIDDEN} END
+    """
+
+
+_GRANTEE_LISTS = 4
+"""How often `_visibility` has the grantees."""
+VISIBILITY_OF = f"SELECT {_visibility(1_000)} FROM namespaces here WHERE id = ?"
+VISIBILITY_OF_CHILDREN = f"""
+    SELECT name, {_visibility(16)} FROM namespaces here WHERE parent_id = ? AND name > ? ORDER BY name LIMIT ?
+"""
+LOOKED_AT, MOST_LOOKED_AT = 100, 2_000
+"""Children that one statement looks at, and those that a page is sought among: past that, the grants take less time."""
 COUNT = "SELECT count(*) FROM (SELECT 1 FROM grants WHERE grantee IN ({grantees}) LIMIT ?) found"
 WITH_DESCENDANTS = """, down (id) AS (
         SELECT id FROM mine WHERE kind = 'namespace'
@@ -70,7 +106,7 @@ WITH_DESCENDANTS = """, down (id) AS (
 """
 GRANTED_NAMESPACES = """
     WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
-        SELECT DISTINCT kind, object_id FROM grants WHERE grantee IN ({grantees}) AND kind NOT IN ('server', 'table')
+        SELECT DISTINCT kind, object_id FROM grants WHERE grantee IN ({grantees}) AND kind = 'namespace'
     )
 """
 ALL_TABLES = f"""{GRANTED_NAMESPACES}{WITH_DESCENDANTS}, page (namespace_id, name) AS (
@@ -132,8 +168,16 @@ class Visibility(Repository):
     __slots__ = ()
 
     @reads
-    def has_grant_at_or_below(self, namespace_id: int, grantees: Sequence[str]) -> bool:
-        """Return whether there is a grant on a namespace or on anything in it."""
+    def has_grant_at_or_below(self, namespace_id: int, grantees: Sequence[str], *, few_grants: bool) -> bool:
+        """Return whether there is a grant on a namespace or on anything in it.
+
+        Where there are not `few_grants` to the grantees, it is sought from the namespace down first.
+        """
+        if not few_grants:
+            sql = VISIBILITY_OF.format(grantees=placeholders(grantees))
+            row = self.connection.row(sql, *(*grantees,) * _GRANTEE_LISTS, namespace_id)
+            if row is None or row[0] != UNDECIDED:
+                return row is not None and row[0] == VISIBLE
         for sql in (HAS_GRANTED_TABLE, IS_PARENT):  # the first is the usual case, and cheaper
             if self.connection.row(sql.format(grantees=placeholders(grantees)), *grantees, namespace_id) is not None:
                 return True
@@ -147,11 +191,39 @@ class Visibility(Repository):
 
     @reads
     def visible_namespaces(
-        self, namespace_id: int, grantees: Sequence[str], after: str | None, limit: int
+        self, namespace_id: int, grantees: Sequence[str], after: str | None, limit: int, *, few_grants: bool
     ) -> list[str]:
-        """Return up to `limit` names of children with a grant on them or on anything in them, those after `after`."""
+        """Return up to `limit` names of children with a grant on them or on anything in them, those after `after`.
+
+        They are read from the grants if there are `few_grants` to the grantees, else sought among the children first.
+        """
+        names, place = ([], after or "") if few_grants else self._seek(namespace_id, grantees, after or "", limit)
+        if place is None:
+            return names
         sql = NAMESPACES.format(grantees=placeholders(grantees))
-        return [row[0] for row in self.connection.rows(sql, *grantees, namespace_id, after or "", limit)]
+        rows = self.connection.rows(sql, *grantees, namespace_id, place, limit - len(names))
+        return names + [row[0] for row in rows]
+
+    def _seek(self, namespace_id: int, grantees: Sequence[str], after: str, limit: int) -> tuple[list[str], str | None]:
+        """Return names of visible children, and the name after which the grants have to say more; None: all are there.
+
+        It stops at the first child that is undecided, and after MOST_LOOKED_AT of them.
+        """
+        sql = VISIBILITY_OF_CHILDREN.format(grantees=placeholders(grantees))
+        names: list[str] = []
+        for _ in range(MOST_LOOKED_AT // LOOKED_AT):
+            rows = self.connection.rows(sql, *(*grantees,) * _GRANTEE_LISTS, namespace_id, after, LOOKED_AT)
+            for name, visibility in rows:
+                if visibility == UNDECIDED:
+                    return names, after
+                after = name
+                if visibility == VISIBLE:
+                    names.append(name)
+                    if len(names) == limit:
+                        return names, None
+            if len(rows) < LOOKED_AT:
+                return names, None
+        return names, after
 
     @reads
     def visible_tables(

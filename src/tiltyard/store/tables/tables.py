@@ -62,12 +62,14 @@ LIST = """
     ORDER BY name LIMIT ?
 """
 # Follows a page of (namespace_id, name): yields that page, then the ancestors of its namespaces. The first column tells
-# them apart; so a single statement reads a single snapshot of the catalog.
+# them apart; so a single statement reads a single snapshot of the catalog. PostgreSQL would read all namespaces for a
+# join, as it cannot know how short a page is.
 WITH_ANCESTORS = """, up (leaf, parent_id, name, height) AS (
         SELECT id, parent_id, name, 1 FROM namespaces WHERE id IN (SELECT namespace_id FROM page)
         UNION ALL
-        SELECT up.leaf, above.parent_id, above.name, up.height + 1
-        FROM up JOIN namespaces above ON above.id = up.parent_id
+        SELECT leaf, (SELECT above.parent_id FROM namespaces above WHERE above.id = up.parent_id),
+            (SELECT above.name FROM namespaces above WHERE above.id = up.parent_id), height + 1
+        FROM up WHERE parent_id IS NOT NULL
     )
     SELECT 0 AS height, namespace_id, name FROM page
     UNION ALL SELECT height, leaf, name FROM up WHERE parent_id IS NOT NULL

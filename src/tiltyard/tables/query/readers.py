@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from tiltyard.tables.query.memory_search import MemorySearch
+from tiltyard.tables.query.memory_search import BatchReader, MemorySearch
 from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, column_names
-from tiltyard.tables.query.point_lookups import unlimited_lookup
+from tiltyard.tables.query.point_lookups import find_in_memory, unlimited_lookup
 from tiltyard.tables.query.search_effort import choose_effort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import lance
 
     from tiltyard.storage.column_cache import BranchKey, CachedRows, ColumnCache
     from tiltyard.storage.vector_cache.cache import VectorCache
@@ -81,7 +83,7 @@ def open_readers(search: Search, cached_columns: CachedColumns | None) -> Iterat
         names = tuple(name for name in output if name not in _SCORES)
         rows = cached_columns.cache.rows(cached_columns.key, search.dataset, names)
         if rows is not None:
-            yield from _cached_readers(search, rows, output)
+            yield from _rows_in_memory(search, rows, output, cached_columns) or _cached_readers(search, rows, output)
             return
     for scanner in search.scanners():
         yield scanner.to_reader()
@@ -103,6 +105,36 @@ def _output_columns(search: Search) -> tuple[str, ...] | None:
     if not isinstance(columns, list) or len(set(columns)) < len(columns):
         return None
     return tuple(columns) if any(name not in _SCORES for name in columns) else None
+
+
+def _rows_in_memory(
+    search: Search, rows: CachedRows, output: tuple[str, ...], cached_columns: CachedColumns
+) -> list[Reader]:
+    """Return the reader of a look-up whose rows are found in the cache; none for other searches."""
+    options, with_row_id = search.options, bool(search.options.get("with_row_id"))
+    plain = options.keys() - STREAMING_OPTION_NAMES - {"with_row_id"}
+    if search.nearest or not isinstance(options.get("filter"), str) or not _FILTER_OPTIONS.issuperset(plain):
+        return []
+    if (with_row_id and rows.address != ROW_ID) or not rows.fields.keys() >= set(output):
+        return []
+    cache, key = cached_columns.cache, cached_columns.key
+    addresses = find_in_memory(
+        search.snapshot, options["filter"], lambda name: cache.rows(key, search.dataset, (name,))
+    )
+    if addresses is None:
+        return []
+    addresses = addresses.slice(0, search.max_rows)
+    columns = rows.take(addresses)
+    fields = [rows.fields[name] for name in output]
+    if with_row_id:
+        columns, fields = [*columns, addresses], [*fields, pa.field(ROW_ID, pa.uint64())]
+    schema = pa.schema(fields, search.snapshot.fact(_schema_metadata))
+    return [BatchReader(schema, (pa.RecordBatch.from_arrays(columns, schema=schema),))]
+
+
+def _schema_metadata(dataset: lance.LanceDataset) -> dict[bytes, bytes] | None:
+    metadata: dict[bytes, bytes] | None = dataset.schema.metadata
+    return metadata
 
 
 def _cached_readers(search: Search, rows: CachedRows, output: tuple[str, ...]) -> Iterator[Reader]:

@@ -119,7 +119,7 @@ def stream_file(folder: Path, size: int) -> Path:
 def register(source: Path, root: Path, name: str, address: Address) -> None:
     """Give a server a table that is there: its files linked into the root, then registered."""
     folder = "registered.lance"
-    shutil.copytree(source, root / folder, copy_function=_link)
+    link(source, root / folder)
     try:
         call_json(address, of_table(name, "register"), {"location": str(root / folder)})
     except RuntimeError as refused:  # Tiltyard takes the whole path, RestAdapter one below its root
@@ -127,6 +127,11 @@ def register(source: Path, root: Path, name: str, address: Address) -> None:
             call_json(address, of_table(name, "register"), {"location": folder})
         except RuntimeError:
             raise refused from None
+
+
+def link(source: Path, target: Path) -> None:
+    """Link the files of a folder into another one."""
+    shutil.copytree(source, target, copy_function=_link)
 
 
 def _link(source: str, target: str) -> None:

@@ -45,13 +45,20 @@ def together(work: Callable[[int], object], threads: int, seconds: float, warm_u
 
 
 def search(dataset: lance.LanceDataset, query: dict[str, Any]) -> pa.Table:
-    """One query of `data.nearest_queries` or `data.equal_queries`, as one would write it with pylance."""
+    """One query of `bench.data` or `bench.reads`, as one would write it with pylance."""
+    if (predicate := query.get("count")) is not None:
+        return pa.table({"count": [dataset.count_rows(predicate)]})
     columns = query["columns"]["column_names"]
     if (vector := query.get("prepared")) is not None:
         nearest = {"column": query["vector_column"], "q": vector, "k": query["k"], "nprobes": query["nprobes"]}
         return dataset.scanner(
             columns=[*columns, "_distance"], nearest=nearest, disable_scoring_autoprojection=True
         ).to_table()
+    if (text := query.get("text")) is not None:
+        return dataset.to_table(
+            columns=[*columns, "_score"], full_text_query={"query": text, "columns": ["text"]}, limit=query["k"],
+            disable_scoring_autoprojection=True,
+        )  # fmt: skip
     return dataset.to_table(columns=columns, filter=query["filter"], limit=query["k"])
 
 

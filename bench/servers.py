@@ -46,7 +46,7 @@ class Server:
     def _wait(self) -> Address:
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and self._process.poll() is None:
-            if match := re.search(r"on http://(\S+):(\d+)", self._log.read_text(errors="replace")):
+            if match := re.search(r"on https?://(\S+):(\d+)", self._log.read_text(errors="replace")):
                 return Address(match[1], int(match[2]))
             time.sleep(0.05)
         self.stop()

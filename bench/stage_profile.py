@@ -5,7 +5,8 @@ The timer counts processor time of the process, and its signal interrupts the ev
 instructions of Python, so a sample is no matter of who has the GIL. A sample weighs as much as each thread has used
 since the last one. The event loop's time goes to the stage of its innermost frame that belongs to one; where a function
 has just been entered, to that of its caller, which has used the time. A pool's thread is seen where it last gave the
-GIL away, which is in most cases the call that has used the time. Threads that Python does not know are Lance's.
+GIL away, which is in most cases the call that has used the time; `unseen` is the time of those that wait for work again
+by then. Threads that Python does not know are Lance's.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from types import FrameType
 FILE_VARIABLE = "BENCH_STAGE_FILE"
 INTERVAL = 0.001
 """Seconds of processor time between samples; the kernel makes its own tick of it where that is longer."""
-STAGES = ("parse", "authenticate", "authorize", "store", "operation", "Lance", "encode", "glue", "loop")
-LOOP, LANCE = "loop", "Lance"
+STAGES = ("parse", "authenticate", "authorize", "store", "operation", "Lance", "encode", "glue", "loop", "unseen")
+LOOP, LANCE, UNSEEN = "loop", "Lance", "unseen"
 
 _ENTRY = opmap["RESUME"]
 RULES: tuple[tuple[str, frozenset[str] | None, str], ...] = (
@@ -102,6 +103,8 @@ class StageProfile:
             if thread and seconds > 0:
                 innermost = frame if thread == self._main else frames.get(thread)
                 stage, name = self._stage(innermost)
+                if thread != self._main and stage == LOOP:
+                    stage = UNSEEN
                 self.seconds[stage] += seconds
                 self.functions[name] += 1
                 python += seconds
@@ -114,7 +117,7 @@ class StageProfile:
         for thread in threading.enumerate():
             identity = thread.ident or 0
             with suppress(OSError):
-                now = time.clock_gettime(time.pthread_getcpuclockid(identity))
+                now = time.clock_gettime(_clock_of(thread.native_id or 0))
                 found[identity] = now - self._last.get(identity, now)
                 self._last[identity] = now
         whole = time.process_time()
@@ -134,6 +137,11 @@ class StageProfile:
                 return stage, name
             frame = frame.f_back
         return LOOP, name
+
+
+def _clock_of(thread: int) -> int:
+    """Return Linux's clock of a thread's processor time by its number, which is an error for one that has ended."""
+    return (~thread << 3) | 6
 
 
 def _rule(module: str, function: str) -> str | None:

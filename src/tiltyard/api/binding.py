@@ -6,6 +6,7 @@ The query wins over the body where both name a field; the id of the path has to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, get_args, get_type_hints
 from urllib.parse import parse_qsl
 
@@ -16,6 +17,8 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, Id, decode_segment, parse_id
 from tiltyard.model.spec import Operation, Shape, models
 
 NOT_FROM_QUERY = frozenset({"id", "identity", "context"})
+SHORT_QUERY = 64
+"""Bytes of a query string up to which what it says is remembered."""
 CONTEXT_HEADER = b"x-lance-ctx-"
 TABLE_LOCATION = b"x-lance-table-location"
 TABLE_PROPERTIES = b"x-lance-table-properties"
@@ -110,10 +113,18 @@ def parse_query(raw: bytes) -> QueryString:
     """Return the names and values of a query string. Raises InvalidInputError if it is not UTF-8."""
     if not raw:
         return []
+    return list(_parse_short_query(raw)) if len(raw) <= SHORT_QUERY else _parse_query(raw)
+
+
+def _parse_query(raw: bytes) -> QueryString:
     try:
         return parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1000)
     except (ValueError, UnicodeDecodeError) as error:
         raise InvalidInputError("The query string cannot be read: percent-encode it as UTF-8.") from error
+
+
+_parse_short_query = lru_cache(maxsize=256)(_parse_query)
+"""The same for query strings that many requests have, as `limit=100`; the list that it returns is not to be changed."""
 
 
 def context_entries(headers: Headers) -> dict[str, str]:

@@ -21,11 +21,13 @@ class Paging:
     """Makes and reads page tokens; all servers of a catalog share the secret, which is in its database."""
 
     def __init__(self, secret: bytes, largest: int = LARGEST_PAGE) -> None:
-        self._secret = secret
+        self._mac = hmac.new(secret, digestmod=hashlib.sha256)  # copied for each token: OpenSSL takes long to begin one
         self._largest = largest
 
     def _sign(self, scope: str, body: bytes) -> bytes:
-        return hmac.digest(self._secret, scope.encode() + b"\0" + body, hashlib.sha256)[:_SIGNATURE_BYTES]
+        mac = self._mac.copy()
+        mac.update(scope.encode() + b"\0" + body)
+        return mac.digest()[:_SIGNATURE_BYTES]
 
     def make_token(self, scope: str, key: Any) -> str:
         """Return the token of the page after `key` in the list named `scope`."""

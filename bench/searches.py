@@ -26,13 +26,13 @@ def nearest(environment: Environment) -> list[Result]:
 def nearest_ids(environment: Environment) -> list[Result]:
     """The same with the ids alone: Lance does the least there, so all else shows the most."""
     what = "vector query k=10, 100,000 x 128, IVF_PQ, nprobes 20, ids alone, 8 connections"
-    return _search(environment, ("nearest-ids", what), data.nearest_queries(["id"]), (2, 0.85))
+    return _search(environment, ("nearest-ids", what), data.nearest_queries(["id"]), (2, 0.9))
 
 
 def equal(environment: Environment) -> list[Result]:
     """One row of 100,000 by a BTREE."""
     what = "equality on a BTREE column, 100,000 rows, 8 connections"
-    return _search(environment, ("equal", what), data.equal_queries(), (2, 0.6))
+    return _search(environment, ("equal", what), data.equal_queries(), (2, 0.9))
 
 
 def _search(

@@ -141,6 +141,25 @@ def test_integer_beyond_the_column_is_answered_as_by_lance(literal: str, server:
     assert outcome() == first
 
 
+@pytest.mark.parametrize("name", ["null", "true", "NULL", "current_date"])
+def test_column_with_the_name_of_a_value_is_left_to_lance(server: Server, name: str) -> None:
+    dataset = server.create("t", pa.table({name: range(100), "id": range(100)}))
+    for column in (name, "id"):
+        dataset.create_scalar_index(column, "BTREE")
+    prewarm(server)
+
+    def outcome() -> object:
+        try:
+            return query_rows(server, filter=f"{name} = 5")
+        except LanceNamespaceError as error:
+            return str(error)
+
+    first = outcome()
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+        outcome()
+    assert outcome() == first
+
+
 def test_deleted_rows_are_not_found_in_memory(server: Server, table: lance.LanceDataset) -> None:
     for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
         assert len(query_rows(server, filter="id = 7")) == 1

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from tiltyard.storage.version_cache import Snapshot
 
 _LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(?:-?\d{1,19}|'[^'\\]{0,256}')\s*")
-_INTEGER_LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(-?\d{1,19})\s*")
+_INTEGER_LOOKUP = re.compile(
+    r"\s*(?!(?:true|false|null)\b|current_|local)([a-z_]\w*)\s*=\s*(-?\d{1,19})\s*", re.IGNORECASE
+)
+"""Not by columns whose names are values to SQL."""
 _INDICES = frozenset({"btree", "bitmap"})
 _MAX_ROWS = 100
 MANY_ROWS = 256

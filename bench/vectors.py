@@ -10,15 +10,12 @@ which is the limit: their queries are Python threads.
 from __future__ import annotations
 
 import argparse
-import io
-import json
 import multiprocessing
-import socket
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -27,195 +24,32 @@ from typing import Any
 
 import faiss
 import lance
-import numpy as np
-import pyarrow as pa
-from tests.conformance import lance_spark
 
 from bench.embedded import together
-from bench.load import Address, Load
+from bench.load import Load
 from bench.rounds import Side
-from bench.servers import Server, tiltyard
-from bench.wire import ARROW, call, call_json, of_table, post, stream
+from bench.vector_subjects import CHECKED, NEAREST, QUERIES, TABLE, Chroma, Matrix, Subject, Tiltyard, Vectors
+from bench.wire import ARROW, call, call_json, of_table, stream
 
 CALLERS = (1, 8, 32)
 SHARES = (0.5, 0.1, 0.01, 0.001)
-NEAREST = 10
-QUERIES = 300
-CHECKED = 100
-CLUSTERS = 2_000
-SPREAD = 0.7
-TABLE = "vectors"
-REQUIREMENTS = Path(__file__).with_name("chroma.txt")
-CHROMA = Path(sys.prefix) / "chroma"
-CHROMA_BATCH = 5_000
-READY_SECONDS = 900.0
-COLLECTIONS = "/api/v2/tenants/default_tenant/databases/default_database/collections"
-
-Matrix = np.ndarray[Any, np.dtype[np.float32]]
+FEW_CHECKED = 20
+"""Queries whose recall is checked where a server answers fewer than `FEW_CHECKED` a second."""
+WRITES_PER_SECOND = 5
+ROWS_PER_WRITE = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Vectors:
-    """Rows, each with a rank that filters select by, and queries. Shapes: (rows, dimension), (rows,), (QUERIES, …)."""
-
-    rows: Matrix
-    ranks: np.ndarray[Any, np.dtype[np.int64]]
-    queries: Matrix
-    _nearest: dict[float, list[set[int]]] = field(default_factory=dict)
-
-    @classmethod
-    def make(cls, rows: int, dimension: int) -> Vectors:
-        """Make them, the same ones each time."""
-        rng = np.random.default_rng(2)
-        scale = ((1 + np.arange(dimension)) ** -0.5).astype(np.float32)
-        centers = rng.normal(size=(CLUSTERS, dimension)).astype(np.float32)
-
-        def members(count: int) -> Matrix:
-            noise = rng.standard_normal((count, dimension), dtype=np.float32)
-            return ((centers[rng.integers(0, CLUSTERS, count)] + np.float32(SPREAD) * noise) * scale).astype(np.float32)
-
-        values = members(rows)
-        return cls(values, rng.permutation(rows), members(QUERIES))
-
-    def table(self) -> pa.Table:
-        """Return the rows as a table of id, rank and vec."""
-        values = pa.FixedSizeListArray.from_arrays(pa.array(self.rows.ravel()), self.rows.shape[1])
-        return pa.table({"id": pa.array(range(len(self.rows))), "rank": pa.array(self.ranks), "vec": values})
-
-    def limit(self, share: float) -> int:
-        """Return the rank below which a share of the rows is."""
-        return int(len(self.rows) * share)
-
-    def nearest(self, share: float) -> list[set[int]]:
-        """Return the ids of the rows that are nearest to the first queries, among a share of the rows."""
-        if share in self._nearest:
-            return self._nearest[share]
-        allowed = np.flatnonzero(self.ranks < self.limit(share))
-        values = self.rows[allowed]
-        squares = (values**2).sum(axis=1)
-        best = (np.argpartition(squares - 2 * values @ query, NEAREST)[:NEAREST] for query in self.queries[:CHECKED])
-        self._nearest[share] = [set(allowed[rows].tolist()) for rows in best]
-        return self._nearest[share]
-
-
-class Subject:
-    """A server with the vectors, and how it is asked."""
-
-    name: str
-    server: Server
-
-    def request(self, query: Matrix, limit: int | None) -> bytes:
-        """Return the request for the nearest rows, of those whose rank is below a limit."""
-        raise NotImplementedError
-
-    def ids(self, query: Matrix, limit: int | None) -> list[int]:
-        """Return the ids that the server finds."""
-        raise NotImplementedError
-
-
-class Tiltyard(Subject):
-    """Our server; `request` leaves the effort of the search open, as a client does that names none."""
-
-    def __init__(self, name: str, root: Path, log: Path, memory: int) -> None:
-        self.name = name
-        environ = {"TILTYARD_VECTOR_CACHE_BYTES": str(memory), "TILTYARD_UPKEEP": "false"}
-        self.server = tiltyard(root, log, 1, environ=environ)
-
-    def body(self, query: Matrix, limit: int | None) -> dict[str, Any]:
-        """Return the body of a query."""
-        body = {"vector": {"single_vector": query.tolist()}, "vector_column": "vec", "k": NEAREST}
-        body["columns"] = {"column_names": ["id"]}
-        return body if limit is None else {**body, "filter": f"rank < {limit}"}
-
-    def request(self, query: Matrix, limit: int | None) -> bytes:
-        return post(of_table(TABLE, "query"), self.body(query, limit))
-
-    def ids(self, query: Matrix, limit: int | None) -> list[int]:
-        body = json.dumps(self.body(query, limit)).encode()
-        response = call(self.server.address, "POST", of_table(TABLE, "query"), body)
-        ids: list[int] = pa.ipc.open_file(io.BytesIO(response)).read_all().column("id").to_pylist()
-        return ids
-
-    def wait_for_memory(self, vectors: Vectors) -> float:
-        """Search until the index in memory answers; return the seconds. Raises RuntimeError after READY_SECONDS."""
-        began = time.monotonic()
-        while time.monotonic() < began + READY_SECONDS:
-            self.ids(vectors.queries[0], None)
-            plan = call_json(
-                self.server.address, of_table(TABLE, "explain_plan"), {"query": self.body(vectors.queries[0], None)}
-            )
-            if "index in memory" in plan:
-                return time.monotonic() - began
-            time.sleep(0.5)
-        raise RuntimeError("The index in memory is not built.")
-
-
-class ChromaServer(Server):
-    """Chroma's server, whose log does not say its address: the port is chosen here."""
-
-    def __init__(self, folder: Path, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port: int = probe.getsockname()[1]
-        command = ["bench.chroma", "run", "--path", str(folder), "--host", "127.0.0.1", "--port", str(self._port)]
-        super().__init__("Chroma", command, log, environ={"PYTHONPATH": str(CHROMA / "python")})
-
-    def _wait(self) -> Address:
-        address = Address("127.0.0.1", self._port)
-        until = time.monotonic() + READY_SECONDS
-        while time.monotonic() < until and self._process.poll() is None:
-            try:
-                call(address, "GET", "/api/v2/heartbeat")
-            except OSError:
-                time.sleep(0.1)
-            else:
-                return address
-        self.stop()
-        raise RuntimeError(f"Chroma did not start:\n{self._log.read_text(errors='replace')}")
-
-
-class Chroma(Subject):
-    """Chroma over HTTP, by requests as its client sends them."""
-
-    name = "Chroma"
-
-    def __init__(self, folder: Path, log: Path, search_width: int) -> None:
-        """`search_width` is its `ef_search`."""
-        lance_spark.prepare(CHROMA, REQUIREMENTS)
-        self.server = ChromaServer(folder, log)
-        configuration = {"hnsw": {"space": "l2", "ef_search": search_width}}
-        created = call_json(self.server.address, COLLECTIONS, {"name": TABLE, "configuration": configuration})
-        self._path = f"{COLLECTIONS}/{created['id']}"
-
-    def add(self, vectors: Vectors) -> None:
-        """Send all rows."""
-        for start in range(0, len(vectors.rows), CHROMA_BATCH):
-            rows = range(start, min(start + CHROMA_BATCH, len(vectors.rows)))
-            body = {
-                "ids": [str(row) for row in rows],
-                "embeddings": vectors.rows[rows.start : rows.stop].tolist(),
-                "metadatas": [{"rank": int(vectors.ranks[row])} for row in rows],
-            }
-            call_json(self.server.address, f"{self._path}/add", body)
-
-    def body(self, query: Matrix, limit: int | None) -> dict[str, Any]:
-        """Return the body of a query."""
-        body = {"query_embeddings": [query.tolist()], "n_results": NEAREST, "include": ["distances"]}
-        return body if limit is None else {**body, "where": {"rank": {"$lt": limit}}}
-
-    def request(self, query: Matrix, limit: int | None) -> bytes:
-        return post(f"{self._path}/query", self.body(query, limit))
-
-    def ids(self, query: Matrix, limit: int | None) -> list[int]:
-        response = call_json(self.server.address, f"{self._path}/query", self.body(query, limit))
-        return [int(text) for text in response["ids"][0]]
-
-
-def recall(ids: Callable[[Matrix, int | None], Sequence[int]], vectors: Vectors, share: float) -> float:
+def recall(
+    ids: Callable[[Matrix, int | None], Sequence[int]],
+    vectors: Vectors,
+    share: float,
+    checked: int = CHECKED,
+    written: int = 0,
+) -> float:
     """Return the share of the nearest rows that responses to the first queries have."""
     limit = None if share == 1 else vectors.limit(share)
-    pairs = zip(vectors.queries, vectors.nearest(share), strict=False)
-    return sum(len(expected & set(ids(query, limit))) for query, expected in pairs) / (NEAREST * CHECKED)
+    pairs = zip(vectors.queries, vectors.nearest(share, written)[:checked], strict=False)
+    return sum(len(expected & set(ids(query, limit))) for query, expected in pairs) / (NEAREST * checked)
 
 
 def measure(
@@ -230,11 +64,69 @@ def measure(
             requests = [subject.request(query, limit) for query in vectors.queries]
             side.take(lambda requests=requests: cycle(requests), load)  # type: ignore[misc]
     for side, subject in zip(sides, subjects, strict=True):
-        found = recall(subject.ids, vectors, share)
+        found = recall(subject.ids, vectors, share, FEW_CHECKED if side.rate < FEW_CHECKED else CHECKED)
         spread = median(one.p99 / one.p50 for one in side.rounds)
         what = "all" if share == 1 else f"{share:.1%}"
         ratio = f"{side.rate / sides[-1].rate:.2f}x" if len(sides) > 1 else ""
         yield f"| {what} | {callers} | {subject.name} | {side.words()} | {found:.3f} | {spread:.1f} | {ratio} |"
+
+
+@dataclass(slots=True)
+class Writing:
+    """Rows that a thread writes while searches are measured."""
+
+    written: int = 0
+    delays: list[float] = field(default_factory=list)
+    """Seconds from the response to a write until a search found a row of it."""
+
+
+@contextmanager
+def writing(subject: Subject, vectors: Vectors) -> Iterator[Writing]:
+    """Write rows at a steady rate, and look for one of each write, until the block ends; RuntimeError if late."""
+    done, stopping = Writing(), threading.Event()
+
+    def write() -> None:
+        began = time.monotonic()
+        while not stopping.wait(max(0.0, began + len(done.delays) / WRITES_PER_SECOND - time.monotonic())):
+            first = vectors.standing + done.written
+            if first == len(vectors.rows):
+                return
+            subject.insert(vectors, range(first, first + ROWS_PER_WRITE))
+            written_at = time.monotonic()
+            while first not in subject.ids(vectors.rows[first], None):
+                pass
+            done.delays.append(time.monotonic() - written_at)
+            done.written += ROWS_PER_WRITE
+
+    thread = threading.Thread(target=write)
+    began = time.monotonic()
+    thread.start()
+    try:
+        yield done
+    finally:
+        seconds = time.monotonic() - began
+        stopping.set()
+        thread.join()
+    if len(done.delays) < 0.9 * WRITES_PER_SECOND * seconds:
+        raise RuntimeError(f"{subject.name} took {len(done.delays)} writes in {seconds:.0f} s.")
+
+
+def measure_writes(subjects: Sequence[Subject], vectors: Vectors, arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield the lines of searches of standing rows, and of those while rows are written."""
+    load = Load(8, arguments.seconds * arguments.rounds)
+    for subject in subjects:
+        requests = [subject.request(query, None) for query in vectors.queries]
+        standing, busy = Side(subject.server), Side(subject.server)
+        standing.take(lambda requests=requests: cycle(requests), load)  # type: ignore[misc]
+        with writing(subject, vectors) as done:
+            busy.take(lambda requests=requests: cycle(requests), load)  # type: ignore[misc]
+        found = recall(subject.ids, vectors, 1, written=done.written)
+        ratio, spread = busy.rate / standing.rate, busy.rounds[0].p99 / busy.rounds[0].p50
+        yield f"| all, standing | 8 | {subject.name} | {standing.words()} | | | |"
+        what = f"all, {WRITES_PER_SECOND * ROWS_PER_WRITE} rows/s written"
+        delays = f"found {median(done.delays):.2f} s after the write, at most {max(done.delays):.2f} s"
+        line = f"{busy.words()}, {delays}"
+        yield f"| {what} | 8 | {subject.name} | {line} | {found:.3f} | {spread:.1f} | {ratio:.2f}x |"
 
 
 def _limits(folder: str, rows: int, dimension: int, callers: int, seconds: float, kind: str, answer: Any) -> None:
@@ -289,7 +181,7 @@ def limits(folder: Path, arguments: argparse.Namespace, kind: str) -> Iterator[s
 def fill(subject: Tiltyard, vectors: Vectors, index_type: str) -> None:
     """Create the table and its indexes, and wait for them."""
     address = subject.server.address
-    call(address, "POST", of_table(TABLE, "create"), stream(vectors.table()), ARROW)
+    call(address, "POST", of_table(TABLE, "create"), stream(vectors.table(range(vectors.standing))), ARROW)
     partitions = int(len(vectors.rows) ** 0.5)
     vector = {"column": "vec", "index_type": index_type, "distance_type": "l2", "num_partitions": partitions}
     call_json(address, of_table(TABLE, "create_scalar_index"), {"column": "rank", "index_type": "BTREE"})
@@ -308,10 +200,11 @@ def main() -> None:
     parser.add_argument("--search-width", type=int, default=100, help="ef_search of Chroma [default: 100, its own]")
     parser.add_argument("--rounds", type=int, default=3, help="[default: 3]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round [default: 4]")
-    parser.add_argument("--only", choices=("callers", "filters", "limits"), help="part of the table")
+    parser.add_argument("--only", choices=("callers", "filters", "writes", "limits"), help="part of the table")
     parser.add_argument("--without-chroma", action="store_true", help="measure our own sides alone")
     arguments = parser.parse_args()
-    vectors = Vectors.make(arguments.rows, arguments.dimension)
+    written = int(2 * (arguments.rounds * arguments.seconds + 1) * WRITES_PER_SECOND) * ROWS_PER_WRITE
+    vectors = Vectors.make(arguments.rows, arguments.dimension, written)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         subjects = start(folder, vectors, arguments, stack)
@@ -320,6 +213,9 @@ def main() -> None:
         loads += [(share, 8) for share in SHARES if arguments.only in (None, "filters")]
         for share, callers in loads:
             for line in measure(subjects, vectors, share, callers, arguments):
+                print(line, flush=True)
+        if arguments.only in (None, "writes"):
+            for line in measure_writes(subjects[1:], vectors, arguments):
                 print(line, flush=True)
         stack.pop_all().close()
         for kind in ("pylance", "FAISS HNSW") if arguments.only in (None, "limits") else ():

@@ -7,12 +7,12 @@ files never change, so appends and deletes leave a page valid, and a new version
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationErro
 
 from tiltyard.model.branches import Branch
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.fragment_contents import contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MAX_FRAGMENTS = 64
-"""To inspect so many, once a version, takes about as long as to open the table."""
+MAX_FRAGMENTS = 256
+"""To inspect so many, once a version, takes 4 ms."""
 _GUESSED_WIDTH = 64
 """Bytes of a value of variable length, as guessed before it is read; pages that were read are measured."""
 _CREDIT_PER_QUERY = 4 << 20
 """Bytes that one query allows the cache to read: columns are read once enough queries have asked for them.
 
 A table of 50 MB is read after a dozen queries; one that is queried once never is."""
+_AT_ONCE_BYTES = 1 << 20
+"""Missing pages up to which a query reads them itself: to ask Lance for its rows would take it as long."""
 _MAX_TABLES = 1024
 _RETRY_SECONDS = 60.0
 """How long the cache leaves a table alone after an error."""
@@ -124,15 +127,14 @@ class CachedRows:
             return list(self._only_fragment.take(addresses).columns)
         positions = addresses.to_numpy()
         numbers, offsets = positions >> 32, positions & _OFFSET_MASK
-        order = np.argsort(numbers, kind="stable")
-        starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-        parts = [
-            self._fragments[int(numbers[rows[0]])].take(pa.array(offsets[rows]))
-            for rows in np.split(order, starts[1:])
-            if len(rows)
-        ]
-        if not parts:
+        present = np.unique(numbers).tolist()
+        if len(present) == 1:
+            return list(self._fragments[present[0]].take(pa.array(offsets)).columns)
+        if not present:
             return list(next(iter(self._fragments.values())).slice(0, 0).columns)
+        order = np.argsort(numbers, kind="stable")
+        rows = np.split(offsets[order], np.flatnonzero(np.diff(numbers[order])) + 1)
+        parts = [self._fragments[number].take(pa.array(taken)) for number, taken in zip(present, rows, strict=True)]
         return list(pa.concat_batches(parts).take(pa.array(np.argsort(order, kind="stable"))).columns)
 
 
@@ -208,6 +210,8 @@ class _Table:
     too_large: dict[Names, int] = field(default_factory=dict)
     retry_at: float = 0.0
     is_loading: bool = False
+    reading: threading.Lock = field(default_factory=threading.Lock)
+    """Held by queries that may wait: one reads what all of them lack."""
 
     def may_read(self, names: Names, rows: int) -> bool:
         """Whether columns of a version with so many rows may be read now."""
@@ -250,24 +254,34 @@ class ColumnCache:
         with self._lock:
             return sum(table.size for table in self._tables.values())
 
-    def rows(self, key: BranchKey, dataset: lance.LanceDataset, names: Names) -> CachedRows | None:
-        """Return columns of a table's latest version if all are cached; else start to read them. Never waits for Lance.
+    def rows(
+        self, key: BranchKey, dataset: lance.LanceDataset, names: Names, *, may_wait: bool = False
+    ) -> CachedRows | None:
+        """Return columns of a table's latest version if all are cached; else start to read them.
 
-        None also for columns that are not worth their size yet, or cannot be cached.
+        None also for columns that are not worth their size yet, or cannot be cached. A caller that `may_wait` reads
+        the few rows that a new version brings, and is the only one to do so; others never wait for Lance.
         """
         if not self._max_bytes:
             return None
         with self._lock:
             table = self._touch(key)
-            selections = table.selections.get(dataset)
-            if selections is not None and names in selections:
-                return selections[names]
+            if names in (known := table.selections.get(dataset, {})):
+                return known[names]
+        with table.reading if may_wait else nullcontext():
+            return self._find(key, table, dataset, names, may_wait)
+
+    def _find(
+        self, key: BranchKey, table: _Table, dataset: lance.LanceDataset, names: Names, may_wait: bool
+    ) -> CachedRows | None:
         version = self._version(dataset)
         if version is None or not version.columns.keys() >= set(names) or version.size(names) > self._max_bytes:
             with self._lock:
                 table.remember(dataset, names, None)
             return None
         with self._lock:
+            if names in (known := table.selections.get(dataset, {})):
+                return known[names]  # read while this query waited
             table.credit = min(table.credit + _CREDIT_PER_QUERY, self._max_bytes)
             if not table.pages and table.credit < version.size(names):
                 return None
@@ -279,8 +293,13 @@ class ColumnCache:
                 return None
             table.credit -= cost
             table.is_loading = True
-            self._threads.submit(self._fill, key, table, dataset, version, names, missing)
-        return None
+            if not (may_wait and table.pages and cost <= _AT_ONCE_BYTES):
+                self._threads.submit(self._fill, key, table, dataset, version, names, missing)
+                return None
+        self._fill(key, table, dataset, version, names, missing)
+        with self._lock:
+            is_complete = all(page.key in table.pages for page in missing)
+            return self._select(table, dataset, version, names) if is_complete else None
 
     def has(self, key: BranchKey, dataset: lance.LanceDataset, names: Names) -> bool:
         """Whether queries for these columns are answered from memory already."""
@@ -361,7 +380,7 @@ class ColumnCache:
         names: Names,
         missing: list[_Page],
     ) -> None:
-        """Read missing pages, in the cache's thread."""
+        """Read missing pages."""
         try:
             self._add(key, table, version, self._read(dataset, missing))
         except _ClosedError:
@@ -460,11 +479,7 @@ def _inspect(dataset: lance.LanceDataset, max_bytes: int) -> _Version | None:
 
 
 def _describe_fragment(fragment: FragmentMetadata) -> _Fragment:
-    content: dict[str, Any] = fragment.to_json()
-    deletion_file = content.pop("deletion_file")
-    return _Fragment(
-        fragment.id, fragment.physical_rows, deletion_file is not None, json.dumps(content, sort_keys=True)
-    )
+    return _Fragment(fragment.id, fragment.physical_rows, fragment.deletion_file is not None, contents(fragment))
 
 
 def _value_width(column: pa.Field) -> int | None:

@@ -13,7 +13,7 @@ from tiltyard.model.branches import MAIN
 from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
 from tiltyard.storage.version_cache import Snapshot
-from tiltyard.tables.commits.finalizing import finalize_pending
+from tiltyard.tables.commits.finalizing import finalize_pending, has_unfinished
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import recorded_latest
 
@@ -78,12 +78,14 @@ def open_for_reading(
 
 
 def open_cached(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:
-    """Open a table at its latest version, if that takes no more than a lookup of a local file's name; None otherwise.
+    """Open a table at its latest version, if that takes no more than lookups of local files' names; None otherwise.
 
     Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError.
     """
     record = find_table(ctx, names)
-    if not ctx.storage.is_latest_cached(record.location) or _has_pending_versions(ctx, record):
+    if not ctx.storage.is_latest_cached(record.location):
+        return None
+    if _has_pending_versions(ctx, record) and has_unfinished(ctx, record):
         return None
     snapshot = ctx.storage.datasets.cached_snapshot(record.location)
     if snapshot is None or (ctx.freshness and not ctx.freshness.is_met_by(int(snapshot.dataset.version), ctx.clock())):

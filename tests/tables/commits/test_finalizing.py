@@ -128,3 +128,15 @@ def test_error_that_nobody_foresaw_keeps_no_other_table_waiting(
     monkeypatch.setattr(finalizing, "_finish", fail)
     assert sweep_leftovers(server.ctx)
     assert lance.dataset(folder).count_rows() == 3
+
+
+def test_readers_wait_for_what_is_recorded_and_not_for_what_was_just_finalized(server: Server, tmp_path: Path) -> None:
+    folder = finishable(server, "t", tmp_path)
+    record = server.ctx.store.describe_table(("t",))
+    assert finalizing.has_unfinished(server.ctx, record)
+    finalizing.finalize_pending(server.ctx, record.id)
+    record = server.ctx.store.describe_table(("t",))
+    assert server.ctx.store.has_pending_versions(record.id), "marked in the background"
+    assert not finalizing.has_unfinished(server.ctx, record)
+    pend(server, "t", 2, stage(folder, 2, tmp_path))
+    assert finalizing.has_unfinished(server.ctx, record)

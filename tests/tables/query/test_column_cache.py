@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,28 @@ def test_a_new_version_reads_its_new_fragments_alone(cache: ColumnCache, uri: st
     cached_rows = wait_for(30, lambda: cache.rows(PLACE, dataset, NAMES))
     assert [number for number, _ in reads] == [3]
     assert cached_rows.take(addresses((3, 9), (0, 1)))[0].to_pylist() == [609, 1]
+
+
+def test_queries_that_may_wait_read_a_few_new_rows_once(cache: ColumnCache, uri: str, reads: list[Any]) -> None:
+    load_rows(cache, lance.dataset(uri))
+    reads.clear()
+    dataset = lance.write_dataset(rows(10, start=600), uri, mode="append")
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: cache.rows(PLACE, dataset, NAMES, may_wait=True), range(8)))
+    assert [number for number, _ in reads] == [3]
+    assert found[0] is not None
+    assert all(cached_rows is found[0] for cached_rows in found)
+    assert found[0].take(addresses((3, 9), (0, 1)))[0].to_pylist() == [609, 1]
+
+
+def test_queries_that_may_wait_do_not_wait_for_many_rows(
+    cache: ColumnCache, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_rows(cache, lance.dataset(uri))
+    monkeypatch.setattr(column_cache, "_AT_ONCE_BYTES", 100)
+    dataset = lance.write_dataset(rows(10, start=600), uri, mode="append")
+    assert cache.rows(PLACE, dataset, NAMES, may_wait=True) is None
+    wait_for(30, lambda: cache.rows(PLACE, dataset, NAMES, may_wait=True))
 
 
 def test_deletes_leave_what_is_in_memory_valid(cache: ColumnCache, uri: str, reads: list[Any]) -> None:
@@ -330,7 +353,8 @@ def test_no_room_at_all_reads_nothing(uri: str, reads: list[Any]) -> None:
 
 
 def test_a_table_of_many_fragments_is_left_to_lance(tmp_path: Path, cache: ColumnCache) -> None:
-    dataset = lance.write_dataset(pa.table({"id": range(65)}), str(tmp_path / "t.lance"), max_rows_per_file=1)
+    table = pa.table({"id": range(column_cache.MAX_FRAGMENTS + 1)})
+    dataset = lance.write_dataset(table, str(tmp_path / "t.lance"), max_rows_per_file=1)
     assert cache.rows(PLACE, dataset, ("id",)) is None
     with pytest.raises(UnsupportedOperationError, match="compact"):
         cache.load(PLACE, dataset, None)

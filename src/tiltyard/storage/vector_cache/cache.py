@@ -31,7 +31,7 @@ from tiltyard.storage.vector_cache.fragments import (
     read_fragments,
     read_vectors,
 )
-from tiltyard.storage.vector_cache.index import Allowed, MemoryIndex, VersionRows, bytes_of_row
+from tiltyard.storage.vector_cache.index import Allowed, MemoryIndex, OtherRows, VersionRows, bytes_of_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,9 +52,11 @@ EXTEND_ROWS = 1024
 """Rows outside of an index from which on they are added to it."""
 MAX_OTHER_ROWS = 20_000
 """Rows outside of an index up to which each search computes their distances, if they are no more than an eighth."""
+_COPIES = 2
+"""Copies of rows outside of an index: by fragment, and those of the latest version together."""
 _CHUNK_ROWS = 1024
-_EXTENSION_ROWS = 32
-"""Rows added at once while searches wait: 5 ms."""
+_EXTENSION_ROWS = 8
+"""Rows added at once while searches wait: 1 ms."""
 _NICENESS = 10
 
 
@@ -100,7 +102,7 @@ class _Entry:
         """Bytes in memory."""
         others = sum(block.vectors.nbytes for block in list(self.others.values()) if block.vectors is not None)
         masks = sum(mask.nbytes for _, mask in list(self.masks.values()))
-        return others + masks + (0 if self.index is None else self.index.size)
+        return _COPIES * others + masks + (0 if self.index is None else self.index.size)
 
     def drop_index(self, state: str) -> None:
         """Forget all rows."""
@@ -135,8 +137,9 @@ class _Entry:
         count = int(positions.sum())
         if 2 * count < index.rows:
             raise _IndexOutdatedError
-        live = Allowed(np.packbits(positions, bitorder="little"), count, tuple(mask for _, mask in others))
-        return VersionRows(index, indexed, tuple(block for block, _ in others), live)
+        rows = OtherRows.of(others, self.key.dimension)
+        live = Allowed(np.packbits(positions, bitorder="little"), count, np.ones(len(rows), dtype=bool))
+        return VersionRows(index, indexed, rows, live)
 
     def _block_and_mask(self, dataset: lance.LanceDataset, fragment: Fragment, max_rows: int) -> tuple[Block, Array]:
         """Return the block of a fragment, and which of its rows a version has; at most `max_rows` rows are read."""
@@ -207,18 +210,18 @@ class VectorCache:
             except _IndexOutdatedError:
                 entry.drop_index("most rows are new to it: it is built anew")
                 return None
-        if sum(len(block.offsets) for block in rows.others) >= EXTEND_ROWS:
+        if len(rows.others) >= EXTEND_ROWS:
             self._start(entry, self._extend, dataset)
         return rows
 
     def is_ready(self, table: BranchKey, column: str | None, dataset: lance.LanceDataset) -> bool:
-        """Return whether all rows of a version are in the index of a column, or of any; nothing is read for it."""
+        """Return whether a version can be searched at once by a column, or by any; nothing is read for it."""
         with self._lock:
             entries = [
                 entry for key, entry in self._entries.items() if key.table == table and column in (None, key.column)
             ]
         versions = [entry.versions.get(dataset) for entry in entries if entry.index is not None]
-        return any(rows is not None and not rows.others for rows in versions)
+        return any(rows is not None and len(rows.others) < 2 * EXTEND_ROWS for rows in versions)
 
     def state(self, key: VectorKey, dataset: lance.LanceDataset) -> str | None:
         """Return why Lance answers the searches of a column; None where an index in memory does."""
@@ -294,13 +297,13 @@ class VectorCache:
         rows = dataset.count_rows()
         capacity = rows + rows // 8 + 2 * EXTEND_ROWS
         dimension = entry.key.dimension
-        self._make_room(entry, capacity * bytes_of_row(dimension) + _other_rows(capacity) * 4 * dimension)
+        self._make_room(entry, capacity * bytes_of_row(dimension) + _other_rows(capacity) * _COPIES * 4 * dimension)
         entry.state = "it is being built"
         index = MemoryIndex(entry.key.dimension, entry.key.metric, capacity)
         blocks = {}
         for fragment in read_fragments(dataset):
             parts = read_vectors(dataset, fragment, entry.key.column, normalize=entry.key.metric == "cosine")
-            blocks[fragment.key] = self._add(entry, index, fragment, parts, _CHUNK_ROWS)
+            blocks[fragment.key] = self._add(entry, index, fragment, parts)
         with self._lock, entry.lock:
             if entry.is_dropped:
                 raise _ClosedError
@@ -337,9 +340,8 @@ class VectorCache:
         added = {}
         for key, block in others.items():
             assert block.vectors is not None
-            added[key] = self._add(
-                entry, index, block.fragment, [(block.offsets, block.vectors, block.nulls)], _EXTENSION_ROWS
-            )
+            rows = (block.offsets, block.vectors, block.nulls)
+            added[key] = self._add(entry, index, block.fragment, [rows], is_searched=True)
         with entry.lock:
             if entry.index is index:
                 entry.blocks |= added
@@ -353,17 +355,19 @@ class VectorCache:
         index: MemoryIndex,
         fragment: Fragment,
         parts: Iterable[tuple[Array, Array, Array]],
-        chunk_rows: int,
+        *,
+        is_searched: bool = False,
     ) -> Block:
         """Add rows of a fragment to an index; return their block. No version has them until the block is known."""
         start, base = index.rows, np.uint64(fragment.number << 32)
+        chunk_rows = _EXTENSION_ROWS if is_searched else _CHUNK_ROWS
         offsets, nulls = [np.zeros(0, np.uint32)], [np.zeros(0, np.uint32)]
         for part, vectors, without in parts:
             for first in range(0, len(part), chunk_rows):
                 if self._is_closed or entry.is_dropped:
                     raise _ClosedError
                 chunk = slice(first, first + chunk_rows)
-                index.add(part[chunk].astype(np.uint64) + base, vectors[chunk])
+                index.add(part[chunk].astype(np.uint64) + base, vectors[chunk], is_searched=is_searched)
             offsets.append(part)
             nulls.append(without)
         return Block(fragment, np.concatenate(offsets), np.concatenate(nulls), start)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from tiltyard.storage.fragment_contents import contents, deletions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,9 +54,7 @@ def _describe(fragment: lance.LanceFragment) -> Fragment:
         raise UnsupportedVectorsError("the table has stable row ids")
     if not metadata.physical_rows:
         raise UnsupportedVectorsError("its manifest is of an older format")
-    content: dict[str, Any] = metadata.to_json()
-    deletions = json.dumps(content.pop("deletion_file"), sort_keys=True)
-    return Fragment(metadata.id, metadata.physical_rows, json.dumps(content, sort_keys=True), deletions)
+    return Fragment(metadata.id, metadata.physical_rows, contents(metadata), deletions(metadata))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Block:
 
 def live_offsets(dataset: lance.LanceDataset, fragment: Fragment) -> Array:
     """Return the offsets of the rows of a fragment that are not deleted, in ascending order."""
-    if fragment.deletions == "null":
+    if not fragment.deletions:
         return np.arange(fragment.physical_rows, dtype=np.uint32)
     source = dataset.get_fragment(fragment.number)
     assert source is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,8 +14,10 @@ from tiltyard.storage.vector_cache.fragments import Array, Block
 
 _LINKS = 16
 _EF_CONSTRUCTION = 80
-_EF_SEARCH = 128
-"""Candidates of a search: on 300,000 overlapping vectors of 256 floats, 0.98 of the ten nearest are found."""
+_EF_EXTENSION = 40
+"""Candidates for the links of a row that is added while searches wait: half as long, and 0.99 of the nearest found."""
+_EF_SEARCH = 96
+"""Candidates of a search: of 300,000 overlapping vectors of 256 floats, all of the ten nearest are found, by 48 too."""
 _MAX_EF = 4096
 _SLOTS = 2 * _LINKS + 2
 """Links of a node, those of upper layers on average."""
@@ -61,10 +63,11 @@ class MemoryIndex:
         """Bytes, the room for further rows included."""
         return self.capacity * bytes_of_row(self.dimension)
 
-    def add(self, addresses: Array, vectors: Array) -> None:
-        """Add rows, in the calling thread alone."""
+    def add(self, addresses: Array, vectors: Array, *, is_searched: bool = False) -> None:
+        """Add rows, in the calling thread alone; sooner, and with fewer candidates, if searches wait for it."""
         with self._lock.write():
             self._faiss.omp_set_num_threads(1)
+            self._graph.hnsw.efConstruction = _EF_EXTENSION if is_searched else _EF_CONSTRUCTION
             start = self.rows
             self.addresses[start : start + len(addresses)] = addresses
             self._graph.add(np.ascontiguousarray(vectors))
@@ -90,20 +93,50 @@ class MemoryIndex:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Rows that a search may return: a bitmap of positions in the index, their number, masks of the other blocks."""
+    """Rows that a search may return: a bitmap of positions in the index, their number, and a mask of the other rows."""
 
     bitmap: Array
     rows: int
-    masks: tuple[Array, ...]
+    others: Array
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRows:
+    """Rows of a version that are not in the index yet: their addresses and vectors, in arrays of equal length."""
+
+    addresses: Array
+    vectors: Array
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @classmethod
+    def of(cls, blocks: Sequence[tuple[Block, Array]], dimension: int) -> OtherRows:
+        """Return the rows that masks select of blocks."""
+        addresses, vectors = [np.zeros(0, np.uint64)], [np.zeros((0, dimension), np.float32)]
+        for block, mask in blocks:
+            assert block.vectors is not None
+            addresses.append(block.offsets[mask].astype(np.uint64) + np.uint64(block.fragment.number << 32))
+            vectors.append(block.vectors[mask])
+        return cls(np.concatenate(addresses), np.concatenate(vectors))
+
+    def distances(self, query: Array, mask: Array, metric: str) -> tuple[Array, Array]:
+        """Return addresses and distances of the rows that a mask selects."""
+        every = bool(mask.all())
+        addresses, vectors = (self.addresses, self.vectors) if every else (self.addresses[mask], self.vectors[mask])
+        if metric != "l2":
+            return addresses, 1 - vectors @ query
+        differences = vectors - query
+        return addresses, np.einsum("ij,ij->i", differences, differences)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRows:
-    """The rows of one version: those in the index, and those of fragments that are not in it yet, by their vectors."""
+    """The rows of one version: those in the index, and those of fragments that are not in it yet."""
 
     index: MemoryIndex
     indexed: dict[int, Block]
-    others: tuple[Block, ...]
+    others: OtherRows
     live: Allowed
     filters: dict[str, Allowed] = field(default_factory=dict)
 
@@ -116,43 +149,42 @@ class VersionRows:
             mask, count = block.select(offsets[numbers == number])
             positions[block.start : block.start + len(mask)] = mask
             rows += count
-        masks = tuple(block.select(offsets[numbers == block.fragment.number])[0] for block in self.others)
-        return Allowed(np.packbits(positions, bitorder="little"), rows, masks)
+        others = np.isin(self.others.addresses, addresses)
+        return Allowed(np.packbits(positions, bitorder="little"), rows, others)
 
     def search(self, query: Array, count: int, allowed: Allowed, ef: int) -> tuple[Array, Array]:
         """Return addresses and distances of the nearest rows, nearest first."""
-        parts = [self.index.search(query, count, allowed.bitmap, allowed.rows, ef)] if allowed.rows else []
-        parts += [self._distances(block, mask, query) for block, mask in zip(self.others, allowed.masks, strict=True)]
-        if not parts:
-            return np.zeros(0, np.uint64), np.zeros(0, np.float32)
-        addresses, distances = (np.concatenate(column) for column in zip(*parts, strict=True))
+        found = self.others.distances(query, allowed.others, self.index.metric) if len(self.others) else None
+        if found is None or not allowed.rows:
+            addresses, distances = found or self.index.search(query, count, allowed.bitmap, allowed.rows, ef)
+        else:
+            indexed = self.index.search(query, count, allowed.bitmap, allowed.rows, ef)
+            addresses, distances = (np.concatenate(column) for column in zip(indexed, found, strict=True))
         order = np.argsort(distances, kind="stable")[:count]
         return addresses[order], distances[order].astype(np.float32)
 
-    def _distances(self, block: Block, mask: Array, query: Array) -> tuple[Array, Array]:
-        assert block.vectors is not None
-        vectors, offsets = block.vectors[mask], block.offsets[mask]
-        if self.index.metric == "l2":
-            differences = vectors - query
-            distances = np.einsum("ij,ij->i", differences, differences)
-        else:
-            distances = 1 - vectors @ query
-        return offsets.astype(np.uint64) + np.uint64(block.fragment.number << 32), distances
-
 
 class _ReadWriteLock:
-    """Many readers or one writer; a waiting writer goes before new readers."""
+    """Many readers or one writer. A waiting writer goes before new readers, and after it the readers that waited."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._readers = 0
+        self._waiting_readers = 0
+        self._admitted_readers = 0
+        """Readers that waited for the last writer: the next writer waits for them."""
         self._is_writing = False
         self._waiting_writers = 0
 
     @contextmanager
     def read(self) -> Iterator[None]:
         with self._condition:
-            self._condition.wait_for(lambda: not self._is_writing and not self._waiting_writers)
+            self._waiting_readers += 1
+            try:
+                self._condition.wait_for(self._may_read)
+            finally:
+                self._waiting_readers -= 1
+                self._admitted_readers = max(0, self._admitted_readers - 1)
             self._readers += 1
         try:
             yield
@@ -166,7 +198,7 @@ class _ReadWriteLock:
         with self._condition:
             self._waiting_writers += 1
             try:
-                self._condition.wait_for(lambda: not self._is_writing and not self._readers)
+                self._condition.wait_for(self._may_write)
                 self._is_writing = True
             finally:
                 self._waiting_writers -= 1
@@ -175,4 +207,11 @@ class _ReadWriteLock:
         finally:
             with self._condition:
                 self._is_writing = False
+                self._admitted_readers = self._waiting_readers
                 self._condition.notify_all()
+
+    def _may_read(self) -> bool:
+        return not self._is_writing and (self._admitted_readers > 0 or not self._waiting_writers)
+
+    def _may_write(self) -> bool:
+        return not self._is_writing and not self._readers and not self._admitted_readers

@@ -228,6 +228,18 @@ def finalize_pending(ctx: Context, table_id: int, *, recent: bool = True) -> int
     return _finalize_pending(ctx, table_id, recent)[0]
 
 
+def has_unfinished(ctx: Context, table: TableRecord) -> bool:
+    """Return whether readers of a table have to finalize a pending version first, or its versions are too many to tell.
+
+    Costs one read of the catalog, and one look at storage for each version that another process has just recorded.
+    """
+    records = ctx.store.pending_versions(table.id, PENDING_PAGE)
+    finalized = ctx.services.finalized_log
+    return len(records) == PENDING_PAGE or any(
+        not finalized.has(record) and not _is_recently_final(ctx, table, record) for record in records
+    )
+
+
 def sweep_pending(ctx: Context) -> int:
     """Finalize pending versions of up to MOST_TABLES tables; return how many there were.
 

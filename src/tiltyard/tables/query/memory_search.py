@@ -258,7 +258,9 @@ class _Response:
         names = _output_names(search)
         assert names is not None
         self._names = tuple(name for name in names if name not in (_DISTANCE, ROW_ID))
-        self._cached = memory.columns.rows(memory.table, search.dataset, self._names) if self._names else None
+        self._cached = None
+        if self._names:
+            self._cached = memory.columns.rows(memory.table, search.dataset, self._names, may_wait=True)
         schema = search.snapshot.fact(_read_schema).fields
         virtual = {_DISTANCE: pa.field(_DISTANCE, pa.float32()), ROW_ID: pa.field(ROW_ID, pa.uint64())}
         self._schema = pa.schema([virtual.get(name) or schema.field(name) for name in names], schema.metadata)

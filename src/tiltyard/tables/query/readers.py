@@ -81,7 +81,7 @@ def open_readers(search: Search, cached_columns: CachedColumns | None) -> Iterat
     output = None if cached_columns is None else _output_columns(search)
     if cached_columns is not None and output is not None:
         names = tuple(name for name in output if name not in _SCORES)
-        rows = cached_columns.cache.rows(cached_columns.key, search.dataset, names)
+        rows = cached_columns.cache.rows(cached_columns.key, search.dataset, names, may_wait=True)
         if rows is not None:
             yield from _rows_in_memory(search, rows, output, cached_columns) or _cached_readers(search, rows, output)
             return

@@ -1,0 +1,208 @@
+"""The vectors of `python -m bench.vectors`, and the servers that have them: Tiltyard's and Chroma's."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tests.conformance import lance_spark
+
+from bench.load import Address
+from bench.servers import Server, tiltyard
+from bench.wire import ARROW, call, call_json, of_table, post, stream
+
+NEAREST = 10
+QUERIES = 300
+CHECKED = 100
+"""Queries whose recall is checked."""
+CLUSTERS = 2_000
+SPREAD = 0.7
+TABLE = "vectors"
+REQUIREMENTS = Path(__file__).with_name("chroma.txt")
+CHROMA = Path(sys.prefix) / "chroma"
+CHROMA_BATCH = 5_000
+READY_SECONDS = 3_600.0
+COLLECTIONS = "/api/v2/tenants/default_tenant/databases/default_database/collections"
+
+Matrix = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Rows, each with a rank that filters select by, and queries. Shapes: (rows, dimension), (rows,), (QUERIES, …).
+
+    The first `standing` rows are there from the beginning, the others are written while searches are measured.
+    """
+
+    rows: Matrix
+    ranks: np.ndarray[Any, np.dtype[np.int64]]
+    queries: Matrix
+    standing: int
+    _nearest: dict[tuple[float, int], list[set[int]]] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, rows: int, dimension: int, written: int = 0) -> Vectors:
+        """Make them, the same ones each time."""
+        rng = np.random.default_rng(2)
+        scale = ((1 + np.arange(dimension)) ** -0.5).astype(np.float32)
+        centers = rng.normal(size=(CLUSTERS, dimension)).astype(np.float32)
+
+        def members(count: int) -> Matrix:
+            noise = rng.standard_normal((count, dimension), dtype=np.float32)
+            return ((centers[rng.integers(0, CLUSTERS, count)] + np.float32(SPREAD) * noise) * scale).astype(np.float32)
+
+        values, queries = members(rows), members(QUERIES)
+        ranks = np.concatenate([rng.permutation(rows), np.arange(rows, rows + written)])
+        return cls(np.concatenate([values, members(written)]), ranks, queries, rows)
+
+    def table(self, rows: range) -> pa.Table:
+        """Return some of the rows as a table of id, rank and vec."""
+        part = slice(rows.start, rows.stop)
+        values = pa.FixedSizeListArray.from_arrays(pa.array(self.rows[part].ravel()), self.rows.shape[1])
+        return pa.table({"id": pa.array(rows), "rank": pa.array(self.ranks[part]), "vec": values})
+
+    def limit(self, share: float) -> int:
+        """Return the rank below which a share of the standing rows is."""
+        return int(self.standing * share)
+
+    def nearest(self, share: float, written: int = 0) -> list[set[int]]:
+        """Return the ids of the rows nearest to the first queries: among a share of the standing, and those written."""
+        key = share, written
+        if key in self._nearest:
+            return self._nearest[key]
+        allowed = np.flatnonzero(self.ranks < self.limit(share) + written)
+        values = self.rows[allowed]
+        squares = (values**2).sum(axis=1)
+        best = (np.argpartition(squares - 2 * values @ query, NEAREST)[:NEAREST] for query in self.queries[:CHECKED])
+        self._nearest[key] = [set(allowed[rows].tolist()) for rows in best]
+        return self._nearest[key]
+
+
+class Subject:
+    """A server with the vectors, and how it is asked."""
+
+    name: str
+    server: Server
+
+    def request(self, query: Matrix, limit: int | None) -> bytes:
+        """Return the request for the nearest rows, of those whose rank is below a limit."""
+        raise NotImplementedError
+
+    def ids(self, query: Matrix, limit: int | None) -> list[int]:
+        """Return the ids that the server finds."""
+        raise NotImplementedError
+
+    def insert(self, vectors: Vectors, rows: range) -> None:
+        """Add rows, whose ids are their places."""
+        raise NotImplementedError
+
+
+class Tiltyard(Subject):
+    """Our server; `request` leaves the effort of the search open, as a client does that names none."""
+
+    def __init__(self, name: str, root: Path, log: Path, memory: int) -> None:
+        self.name = name
+        environ = {"TILTYARD_VECTOR_CACHE_BYTES": str(memory), "TILTYARD_UPKEEP": "false"}
+        self.server = tiltyard(root, log, 1, environ=environ)
+
+    def body(self, query: Matrix, limit: int | None) -> dict[str, Any]:
+        """Return the body of a query."""
+        body = {"vector": {"single_vector": query.tolist()}, "vector_column": "vec", "k": NEAREST}
+        body["columns"] = {"column_names": ["id"]}
+        return body if limit is None else {**body, "filter": f"rank < {limit}"}
+
+    def request(self, query: Matrix, limit: int | None) -> bytes:
+        return post(of_table(TABLE, "query"), self.body(query, limit))
+
+    def ids(self, query: Matrix, limit: int | None) -> list[int]:
+        body = json.dumps(self.body(query, limit)).encode()
+        response = call(self.server.address, "POST", of_table(TABLE, "query"), body)
+        ids: list[int] = pa.ipc.open_file(io.BytesIO(response)).read_all().column("id").to_pylist()
+        return ids
+
+    def insert(self, vectors: Vectors, rows: range) -> None:
+        call(self.server.address, "POST", of_table(TABLE, "insert"), stream(vectors.table(rows)), ARROW)
+
+    def wait_for_memory(self, vectors: Vectors) -> float:
+        """Search until the index in memory answers; return the seconds. Raises RuntimeError after READY_SECONDS."""
+        began = time.monotonic()
+        while time.monotonic() < began + READY_SECONDS:
+            self.ids(vectors.queries[0], None)
+            plan = call_json(
+                self.server.address, of_table(TABLE, "explain_plan"), {"query": self.body(vectors.queries[0], None)}
+            )
+            if "index in memory" in plan:
+                return time.monotonic() - began
+            time.sleep(0.5)
+        raise RuntimeError("The index in memory is not built.")
+
+
+class ChromaServer(Server):
+    """Chroma's server, whose log does not say its address: the port is chosen here."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port: int = probe.getsockname()[1]
+        command = ["bench.chroma", "run", "--path", str(folder), "--host", "127.0.0.1", "--port", str(self._port)]
+        super().__init__("Chroma", command, log, environ={"PYTHONPATH": str(CHROMA / "python")})
+
+    def _wait(self) -> Address:
+        address = Address("127.0.0.1", self._port)
+        until = time.monotonic() + READY_SECONDS
+        while time.monotonic() < until and self._process.poll() is None:
+            try:
+                call(address, "GET", "/api/v2/heartbeat")
+            except OSError:
+                time.sleep(0.1)
+            else:
+                return address
+        self.stop()
+        raise RuntimeError(f"Chroma did not start:\n{self._log.read_text(errors='replace')}")
+
+
+class Chroma(Subject):
+    """Chroma over HTTP, by requests as its client sends them."""
+
+    name = "Chroma"
+
+    def __init__(self, folder: Path, log: Path, search_width: int) -> None:
+        """`search_width` is its `ef_search`."""
+        lance_spark.prepare(CHROMA, REQUIREMENTS)
+        self.server = ChromaServer(folder, log)
+        configuration = {"hnsw": {"space": "l2", "ef_search": search_width}}
+        created = call_json(self.server.address, COLLECTIONS, {"name": TABLE, "configuration": configuration})
+        self._path = f"{COLLECTIONS}/{created['id']}"
+
+    def add(self, vectors: Vectors) -> None:
+        """Send all rows."""
+        for start in range(0, vectors.standing, CHROMA_BATCH):
+            self.insert(vectors, range(start, min(start + CHROMA_BATCH, vectors.standing)))
+
+    def insert(self, vectors: Vectors, rows: range) -> None:
+        body = {
+            "ids": [str(row) for row in rows],
+            "embeddings": vectors.rows[rows.start : rows.stop].tolist(),
+            "metadatas": [{"rank": int(vectors.ranks[row])} for row in rows],
+        }
+        call_json(self.server.address, f"{self._path}/add", body)
+
+    def body(self, query: Matrix, limit: int | None) -> dict[str, Any]:
+        """Return the body of a query."""
+        body = {"query_embeddings": [query.tolist()], "n_results": NEAREST, "include": ["distances"]}
+        return body if limit is None else {**body, "where": {"rank": {"$lt": limit}}}
+
+    def request(self, query: Matrix, limit: int | None) -> bytes:
+        return post(f"{self._path}/query", self.body(query, limit))
+
+    def ids(self, query: Matrix, limit: int | None) -> list[int]:
+        response = call_json(self.server.address, f"{self._path}/query", self.body(query, limit))
+        return [int(text) for text in response["ids"][0]]

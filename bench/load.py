@@ -52,6 +52,7 @@ class Measured:
     rate: float
     p50: float
     p99: float
+    longest: float
     failures: Counter[int]
     succeeded: int
     busy: float
@@ -176,7 +177,8 @@ async def _drive(address: Address, requests: Lanes, load: Load) -> Measured:
     busy = (time.process_time() - busy) / (time.perf_counter() - started)
     window = load.seconds if not load.count else max(run.last - run.begin, 1e-9)
     ordered = sorted(run.latencies)
-    return Measured(run.in_time / window, _at(ordered, 0.5), _at(ordered, 0.99), run.failures, run.succeeded, busy)
+    p50, p99, longest = (_at(ordered, share) for share in (0.5, 0.99, 1.0))
+    return Measured(run.in_time / window, p50, p99, longest, run.failures, run.succeeded, busy)
 
 
 def _at(ordered: list[float], share: float) -> float:

@@ -51,7 +51,7 @@ def open_services(settings: Settings) -> Services:
     storage = Storage(settings, wall_clock)
     storage.prepare()
     try:
-        store = open_store(database, clock=wall_clock)
+        store = open_store(database, clock=wall_clock, connections=settings.db_connections)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     storage.datasets.has_shared_base = store.may_share_files

@@ -72,6 +72,7 @@ BOUNDS = {
     "sql_kept_bytes": (0, 1 << 50),
     "sql_max_rows": (0, 1 << 50),
     "sql_max_length": (100, 1 << 20),
+    "db_connections": (4, 1 << 10),
     "max_connections": (0, 1 << 20),
     "trace_sample": (0, 1),
     "head_timeout": (0.1, 3600),
@@ -96,6 +97,9 @@ class Settings:
     root: str = field(default="./tiltyard-data", metadata={"help": "Folder or URI below which tables are stored."})
     db: str = field(
         default="", metadata={"help": "Catalog database, sqlite:///FILE or postgresql://… [default: inside the root]."}
+    )
+    db_connections: int = field(
+        default=16, metadata={"help": "Connections to PostgreSQL that one process opens at most."}
     )
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=2333, metadata={"help": "Port to listen on; 0 picks a free one."})

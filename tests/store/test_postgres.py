@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event, Thread
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def database_kind() -> str:
 
 @pytest.fixture
 def database(url: str) -> Iterator[PostgresDatabase]:
-    database = PostgresDatabase(url, timeout=2)
+    database = PostgresDatabase(url, size=4, timeout=2)
     schema.migrate(database, wall_clock)
     yield database
     database.close()
@@ -191,4 +192,31 @@ def test_server_that_is_down_is_unavailable(postgres: PostgresServer, database: 
     finally:
         postgres.start()
     with pytest.raises(ServiceUnavailableError):
-        PostgresDatabase("postgresql://nobody@127.0.0.1:1/none", timeout=0.5)
+        PostgresDatabase("postgresql://nobody@127.0.0.1:1/none", size=4, timeout=0.5)
+
+
+def test_server_that_refuses_connections_is_used_by_those_that_are_open(postgres: PostgresServer, url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS few")
+        connection.execute("CREATE ROLE few LOGIN CONNECTION LIMIT 2")
+    database = PostgresDatabase(url.replace("//tilt@", "//few@"), size=8, timeout=2)
+    both_taken, may_go = Barrier(3), Event()
+
+    def hold(connection: Connection) -> None:
+        both_taken.wait(10)
+        may_go.wait(10)
+
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            pause = lambda _: database.read(lambda connection: connection.row("SELECT 1 FROM pg_sleep(0.05)"))  # noqa: E731
+            assert list(threads.map(pause, range(16))) == [(1,)] * 16
+            holding = [threads.submit(database.read, hold) for _ in range(2)]
+            both_taken.wait(10)
+            with pytest.raises(ServiceUnavailableError, match="cannot be reached"):
+                database.ping()
+            may_go.set()
+            assert [held.result() for held in holding] == [None, None]
+        database.ping()
+    finally:
+        may_go.set()
+        database.close()

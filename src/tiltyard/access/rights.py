@@ -1,25 +1,25 @@
 """The rights of principals, cached until any grant changes.
 
-Every change of grants, roles and policies increments a generation in the catalog. A server reads it once a second, and
-at once after a change of its own, so that a revocation on another server takes effect within a second or so.
+Every change of grants, roles and policies increments a generation in the catalog. A server reads it every FRESH_SECONDS
+that it is asked, and at once after a change of its own: so a revocation takes effect on all servers after that time.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.grantees import principal_grantees
 from tiltyard.access.policies import EffectivePolicy, effective_policy
 from tiltyard.model.privileges import Privilege, with_implied
-from tiltyard.store import GRANTS_GENERATION
+from tiltyard.store import FRESH_SECONDS, GRANTS_GENERATION
 from tiltyard.store.access.grants import SERVER, TABLE
 
 if TYPE_CHECKING:
     from tiltyard.model.principals import Principal
     from tiltyard.store import Store, TableRecord
 
-CHECK_SECONDS = 1.0
 FEW_GRANTS = 1_000
 """Up to so many grants, filtered lists are fast reads."""
 RECOUNT_SECONDS = 10.0
@@ -123,12 +123,12 @@ class RightsCache:
         self._rights: dict[Principal, Rights] = {}
         self._generation = -1
         self._check_at = 0.0
+        self._checking = threading.Lock()
 
     def get(self, principal: Principal) -> Rights:
         """Return a principal's current rights. Raises ServiceUnavailableError: without the catalog nobody has any."""
-        now = time.monotonic()
-        if now >= self._check_at:
-            self._check(now)
+        if time.monotonic() >= self._check_at:
+            self._check()
         cache = self._rights
         rights = cache.get(principal)
         if rights is None:
@@ -139,11 +139,16 @@ class RightsCache:
 
     def refresh_next(self) -> None:
         """Check for changes at the next `get`: this server has made one."""
-        self._check_at = 0.0
+        with self._checking:  # a check under way may have read the generation before
+            self._check_at = 0.0
 
-    def _check(self, now: float) -> None:
-        generation = self._store.generation(GRANTS_GENERATION)
-        if generation != self._generation:
-            self._rights = {}  # a new dict: threads that still look up rights of the old generation fill the old one
-            self._generation = generation
-        self._check_at = now + CHECK_SECONDS
+    def _check(self) -> None:
+        with self._checking:
+            now = time.monotonic()
+            if now < self._check_at:
+                return  # another thread has read it meanwhile
+            generation = self._store.generation(GRANTS_GENERATION)
+            if generation != self._generation:
+                self._rights = {}  # a new dict: threads that look up rights of the old generation fill the old one
+                self._generation = generation
+            self._check_at = now + FRESH_SECONDS

@@ -22,7 +22,7 @@ from tiltyard.identity.keys import require_valid, verify_key
 from tiltyard.identity.providers import TrustedProvider
 from tiltyard.identity.tokens import ISSUER, ServerTokens, read_unverified
 from tiltyard.model.principals import Principal
-from tiltyard.store import IDENTITY_GENERATION
+from tiltyard.store import FRESH_SECONDS, IDENTITY_GENERATION
 
 if TYPE_CHECKING:
     from tiltyard.config import Settings
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.identity")
 
-FRESH_SECONDS = 2.0
-"""How long the cache is used without reading the generation: to revoke a key takes so long at most."""
 UNAVAILABLE_SECONDS = 1.0
 """How long requests are refused without another try after the database could not be reached."""
 USE_INTERVAL_MS = 60_000

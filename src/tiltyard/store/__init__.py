@@ -20,7 +20,12 @@ and share `records` and `paths`. `schema` applies `migrations/`.
 """
 
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.store.access.generations import GRANTS_GENERATION, IDENTITY_GENERATION, MOUNTS_GENERATION
+from tiltyard.store.access.generations import (
+    FRESH_SECONDS,
+    GRANTS_GENERATION,
+    IDENTITY_GENERATION,
+    MOUNTS_GENERATION,
+)
 from tiltyard.store.access.grants import Creator, GrantRecord
 from tiltyard.store.access.policies import PolicyRecord
 from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
@@ -63,6 +68,7 @@ from tiltyard.store.upkeep import TableUpkeep
 __all__ = [
     "CREATING",
     "DROPPED",
+    "FRESH_SECONDS",
     "GRANTS_GENERATION",
     "IDENTITY_GENERATION",
     "MOUNTS_GENERATION",

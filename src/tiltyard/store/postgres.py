@@ -127,7 +127,7 @@ class PostgresDatabase:
         "set_last_id": "SELECT setval(pg_get_serial_sequence(?, 'id'), ?)",
     }
 
-    def __init__(self, url: str, *, size: int = 16, timeout: float = 10.0) -> None:
+    def __init__(self, url: str, *, size: int, timeout: float = 10.0) -> None:
         """Connect, with a pool of at most `size` connections, for one of which a call waits `timeout` seconds.
 
         Raises ServiceUnavailableError where the database does not answer.

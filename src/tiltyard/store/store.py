@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CONNECTIONS = 16
+"""Connections to PostgreSQL that a command opens at most; servers have a setting."""
+
 
 class UnitOfWork(
     # The catalog's entries and their data
@@ -162,13 +165,15 @@ class Store(UnitOfWork):
         self.close()
 
 
-def open_store(url: str, *, clock: Clock = wall_clock, migrate: bool = True) -> Store:
+def open_store(url: str, *, clock: Clock = wall_clock, migrate: bool = True, connections: int = CONNECTIONS) -> Store:
     """Open the database at `sqlite:////absolute/file`, `sqlite:///relative/file` or `postgresql://…`, and migrate it.
+
+    At most so many `connections` to PostgreSQL are opened.
 
     Raises ValueError for other URLs, ServiceUnavailableError when the database cannot be reached, StoreVersionError
     for one that newer code has migrated or, without `migrate`, that lacks a migration.
     """
-    database = open_database(url)
+    database = open_database(url, connections)
     try:
         if migrate:
             schema.migrate(database, clock)
@@ -205,7 +210,7 @@ def database_exists(url: str) -> bool:
     return not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file()
 
 
-def open_database(url: str) -> Database:
+def open_database(url: str, connections: int = CONNECTIONS) -> Database:
     """Connect to a database without migrating it. Raises ValueError, ServiceUnavailableError."""
     if url.startswith("sqlite:///"):
         if file := url.removeprefix("sqlite:///"):
@@ -213,5 +218,5 @@ def open_database(url: str) -> Database:
     elif url.startswith(("postgresql://", "postgres://")):
         from tiltyard.store.postgres import PostgresDatabase  # noqa: PLC0415 - a catalog in SQLite does not need psycopg
 
-        return PostgresDatabase(url)
+        return PostgresDatabase(url, size=connections)
     raise ValueError("A database URL begins with sqlite:/// or postgresql://.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts.registry.mount import Mount
-from tiltyard.store import MOUNTS_GENERATION
+from tiltyard.store import FRESH_SECONDS, MOUNTS_GENERATION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from tiltyard.store import Store
 
 log = logging.getLogger("tiltyard.mounts")
-
-CHECK_SECONDS = 1.0
-"""How long a server may not know of a change that another one made."""
 
 
 class Mounts:
@@ -39,12 +37,13 @@ class Mounts:
         self._generation = -1
         self._check_at = 0.0
         self._is_checking = False
+        self._thread = ThreadPoolExecutor(1, "mounts")
         self.refresh()
 
     def find(self, path: Sequence[str]) -> tuple[Mount, Id] | None:
         """Return the mount that an object is, or is below, and its id relative to that; None if it is in this catalog.
 
-        A change by another server is known within CHECK_SECONDS, or with the next call after a pause.
+        A change by another server is known within FRESH_SECONDS, or with the next call after a pause.
         """
         if time.monotonic() >= self._check_at:
             self._check_later()
@@ -74,7 +73,7 @@ class Mounts:
     def refresh(self) -> None:
         """Read the mounts again if any was changed. Raises ServiceUnavailableError."""
         with self._lock:
-            self._check_at = time.monotonic() + CHECK_SECONDS
+            self._check_at = time.monotonic() + FRESH_SECONDS
             generation = self._store.generation(MOUNTS_GENERATION)
             if generation == self._generation:
                 return
@@ -95,17 +94,19 @@ class Mounts:
 
     def close(self) -> None:
         """Close all backends."""
+        self._is_checking = True  # so that no check begins
+        self._thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             mounts, self._mounts, self._deepest = self._mounts, {}, 0
         for mount in mounts.values():
             mount.close()
 
     def _check_later(self) -> None:
-        """Refresh in a thread, one at a time: the catalog may be slow, and callers do not wait for it."""
-        self._check_at = time.monotonic() + CHECK_SECONDS
+        """Refresh in the thread: the catalog may be slow, and callers do not wait for it."""
+        self._check_at = time.monotonic() + FRESH_SECONDS
         if not self._is_checking:
             self._is_checking = True
-            threading.Thread(target=self._check, name="mounts", daemon=True).start()
+            self._thread.submit(self._check)
 
     def _check(self) -> None:
         try:

@@ -13,11 +13,12 @@ from tiltyard.store.repository import Repository, reads
 if TYPE_CHECKING:
     from tiltyard.store.backend import Connection
 
+FRESH_SECONDS = 0.05
+"""How long a server uses what it has cached without reading the generation: changes take effect everywhere by then."""
 IDENTITY_GENERATION = "identity"
 """The generation of principals, API keys and signing keys."""
 GRANTS_GENERATION = "grants"
 """The generation of roles, grants and policies."""
-
 MOUNTS_GENERATION = "mounts"
 """The generation of mounts."""
 

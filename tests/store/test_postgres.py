@@ -217,6 +217,7 @@ def test_server_that_refuses_connections_is_used_by_those_that_are_open(postgres
             may_go.set()
             assert [held.result() for held in holding] == [None, None]
         database.ping()
+        assert database.gauges()["catalog connections at most"] == 8
     finally:
         may_go.set()
         database.close()

@@ -173,6 +173,7 @@ class PostgresDatabase:
         return {
             "catalog connections": stats["pool_size"],
             "catalog connections idle": stats["pool_available"],
+            "catalog connections at most": stats["pool_max"],
             "catalog calls waiting": stats["requests_waiting"],
         }
 

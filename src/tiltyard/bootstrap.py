@@ -21,6 +21,7 @@ from tiltyard.model.settings.secret_keys import read_secret_keys
 from tiltyard.model.settings.storages import SecretError
 from tiltyard.mounts.registry.mounts import Mounts
 from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.memory_budget import MemoryBudget
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.sql.sessions import SqlSessions
 from tiltyard.storage import Storage
@@ -77,5 +78,6 @@ def open_services(settings: Settings) -> Services:
         secret_keys=secret_keys,
         sql_sessions=SqlSessions(settings),
         change_log=ChangeLog(store.note_changes),
+        query_memory=MemoryBudget(settings.query_memory_bytes),
         commit_routing=commit_route,
     )

@@ -65,6 +65,7 @@ BOUNDS = {
     "max_queries_total": (0, 1 << 20),
     "query_timeout": (0, 86400),
     "max_result_bytes": (0, 1 << 50),
+    "query_memory_bytes": (1 << 27, 1 << 50),
     "sql_queries": (1, 1 << 16),
     "sql_memory_bytes": (1 << 20, 1 << 50),
     "sql_process_bytes": (1 << 28, 1 << 50),
@@ -268,6 +269,9 @@ class Settings:
     principal_weights: Mapping[str, float] = field(
         default_factory=dict,
         metadata={"help": "Shares of threads, by the name of a principal; 1 for all others."},
+    )
+    query_memory_bytes: int = field(
+        default=4 << 30, metadata={"help": "Bytes that all running queries of one process may hold together."}
     )
     query_timeout: float = field(
         default=300.0, metadata={"help": "Seconds that a query may take, including its response; 0 is no limit."}

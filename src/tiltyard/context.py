@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tiltyard.model.paging import Paging
     from tiltyard.model.settings.secret_keys import SecretKeys
     from tiltyard.mounts.registry.mounts import Mounts
+    from tiltyard.runtime.memory_budget import MemoryBudget
     from tiltyard.runtime.outage_log import OutageLog
     from tiltyard.sql.processes import QueryProcesses
     from tiltyard.sql.sessions import SqlSessions
@@ -80,6 +81,7 @@ class Services:
     secret_keys: SecretKeys
     sql_sessions: SqlSessions
     change_log: ChangeLog
+    query_memory: MemoryBudget
     commit_routing: CommitRouting = route_to_storage
     recent_keys: RecentKeys = field(default_factory=RecentKeys)
     sql_processes: QueryProcesses | None = None

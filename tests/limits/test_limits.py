@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -167,6 +167,34 @@ def test_page_size_depth_and_entries_have_their_limits(tmp_path: Path) -> None:
         batch = client.post("/v1/table/batch-commit", json={"operations": [entry] * 3})
         assert refusal(batch) == (400, 13)
         assert refusal(client.post("/v1/table/t/query", content=json.dumps({"filter": "x" * 5000}))) == (413, 13)
+
+
+def test_queries_beyond_the_memory_for_queries_are_429_until_others_have_ended(tmp_path: Path) -> None:
+    with limited(tmp_path, query_memory_bytes=128 << 20) as client, ExitStack() as stack:
+        fill(client)
+        window = 4
+        unread = [
+            stack.enter_context(client.stream("POST", "/v1/table/t/query", json={**ALL, "offset": number}))
+            for number in range(window)
+        ]
+        assert [response.status_code for response in unread] == [200] * window
+        refused = client.post("/v1/table/t/query", json=ALL)
+        assert refusal(refused) == (429, 21) and refused.headers["retry-after"] == "1"
+        ordered = {**ALL, "order_by": [{"column_name": "id"}]}
+        assert refusal(client.post("/v1/table/t/query", json=ordered)) == (429, 21)
+        assert client.post("/v1/table/t/query", json={"vector": None, "k": 10}).status_code == 200
+        assert load(client, "bytes of queries running") == 128 << 20
+        for response in unread:
+            response.close()
+        eventually(lambda: load(client, "bytes of queries running") == 0)
+        assert client.post("/v1/table/t/query", json=ordered).status_code == 200
+        eventually(lambda: load(client, "bytes of queries running") == 0)
+
+
+def load(client: httpx.Client, what: str) -> float:
+    """Return a number of the process that answers."""
+    lines = client.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if f'what="{what}"' in line).rpartition(" ")[2])
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000])

@@ -132,6 +132,7 @@ class Pages:
         }
         running = {
             "queries running": self._limits.running_queries,
+            "bytes of queries running": self._services.query_memory.used,
             "SQL queries running": (self._services.sql_processes or self._services.sql_sessions).running,
         }
         connected = self._connections.gauges() if self._connections is not None else {}

@@ -12,6 +12,7 @@ import pyarrow as pa
 from tiltyard.context import Context, OpenTable
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.spec import models
+from tiltyard.runtime.memory_budget import MemoryBudget
 from tiltyard.storage.datasets import Datasets
 from tiltyard.tables.query import query
 
@@ -30,7 +31,8 @@ WORDS = (
 
 def context(datasets: Datasets) -> Context:
     """Return the context of a server that has nothing but open tables."""
-    return Context(cast("Services", SimpleNamespace(storage=SimpleNamespace(datasets=datasets))))
+    services = SimpleNamespace(storage=SimpleNamespace(datasets=datasets), query_memory=MemoryBudget(4 << 30))
+    return Context(cast("Services", services))
 
 
 def vectors(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:

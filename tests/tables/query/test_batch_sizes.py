@@ -16,7 +16,7 @@ from tiltyard.tables.query.batch_sizes import (
     MIN_ROWS,
     batch_options,
     check_change_memory,
-    check_ordering,
+    estimate_ordering,
     window_sizes,
 )
 
@@ -93,10 +93,10 @@ def test_check_change_and_order_refuse_what_is_held_at_once(tmp_path: Path) -> N
     check_change_memory(plain, {"predicate": "a LIKE '%b%'"})
     with pytest.raises(InvalidInputError, match="computed at once"):
         check_change_memory(plain, {"predicate": "upper(a) = lower(a) OR concat(a, a) = 'x'"})
-    check_ordering(table, ["id"], {}, 9000)
-    check_ordering(table, None, {}, 1000)
+    estimate_ordering(table, ["id"], {}, 9000)
+    estimate_ordering(table, None, {}, 1000)
     with pytest.raises(InvalidInputError, match="To order 9000 rows"):
-        check_ordering(table, None, {}, 9000)
+        estimate_ordering(table, None, {}, 9000)
 
 
 def test_window_sizes_are_those_of_the_heaviest_rows_after_one_another() -> None:

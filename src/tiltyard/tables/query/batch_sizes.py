@@ -161,18 +161,20 @@ def _measure_by_reading(dataset: lance.LanceDataset, column: pa.Field, sizes: _C
     return _ColumnSizes((largest, *sizes.by_batch[1:]), sizes.is_unbounded)
 
 
-def check_ordering(
+def estimate_ordering(
     snapshot: Snapshot, read_columns: Iterable[str] | None, expressions: Mapping[str, str], rows: int
-) -> None:
-    """Check the memory that sorting `rows` rows takes. Raises InvalidInputError."""
+) -> int:
+    """Return the memory that sorting `rows` rows takes, 0 for few. Raises InvalidInputError if it is too much."""
     if rows <= SMALL_RESPONSE_ROWS:
-        return
+        return 0
     totals, _ = _batch_totals(snapshot, read_columns, expressions)
-    if totals[0] / MAX_ROWS * rows > ORDER_BYTES:
+    size = int(totals[0] / MAX_ROWS * rows)
+    if size > ORDER_BYTES:
         raise InvalidInputError(
-            f"To order {rows} rows takes about {totals[0] / MAX_ROWS * rows / (1 << 20):.0f} MiB: "
+            f"To order {rows} rows takes about {size / (1 << 20):.0f} MiB: "
             f"{ORDER_BYTES >> 20} at most, so ask for fewer rows (k), or for fewer columns."
         )
+    return size
 
 
 def _too_large(expressions: Mapping[str, str], size: float, rows: int) -> InvalidInputError:

@@ -22,7 +22,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.columns.vector_columns import VectorColumn, vector_columns
 from tiltyard.model.index_types import GRANULARITY, LIST_ELEMENT
-from tiltyard.tables.query.batch_sizes import SMALL_RESPONSE_ROWS, batch_options, check_ordering
+from tiltyard.tables.query.batch_sizes import SMALL_RESPONSE_ROWS, batch_options, estimate_ordering
 from tiltyard.tables.query.full_text import FullTextQueryBuilder
 from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array
 from tiltyard.tables.query.scanners import make_scanner
@@ -62,6 +62,8 @@ STREAMING_OPTIONS = {
 Lance reads several batches ahead, and reads all that the rows of a batch need, whatever its limits in bytes are: only
 the number of rows in a batch bounds the memory that a slow client takes (backpressure).
 """
+STREAM_BYTES = 32 << 20
+"""What a streamed response holds for a client that reads slowly: Lance's pages and batches, and chunks of it."""
 STREAMING_OPTION_NAMES = frozenset({*STREAMING_OPTIONS, "batch_size"})
 
 SAMPLED_FRAGMENTS = 16
@@ -164,6 +166,7 @@ class Search:
     `hidden_columns` are read only because Lance needs them, and left out of the response. `max_rows` is how many rows a
     scanner may return, None for no limit; at 0, only the scanners' schema is used. `has_elements` is set where the
     documents of its full-text query may be elements of lists: then Lance adds a column with their positions.
+    `memory_bytes` estimates what it holds at once, 0 for little.
     """
 
     snapshot: Snapshot
@@ -173,6 +176,7 @@ class Search:
     hidden_columns: frozenset[str]
     max_rows: int | None
     has_elements: bool = False
+    memory_bytes: int = 0
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -206,31 +210,44 @@ def plan_search(snapshot: Snapshot, request: models.QueryTableRequest) -> Search
     if vectors:
         nearest, is_numbered = _vector_searches(snapshot, request, vectors)
         max_rows = min(request.k, nearest[0]["k"])
-        options |= _batch_options(snapshot, options, max_rows)
-        return Search(snapshot, options, nearest, is_numbered, hidden_columns, max_rows)
+        batch_limits, ordered_bytes = _batch_options(snapshot, options, max_rows)
+        options |= batch_limits
+        return Search(snapshot, options, nearest, is_numbered, hidden_columns, max_rows, memory_bytes=ordered_bytes)
     if text is not None:
         max_rows = min(request.k, snapshot.fact(_table_info).rows)
         options["limit"] = max(1, max_rows)  # Lance panics at 0
     elif request.k != NO_LIMIT:
         max_rows = options["limit"] = request.k
     streaming = _streaming_options(snapshot, options)
-    batch_limits = _batch_options(snapshot, options, max_rows if "limit" in options else None)
+    limit = max_rows if "limit" in options else None
+    batch_limits, memory_bytes = _batch_options(snapshot, options, limit)
     if streaming and batch_limits:
         streaming["batch_size"] = min(streaming["batch_size"], batch_limits["batch_size"])
+    if streaming and not memory_bytes:
+        memory_bytes = _estimate_streamed(snapshot, options.get("columns"))
     options |= batch_limits | streaming
     has_elements = text is not None and _may_find_elements(snapshot, request)
-    return Search(snapshot, options, (), False, hidden_columns, max_rows if "limit" in options else None, has_elements)
+    return Search(snapshot, options, (), False, hidden_columns, limit, has_elements, memory_bytes)
 
 
-def _batch_options(snapshot: Snapshot, options: Mapping[str, Any], max_rows: int | None) -> dict[str, int]:
-    """Return the scanner's batch size where Lance's default could take too much memory, else nothing.
+def _estimate_streamed(snapshot: Snapshot, columns: Any) -> int:
+    """Estimate the bytes that a streamed response holds: all of it, or a window of it.
+
+    Rows count with UNKNOWN_ROW_BYTES at least: on disk they are compressed.
+    """
+    row_bytes = max(UNKNOWN_ROW_BYTES, _estimate_row_bytes(snapshot, columns))
+    return min(STREAM_BYTES, int(snapshot.fact(_table_info).rows * row_bytes))
+
+
+def _batch_options(snapshot: Snapshot, options: Mapping[str, Any], max_rows: int | None) -> tuple[dict[str, int], int]:
+    """Return the scanner's batch size where Lance's default could take too much memory, and the bytes to be ordered.
 
     Raises InvalidInputError for expressions, and for rows to be ordered, that are too large for memory.
     """
     columns, filter_, orderings = options.get("columns"), options.get("filter"), options.get("order_by", ())
     is_small = max_rows is not None and max_rows <= SMALL_RESPONSE_ROWS and not orderings
     if is_small and filter_ is None and not _has_aliases(columns):
-        return {}
+        return {}, 0
     expressions: dict[str, str] = {}
     if _has_aliases(columns):
         expressions = {f"expression of '{name}'": text for name, text in columns.items()}
@@ -238,11 +255,13 @@ def _batch_options(snapshot: Snapshot, options: Mapping[str, Any], max_rows: int
     if expression is not None:
         expressions["filter"] = expression
     read_columns = () if is_small or _has_aliases(columns) else columns
+    ordered_bytes = 0
     if orderings:
         expressions |= {f"order by '{order.column_name}'": order.column_name for order in orderings}
         rows = snapshot.fact(_table_info).rows
-        check_ordering(snapshot, read_columns, expressions, rows if max_rows is None else min(rows, max_rows))
-    return batch_options(snapshot, read_columns, expressions)
+        ordered_rows = rows if max_rows is None else min(rows, max_rows)
+        ordered_bytes = estimate_ordering(snapshot, read_columns, expressions, ordered_rows)
+    return batch_options(snapshot, read_columns, expressions), ordered_bytes
 
 
 def _has_aliases(columns: Any) -> TypeGuard[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import ArrowAnswer, operation
+from tiltyard.model.principals import EVERYBODY
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -39,7 +41,7 @@ from tiltyard.tables.query.policy_enforcement import (
 from tiltyard.tables.query.readers import CachedColumns, Reader, open_readers
 from tiltyard.tables.query.scanners import make_scanner
 from tiltyard.tables.query.search_effort import choose_effort
-from tiltyard.tables.query.view_rows import count_view, find_view, load_view, scan_view
+from tiltyard.tables.query.view_rows import VIEW_BYTES, count_view, find_view, load_view, scan_view
 from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context, OpenTable
     from tiltyard.model.views.plain_views import PlainView
+    from tiltyard.runtime.memory_budget import Reservation
     from tiltyard.storage.version_cache import Snapshot
 
 _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
@@ -101,7 +104,8 @@ def _query_view(ctx: Context, view: PlainView, request: models.QueryTableRequest
         raise UnsupportedOperationError("A view has no full-text index: search its table, or a materialized view.")
     snapshot = load_view(ctx, view, request.branch, request.version)
     with _query_errors(snapshot.dataset):
-        return _read_response(ctx, plan_search(snapshot, request), None)
+        search = plan_search(snapshot, request)
+        return _read_response(ctx, replace(search, memory_bytes=search.memory_bytes + VIEW_BYTES), None)
 
 
 def _query_with_policies(
@@ -143,7 +147,11 @@ def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlan
     with _query_errors(search.dataset):
         if (effort := choose_effort(search)) is not None:
             search = effort.apply(search)
-        return _join_plans([scanner.analyze_plan() for scanner in _scanners_until_deadline(ctx, search)])
+        reservation = _reserve_memory(ctx, search)
+        plans = [scanner.analyze_plan() for scanner in _scanners_until_deadline(ctx, search)]
+    if reservation is not None:
+        reservation.release()
+    return _join_plans(plans)
 
 
 def _scanners_until_deadline(ctx: Context, search: Search) -> Iterator[LanceScanner]:
@@ -248,8 +256,20 @@ def _join_plans(plans: list[str]) -> str:
     return "\n\n".join(f"--- Plan #{number} ---\n{plan}" for number, plan in enumerate(plans, 1))
 
 
+def _reserve_memory(ctx: Context, search: Search) -> Reservation | None:
+    """Reserve what a search holds at once; None for little. Raises InvalidInputError, ThrottlingError."""
+    if not search.memory_bytes:
+        return None
+    principal = None if ctx.principal is EVERYBODY else ctx.principal.name
+    return ctx.services.query_memory.reserve(principal, search.memory_bytes)
+
+
 def _read_response(ctx: Context, search: Search, cached_columns: CachedColumns | None) -> ArrowAnswer:
-    """Read a response: all of it if small, else its first batch, with the others to stream. Raises Lance's errors."""
+    """Read a response: all of it if small, else its first batch, with the others to stream.
+
+    Raises Lance's errors, and what reserving its memory raises.
+    """
+    reservation = _reserve_memory(ctx, search)
     readers = open_readers(search, cached_columns)
     first = next(readers)
     schema = _response_schema(search, first.schema)
@@ -263,7 +283,7 @@ def _read_response(ctx: Context, search: Search, cached_columns: CachedColumns |
         head.append(batch)
         size += batch.nbytes
         if not is_small or size > _SMALL_BYTES:
-            return ArrowAnswer(schema, _chain_batches(head, batches))
+            return ArrowAnswer(schema, _chain_batches(head, batches, reservation))
     return ArrowAnswer(schema, head)
 
 
@@ -294,8 +314,14 @@ def _response_batches(ctx: Context, search: Search, readers: Iterable[Reader]) -
                     break  # reading on to the end would cost another round trip to Lance's threads
 
 
-def _chain_batches(head: list[pa.RecordBatch], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of `head`, which are freed as they are sent, then the others."""
-    while head:
-        yield head.pop(0)
-    yield from batches
+def _chain_batches(
+    head: list[pa.RecordBatch], batches: Iterator[pa.RecordBatch], reservation: Reservation | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of `head`, which are freed as they are sent, then the others; release their memory then."""
+    try:
+        while head:
+            yield head.pop(0)
+        yield from batches
+    finally:
+        if reservation is not None:
+            reservation.release()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.spec import models
 
-MOST_BYTES = 64 << 20
+VIEW_BYTES = 64 << 20
 """Bytes of a view's rows that are held for one query."""
 VIEW_VERSION = 1
 """The version that a view says it has: its rows are those of now."""
@@ -89,9 +89,9 @@ def load_view(ctx: Context, view: PlainView, branch: str | None, version: int | 
     try:
         for batch in batches:
             size += batch.nbytes
-            if size > MOST_BYTES:
+            if size > VIEW_BYTES:
                 raise InvalidInputError(
-                    f"The view has more than {MOST_BYTES >> 20} MiB, too much to search: scan it, put the filter into "
+                    f"The view has more than {VIEW_BYTES >> 20} MiB, too much to search: scan it, put the filter into "
                     "its query, or create it as a materialized view."
                 )
             rows.append(batch)

@@ -1,0 +1,71 @@
+"""Bound the memory that the running queries of a process hold together, by estimates made before they run."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+from lance_namespace.errors import InvalidInputError, ThrottlingError
+
+
+class MemoryBudget:
+    """Bytes that queries hold, of all principals and of each; a principal has at most half. Safe from any thread."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._used: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def used(self) -> int:
+        """Return the bytes that are reserved."""
+        with self._lock:
+            return self._used.total()
+
+    def reserve(self, principal: str | None, size: int) -> Reservation:
+        """Reserve bytes for a query until they are released; None is a caller whom nothing tells from others.
+
+        Raises InvalidInputError for more than a principal may ever have, ThrottlingError for more than is free.
+        """
+        share = self._total if principal is None else self._total // 2
+        if size > share:
+            raise InvalidInputError(
+                f"This query takes about {size >> 20} MiB of memory: {share >> 20} at most, so ask for fewer rows (k), "
+                "or for fewer columns."
+            )
+        name = principal or ""
+        with self._lock:
+            is_free = self._used[name] + size <= share and self._used.total() + size <= self._total
+            if is_free:
+                self._used[name] += size
+        if not is_free:
+            raise ThrottlingError(
+                f"The queries that run already take the memory for queries, and this one takes {-(-size >> 20)} MiB: "
+                "try again in a moment."
+            )
+        return Reservation(self, name, size)
+
+    def release(self, name: str, size: int) -> None:
+        """Release bytes that were reserved."""
+        with self._lock:
+            self._used[name] -= size
+            if not self._used[name]:
+                del self._used[name]
+
+
+class Reservation:
+    """Bytes of a query, until `release`; a query that is dropped without it releases them, too."""
+
+    __slots__ = ("_budget", "_name", "_size")
+
+    def __init__(self, budget: MemoryBudget, name: str, size: int) -> None:
+        self._budget, self._name, self._size = budget, name, size
+
+    def release(self) -> None:
+        """Release the bytes. Idempotent."""
+        size, self._size = self._size, 0
+        if size:
+            self._budget.release(self._name, size)
+
+    def __del__(self) -> None:
+        self.release()

@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Relays connections to a server; `url` is where to reach it instead. `cut` ends all, and lets none in."""
+    """Relays connections to a server; `url` is where to reach it instead.
+
+    `cut` ends all connections, and lets none in; `hold` keeps them, and lets no byte through.
+    """
 
     def __init__(self, target: str) -> None:
         parts = urlsplit(target)
@@ -19,6 +22,8 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._whole = True
+        self._flowing = threading.Event()
+        self._flowing.set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.url = f"{parts.scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -31,14 +36,20 @@ class Proxy:
         for end in ends:
             _close(end)
 
+    def hold(self) -> None:
+        """Keep connections, and let no byte through, as a network does that loses packets."""
+        self._flowing.clear()
+
     def mend(self) -> None:
         """Relay again."""
         with self._lock:
             self._whole = True
+        self._flowing.set()
 
     def close(self) -> None:
         """End for good."""
         self.cut()
+        self._flowing.set()
         _close(self._listener)
 
     def __enter__(self) -> Self:
@@ -70,9 +81,9 @@ class Proxy:
         if not whole:
             _close(near)
             _close(far)
-        back = threading.Thread(target=_pump, args=(far, near), daemon=True)
+        back = threading.Thread(target=_pump, args=(far, near, self._flowing), daemon=True)
         back.start()
-        _pump(near, far)
+        _pump(near, far, self._flowing)
         back.join()
         with self._lock:
             self._open -= {near, far}
@@ -80,10 +91,11 @@ class Proxy:
         far.close()
 
 
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Forward bytes until one side ends; then end the other."""
+def _pump(source: socket.socket, sink: socket.socket, flowing: threading.Event) -> None:
+    """Forward bytes, while they may flow, until one side ends; then end the other."""
     with suppress(OSError):
         while data := source.recv(1 << 16):
+            flowing.wait()
             sink.sendall(data)
     with suppress(OSError):
         sink.shutdown(socket.SHUT_WR)

@@ -113,7 +113,7 @@ def test_objects_tables_are_written_read_and_deleted(ctx: Context) -> None:
 
 
 def test_objects_credentials_are_never_public(ctx: Context, options: dict[str, str]) -> None:
-    assert ctx.storage.options(ctx.storage.root) == options
+    assert ctx.storage.options(ctx.storage.root) == {"client_retry_timeout": "20", **options}
     assert set(ctx.storage.public_options(ctx.storage.root)) == {"aws_endpoint", "allow_http", "region"}
 
 

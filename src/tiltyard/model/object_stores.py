@@ -18,14 +18,14 @@ CLIENT_OPTIONS = frozenset(
     }
 )  # fmt: skip
 _FLAGS = frozenset({"allow_http", "allow_invalid_certificates", "http1_only", "http2_only"})
-_RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 
 
-def open_object_store(url: str, options: Mapping[str, str]) -> Any:
+def open_object_store(url: str, options: Mapping[str, str], *, max_retries: int = 4) -> Any:
     """Open the store below a URL such as s3://bucket or s3://bucket/folder, with those options that it knows.
 
     The others are Lance's own. Raises obstore's errors for values that it cannot use.
     """
+    retry: Any = {"max_retries": max_retries, "retry_timeout": timedelta(seconds=20)}
     client: Any = {"timeout": "30s", "connect_timeout": "5s"}
     client |= {
         name: value.lower() == "true" if name in _FLAGS else value
@@ -35,7 +35,7 @@ def open_object_store(url: str, options: Mapping[str, str]) -> Any:
     config = {name: value for name, value in options.items() if name not in CLIENT_OPTIONS}
     while True:
         try:
-            return from_url(url, config=config, client_options=client, retry_config=_RETRY)  # type: ignore[call-overload]  # kinds of stores differ in their options' types
+            return from_url(url, config=config, client_options=client, retry_config=retry)  # type: ignore[call-overload]  # kinds of stores differ in their options' types
         except UnknownConfigurationKeyError as error:
             unknown = [name for name in config if f"'{name}'" in str(error)]
             if not unknown:

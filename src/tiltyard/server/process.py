@@ -94,6 +94,7 @@ class Application:
         if self._drivers:
             self._drivers.start()
         self._heartbeat.start()
+        self._services.storage.availability.start()
         self._services.store.share_reads(asyncio.get_running_loop().call_soon)
         tune_garbage_collector()
         release_when_idle()

@@ -155,6 +155,7 @@ _RULES = (
         InvalidTableStateError,
         "A file of this table is missing from the storage: restore it, or drop the table.",
     ),
+    _rule(r"Namespace error: Service unavailable", ServiceUnavailableError, _SILENT),
     _rule(r"LanceError\(IO\)|Generic \w+ error|HTTP error|sending request", ServiceUnavailableError, _SILENT),
     _rule(r"file a bug report|LanceError\(Internal\)|panicked", InternalError, "Lance failed on this request."),
 )

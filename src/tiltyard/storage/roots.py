@@ -19,6 +19,8 @@ from tiltyard.storage.vending import Credentials, Folder, MissingVendorError, Ve
 if TYPE_CHECKING:
     from tiltyard.config import Settings
 
+_LIMITS = {"client_retry_timeout": "20"}
+"""Options of object stores unless the operator sets them: Lance tries again for 3 minutes, and holds a thread."""
 # Options that clients may see: how to reach the storage, no credentials.
 _PUBLIC = re.compile(
     r"^(?:aws_)?(?:endpoint|endpoint_url|region|default_region|virtual_hosted_style_request)$|^allow_http$"
@@ -131,7 +133,7 @@ def _unnamed_root(location: str, named: list[Root], options: Mapping[str, str]) 
     for root in named:
         if is_within(location, root.location):
             return Root(location, root.storage, root.options, root.vendor)
-    return Root(location, "", {} if is_local(location) else dict(options))
+    return Root(location, "", {} if is_local(location) else {**_LIMITS, **options})
 
 
 def _named_root(name: str, storage: NamedStorage, clock: Callable[[], int]) -> Root:
@@ -144,7 +146,8 @@ def _named_root(name: str, storage: NamedStorage, clock: Callable[[], int]) -> R
         raise StorageError(
             f"The storage {name} cannot be used: its credentials or its endpoint are malformed, or this host has none."
         ) from error
-    options = {**_connection_options(storage), **storage.options, **secrets.values}
+    limits = _LIMITS if storage.scheme != "file" else {}
+    options = {**limits, **_connection_options(storage), **storage.options, **secrets.values}
     return Root(_root_location(storage.uri), name, options, vendor)
 
 

@@ -18,6 +18,7 @@ from lance_namespace.errors import (
 from tiltyard.runtime.batcher import Batcher
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.outage_log import StorageUnavailableError
+from tiltyard.storage.availability import AvailabilityMonitor
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.errors import lance_errors, translate_error
 from tiltyard.storage.files import Files, FileStat, LocalFiles
@@ -60,6 +61,8 @@ class Storage:
     def __init__(self, settings: Settings, clock: Callable[[], int] = wall_clock) -> None:
         """Parse the roots; `prepare` accesses them. Raises StorageError for a root that cannot be one."""
         self.roots = Roots(settings, clock)
+        self.availability = AvailabilityMonitor()
+        """Refuses requests at once while an object store does not respond; a server starts it."""
         self.root = self.roots.first.location
         self._root_locations = self.roots.locations
         self.datasets = Datasets(
@@ -99,7 +102,8 @@ class Storage:
                 raise StorageError(f"The root {root} is not writable: {reason}.") from error
 
     def close(self) -> None:
-        """Stop reading columns and vectors into the caches."""
+        """Stop asking object stores, and reading columns and vectors into the caches."""
+        self.availability.stop()
         self.datasets.column_cache.close()
         self.datasets.vector_cache.close()
 
@@ -111,6 +115,12 @@ class Storage:
         except (OSError, LanceNamespaceError) as error:
             raise StorageUnavailableError("The storage does not respond.", self.root) from error
 
+    def check_available(self, location: str) -> None:
+        """Raise StorageUnavailableError while the object store of a location is known not to respond."""
+        if not is_local(location):
+            root = self.roots.root_of(location)
+            self.availability.check(root.location, root.options)
+
     def files(self, location: str) -> Files:
         """Return what reads and writes the files at a location. Raises PermissionDeniedError outside the roots."""
         root = self.roots.root_of(location)
@@ -121,6 +131,7 @@ class Storage:
         vended = self.vended_credentials(location)
         if vended is not None:
             return self._open_files(f"vended {location}", base, {**root.options, **vended.options})
+        self.check_available(location)
         return self._open_files(f"{root.storage} {base}", base, root.options)
 
     def _open_files(self, key: str, base: str, options: Mapping[str, str]) -> Files:
@@ -167,9 +178,11 @@ class Storage:
 
         Raises PermissionDeniedError for a location outside the roots: nothing there is read.
         """
-        options = dict(self.roots.root_of(location).options)
+        root = self.roots.root_of(location)
+        options = dict(root.options)
         vended = self.vended_credentials(location)
         if vended is None:
+            self.check_available(location)
             return options
         if self._last_vended.get(location) is not vended:  # open datasets have the ones before
             self._last_vended[location] = vended

@@ -79,7 +79,7 @@ def test_storage_secrets_are_read_from_variables_and_files(tmp_path: Path, monke
     lake = NamedStorage("s3://lake", endpoint="http://there", region="eu", credentials=references)
     storage = Storage(settings("s3://lake/tables", lake=lake))
     assert storage.options("s3://lake/tables/t") == {
-        "aws_endpoint": "http://there", "allow_http": "true", "aws_region": "eu",
+        "client_retry_timeout": "20", "aws_endpoint": "http://there", "allow_http": "true", "aws_region": "eu",
         "aws_access_key_id": "from-env", "aws_secret_access_key": "from-file",
     }  # fmt: skip
     assert storage.public_options("s3://lake/tables/t") == {

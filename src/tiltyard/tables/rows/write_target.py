@@ -41,8 +41,13 @@ class WriteTarget:
     branch: Branch = MAIN
 
     def __post_init__(self) -> None:
-        """Raise InvalidTableStateError for a view, which nothing can be written to."""
+        """Raise InvalidTableStateError for a view, which nothing can be written to.
+
+        Raise StorageUnavailableError while the storage is known not to respond: writes before this one may hold the
+        table's lock, or its queue, until they give up.
+        """
         refuse_view(self.record.properties)
+        self.ctx.storage.check_available(self.location)
 
     @property
     def location(self) -> str:

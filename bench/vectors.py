@@ -67,8 +67,13 @@ def measure(
         found = recall(subject.ids, vectors, share, FEW_CHECKED if side.rate < FEW_CHECKED else CHECKED)
         spread = median(one.p99 / one.p50 for one in side.rounds)
         what = "all" if share == 1 else f"{share:.1%}"
-        ratio = f"{side.rate / sides[-1].rate:.2f}x" if len(sides) > 1 else ""
+        ratio = _ratio(side.rate, sides[-1].rate, arguments.seconds) if len(sides) > 1 else ""
         yield f"| {what} | {callers} | {subject.name} | {side.words()} | {found:.3f} | {spread:.1f} | {ratio} |"
+
+
+def _ratio(rate: float, reference: float, seconds: float) -> str:
+    """Return the ratio of two rates; of one that was not answered once in a round, how much more it is at least."""
+    return f"{rate / reference:.2f}x" if reference else f"> {rate * seconds:,.0f}x"
 
 
 @dataclass(slots=True)

@@ -72,7 +72,7 @@ def choose_effort(search: Search) -> SearchEffort | None:
     """
     if not search.nearest or search.options.get("fast_search") or not _is_open(search.nearest[0]):
         return None
-    index_type = search.snapshot.fact(_index_types).get(search.nearest[0]["column"])
+    index_type = search.snapshot.fact(index_types).get(search.nearest[0]["column"])
     if index_type is None:
         return None
     rows, matching = search.snapshot.count_rows(), _count_matching(search)
@@ -110,7 +110,7 @@ def _rows_left(matching: int, rows: int) -> str:
     return f"the {matching:,} rows of {rows:,} that the filter leaves"
 
 
-def _index_types(dataset: lance.LanceDataset) -> Mapping[str, str]:
+def index_types(dataset: lance.LanceDataset) -> Mapping[str, str]:
     """Return the type of the vector index on each column that has one."""
     indices = (index for index in dataset.describe_indices() if "metric_type" in index.details)
     return {name: index.index_type.upper() for index in indices for name in index.field_names}

@@ -27,13 +27,10 @@ from tiltyard.flight.encoding import BatchEncoder, encode_schema, schema_message
 from tiltyard.flight.handles import QueryHandle, decode_handle
 from tiltyard.flight.messages import (
     CANCELLED,
-    DESCRIPTOR_OF_COMMAND,
     MESSAGES,
     NOT_CANCELLABLE,
     SERVICE,
-    Timestamp,
     pack,
-    unpack,
 )
 from tiltyard.flight.queries import (
     UNLIMITED_SECONDS,
@@ -42,6 +39,14 @@ from tiltyard.flight.queries import (
     QueryState,
     RunningQuery,
     StartedQuery,
+)
+from tiltyard.flight.query_messages import (
+    flight_info,
+    new_handle,
+    poll_info,
+    read_command,
+    read_parameters,
+    unpack_command,
 )
 from tiltyard.flight.siblings import Siblings, UnreachableError
 from tiltyard.model.ids import Id
@@ -134,21 +139,21 @@ class FlightService:
     async def get_flight_info(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """Plan a query, or describe the table that answers a question about the catalog."""
         async with self._calls.open(context, PLAN) as call:
-            name, command = _command(request)
+            name, command = read_command(request)
             schema = schema_of(name, command)
             if schema is not None:
-                return _flight_info(schema, request, request.cmd)
-            handle = _new_handle(name, command, call)
+                return flight_info(schema, request, request.cmd)
+            handle = new_handle(name, command, call)
             schema = await self._plan_schema(call, handle)
-            return _flight_info(schema, request, handle.ticket)
+            return flight_info(schema, request, handle.ticket)
 
     async def get_schema(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """Return the schema of what GetFlightInfo would describe."""
         async with self._calls.open(context, PLAN) as call:
-            name, command = _command(request)
+            name, command = read_command(request)
             schema = schema_of(name, command)
             if schema is None:
-                schema = await self._plan_schema(call, _new_handle(name, command, call))
+                schema = await self._plan_schema(call, new_handle(name, command, call))
             return MESSAGES["SchemaResult"](schema=schema_message(schema))
 
     async def _plan_schema(self, call: Call, handle: QueryHandle) -> pa.Schema:
@@ -196,20 +201,20 @@ class FlightService:
             with suppress(UnreachableError):
                 return await sibling.call("PollFlightInfo", request, context, "PollInfo")
         async with self._calls.open(context, EXECUTE) as call:
-            name, command = _command(request)
+            name, command = read_command(request)
             if name != "TicketStatementQuery":
-                handle = structs.replace(_new_handle(name, command, call), process=self._siblings.id)
+                handle = structs.replace(new_handle(name, command, call), process=self._siblings.id)
                 query = await self._start(call, handle)
                 await query.wait_rows(FIRST_ROWS_SECONDS)
                 await query.wait_ended(SUBMIT_SECONDS)
-                return _poll_info(query, request)
+                return poll_info(query, request)
             call.record_tables(DESCRIBE, ())
             handle = decode_handle(command.statement_handle)
             found = self.queries.find(handle, call.ctx)
             if found is None:
                 raise InvalidInputError("The server no longer knows this query: read its rows, or submit it again.")
             await found.wait_ended(POLL_SECONDS)
-            return _poll_info(found, request)
+            return poll_info(found, request)
 
     async def do_get(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """Stream the rows of a query, which is run now unless it was submitted, or those of a question's answer."""
@@ -219,7 +224,7 @@ class FlightService:
                     yield message
                 return
         async with self._calls.open(context, READ) as call:
-            name, command = _unpacked(request.ticket)
+            name, command = unpack_command(request.ticket)
             if name != "TicketStatementQuery":
                 async for message in self._answer(call, name, command):
                     yield message
@@ -321,11 +326,11 @@ class FlightService:
                     status = self._cancel(call, info)
                     result = MESSAGES["CancelFlightInfoResult"](status=status).SerializeToString()
                 case "CancelQuery":
-                    _, command = _unpacked(request.body)
+                    _, command = unpack_command(request.body)
                     status = self._cancel(call, MESSAGES["FlightInfo"].FromString(command.info))
                     result = pack("ActionCancelQueryResult", result=status)
                 case "CreatePreparedStatement":
-                    result = await self._prepare(call, _unpacked(request.body)[1])
+                    result = await self._prepare(call, unpack_command(request.body)[1])
                 case "ClosePreparedStatement":
                     return
                 case kind:
@@ -345,7 +350,7 @@ class FlightService:
         call.record_tables(CANCEL, ())
         if not info.endpoint:
             raise InvalidInputError("The FlightInfo names no query to cancel.")
-        name, command = _unpacked(info.endpoint[0].ticket.ticket)
+        name, command = unpack_command(info.endpoint[0].ticket.ticket)
         if name != "TicketStatementQuery":
             return NOT_CANCELLABLE
         query = self.queries.find(decode_handle(command.statement_handle), call.ctx)
@@ -377,12 +382,12 @@ class FlightService:
                 messages.append(message)
             if not messages:
                 raise InvalidInputError("The call has no message.")
-            name, command = _command(messages[0].flight_descriptor)
+            name, command = read_command(messages[0].flight_descriptor)
             if name != "CommandPreparedStatementQuery":
                 raise UnsupportedOperationError(READ_ONLY)
             call.record_tables(PLAN, ())
             handle = decode_handle(command.prepared_statement_handle)
-            bound = structs.replace(handle, parameters=encode_parameters(_read_batch(messages)))
+            bound = structs.replace(handle, parameters=encode_parameters(read_parameters(messages)))
             yield MESSAGES["PutResult"](
                 app_metadata=MESSAGES["DoPutPreparedStatementResult"](
                     prepared_statement_handle=bound.encode()
@@ -442,73 +447,3 @@ def _read(ctx: Context, query: PointQuery) -> AnsweredQuery | None:
 
 def _codec(request: str) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
     return MESSAGES[request].FromString, lambda message: message.SerializeToString()
-
-
-def _command(descriptor: Any) -> tuple[str, Any]:
-    """Return the command of a descriptor. Raises InvalidInputError."""
-    if descriptor.type != DESCRIPTOR_OF_COMMAND:
-        raise InvalidInputError("The descriptor names no command: this server has no paths.")
-    return _unpacked(descriptor.cmd)
-
-
-def _unpacked(command: bytes) -> tuple[str, Any]:
-    """Return a command of Flight SQL. Raises InvalidInputError, UnsupportedOperationError."""
-    unpacked = unpack(command)
-    if unpacked is None:
-        raise UnsupportedOperationError("The command is none of Flight SQL's that this server supports.")
-    return unpacked
-
-
-def _new_handle(name: str, command: Any, call: Call) -> QueryHandle:
-    """Return the handle of a new query. Raises InvalidInputError, UnsupportedOperationError."""
-    if name == "CommandStatementQuery":
-        return QueryHandle.of(command.query, call.namespace, call.ctx.database)
-    if name == "CommandPreparedStatementQuery":
-        prepared = decode_handle(command.prepared_statement_handle)
-        return QueryHandle.of(prepared.query, prepared.namespace, prepared.database, prepared.parameters)
-    if name in ("CommandStatementUpdate", "CommandPreparedStatementUpdate"):
-        raise UnsupportedOperationError(READ_ONLY)
-    raise UnsupportedOperationError(f"{name} is not supported by this server.")
-
-
-def _flight_info(schema: pa.Schema, descriptor: Any, ticket: bytes) -> Any:
-    endpoint = MESSAGES["FlightEndpoint"](ticket=MESSAGES["Ticket"](ticket=ticket))
-    return MESSAGES["FlightInfo"](
-        schema=schema_message(schema),
-        flight_descriptor=descriptor,
-        endpoint=[endpoint],
-        total_records=-1,
-        total_bytes=-1,
-    )
-
-
-def _poll_info(query: RunningQuery, descriptor: Any) -> Any:
-    """Return the state of a query: without a descriptor to poll once it is complete. Raises what it failed by."""
-    if query.state is QueryState.FAILED and query.error is not None:
-        raise query.error
-    info = _flight_info(query.schema, descriptor, query.handle.ticket)
-    seconds = int(query.expires_at)
-    poll = MESSAGES["PollInfo"](info=info, expiration_time=Timestamp(seconds=seconds))
-    if query.state is QueryState.RUNNING:
-        poll.flight_descriptor.type = DESCRIPTOR_OF_COMMAND
-        poll.flight_descriptor.cmd = query.handle.ticket
-        poll.progress = 0.0
-    else:
-        poll.progress = 1.0
-    return poll
-
-
-def _read_batch(messages: list[Any]) -> pa.RecordBatch:
-    """Return the batch that FlightData carries: a schema and one batch. Raises InvalidInputError."""
-    stream = b"".join(
-        b"\xff\xff\xff\xff" + len(message.data_header).to_bytes(4, "little") + message.data_header + message.data_body
-        for message in messages
-        if message.data_header
-    )
-    try:
-        batches = list(pa.ipc.open_stream(stream))
-    except pa.ArrowException as error:
-        raise InvalidInputError("The parameters are no Arrow stream.") from error
-    if len(batches) != 1:
-        raise InvalidInputError(f"A statement is run once with one row of parameters, not with {len(batches)} batches.")
-    return batches[0]

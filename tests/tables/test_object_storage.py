@@ -326,6 +326,19 @@ def test_objects_commit_that_bypassed_the_catalog_is_met_by_a_commit_and_seen_by
     assert count_served(counted) == 7
 
 
+def test_objects_insert_goes_on_from_the_version_that_a_restored_folder_has(counted: Context, proxy: S3Proxy) -> None:
+    location = create(counted)
+    assert insert(counted, 10) == 2
+    before = {file.path: file for file in counted.storage.files(location).walk(location)}
+    assert insert(counted, 11) == 3
+    counted.services.finalized_log.flush()
+    added = [file.path for file in counted.storage.files(location).walk(location) if file.path not in before]
+    counted.storage.files(location).delete([f"{location}/{path}" for path in added])
+    assert insert(counted, 12) == 3
+    ids = lance.dataset(location, storage_options=counted.storage.options(location)).to_table().column("id").to_pylist()
+    assert sorted(ids) == [0, 1, 2, 10, 12]
+
+
 def test_objects_batch_checks_its_tables_at_once(counted: Context, proxy: S3Proxy) -> None:
     """As many requests in sequence for two tables as for one, and the first entry's refusal is the batch's."""
     locations = {name: create(counted, name) for name in ("t", "u")}

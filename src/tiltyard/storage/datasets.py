@@ -303,6 +303,26 @@ class Datasets:
             shared.confirm(recorded)
         return shared.snapshot
 
+    def recorded_snapshot(self, location: str, recorded: RecordedVersion) -> Snapshot | None:
+        """Return the shared snapshot of main if it is the version that the catalog has, without a look at storage.
+
+        Who writes on top of it calls `is_in_storage` before the commit.
+        """
+        with self._lock:
+            shared = self._shared.get((location, MAIN))
+        return shared.snapshot if shared is not None and shared.dataset.version == recorded.version else None
+
+    def is_in_storage(self, location: str, dataset: lance.LanceDataset) -> bool:
+        """Whether storage has the version of a dataset of main, or later ones; forget the table where it has neither.
+
+        It has neither where the folder was restored from a copy. Raises ServiceUnavailableError.
+        """
+        with lance_errors(dataset):
+            is_there = int(dataset.latest_version) >= int(dataset.version)
+        if not is_there:
+            self.forget(location, MAIN)
+        return is_there
+
     def forget(self, location: str, branch: Branch) -> None:
         """Drop the shared dataset of a branch, so that its latest version is looked up anew."""
         with self._lock:

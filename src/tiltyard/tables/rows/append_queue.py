@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.writing import FastCommit
     from tiltyard.store import RequestClaim
     from tiltyard.tables.keys.checked_appends import CheckedAppend
-    from tiltyard.tables.rows.write_target import WriteTarget
+    from tiltyard.tables.rows.write_target import OpenedVersion, WriteTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +140,20 @@ def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) ->
     """
     while part:
         target = part[0].item.target
-        dataset = _open_with_columns(target, part)
+        dataset, was_asked_for = _open_with_columns(target, part)
         with lance_errors(dataset):
             rows, members = _adapt_rows(part, dataset.schema)
             rows, members, checked = _check_keys(target, dataset.version, rows, members)
             appends = [member.item for member in members]
             claims = tuple(claim for append in appends for claim in append.claims)
             target = replace(target, ctx=structs.replace(target.ctx, claims=claims))
-            with target.reading_manifest(dataset) as manifest:
+            with target.looking_up(dataset, was_asked_for=was_asked_for) as opened:
                 written = _write_rows(target, _group_by_schema(rows), dataset)
+            if not _is_in_storage(target, opened, written):
+                continue
             try:
                 with target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds):
-                    fast = target.fast_commit(dataset, manifest)
+                    fast = target.fast_commit(dataset, opened.manifest)
                     committed = _commit_fragments(target, dataset, appends, written, retry, checked, fast)
             except BaseException as error:
                 discard_after_error(target.ctx.storage, target.base, written, error)
@@ -174,13 +176,27 @@ def _is_permanent(error: BaseException) -> bool:
     return isinstance(error, ColumnsChangedError) or (isinstance(error, CommitConflictError) and not error.retryable)
 
 
-def _open_with_columns(target: WriteTarget, part: Sequence[PendingItem[Append]]) -> lance.LanceDataset:
-    """Open the table's latest version; add the columns of the first rows to one that has none."""
-    dataset = target.dataset()
+def _is_in_storage(target: WriteTarget, opened: OpenedVersion, written: Sequence[FragmentMetadata]) -> bool:
+    """Return whether storage has the version that rows were written on; else delete them: the folder was restored."""
+    is_in_storage = False
+    try:
+        is_in_storage = opened.is_in_storage
+    finally:
+        if not is_in_storage:
+            discard(target.ctx.storage, target.base, written)
+    return is_in_storage
+
+
+def _open_with_columns(target: WriteTarget, part: Sequence[PendingItem[Append]]) -> tuple[lance.LanceDataset, bool]:
+    """Open the latest version, with the columns of the first rows if it had none; return whether storage was asked."""
+    dataset, was_asked_for = target.dataset_to_append()
     rows = part[0].item.rows
     if rows is None:
-        return dataset
-    return standardize_map_names(target, dataset) if dataset.schema.names else add_first_columns(target, rows.schema)
+        return dataset, was_asked_for
+    if not dataset.schema.names:
+        return add_first_columns(target, rows.schema), True
+    standardized = standardize_map_names(target, dataset)
+    return standardized, was_asked_for or standardized is not dataset
 
 
 def _adapt_rows(

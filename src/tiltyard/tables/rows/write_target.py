@@ -33,6 +33,24 @@ _LANCE_RETRIES = 100  # within the time that conflicts may take
 
 
 @dataclass(frozen=True, slots=True)
+class OpenedVersion:
+    """What is looked up of a version while rows are written on top of it: its manifest, and whether storage has it."""
+
+    _manifest: Future[bytes | None] | None
+    _is_in_storage: Future[bool] | None
+
+    @property
+    def is_in_storage(self) -> bool:
+        """Whether storage has the version, or later ones. Raises ServiceUnavailableError."""
+        return self._is_in_storage is None or self._is_in_storage.result()
+
+    @property
+    def manifest(self) -> bytes | None:
+        """Return its manifest; None where none was read. Raises what reading it raises."""
+        return None if self._manifest is None else self._manifest.result()
+
+
+@dataclass(frozen=True, slots=True)
 class WriteTarget:
     """A table's record in the catalog, and the branch to write to."""
 
@@ -102,25 +120,37 @@ class WriteTarget:
             return self.dataset()
         return open_to_commit(self.ctx, self.record, self.branch, durable=True)
 
-    @contextmanager
-    def reading_manifest(self, dataset: lance.LanceDataset) -> Iterator[Future[bytes | None] | None]:
-        """Read the manifest of a dataset while the block runs, for a `fast_commit`; None where there are none."""
-        if not self.record.managed or not self.branch.is_main or is_local(self.location):
-            yield None
-            return
-        with ThreadPoolExecutor(1) as pool:
-            yield pool.submit(self.ctx.storage.manifests.read_latest, self.location, int(dataset.version))
+    def dataset_to_append(self) -> tuple[lance.LanceDataset, bool]:
+        """Open the latest version as `dataset` does; return whether storage was asked for it.
 
-    def fast_commit(self, dataset: lance.LanceDataset, manifest: Future[bytes | None] | None) -> FastCommit | None:
+        Of a managed table on an object store it is the version that the catalog has, and `looking_up` asks storage
+        while rows are written.
+        """
+        recorded, datasets = recorded_latest(self.ctx, self.record, self.branch), self.ctx.storage.datasets
+        snapshot = None if recorded is None else datasets.recorded_snapshot(self.location, recorded)
+        return (self.dataset(), True) if snapshot is None else (snapshot.dataset, False)
+
+    @contextmanager
+    def looking_up(self, dataset: lance.LanceDataset, *, was_asked_for: bool) -> Iterator[OpenedVersion]:
+        """While the block runs, read the manifest of a version, and ask storage for it unless it was asked before."""
+        if not self.record.managed or not self.branch.is_main or is_local(self.location):
+            yield OpenedVersion(None, None)
+            return
+        storage = self.ctx.storage
+        with ThreadPoolExecutor(2) as pool:
+            manifest = pool.submit(storage.manifests.read_latest, self.location, int(dataset.version))
+            is_there = None if was_asked_for else pool.submit(storage.datasets.is_in_storage, self.location, dataset)
+            yield OpenedVersion(manifest, is_there)
+
+    def fast_commit(self, dataset: lance.LanceDataset, manifest: bytes | None) -> FastCommit | None:
         """Return how to commit right after a dataset's version; None unless the catalog says that it is the latest.
 
-        `manifest` comes from `reading_manifest`. Raises what reading it raises.
+        `manifest` comes from `looking_up`.
         """
-        latest = manifest.result() if manifest is not None else None
-        recorded = recorded_latest(self.ctx, self.record, self.branch) if latest is not None else None
-        if latest is None or recorded is None or recorded.version != dataset.version:
+        recorded = recorded_latest(self.ctx, self.record, self.branch) if manifest is not None else None
+        if manifest is None or recorded is None or recorded.version != dataset.version:
             return None
-        return FastCommit(self.ctx.storage, self.location, latest)
+        return FastCommit(self.ctx.storage, self.location, manifest)
 
     def exclusive_dataset(self) -> lance.LanceDataset:
         """Open the latest version as a handle that is not shared: Lance locks the handle it reads transactions through.

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tiltyard.pipeline.functions import calls
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction, call_in_parts, call_with_retries, error_kind
@@ -100,6 +101,19 @@ def test_call_whose_process_is_killed_costs_its_row_alone(code: UserFunction, tm
     assert outcomes(GuardedFunction(code, policy), few) == [(0, 1, "MemoryError"), (1, 1, [12])]
     with pytest.raises(CallError, match="ended by SIGKILL"):
         outcomes(GuardedFunction(code, CallPolicy(memory_bytes=1 << 30)), few)
+
+
+def test_function_that_ends_its_process_over_and_over_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def kill(rows: pa.RecordBatch) -> None:
+        made.append(rows.num_rows)
+        raise CallError("MemoryError", "the process of the function was ended by SIGKILL", ended_process=True)
+
+    monkeypatch.setattr(calls, "MOST_ENDED", 5)
+    with pytest.raises(RefusedError, match=r"5 times within one batch.*SIGKILL.*memory_mb"):
+        list(call_in_parts(kill, ROWS, CallPolicy(on_error="park", memory_bytes=1 << 30)))
+    assert made == [16, 8, 4, 2, 1]
 
 
 @pytest.mark.parametrize("isolated", [None, pytest.param(60.0, marks=pytest.mark.extended)])

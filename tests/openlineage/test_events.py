@@ -20,6 +20,7 @@ import tiltyard
 from tests.openlineage.validation import check_event
 from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.pipeline.openlineage import emitter as events
+from tiltyard.pipeline.openlineage import observer
 from tiltyard.pipeline.openlineage.column_lineage import query_columns
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 
@@ -106,6 +107,23 @@ def test_failed_run_says_why_and_which_check_failed(lake: tiltyard.Lake, folder:
     )
     (assertion,) = fail["inputs"][0]["inputFacets"]["dataQualityAssertions"]["assertions"]
     assert (assertion["success"], assertion["severity"]) == (False, "error")
+
+
+def test_long_run_tells_how_much_it_has_written(
+    lake: tiltyard.Lake, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer, "RUNNING_SECONDS", 0.0)
+
+    def work(run: Any) -> dict[str, object]:
+        run.progress(rows=7, bytes=90)
+        return {"rows": 9}
+
+    events.observe("ingest", LocalRun(), lake.catalog, {"table": "films"}, work)
+    start, running, complete = read(log)
+    assert [event["eventType"] for event in (start, running, complete)] == ["START", "RUNNING", "COMPLETE"]
+    statistics = running["outputs"][0]["outputFacets"]["outputStatistics"]
+    assert (statistics["rowCount"], statistics["size"]) == (7, 90)
+    assert "outputStatistics" not in start["outputs"][0].get("outputFacets", {})
 
 
 def test_canceled_run_is_aborted(lake: tiltyard.Lake, log: Path) -> None:

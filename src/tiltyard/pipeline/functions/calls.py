@@ -18,6 +18,9 @@ from tiltyard.pipeline.user_functions import Loadable
 
 R = TypeVar("R")
 
+MOST_ENDED = 64
+"""Processes that a function may end within one batch: to find one row among 8,192 takes 14, and each a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class GuardedFunction:
@@ -90,20 +93,38 @@ def call_in_parts(
 
     A part that it fails on is called in halves: where the policy isolates rows, until each failing row stands alone,
     and in any case where it ran out of memory. Raises what the function raises else, for a row alone too, and
-    RefusedError, of which only RowsFailedError is a failure of rows.
+    RefusedError, of which only RowsFailedError is a failure of rows; RefusedError, too, for a function that has ended
+    MOST_ENDED processes within the batch.
     """
-    start = 0
+    start, ended = 0, _EndedProcesses()
     for part in split_by_bytes(rows, policy.batch_bytes):
-        yield from _call_halves(call, part, start, policy)
+        yield from _call_halves(call, part, start, policy, ended)
         start += part.num_rows
 
 
+class _EndedProcesses:
+    """Counts the processes that a function has ended within a batch."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def count(self, error: Exception) -> None:
+        """Count an error that has cost a process. Raises RefusedError for one too many."""
+        self._number += ended_process(error)
+        if self._number >= MOST_ENDED:
+            raise RefusedError(
+                f"The function has ended its process {MOST_ENDED} times within one batch, at last because "
+                f"{describe_error(error)}. Give it more memory or time (memory_mb, batch_seconds), or mend it."
+            ) from error
+
+
 def _call_halves(
-    call: Callable[[pa.RecordBatch], R], rows: pa.RecordBatch, start: int, policy: CallPolicy
+    call: Callable[[pa.RecordBatch], R], rows: pa.RecordBatch, start: int, policy: CallPolicy, ended: _EndedProcesses
 ) -> Iterator[PartResult[R]]:
     try:
         value = call(rows)
     except Exception as error:
+        ended.count(error)
         if isinstance(error, RefusedError) and not isinstance(error, RowsFailedError):
             raise
         if not (policy.isolates_rows or (ran_out_of_memory(error) and rows.num_rows > 1)):
@@ -115,8 +136,8 @@ def _call_halves(
         yield PartResult(start, rows, value)
         return
     middle = rows.num_rows // 2
-    yield from _call_halves(call, rows.slice(0, middle), start, policy)
-    yield from _call_halves(call, rows.slice(middle), start + middle, policy)
+    yield from _call_halves(call, rows.slice(0, middle), start, policy, ended)
+    yield from _call_halves(call, rows.slice(middle), start + middle, policy, ended)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

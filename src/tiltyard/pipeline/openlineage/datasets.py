@@ -21,6 +21,7 @@ from tiltyard.model.typed_ids import format_id
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
+    from openlineage.client.generated.base import OutputDatasetFacet
 
     from tiltyard.pipeline.openlineage.column_lineage import SourceColumn
 
@@ -69,18 +70,21 @@ def input_dataset(
 def output_dataset(
     name: tuple[str, str], dataset: lance.LanceDataset | None, figures: Mapping[str, str]
 ) -> OutputDataset:
-    """Return a dataset that was written: before the commit without its facets (None), after it with its version."""
-    if dataset is None:
-        return OutputDataset(*name)
-    facets = {
-        "schema": schema_facet(dataset.schema),
-        "version": dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=str(dataset.version)),
-    }
+    """Return a dataset that is written: how much of it by now, and after the commit (not None) its version."""
     rows, size = figures.get("rows"), figures.get("bytes")
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
         rowCount=None if rows is None else int(rows), size=None if size is None else int(size)
     )
-    return OutputDataset(*name, facets=facets, outputFacets={"outputStatistics": statistics})
+    output_facets: dict[str, OutputDatasetFacet] = (
+        {} if rows is None and size is None else {"outputStatistics": statistics}
+    )
+    if dataset is None:
+        return OutputDataset(*name, outputFacets=output_facets)
+    facets = {
+        "schema": schema_facet(dataset.schema),
+        "version": dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=str(dataset.version)),
+    }
+    return OutputDataset(*name, facets=facets, outputFacets=output_facets)
 
 
 def schema_facet(schema: pa.Schema) -> schema_dataset.SchemaDatasetFacet:

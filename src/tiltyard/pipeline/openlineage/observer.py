@@ -1,4 +1,4 @@
-"""Observe the run of a job, and emit its events: START, then COMPLETE, FAIL or ABORT.
+"""Observe the run of a job, and emit its events: START, RUNNING each minute, then COMPLETE, FAIL or ABORT.
 
 What a run has read and written is taken from its commits, which hold its lineage (`tiltyard.model.lineage`); before
 them its arguments say what it is going to.
@@ -7,6 +7,7 @@ them its arguments say what it is going to.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tiltyard.pipeline.runs import Run
     from tiltyard.pipeline.table_location import CatalogConnection
 
+RUNNING_SECONDS = 60.0
 _MAX_VERSIONS = 50
 """Versions among which the commit of a run is searched: index builds come after it."""
 _VERSION = version("tiltyard")
@@ -37,11 +39,14 @@ _PRODUCER = f"urn:tiltyard:pipeline:{_VERSION}"
 
 
 class ObservedRun:
-    """A run whose figures are kept here, too, for the event of its end."""
+    """A run whose figures are kept here, too, for its events."""
 
-    def __init__(self, inner: Run) -> None:
+    def __init__(self, inner: Run, emit_running: Callable[[Mapping[str, str]], None]) -> None:
+        """`emit_running` gets the figures each RUNNING_SECONDS in which there is progress."""
         self.figures: dict[str, str] = {}
         self._inner = inner
+        self._emit_running = emit_running
+        self._emitted_at = time.monotonic()
 
     @property
     def id(self) -> str:
@@ -52,6 +57,9 @@ class ObservedRun:
         """Set figures. Raises RunCanceledError."""
         self.figures.update({name: str(value) for name, value in figures.items()})
         self._inner.progress(**figures)
+        if (now := time.monotonic()) >= self._emitted_at + RUNNING_SECONDS:
+            self._emitted_at = now
+            self._emit_running(self.figures)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -69,7 +77,8 @@ def observe_run(
 
     A run that another driver goes on with has no end here: each driver's part is a run of its own below the job's.
     """
-    observed, events = ObservedRun(run), _Events(emitter.settings.namespace, kind, run, catalog, arguments)
+    events = _Events(emitter.settings.namespace, kind, run, catalog, arguments)
+    observed = ObservedRun(run, lambda figures: emitter.emit(lambda: events.make("RUNNING", figures)))
     emitter.emit(lambda: events.make("START", {}))
     try:
         figures = work(observed)
@@ -162,7 +171,7 @@ class _Events:
 
         source, table = self.arguments.get("source"), self.arguments.get("table")
         inputs = [input_dataset(name_of_uri(source), None, _checks(figures))] if source else []
-        outputs = [output_dataset(name_of_table(self.namespace, table), None, {})] if table else []
+        outputs = [output_dataset(name_of_table(self.namespace, table), None, figures)] if table else []
         if self.kind == "export" and table:
             inputs = [input_dataset(name_of_table(self.namespace, table), None, ())]
             outputs = [output_dataset(name_of_uri(str(self.arguments.get("destination"))), None, {})]

@@ -4,7 +4,7 @@ One server with `--auth`. Principal `scanner` reads a whole table over and over,
 its own, and then filters it by 64, which finds nothing and holds a thread until all is read; `describer` describes
 tables by 32 connections, `searcher` finds the ten nearest of a small table by 8. The latter two are measured alone and
 beside the scans, in turn. Then a crowd of connections is opened, each sends one request, and the memory of the server
-is read while they are idle.
+is read while they are idle; and the same again with TLS.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import socket
+import ssl
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,12 +23,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.services.certificates import loopback_certificate
+
 from bench import data
 from bench.load import Address, Load, Measured, drive_together
 from bench.servers import Server, tiltyard
 from bench.wire import of_table, post, request, stream
 from tiltyard.config import Settings
 from tiltyard.identity.keys import NewKeyOptions, create_key
+from tiltyard.server.file_limits import raise_descriptor_limit
 from tiltyard.store import open_store, wall_clock
 
 TABLES = 200
@@ -187,11 +191,13 @@ def measure_neighbours(place: Place, heavy: Heavy, rounds: int, seconds: float) 
     return lines
 
 
-def open_crowd(address: Address, text: bytes, size: int) -> list[socket.socket]:
+def open_crowd(address: Address, text: bytes, size: int, tls: ssl.SSLContext | None = None) -> list[socket.socket]:
     """Open connections that have had one response each. Raises RuntimeError where a response is no success."""
     crowd = []
     for _ in range(size):
         connection = socket.create_connection((address.host, address.port))
+        if tls is not None:
+            connection = tls.wrap_socket(connection, server_hostname=address.host)
         connection.sendall(text)
         if not connection.recv(1 << 16).startswith(b"HTTP/1.1 200"):
             raise RuntimeError("A connection of the crowd was refused.")
@@ -199,16 +205,29 @@ def open_crowd(address: Address, text: bytes, size: int) -> list[socket.socket]:
     return crowd
 
 
-def measure_crowd(server: Server, text: bytes) -> str:
+def measure_crowd(server: Server, text: bytes, tls: ssl.SSLContext | None = None) -> str:
     """Return the line of the table."""
-    warm = open_crowd(server.address, text, WARM_CONNECTIONS)
+    warm = open_crowd(server.address, text, WARM_CONNECTIONS, tls)
     before = server.total_memory()
-    crowd = open_crowd(server.address, text, CROWD)
+    crowd = open_crowd(server.address, text, CROWD, tls)
     each = (server.total_memory() - before) / CROWD
     for connection in (*warm, *crowd):
         connection.close()
     met = "yes" if each <= GOAL_BYTES else "**no**"
-    return f"| {CROWD:,} idle connections | {each / 1024:.1f} KB each | | | {met} |"
+    return f"| {CROWD:,} idle connections{', TLS' if tls else ''} | {each / 1024:.1f} KB each | | ≤ 20 KB | {met} |"
+
+
+def measure_encrypted_crowd(folder: Path) -> str:
+    """Return the line of the table for a server with a certificate, which is open to all."""
+    files, root = loopback_certificate(folder), folder / "encrypted"
+    root.mkdir()
+    further = [f"--tls-certificate={files.certificate}", f"--tls-key={files.key}"]
+    server = tiltyard(root, folder / "encrypted.log", 1, further=further)
+    try:
+        tls = ssl.create_default_context(cafile=str(files.certificate))
+        return measure_crowd(server, request("GET", "/v1/namespace/%24/list"), tls)
+    finally:
+        server.stop()
 
 
 def main() -> None:
@@ -241,9 +260,12 @@ def main() -> None:
                 for heavy in (READS, FILTERS):
                     print("\n".join(measure_neighbours(place, heavy, arguments.rounds, arguments.seconds)), flush=True)
             if arguments.only != "neighbours":
-                print(measure_crowd(server, next(place.requests()[0])))
+                raise_descriptor_limit()
+                print(measure_crowd(server, next(place.requests()[0])), flush=True)
         finally:
             server.stop()
+        if arguments.only != "neighbours":
+            print(measure_encrypted_crowd(Path(folder)))
 
 
 if __name__ == "__main__":

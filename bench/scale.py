@@ -52,7 +52,7 @@ class Constants:
 
     describe: Constant = Constant(58e-6, "s of a processor for DescribeTable", "RESULTS.md, `describe`")
     page: Constant = Constant(133e-6, "… for a page of 100 tables", "RESULTS.md, `list`")
-    lookup: Constant = Constant(879e-6, "… for a row by an indexed column", "RESULTS.md, `equal`")
+    lookup: Constant = Constant(879e-6, "… for a row by an indexed column", "of a large table, by Lance")
     query: Constant = Constant(1.64e-3, "… for the ten nearest of 100,000 × 128 by IVF_PQ", "RESULTS.md, `nearest`")
     insert: Constant = Constant(833e-6, "… for an insert of a row among 32 callers", "RESULTS.md, `insert`")
     assigning: Constant = Constant(20e9, "multiplications and additions/s of a processor", "**assumed**")
@@ -65,7 +65,7 @@ class Constants:
     version_record: Constant = Constant(162, "bytes of a version in the catalog", "1 million versions in SQLite")
     process: Constant = Constant(210e6, "bytes of a server process on a million tables", "RESULTS.md, a million tables")
     caches: Constant = Constant(1.5e9, "bytes of its caches at most, as set by default", "docs/settings.md")
-    insert_trips: Constant = Constant(5, "round trips of a commit to an object store", "RESULTS.md, object store")
+    insert_trips: Constant = Constant(4, "round trips of a commit to an object store", "RESULTS.md, object store")
     insert_requests: Constant = Constant(
         7, "requests of it, all priced as those that write", "RESULTS.md, object store"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,8 @@ from bench.spark.line_processes import answer, reserve_output
 def main() -> None:
     """Answer orders until the standard input ends."""
     reserve_output()  # Spark's launcher prints what it fetches
-    builder = SparkSession.builder.master("local[2]")
+    warehouse = tempfile.TemporaryDirectory(prefix="tiltyard-bench-")  # else a folder of the current one
+    builder = SparkSession.builder.master("local[2]").config("spark.sql.warehouse.dir", warehouse.name)
     for name, value in json.loads(sys.argv[1]).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
@@ -39,6 +41,7 @@ def main() -> None:
 
     answer({"time": timed, "rows": rows})
     session.stop()
+    warehouse.cleanup()
 
 
 if __name__ == "__main__":

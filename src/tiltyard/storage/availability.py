@@ -8,6 +8,7 @@ an answer all requests that need it get 503, until it answers again.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ IN_USE_SECONDS = 10.0
 MOST_FAILURES = 2
 """Questions without an answer after which a store is away."""
 _PROBED = ".tiltyard-probe"
+_STATUS = re.compile(r"status(?: code)?:? ?\d{3}")
+"""Part of the text of an error that is a response of the store."""
 _LIMITS = {"timeout": "3s", "connect_timeout": "3s"}
 
 
@@ -96,6 +99,9 @@ class AvailabilityMonitor:
         try:
             store.probe()
         except (BaseError, OSError) as error:
+            if _STATUS.search(str(error)):  # it is overloaded, or refuses: callers are told so by its own response
+                store.failures = 0
+                return
             store.error = error
             store.failures += 1
             if store.failures == MOST_FAILURES:

@@ -36,7 +36,7 @@ from bench.load import Load
 from bench.rounds import Side
 from bench.servers import Server, tiltyard
 from bench.staging import stage, template
-from bench.wire import ARROW, call, of_table, post, request, stream
+from bench.wire import ARROW, call, of_table, post, request, stream, with_key
 from tiltyard.config import Settings
 from tiltyard.identity.keys import NewKeyOptions, create_key
 from tiltyard.store import open_store, wall_clock
@@ -175,11 +175,6 @@ def key_of(catalog: Catalog, name: str, grants: int) -> str:
     database.write(lambda connection: connection.change(GRANT, *values))
     database.close()
     return key
-
-
-def with_key(asked: bytes, key: str) -> bytes:
-    """The request, which shows a key."""
-    return asked.replace(b"\r\n", f"\r\nx-api-key: {key}\r\n".encode(), 1)
 
 
 @dataclass(frozen=True, slots=True)

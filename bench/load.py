@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TypeAlias
 
 import httptools
@@ -203,3 +204,10 @@ def drive_together(address: Address, loads: Sequence[tuple[Lanes, Load]]) -> lis
             return runner.run(_drive_together(address, loads))
     finally:
         gc.enable()
+
+
+def words(measured: Sequence[Measured]) -> str:
+    """Rate, p50 and p99 of some rounds, medians, and how many requests failed."""
+    rate, p50, p99 = (median(getattr(one, name) for one in measured) for name in ("rate", "p50", "p99"))
+    failed = sum(one.failed for one in measured)
+    return f"{rate:,.0f}/s, p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms" + (f", {failed} failed" if failed else "")

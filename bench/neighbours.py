@@ -15,7 +15,7 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -26,9 +26,9 @@ from typing import Any
 from tests.services.certificates import loopback_certificate
 
 from bench import data
-from bench.load import Address, Load, Measured, drive_together
+from bench.load import Address, Load, Measured, drive_together, words
 from bench.servers import Server, tiltyard
-from bench.wire import of_table, post, request, stream
+from bench.wire import of_table, post, request, stream, with_key
 from tiltyard.config import Settings
 from tiltyard.identity.keys import NewKeyOptions, create_key
 from tiltyard.server.file_limits import raise_descriptor_limit
@@ -43,11 +43,6 @@ READ_BYTES = 1 << 20
 GOAL = 3.0
 GOAL_BYTES = 20 << 10
 PRINCIPALS = ("scanner", "describer", "searcher")
-
-
-def with_key(text: bytes, key: str) -> bytes:
-    """Return a request that shows a key."""
-    return text.replace(b"\r\n", f"\r\nx-api-key: {key}\r\n".encode(), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +153,6 @@ class Rounds:
         described, searched = drive_together(place.server.address, loads)
         self.described.append(described)
         self.searched.append(searched)
-
-
-def words(measured: Sequence[Measured]) -> str:
-    """Return rate, p50 and p99 of some rounds, medians."""
-    rate, p50, p99 = (median(getattr(one, name) for one in measured) for name in ("rate", "p50", "p99"))
-    failed = sum(one.failed for one in measured)
-    return f"{rate:,.0f}/s, p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms" + (f", {failed} failed" if failed else "")
 
 
 def measure_neighbours(place: Place, heavy: Heavy, rounds: int, seconds: float) -> list[str]:

@@ -27,9 +27,9 @@ import psycopg
 from tests.services.postgres import postgres_server
 
 from bench import data
-from bench.load import Load, Measured, drive, drive_together
+from bench.load import Load, drive, drive_together, words
 from bench.servers import Server, tiltyard
-from bench.wire import ARROW, JSON, of_table, post, request
+from bench.wire import ARROW, JSON, of_table, post, request, with_key
 from tiltyard.identity.keys import NewKeyOptions, create_key
 from tiltyard.store import open_store, wall_clock
 
@@ -42,11 +42,6 @@ CONNECTIONS = 16
 KILL_AFTER = 3.0
 READER = "reader"
 ROWS = data.in_namespace("rows")
-
-
-def with_key(text: bytes, key: str) -> bytes:
-    """Return a request that shows a key."""
-    return text.replace(b"\r\n", f"\r\nx-api-key: {key}\r\n".encode(), 1)
 
 
 @dataclass(slots=True)
@@ -147,13 +142,6 @@ def measure_throughput(group: Replicas, folder: Path, rounds: int, seconds: floa
                 yield f"| {name} | {side} | {words(measured)} | {median(costs) * 1e6:,.0f} µs |"
     used, bound = group.connections(), CONNECTIONS * number
     yield f"| connections to PostgreSQL after it | {number} | {used} of at most {bound} | |"
-
-
-def words(measured: Sequence[Measured]) -> str:
-    """Return rate, p50 and p99 of some rounds, medians."""
-    rate, p50, p99 = (median(getattr(one, name) for one in measured) for name in ("rate", "p50", "p99"))
-    failed = sum(one.failed for one in measured)
-    return f"{rate:,.0f}/s, p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms" + (f", {failed} failed" if failed else "")
 
 
 class Caller:

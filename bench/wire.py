@@ -34,6 +34,11 @@ def post(path: str, body: Any = None) -> bytes:
     return request("POST", path, json.dumps(body or {}).encode())
 
 
+def with_key(text: bytes, key: str) -> bytes:
+    """A request that shows an API key."""
+    return text.replace(b"\r\n", f"\r\nx-api-key: {key}\r\n".encode(), 1)
+
+
 def of_table(name: str, action: str) -> str:
     """The path of an operation on a table."""
     return f"/v1/table/{quote(name, safe='')}/{action}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -23,7 +23,7 @@ class Secured:
     """The server, and who has which key: `administrator`, `ann` and `bob`."""
 
     server: ServerProcess
-    keys: Mapping[str, str]
+    keys: Mapping[str, str] = field(repr=False)  # pytest prints what a failed test was given
 
     @property
     def url(self) -> str:

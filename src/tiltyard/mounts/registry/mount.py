@@ -7,7 +7,9 @@ policies, jobs and versions refer to. Name, location and properties are always t
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import (
@@ -34,7 +36,7 @@ from tiltyard.store import LocationTakenError, NamespaceRecord
 from tiltyard.store.access.grants import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, Page, Properties
     from tiltyard.store import Creator, MountRecord, Store, TableRecord
@@ -67,8 +69,10 @@ class Mount:
         self._breaker = CircuitBreaker()
         self._lock = threading.Lock()
         self._backend: MountedCatalog | None = None
+        self._calls = 0
+        self._is_retired = False
         self._last_error: str | None = None
-        self._vendor = _BackendVendor(self, store)
+        self._vendor = _BackendVendor(weakref.proxy(self), store)  # no cycle: threads end with the last use of a mount
         self._credentials = CredentialCache(self._vendor, wall_clock)
 
     @property
@@ -243,8 +247,16 @@ class Mount:
         except _NothingVendedError:
             return None
 
+    def retire(self) -> None:
+        """Close the backend once nothing calls it: the mount was removed or altered while the server goes on.
+
+        Requests that have come to it by then are answered by it.
+        """
+        self._is_retired = True
+        self._close_if_unused()
+
     def close(self) -> None:
-        """Start nothing more, and close the backend."""
+        """Start nothing more, and close the backend: the server stops."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             backend, self._backend = self._backend, None
@@ -324,7 +336,8 @@ class Mount:
                 seconds,
             )
         try:
-            result = call(self._open())
+            with self._opened() as backend:
+                result = call(backend)
         except ServiceUnavailableError as error:
             self._last_error = str(error)
             self._breaker.fail()
@@ -335,11 +348,28 @@ class Mount:
         self._breaker.succeed()
         return result
 
-    def _open(self) -> MountedCatalog:
+    @contextmanager
+    def _opened(self) -> Iterator[MountedCatalog]:
+        """Keep the backend open within a block."""
         with self._lock:
             if self._backend is None:
                 self._backend = open_catalog(self.record.kind, self.record.settings)
-            return self._backend
+            self._calls += 1
+            backend = self._backend
+        try:
+            yield backend
+        finally:
+            with self._lock:
+                self._calls -= 1
+            if self._is_retired:
+                self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        with self._lock:
+            if self._calls or self._backend is None:
+                return
+            backend, self._backend = self._backend, None
+        backend.close()
 
 
 class _NothingVendedError(Exception):

@@ -90,7 +90,7 @@ class Mounts:
             self._generation = generation
             for mount in before.values():
                 if mount not in self._mounts.values():
-                    mount.close()
+                    mount.retire()
 
     def close(self) -> None:
         """Close all backends."""

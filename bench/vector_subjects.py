@@ -25,6 +25,7 @@ CHECKED = 100
 """Queries whose recall is checked."""
 CLUSTERS = 2_000
 SPREAD = 0.7
+CHUNK_ROWS = 65_536
 TABLE = "vectors"
 REQUIREMENTS = Path(__file__).with_name("chroma.txt")
 CHROMA = Path(sys.prefix) / "chroma"
@@ -55,13 +56,23 @@ class Vectors:
         scale = ((1 + np.arange(dimension)) ** -0.5).astype(np.float32)
         centers = rng.normal(size=(CLUSTERS, dimension)).astype(np.float32)
 
-        def members(count: int) -> Matrix:
-            noise = rng.standard_normal((count, dimension), dtype=np.float32)
-            return ((centers[rng.integers(0, CLUSTERS, count)] + np.float32(SPREAD) * noise) * scale).astype(np.float32)
+        values = np.empty((rows + written, dimension), np.float32)
+        queries = np.empty((QUERIES, dimension), np.float32)
 
-        values, queries = members(rows), members(QUERIES)
+        def fill(members: Matrix) -> None:
+            """Fill an array with members of clusters, in place: all vectors may be half of the memory."""
+            rng.standard_normal(out=members, dtype=np.float32)
+            chosen = rng.integers(0, CLUSTERS, len(members))
+            members *= np.float32(SPREAD)
+            for start in range(0, len(members), CHUNK_ROWS):
+                members[start : start + CHUNK_ROWS] += centers[chosen[start : start + CHUNK_ROWS]]
+            members *= scale
+
+        fill(values[:rows])
+        fill(queries)
         ranks = np.concatenate([rng.permutation(rows), np.arange(rows, rows + written)])
-        return cls(np.concatenate([values, members(written)]), ranks, queries, rows)
+        fill(values[rows:])
+        return cls(values, ranks, queries, rows)
 
     def table(self, rows: range) -> pa.Table:
         """Return some of the rows as a table of id, rank and vec."""
@@ -79,8 +90,8 @@ class Vectors:
         if key in self._nearest:
             return self._nearest[key]
         allowed = np.flatnonzero(self.ranks < self.limit(share) + written)
-        values = self.rows[allowed]
-        squares = (values**2).sum(axis=1)
+        values = self.rows[: len(allowed)] if allowed[-1] == len(allowed) - 1 else self.rows[allowed]
+        squares = np.einsum("ij,ij->i", values, values)
         best = (np.argpartition(squares - 2 * values @ query, NEAREST)[:NEAREST] for query in self.queries[:CHECKED])
         self._nearest[key] = [set(allowed[rows].tolist()) for rows in best]
         return self._nearest[key]

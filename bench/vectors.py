@@ -3,14 +3,13 @@
 Vectors in overlapping clusters, most of whose variance lies in a few dimensions, as that of embeddings does. Tiltyard
 answers over HTTP, by the index of Lance and by its index in memory, in a process each; Chroma's HTTP server has the
 same vectors. Sides take turns under the same load: one generator process and prepared requests. Recall is the share of
-the ten nearest rows, found by comparing all of them, that responses have. FAISS (HNSW) and pylance run in one process,
-which is the limit: their queries are Python threads.
+the ten nearest rows, found by comparing all of them, that responses have. lancedb's client, and libraries without a
+server, are asked by Python threads in one process (`bench.vector_clients`).
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import tempfile
 import threading
 import time
@@ -20,21 +19,18 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import faiss
-import lance
-
-from bench.embedded import together
 from bench.load import Load
 from bench.rounds import Side
-from bench.vector_subjects import CHECKED, NEAREST, QUERIES, TABLE, Chroma, Matrix, Subject, Tiltyard, Vectors
+from bench.vector_clients import LIBRARIES, lancedb_client, measure_client
+from bench.vector_subjects import CHECKED, NEAREST, TABLE, Chroma, Matrix, Subject, Tiltyard, Vectors
 from bench.wire import ARROW, call, call_json, of_table, stream
 
 CALLERS = (1, 8, 32)
 SHARES = (0.5, 0.1, 0.01, 0.001)
 FEW_CHECKED = 20
 """Queries whose recall is checked where a server answers fewer than `FEW_CHECKED` a second."""
+PARTS = ("callers", "filters", "libraries", "writes")
 WRITES_PER_SECOND = 5
 ROWS_PER_WRITE = 100
 
@@ -134,55 +130,6 @@ def measure_writes(subjects: Sequence[Subject], vectors: Vectors, arguments: arg
         yield f"| {what} | 8 | {subject.name} | {line} | {found:.3f} | {spread:.1f} | {ratio:.2f}x |"
 
 
-def _limits(folder: str, rows: int, dimension: int, callers: int, seconds: float, kind: str, answer: Any) -> None:
-    """Search in this process by threads, and send the rate and the recall."""
-    vectors = Vectors.make(rows, dimension)
-    ids = _faiss_search(vectors) if kind == "FAISS HNSW" else _pylance_search(folder)
-    rate = together(lambda turn: ids(vectors.queries[turn % QUERIES], None), callers, seconds, 0.5)
-    answer.send((rate, recall(ids, vectors, 1)))
-
-
-def _faiss_search(vectors: Vectors) -> Callable[[Matrix, int | None], list[int]]:
-    index = faiss.IndexHNSWFlat(vectors.rows.shape[1], 16)
-    index.hnsw.efConstruction = 80
-    index.add(vectors.rows)
-    parameters = faiss.SearchParametersHNSW(efSearch=128)
-
-    def search(query: Matrix, _: int | None) -> list[int]:
-        faiss.omp_set_num_threads(1)
-        ids: list[int] = index.search(query[None], NEAREST, params=parameters)[1][0].tolist()
-        return ids
-
-    return search
-
-
-def _pylance_search(folder: str) -> Callable[[Matrix, int | None], list[int]]:
-    (location,) = Path(folder).glob(f"{TABLE}-*.lance")
-    dataset = lance.dataset(str(location))
-
-    def search(query: Matrix, _: int | None) -> list[int]:
-        nearest = {"column": "vec", "q": query, "k": NEAREST, "nprobes": 40, "refine_factor": 20}
-        scanner = dataset.scanner(columns=["id"], nearest=nearest, disable_scoring_autoprojection=True)
-        ids: list[int] = scanner.to_table().column("id").to_pylist()
-        return ids
-
-    return search
-
-
-def limits(folder: Path, arguments: argparse.Namespace, kind: str) -> Iterator[str]:
-    """Yield the lines of searches in one process."""
-    spawn = multiprocessing.get_context("spawn")
-    for callers in CALLERS:
-        receiver, sender = spawn.Pipe(duplex=False)
-        values = str(folder), arguments.rows, arguments.dimension, callers, arguments.seconds, kind, sender
-        process = spawn.Process(target=_limits, args=values)
-        process.start()
-        sender.close()
-        rate, found = receiver.recv()
-        process.join()
-        yield f"| all | {callers} | {kind} in one process | {rate:,.0f}/s | {found:.3f} | | |"
-
-
 def fill(subject: Tiltyard, vectors: Vectors, index_type: str) -> None:
     """Create the table and its indexes, and wait for them."""
     address = subject.server.address
@@ -205,7 +152,7 @@ def main() -> None:
     parser.add_argument("--search-width", type=int, default=100, help="ef_search of Chroma [default: 100, its own]")
     parser.add_argument("--rounds", type=int, default=3, help="[default: 3]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round [default: 4]")
-    parser.add_argument("--only", choices=("callers", "filters", "writes", "limits"), help="part of the table")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="parts of the table [default: all]")
     parser.add_argument("--without-chroma", action="store_true", help="measure our own sides alone")
     arguments = parser.parse_args()
     written = int(2 * (arguments.rounds * arguments.seconds + 1) * WRITES_PER_SECOND) * ROWS_PER_WRITE
@@ -214,17 +161,22 @@ def main() -> None:
         folder = Path(name)
         subjects = start(folder, vectors, arguments, stack)
         print("| filter | callers | side | | recall | p99 / p50 | ratio |\n|---|---|---|---|---|---|---|")
-        loads = [(1.0, callers) for callers in CALLERS if arguments.only in (None, "callers")]
-        loads += [(share, 8) for share in SHARES if arguments.only in (None, "filters")]
+        loads = [(1.0, callers) for callers in CALLERS if "callers" in arguments.only]
+        loads += [(share, 8) for share in SHARES if "filters" in arguments.only]
         for share, callers in loads:
             for line in measure(subjects, vectors, share, callers, arguments):
                 print(line, flush=True)
-        if arguments.only in (None, "writes"):
-            for line in measure_writes(subjects[1:], vectors, arguments):
+        shape = arguments.rows, arguments.dimension
+        if "callers" in arguments.only:
+            address = subjects[1].server.address
+            url, client = f"http://{address.host}:{address.port}", "Tiltyard, in memory, by lancedb's client"
+            for line in measure_client(client, lancedb_client, url, shape, CALLERS, arguments.seconds):
                 print(line, flush=True)
-        stack.pop_all().close()
-        for kind in ("pylance", "FAISS HNSW") if arguments.only in (None, "limits") else ():
-            for line in limits(folder / "root", arguments, kind):
+        for kind, library in LIBRARIES.items() if "libraries" in arguments.only else ():
+            for line in measure_client(kind, library, str(folder / "root"), shape, CALLERS, arguments.seconds):
+                print(line, flush=True)
+        if "writes" in arguments.only:
+            for line in measure_writes(subjects[1:], vectors, arguments):
                 print(line, flush=True)
 
 

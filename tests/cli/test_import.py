@@ -18,9 +18,12 @@ import pytest
 
 from tests.cli.conftest import Run, printed, records, refused, run_command
 from tests.cli.cutting_proxy import CuttingProxy
+from tests.openlineage.validation import check_event
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
 from tiltyard.cli.transfer import import_file, import_source, import_state
+from tiltyard.model.settings.openlineage import OpenLineageSettings
+from tiltyard.pipeline.openlineage import emitter as events
 
 ROWS = pa.table({"id": [1, 2, 3], "name": ["a", None, "c"], "x": [0.5, 1.5, None]})
 
@@ -51,6 +54,35 @@ def test_import_reads_every_format_as_it_is_written(run: Run, table: str, tmp_pa
     assert printed(run("import", str(file), table)) == f"3 rows are in {table}, as version 1\n"
     exported = run("export", table, "-", "--format", "arrow").stdout_bytes
     assert pa.ipc.open_stream(exported).read_all().equals(ROWS)
+
+
+def test_import_has_lineage_and_the_events_of_a_job(
+    run: Run, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, log = tmp_path / "rows.csv", tmp_path / "events.jsonl"
+    file.write_text("id,name\n1,a\n")
+    events.configure(OpenLineageSettings(f"file://{log}", namespace="test"))
+    try:
+        monkeypatch.chdir(tmp_path)
+        printed(run("import", "rows.csv", table, "--cast", "id=int32"))
+        printed(run("import", "rows.csv", table, "--append"))
+    finally:
+        events.configure(None)
+    (edge,) = records(run("lineage", table, "--format", "jsonl"))
+    assert (edge["made_from"], edge["job"], edge["version"]) == (str(file), "import", 2)
+    (first,) = records(run("lineage", table, "--version", "1", "--format", "jsonl"))
+    assert first["version"] == 1 and first["job_id"] != edge["job_id"]
+    assert [each["table"] for each in records(run("lineage", str(file), "--format", "jsonl"))] == [table]
+    start, complete, *others = [json.loads(line) for line in log.read_text().splitlines()]
+    for event in (start, complete, *others):
+        check_event(event)
+    assert [event["eventType"] for event in (start, complete, *others)] == ["START", "COMPLETE"] * 2
+    (source,), (written,) = complete["inputs"], complete["outputs"]
+    assert (source["namespace"], source["name"], written["name"]) == ("file", str(file), table)
+    assert written["facets"]["version"]["datasetVersion"] == "1"
+    fields = written["facets"]["columnLineage"]["fields"]
+    subtypes = {name: field["inputFields"][0]["transformations"][0]["subtype"] for name, field in fields.items()}
+    assert subtypes == {"id": "TRANSFORMATION", "name": "IDENTITY"}
 
 
 def test_import_of_a_folder_of_images_has_a_row_for_each(run: Run, table: str, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ A table is in one of the two catalogs at every moment, or in both for a moment, 
   between this catalog has the table, and the entry is refused below the mount, since its location is taken.
 - Into the other one: an entry is added there, which is refused likewise; then the record becomes one of the mount's.
 
-Called again, it goes on where it was killed. The record keeps its id, and so its grants, policies, versions and jobs.
-A copy gets the grants and policies in the transaction that adds it.
+Called again, it goes on where it was killed. The record keeps its id, and so its grants, policies, versions, jobs and
+lineage. A copy gets the grants and policies in the transaction that adds it, and the table copied as its lineage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending
-from tiltyard.tables.versions.clone import add_clone, copy_table, stage_folder
+from tiltyard.tables.versions.clone import add_clone, add_copy_lineage, copy_table, stage_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -95,7 +95,7 @@ def move_table(ctx: Context, request: models.MoveTableRequest) -> models.MoveTab
     namespace = ctx.find_namespace(new_path.parent).id
     _check_access(ctx.store, record.id, record.namespace_id, namespace, allow_wider=allow_wider)
     managed = mount.record.managed
-    if record.managed and not managed:
+    if not managed:  # a job records its commits to a table that is not managed, too
         finalize_pending(ctx, record.id)
         ctx.services.finalized_log.flush()
     reach(Point.BEFORE_RECORD)
@@ -192,7 +192,8 @@ def _copy(
             staged_location=stage_folder(ctx, new_path),
         )
 
-    def complete(catalog: UnitOfWork, copy: TableRecord) -> None:
+    def complete(catalog: UnitOfWork, copy: TableRecord, version: int) -> None:
+        add_copy_lineage(ctx, catalog, "copy", record.location, copy, version)
         catalog.copy_access(copy.id, record.id)
         _keep_access(ctx, catalog, copy.id, record.namespace_id, copy.namespace_id, allow_wider=allow_wider)
 
@@ -215,7 +216,7 @@ def _add_staged(
     path: Id,
     staged_location: str,
     properties: Mapping[str, str],
-    complete: Callable[[UnitOfWork, TableRecord], None],
+    complete: Callable[[UnitOfWork, TableRecord, int], None],
 ) -> TableRecord:
     """Add a table that a client has copied into a folder which was chosen for it. Raises InvalidInputError."""
     location = ctx.storage.check_location(staged_location)
@@ -223,7 +224,8 @@ def _add_staged(
         raise InvalidInputError(f"There is no copy in {location} yet: copy the table there first.")
     ctx.storage.list_foreign_bases(location)
     ctx.storage.sync_written([location])
-    return add_clone(ctx, path, location, properties, complete)
+    version = ctx.storage.datasets.open_for_reading(location, ctx.storage.options(location)).version
+    return add_clone(ctx, path, location, version, properties, complete)
 
 
 def _find_copy(ctx: Context, record: TableRecord, path: Id) -> TableRecord | None:

@@ -105,7 +105,8 @@ def import_file(
         if mode is None and schema is not None and _state_file(catalog, table, CREATE, source).read() is None:
             raise CommandError(f"{table} exists: --append adds the rows, --overwrite replaces all.")
         _advise(source.size)
-        state, version = _import(catalog, table, mode or CREATE, source)
+        state, version = _import(target, catalog, table, mode or CREATE, source)
+        _index_lineage(catalog, table, version)
         click.echo(f"{state.rows} rows are in {table}, as version {version}")
 
 
@@ -154,7 +155,9 @@ def _advise(size: int) -> None:
         )
 
 
-def _import(catalog: Catalog, table: TypedId, mode: str, source: ImportSource) -> tuple[ImportState, int]:
+def _import(
+    target: Target, catalog: Catalog, table: TypedId, mode: str, source: ImportSource
+) -> tuple[ImportState, int]:
     """Send all parts that have not arrived, and publish them; return the state and the version.
 
     Raises CommandError, lance_namespace.errors.
@@ -172,9 +175,14 @@ def _import(catalog: Catalog, table: TypedId, mode: str, source: ImportSource) -
             f"tiltyard: going on with an import that was cut: {len(state.done)} of {len(parts)} parts are there.",
             err=True,
         )
-    try:
+
+    def publish() -> int:
         _send_parts(catalog, table, mode, source, parts, state, file)
-        version = int(catalog.call("CompleteMultipartWrite", id=list(table), upload_id=state.upload_id)["version"])
+        request = {"upload_id": state.upload_id, "source": source.path}
+        return int(catalog.call("CompleteMultipartWrite", id=list(table), **request)["version"])
+
+    try:
+        version = _observed(target, table, source, state, publish)
     except ServiceUnavailableError as error:
         raise CommandError(f"{error} The same command goes on where it was cut.", ExitStatus.UNAVAILABLE) from error
     except KeyboardInterrupt:
@@ -184,6 +192,41 @@ def _import(catalog: Catalog, table: TypedId, mode: str, source: ImportSource) -
         _give_up(catalog, table, state, file, error)
     file.remove()
     return state, version
+
+
+def _observed(
+    target: Target, table: TypedId, source: ImportSource, state: ImportState, publish: Callable[[], int]
+) -> int:
+    """Return the version that `publish` makes, with the events of OpenLineage that a job's run has, if they are on."""
+    from tiltyard.model.ids import DEFAULT_DELIMITER
+    from tiltyard.pipeline.openlineage.emitter import current_emitter, observe
+    from tiltyard.pipeline.runs import LocalRun
+
+    if current_emitter() is None:
+        return publish()
+
+    def work(run: LocalRun) -> dict[str, object]:
+        version = publish()
+        return {"rows": state.rows, "version": version}
+
+    arguments = {
+        "source": source.path,
+        "table": DEFAULT_DELIMITER.join(table),
+        "cast": source.casts,
+        "null": source.nulls,
+    }
+    figures = observe("import", LocalRun(state.upload_id), target.connection(), arguments, work)
+    return int(str(figures["version"]))
+
+
+def _index_lineage(catalog: Catalog, table: TypedId, version: int) -> None:
+    """Have the catalog index what the version was made from, which its commit says: a failure is a warning."""
+    from lance_namespace.errors import LanceNamespaceError
+
+    try:
+        catalog.call("RecordTableLineage", id=list(table), version=version)
+    except LanceNamespaceError as error:
+        click.echo(f"tiltyard: the lineage of version {version} is in its commit, and not indexed: {error}", err=True)
 
 
 def _keyed_parts(source: ImportSource) -> list[tuple[str, tuple[Piece, ...]]]:

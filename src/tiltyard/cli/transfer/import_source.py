@@ -37,8 +37,14 @@ _SHOWN_ROW = 120
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """The source of an import, and how its rows become those of the table. `schema` is that of what is sent."""
+    """The source of an import, and how its rows become those of the table. `schema` is that of what is sent.
 
+    `path` is absolute, or a URI; `casts` and `nulls` are the options that name columns of the table.
+    """
+
+    path: str
+    casts: Mapping[str, str]
+    nulls: Sequence[str]
     source: Source
     columns: tuple[ColumnMapping, ...]
     schema: pa.Schema
@@ -118,13 +124,13 @@ def open_source(
             columns = [
                 ColumnMapping(field, field.name if field.name in reader.schema.names else None) for field in table
             ]
-            return ImportSource(Source(reader, source.pieces), tuple(columns), table)
+            return ImportSource(options.path, casts, nulls, Source(reader, source.pieces), tuple(columns), table)
         columns = select_columns(source.reader.schema, ColumnSelection(types=types))
     except RefusedError as error:
         raise CommandError(str(error)) from error
     schema = pa.schema([column.field for column in columns])
     check_new_columns(schema)
-    return ImportSource(source, tuple(columns), schema)
+    return ImportSource(options.path, casts, nulls, source, tuple(columns), schema)
 
 
 def _check_columns(names: Sequence[str], table: pa.Schema, nulls: Sequence[str]) -> None:

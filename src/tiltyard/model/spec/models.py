@@ -612,6 +612,7 @@ class CompleteMultipartWriteRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     id: list[str] | None = None
     identity: Identity | None = None
+    source: str | None = None
     upload_id: str
 
 

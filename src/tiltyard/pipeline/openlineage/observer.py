@@ -225,7 +225,7 @@ class _Events:
     def _columns(
         self, dataset: lance.LanceDataset, lineage: CommitLineage, schemas: Mapping[str, Any]
     ) -> dict[str, list[SourceColumn]]:
-        if self.kind in ("ingest", "upsert") and self.arguments.get("source") and lineage.sources:
+        if self.kind in ("ingest", "upsert", "import") and self.arguments.get("source") and lineage.sources:
             return file_columns(lineage.sources[0].name, self.arguments, dataset.schema.names)
         view = ViewDefinition.from_metadata(dataset.schema.metadata) if self.kind == "refresh" else None
         if view is None or view.kind is not ViewKind.QUERY:

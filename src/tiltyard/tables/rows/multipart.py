@@ -23,6 +23,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
+from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.modes import InsertMode
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
@@ -124,6 +125,7 @@ def complete_multipart_write(
 ) -> models.CompleteMultipartWriteResponse:
     """Commit all parts as one version. Idempotent: a repeat returns the same version.
 
+    The commit says that its rows were made from the path or URI `source`; RecordTableLineage indexes that.
     Raises TransactionNotFoundError, ConcurrentModificationError, InvalidInputError (parts of different kinds).
     """
     target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
@@ -138,7 +140,7 @@ def complete_multipart_write(
         raise
     try:
         with target.cleanup_on_error():
-            version = _commit(target, request.upload_id, parts)
+            version = _commit(target, request.upload_id, parts, request.source)
     except BaseException as error:
         if not may_have_committed(error):
             _discard_parts(ctx, parts)
@@ -193,10 +195,12 @@ def _check_consistent(parts: Sequence[UploadPart]) -> None:
         raise InvalidInputError("The parts have different schemas: abort, and send them alike.")
 
 
-def _commit(target: WriteTarget, upload_id: str, parts: Sequence[UploadPart]) -> int:
-    """Commit all parts as one version, whose transaction names the upload so that a repeat finds it."""
+def _commit(target: WriteTarget, upload_id: str, parts: Sequence[UploadPart], source: str | None) -> int:
+    """Commit all parts as one version, whose transaction names the upload so that a repeat finds it, and the source."""
     fragments = [FragmentMetadata.from_json(json.dumps(raw)) for part in parts for raw in part.fragments["fragments"]]
     properties = {UPLOAD: upload_id}
+    if source:
+        properties |= CommitLineage("import", upload_id, (LineageSource.of_uri(source),)).to_properties()
     kind = parts[0].fragments["kind"]
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(parts[0].fragments["schema"])))
     replacement = lance.Transaction(

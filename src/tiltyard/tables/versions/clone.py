@@ -64,23 +64,28 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri
         return _clone_to_mount(ctx, request, path, source, source_uri, *mounted)
     is_deep = request.is_shallow is False
 
-    origin = ctx.store.table_at(source_uri)
-    origin = None if origin is None or origin.location != source_uri else origin
-    name = source_uri if origin is None else str(Id(ctx.store.object_path(TABLE, origin.id) or ()))
-
-    def complete(catalog: UnitOfWork, record: TableRecord) -> None:
+    def complete(catalog: UnitOfWork, record: TableRecord, version: int) -> None:
         if not is_deep:
             catalog.add_clone(record.id, source_uri)
-        read = LineageSource(name, source_uri, int(source.version))
-        catalog.add_lineage(
-            LineageRecord.of(
-                CommitLineage("clone", "", (read,)), record.id, MAIN.key, 1, replaces=True,
-                source_ids=(None if origin is None else origin.id,), principal=ctx.principal.name,
-            )
-        )  # fmt: skip
+        add_copy_lineage(ctx, catalog, "clone", source_uri, record, version)
 
     record, version = _write(ctx, path, source, {}, is_deep=is_deep, complete=complete)
     return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)
+
+
+def add_copy_lineage(
+    ctx: Context, catalog: UnitOfWork, kind: str, source_uri: str, record: TableRecord, version: int
+) -> None:
+    """Record that the rows of a new table are those of a version of the table at a location; both have its number."""
+    origin = catalog.table_at(source_uri)
+    path = None if origin is None or origin.location != source_uri else catalog.object_path(TABLE, origin.id)
+    source = LineageSource(source_uri if path is None else str(Id(path)), source_uri, version)
+    catalog.add_lineage(
+        LineageRecord.of(
+            CommitLineage(kind, "", (source,)), record.id, MAIN.key, version, replaces=True,
+            source_ids=(None if origin is None or path is None else origin.id,), principal=ctx.principal.name,
+        )
+    )  # fmt: skip
 
 
 def copy_table(
@@ -88,11 +93,12 @@ def copy_table(
     source_uri: str,
     path: Id,
     properties: Mapping[str, str],
-    complete: Callable[[UnitOfWork, TableRecord], None],
+    complete: Callable[[UnitOfWork, TableRecord, int], None],
 ) -> TableRecord:
     """Create a table as a deep copy of the latest version at a location; return it.
 
-    `complete` runs in the transaction that adds the table to the catalog. Raises as `clone_table` does.
+    `complete` runs in the transaction that adds the table to the catalog, with the version that it has. Raises as
+    `clone_table` does.
     """
     with ctx.storage.locks.hold(old_versions_lock(source_uri), ctx.settings.conflict_timeout):
         source = ctx.storage.datasets.open_for_reading(source_uri, ctx.storage.options(source_uri))
@@ -106,7 +112,7 @@ def _write(
     properties: Mapping[str, str],
     *,
     is_deep: bool,
-    complete: Callable[[UnitOfWork, TableRecord], None],
+    complete: Callable[[UnitOfWork, TableRecord, int], None],
 ) -> tuple[TableRecord, int]:
     """Write a clone's files, and add its table; return that and its version."""
     location = stage_folder(ctx, path)
@@ -114,7 +120,7 @@ def _write(
         with lance_errors(source):
             clone = source.deep_clone if is_deep else source.shallow_clone
             version = clone(location, source.version, ctx.storage.options(location)).version
-        return add_clone(ctx, path, location, properties, complete), version
+        return add_clone(ctx, path, location, version, properties, complete), version
     except BaseException:
         ctx.store.schedule_deletion(location, ctx.clock(), CREATING)
         raise
@@ -135,10 +141,11 @@ def add_clone(
     ctx: Context,
     path: Id,
     location: str,
+    version: int,
     properties: Mapping[str, str],
-    complete: Callable[[UnitOfWork, TableRecord], None],
+    complete: Callable[[UnitOfWork, TableRecord, int], None],
 ) -> TableRecord:
-    """Add a table whose files are in a folder of `stage_folder`. Raises what `insert_table` raises."""
+    """Add a table whose files are in a folder of `stage_folder`, at a version. Raises what `insert_table` raises."""
     managed, creator = new_is_managed(ctx, path, properties), creator_for(ctx, path.parent)
     parent_id = ctx.resolved_namespace_id(path.parent)
 
@@ -152,7 +159,7 @@ def add_clone(
             creator=creator,
             expected_parent_id=parent_id,
         )
-        complete(catalog, record)
+        complete(catalog, record, version)
         return record
 
     return ctx.store.transact(insert)
@@ -172,7 +179,12 @@ def _clone_to_mount(
     with withdrawing(ctx, mount, below, record), lance_errors(source):
         clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
         version = clone(record.location, source.version, ctx.storage.options(record.location)).version
-    if request.is_shallow is not False:
-        ctx.store.add_clone(record.id, source_uri)
-    ctx.store.mark_written(record.id)
+
+    def complete(catalog: UnitOfWork) -> None:
+        if request.is_shallow is not False:
+            catalog.add_clone(record.id, source_uri)
+        add_copy_lineage(ctx, catalog, "clone", source_uri, record, version)
+        catalog.mark_written(record.id)
+
+    ctx.store.transact(complete)
     return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)

@@ -13,12 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import lance
-from lance_namespace.errors import (
-    InvalidInputError,
-    TableNotFoundError,
-    TransactionNotFoundError,
-    UnsupportedOperationError,
-)
+from lance_namespace.errors import InvalidInputError, TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.access.authorization import authorize_table, caller_rights, is_administrator
 from tiltyard.access.needs import on_table
@@ -62,11 +57,9 @@ class Direction(StrEnum):
 def record_table_lineage(ctx: Context, request: models.RecordTableLineageRequest) -> models.RecordTableLineageResponse:
     """Index the lineage that a version's commit holds; `recorded` is false for one without, or indexed already.
 
-    Raises UnsupportedOperationError (below a mount), and what opening the version raises.
+    Raises what opening the version raises.
     """
     path, branch = table_id(request.id), Branch.parse(request.branch)
-    if ctx.services.mounts.find(path) is not None:
-        raise UnsupportedOperationError(f"{path} is below a mount: the lineage of its commits is in them alone.")
     check_version_number(request.version)
     opened = open_for_reading(ctx, path, branch=branch, version=request.version)
     ctx.storage.manifests.check_history(opened.record.location, branch)
@@ -152,8 +145,6 @@ def describe_lineage(ctx: Context, request: models.DescribeLineageRequest) -> mo
     if request.uri is not None:
         return _describe_uri(ctx, request, direction, depth)
     path = table_id(request.id)
-    if ctx.services.mounts.find(path) is not None:
-        raise UnsupportedOperationError(f"{path} is below a mount: the lineage of its commits is in them alone.")
     graph = _Graph(ctx)
     start = graph.add_table(ctx.find_table(path).id, Branch.parse(request.branch).key, 0)
     graph.follow(start, direction, depth, request.version)

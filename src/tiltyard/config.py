@@ -42,6 +42,7 @@ BOUNDS = {
     "metadata_cache_bytes": (0, 1 << 50),
     "page_cache_bytes": (0, 1 << 50),
     "vector_cache_bytes": (0, 1 << 50),
+    "disk_cache_bytes": (0, 1 << 60),
     "conflict_timeout": (0, 86400),
     "repeat_memory": (0, 30 * 86400),
     "repeat_lease": (0.5, 3600),
@@ -144,6 +145,10 @@ class Settings:
     vector_cache_bytes: int = field(
         default=0, metadata={"help": "Memory for indexes of vectors that are searched often, built by FAISS; 0: none."}
     )
+    disk_cache_bytes: int = field(
+        default=0, metadata={"help": "Disk for copies of tables on object stores that are read often; 0: none."}
+    )
+    disk_cache_folder: str = field(default="", metadata={"help": "Folder of these copies, on a disk of this machine."})
     conflict_timeout: float = field(
         default=30.0,
         metadata={"help": "Seconds for which a conflicting write is retried before its caller gets the conflict."},

@@ -129,6 +129,8 @@ class Pages:
             "bytes of rows in memory": datasets.column_cache.size,
             "bytes of vectors in memory": datasets.vector_cache.size,
             "searches of vectors in memory": datasets.vector_cache.searches,
+            "bytes of tables on disk": datasets.disk_cache.size,
+            "reads of tables on disk": datasets.disk_cache.reads,
         }
         running = {
             "queries running": self._limits.running_queries,

@@ -57,7 +57,7 @@ def serve(channel: socket.socket, settings: Settings, folder: str) -> None:
         name: min(getattr(settings, name), CACHE_BYTES)
         for name in ("index_cache_bytes", "metadata_cache_bytes", "page_cache_bytes")
     }
-    settings = replace(settings, **small, vector_cache_bytes=0, sql_spill_folder=folder)
+    settings = replace(settings, **small, vector_cache_bytes=0, disk_cache_bytes=0, sql_spill_folder=folder)
     server = QueryServer(open_services(settings), channel)
     while server.serve_next():
         pass

@@ -24,6 +24,7 @@ from lance_namespace.errors import (
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import check_name
 from tiltyard.storage.column_cache import BranchKey, ColumnCache
+from tiltyard.storage.disk_cache.cache import DiskCache
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
@@ -97,6 +98,8 @@ class Datasets:
         column_cache_bytes: int = 0,
         has_shared_base: Callable[[str, str], bool] = no_shared_bases,
         vector_cache_bytes: int = 0,
+        disk_cache_bytes: int = 0,
+        disk_cache_folder: str = "",
     ) -> None:
         """`has_shared_base(location, base)` says whether a table's files may lie at a base outside its folder."""
         self.has_shared_base = has_shared_base
@@ -110,6 +113,7 @@ class Datasets:
         )
         self.column_cache = ColumnCache(column_cache_bytes)
         self.vector_cache = VectorCache(vector_cache_bytes)
+        self.disk_cache = DiskCache(disk_cache_folder, disk_cache_bytes, self.session)
         self._shared: OrderedDict[BranchKey, _SharedSnapshot] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -329,9 +333,10 @@ class Datasets:
             self._shared.pop((location, branch), None)
 
     def evict(self, location: str) -> None:
-        """Drop the shared datasets, cached columns and vectors of a table that was deleted."""
+        """Drop the shared datasets, cached columns, vectors and files of a table that was deleted."""
         self.column_cache.evict(location)
         self.vector_cache.evict(location)
+        self.disk_cache.evict(location)
         with self._lock:
             for key in [key for key in self._shared if key[0] == location]:
                 del self._shared[key]

@@ -70,7 +70,12 @@ class Storage:
             settings.metadata_cache_bytes,
             settings.page_cache_bytes,
             vector_cache_bytes=settings.vector_cache_bytes,
+            disk_cache_bytes=settings.disk_cache_bytes,
+            disk_cache_folder=settings.disk_cache_folder,
         )
+        self.datasets.disk_cache.open_files = self.files
+        if settings.disk_cache_bytes and not settings.disk_cache_folder:
+            raise StorageError("disk_cache_bytes needs a folder: set disk_cache_folder, or leave it out.")
         if settings.vector_cache_bytes and find_spec("faiss") is None:
             raise StorageError("vector_cache_bytes needs FAISS: install tiltyard[vectors], or leave the setting out.")
         self.append_batcher = Batcher()
@@ -102,10 +107,11 @@ class Storage:
                 raise StorageError(f"The root {root} is not writable: {reason}.") from error
 
     def close(self) -> None:
-        """Stop asking object stores, and reading columns and vectors into the caches."""
+        """Stop asking object stores, and reading columns, vectors and files into the caches."""
         self.availability.stop()
         self.datasets.column_cache.close()
         self.datasets.vector_cache.close()
+        self.datasets.disk_cache.close()
 
     def probe(self) -> None:
         """Check with a real request that the storage of the root answers. Raises ServiceUnavailableError."""

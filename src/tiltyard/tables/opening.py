@@ -12,6 +12,7 @@ from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
 from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
+from tiltyard.storage.locations import is_local
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.commits.finalizing import finalize_pending, has_unfinished
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
@@ -75,6 +76,29 @@ def open_for_reading(
     options = storage.options(record.location)
     recorded = recorded_latest(ctx, record, branch) if by_catalog else None
     return OpenTable(record, storage.datasets.open_snapshot(record.location, options, branch, version, tag, recorded))
+
+
+def with_copy_on_disk(ctx: Context, table: OpenTable, branch: Branch, version: int | None) -> OpenTable:
+    """Return a table opened from its copy on this machine's disk, if there is one of its latest version; else the same.
+
+    For requests that only read rows; `branch` and `version` are those that the request names.
+    """
+    if version is not None or not branch.is_main:
+        return table
+    snapshot = ctx.storage.datasets.disk_cache.snapshot(table.record.location, table.snapshot)
+    return table if snapshot is table.snapshot else OpenTable(table.record, snapshot)
+
+
+def explain_copy_on_disk(ctx: Context, table: OpenTable, branch: Branch, version: int | None) -> str | None:
+    """Return a line for a plan that says where a table is read from; None where nothing is copied to disk."""
+    cache, location = ctx.storage.datasets.disk_cache, table.record.location
+    if not cache.max_bytes or is_local(location):
+        return None
+    is_latest = version is None and branch.is_main
+    reason = cache.state(location, table.snapshot) if is_latest else "only the latest version of main is copied"
+    if reason is None:
+        return "DiskCache: read from the copy on the server's disk."
+    return f"DiskCache: read from the object store: {reason}."
 
 
 def open_cached(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:

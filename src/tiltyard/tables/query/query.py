@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -26,7 +26,7 @@ from tiltyard.model.principals import EVERYBODY
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.opening import open_cached, open_for_reading
+from tiltyard.tables.opening import explain_copy_on_disk, open_cached, open_for_reading, with_copy_on_disk
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.query.memory_search import query_inline
 from tiltyard.tables.query.plan import QUERY_INDEX, Search, plan_search
@@ -45,7 +45,7 @@ from tiltyard.tables.query.view_rows import VIEW_BYTES, count_view, find_view, l
 from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import lance
     from lance.dataset import LanceScanner
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from tiltyard.model.views.plain_views import PlainView
     from tiltyard.runtime.memory_budget import Reservation
     from tiltyard.storage.version_cache import Snapshot
+
+T = TypeVar("T")
 
 _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
 _ROW_OFFSET = "_rowoffset"
@@ -78,11 +80,29 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
         if (view := find_view(ctx, request.id)) is None:
             raise
         return _query_view(ctx, view, request)
-    cached_columns = _caches_for(ctx, table, branch, request)
-    if scope is not None:
-        return _query_with_policies(ctx, table.snapshot, request, scope, cached_columns)
-    with _query_errors(table.dataset):
-        return _read_response(ctx, table.search or plan_search(table.snapshot, request), cached_columns)
+
+    def answer(table: OpenTable) -> ArrowAnswer:
+        cached_columns = _caches_for(ctx, table, branch, request)
+        if scope is not None:
+            return _query_with_policies(ctx, table.snapshot, request, scope, cached_columns)
+        with _query_errors(table.dataset):
+            return _read_response(ctx, table.search or plan_search(table.snapshot, request), cached_columns)
+
+    return _read_copy_or_store(ctx, table, branch, request.version, answer)
+
+
+def _read_copy_or_store(
+    ctx: Context, table: OpenTable, branch: Branch, version: int | None, read: Callable[[OpenTable], T]
+) -> T:
+    """Read a table from its copy on this machine's disk, if there is one that is not damaged; else as it was opened."""
+    copied = with_copy_on_disk(ctx, table, branch, version)
+    try:
+        return read(copied)
+    except LanceNamespaceError as error:
+        cache, location = ctx.storage.datasets.disk_cache, table.record.location
+        if copied is table or not cache.drop_if_damaged(location, copied.snapshot, error):
+            raise
+        return read(table)
 
 
 def _caches_for(
@@ -125,9 +145,10 @@ def _query_with_policies(
 @operation(needs=on_table(Privilege.READ), changes=False, query=True)
 def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlanRequest) -> str:
     """Return the plan of a query, without running it. Raises what `query_table` raises."""
-    search, cached_columns = _plan_nested_query(ctx, request.id, request.branch, request.query)
+    search, cached_columns, lines = _plan_nested_query(ctx, request.id, request.branch, request.query)
     with _query_errors(search.dataset):
-        lines = [] if cached_columns is None else [cached_columns.memory_search.explain(search)]
+        if cached_columns is not None:
+            lines.append(cached_columns.memory_search.explain(search))
         if (effort := choose_effort(search)) is not None:
             search = effort.apply(search)
             lines.append(effort.line)
@@ -143,7 +164,7 @@ def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlan
 
     The query is the request's own fields or, in later versions of the specification, its field `query`.
     """
-    search, _ = _plan_nested_query(ctx, request.id, request.branch, request.query or _query_fields(request))
+    search, _, _ = _plan_nested_query(ctx, request.id, request.branch, request.query or _query_fields(request))
     with _query_errors(search.dataset):
         if (effort := choose_effort(search)) is not None:
             search = effort.apply(search)
@@ -177,18 +198,23 @@ def _count_inline(ctx: Context, request: models.CountTableRowsRequest) -> Contex
 @operation(needs=on_table(Privilege.READ, enforces_policies=True), inline=_count_inline, changes=False, query=True)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
     """Return the number of rows, or of those that match a predicate. Raises what `query_table` raises."""
+    branch = Branch.parse(request.branch)
     try:
-        table, scope = open_with_policies(ctx, request.id, Branch.parse(request.branch), request.version)
+        table, scope = open_with_policies(ctx, request.id, branch, request.version)
     except InvalidTableStateError:
         if (view := find_view(ctx, request.id)) is None:
             raise
         if request.predicate is None:
             return count_view(ctx, view, request)
         return _count(load_view(ctx, view, request.branch, request.version), request.predicate)
-    if scope is None:
-        return _count(table.snapshot, request.predicate)
-    with redact_errors():
-        return _count(table.snapshot, scope.combine_filter(request.predicate, "predicate"))
+
+    def count(table: OpenTable) -> int:
+        if scope is None:
+            return _count(table.snapshot, request.predicate)
+        with redact_errors():
+            return _count(table.snapshot, scope.combine_filter(request.predicate, "predicate"))
+
+    return _read_copy_or_store(ctx, table, branch, request.version, count)
 
 
 def _count(snapshot: Snapshot, predicate: str | None) -> int:
@@ -225,8 +251,8 @@ def _query_errors(dataset: lance.LanceDataset) -> Iterator[None]:
 
 def _plan_nested_query(
     ctx: Context, names: list[str] | None, branch: str | None, query: models.QueryTableRequest
-) -> tuple[Search, CachedColumns | None]:
-    """Plan the query inside another request; return the caches that may serve it, too.
+) -> tuple[Search, CachedColumns | None, list[str | None]]:
+    """Plan the query inside another request; return the caches that may serve it, and lines for its plan, too.
 
     Raises InvalidInputError if the two name different tables or branches.
     """
@@ -236,8 +262,10 @@ def _plan_nested_query(
         raise InvalidInputError("The query names another branch than the request: leave one of them out.")
     read_branch = Branch.parse(branch or query.branch)
     table = open_for_reading(ctx, names, branch=read_branch, version=query.version, by_catalog=True)
+    table = with_copy_on_disk(ctx, table, read_branch, query.version)
     with _query_errors(table.dataset):
-        return plan_search(table.snapshot, query), _caches_for(ctx, table, read_branch, query)
+        lines = [explain_copy_on_disk(ctx, table, read_branch, query.version)]
+        return plan_search(table.snapshot, query), _caches_for(ctx, table, read_branch, query), lines
 
 
 def _query_fields(request: models.AnalyzeTableQueryPlanRequest) -> models.QueryTableRequest:

@@ -29,7 +29,8 @@ CHUNK_ROWS = 65_536
 TABLE = "vectors"
 REQUIREMENTS = Path(__file__).with_name("chroma.txt")
 CHROMA = Path(sys.prefix) / "chroma"
-CHROMA_BATCH = 5_000
+CHROMA_BATCH = 1_000_000
+"""Numbers of the vectors in one request: its server takes 40 MB."""
 READY_SECONDS = 3_600.0
 COLLECTIONS = "/api/v2/tenants/default_tenant/databases/default_database/collections"
 
@@ -195,8 +196,9 @@ class Chroma(Subject):
 
     def add(self, vectors: Vectors) -> None:
         """Send all rows."""
-        for start in range(0, vectors.standing, CHROMA_BATCH):
-            self.insert(vectors, range(start, min(start + CHROMA_BATCH, vectors.standing)))
+        batch = CHROMA_BATCH // vectors.rows.shape[1]
+        for start in range(0, vectors.standing, batch):
+            self.insert(vectors, range(start, min(start + batch, vectors.standing)))
 
     def insert(self, vectors: Vectors, rows: range) -> None:
         body = {

@@ -21,7 +21,6 @@ from tests.openlineage.validation import check_event
 from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.pipeline.openlineage import emitter as events
 from tiltyard.pipeline.openlineage import observer
-from tiltyard.pipeline.openlineage.column_lineage import query_columns
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 
 Events = list[dict[str, Any]]
@@ -210,35 +209,3 @@ def test_event_that_is_invalid_is_found() -> None:
     """Check that the validation itself finds errors."""
     with pytest.raises(jsonschema.ValidationError):
         check_event({"schemaURL": "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"})
-
-
-SCHEMAS = {"films": ["id", "title", "genre"], "shop$orders": ["film", "price"]}
-
-
-JOINED = """
-    WITH o AS (SELECT film, price AS paid FROM `shop$orders`)
-    SELECT f.genre, sum(o.paid) AS total FROM films f JOIN o ON f.id = o.film GROUP BY f.genre
-"""
-
-
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        (
-            "SELECT id, upper(title) AS title FROM films",
-            {"id": ["films.id IDENTITY"], "title": ["films.title TRANSFORMATION"]},
-        ),
-        ("SELECT * FROM films", {name: [f"films.{name} IDENTITY"] for name in ("id", "title", "genre")}),
-        (JOINED, {"genre": ["films.genre IDENTITY"], "total": ["shop$orders.price AGGREGATION"]}),
-        ("SELECT 1 AS one FROM films", {}),
-        ("SELECT id FROM films UNION ALL SELECT film FROM `shop$orders`", {"id": ["films.id", "shop$orders.film"]}),
-        ("not SQL at all", {}),
-    ],
-)
-def test_columns_of_a_query_are_traced_to_their_sources(query: str, expected: dict[str, list[str]]) -> None:
-    made = query_columns(query, SCHEMAS, ["id", "title", "genre", "total", "one"])
-    found = {name: [f"{each.table}.{each.column} {each.subtype}" for each in sources] for name, sources in made.items()}
-    assert found.keys() == expected.keys()
-    for name, sources in expected.items():
-        assert len(found[name]) == len(sources)
-        assert all(any(each.startswith(source) for each in found[name]) for source in sources)

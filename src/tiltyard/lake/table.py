@@ -34,16 +34,18 @@ from tiltyard.lake.table_reader import TableReader
 from tiltyard.model.columns.computed_columns import UdfDeclaration
 from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows
-from tiltyard.pipeline.lineage import memory_lineage
-from tiltyard.pipeline.openlineage.emitter import observe
+from tiltyard.pipeline.lineage import frame_lineage, memory_lineage
+from tiltyard.pipeline.openlineage.emitter import observe, record_frame
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.writing.row_sources import FrameRows, Rows, StreamRows, ingest_rows, upsert_rows
 
 if TYPE_CHECKING:
     from tiltyard.lake.runs import Run
+    from tiltyard.model.lineage import JobLineage
     from tiltyard.pipeline.functions.call_options import CallOptions
     from tiltyard.pipeline.runs import LocalRun
+    from tiltyard.pipeline.writing.options import WriteOptions
 
 Mode = Literal["create", "append", "overwrite"]
 _NO_WORKER = "rows of this process cannot be read by a worker"
@@ -104,9 +106,9 @@ class Table(TableReader):
         with translate():
             options = write_options(arguments, type(source).__name__)
             rows = self._open(source)
-        lineage = memory_lineage("ingest", source, options.udf)
+        lineage = self._lineage("ingest", source, rows, options)
         work = partial(ingest_rows, rows=rows, table=self._table, options=options, lineage=lineage)
-        return self._run_rows("ingest", work, job_options, wait=wait, submit=submit)
+        return self._run_rows("ingest", work, rows, job_options, wait=wait, submit=submit)
 
     def write(self, source: Source, *, mode: Mode = "append", **options: Any) -> Run:
         """Append rows to a table that exists: `ingest`, with its modes, options and errors, but another default."""
@@ -149,9 +151,9 @@ class Table(TableReader):
         with translate():
             options = write_options(arguments, type(source).__name__)
             rows = self._open(source)
-        lineage = memory_lineage("upsert", source, options.udf)
+        lineage = self._lineage("upsert", source, rows, options)
         work = partial(upsert_rows, rows=rows, table=self._table, options=options, on=keys or (), lineage=lineage)
-        return self._run_rows("upsert", work, arguments, wait=wait, submit=submit)
+        return self._run_rows("upsert", work, rows, arguments, wait=wait, submit=submit)
 
     def delete(self, filter: str, *, wait: bool = True, submit: bool | None = None) -> Run:  # noqa: A002  # Lance's own name
         """Delete the rows that meet an SQL condition, in one commit. Raises InvalidInputError, TableNotFoundError."""
@@ -330,6 +332,7 @@ class Table(TableReader):
         self,
         job: str,
         work: Callable[[Any], Mapping[str, object]],
+        rows: Rows,
         arguments: Mapping[str, Any],
         *,
         wait: bool,
@@ -338,10 +341,21 @@ class Table(TableReader):
         """Write rows of this process, in a run without a record."""
         named = {**arguments, "table": str(self._table)}
 
+        def recorded(run: Any) -> Mapping[str, object]:
+            if isinstance(rows, FrameRows):
+                record_frame(run, str(self._table), rows.frame, {}, named)
+            return work(run)
+
         def observed(run: LocalRun) -> Mapping[str, object]:
-            return observe(job, run, self._lake.catalog, named, work)
+            return observe(job, run, self._lake.catalog, named, recorded)
 
         return self._lake.run_here(job, observed, wait=wait, submit=submit, why=_NO_WORKER)
+
+    def _lineage(self, job: str, source: Source, rows: Rows, options: WriteOptions) -> JobLineage:
+        """Return what the rows of a source that is no files are made from."""
+        if isinstance(rows, FrameRows) and not isinstance(source, Jdbc):
+            return frame_lineage(job, rows.frame, options.udf, self._lake.catalog)
+        return memory_lineage(job, source, options.udf)
 
     def _open(self, source: Source) -> Rows:
         """Return the rows of a source that is no files. Raises InvalidInputError."""

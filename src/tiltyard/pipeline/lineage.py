@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
 from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
+from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.operation_client import OperationClient
+from tiltyard.pipeline.session import is_connect
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from tiltyard.pipeline.catalog_client import Table
     from tiltyard.pipeline.functions.calls import GuardedFunction
     from tiltyard.pipeline.table_location import CatalogConnection
@@ -31,6 +35,39 @@ def memory_lineage(kind: str, source: object, function: GuardedFunction | None) 
     """Return the lineage of a job that writes rows of this process, named by the class of their object."""
     name = f"{type(source).__module__.partition('.')[0]}.{type(source).__qualname__}"
     return JobLineage(kind, (LineageSource(f"memory:{name}"),), function_digest(function))
+
+
+def frame_lineage(
+    kind: str, frame: DataFrame, function: GuardedFunction | None, catalog: CatalogConnection
+) -> JobLineage:
+    """Return the lineage of a job that writes a DataFrame: the tables and files that its plan reads.
+
+    What else it reads, and all of it in Spark Connect, which has no plans, is named by the class. Raises what looking
+    the location of a table up raises.
+    """
+    if is_connect(frame.sparkSession):
+        return memory_lineage(kind, frame, function)
+    from tiltyard.pipeline.openlineage.plan_columns import read_relations, reads_table, relation_names  # noqa: PLC0415  # for frames
+
+    sources: list[LineageSource] = []
+    for relation in read_relations(frame):
+        if not (names := relation_names(relation)):
+            sources += memory_lineage(kind, frame, None).sources
+        elif reads_table(relation):
+            sources.append(_read_table(catalog, names[0], relation.options()))
+        else:
+            sources += map(LineageSource.of_uri, names)
+    return JobLineage(kind, tuple(dict.fromkeys(sources)), function_digest(function))
+
+
+def _read_table(catalog: CatalogConnection, name: str, options: Any) -> LineageSource:
+    """Return the table that a DataFrame reads by the data source, by a URI if it is one of another catalog."""
+    properties, uri = dict(catalog.properties), str(options.get("uri"))
+    if uri.rstrip("/") not in (str(properties.get(key)).rstrip("/") for key in ("uri", "root")):
+        return LineageSource.of_uri(f"{uri.rstrip('/')}/{name}")
+    table, version = catalog_client.table(catalog, name), options.get("version")
+    number = int(version) if version is not None and str(version).isdigit() else None
+    return LineageSource(str(table), table.location().uri, number, str(options.get("branch") or ""))
 
 
 def own_rows_lineage(kind: str, table: Table, version: int, branch: str | None, code: str) -> JobLineage:

@@ -1,67 +1,36 @@
-"""Which columns of its sources a column is made from: of a query by its text, of files by the job's options."""
+"""Which columns of its sources a column is made from, by the options of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 IDENTITY, TRANSFORMATION, AGGREGATION = "IDENTITY", "TRANSFORMATION", "AGGREGATION"
+_SUBTYPES = (IDENTITY, TRANSFORMATION, AGGREGATION)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column of a table that a query names, and how another one is made from it."""
+    """A column of a table or file, and how another one is made from it."""
 
     table: str
     column: str
     subtype: str = IDENTITY
 
 
-def query_columns(
-    query: str, schemas: Mapping[str, Sequence[str]], columns: Sequence[str]
+def later_subtype(first: str, second: str) -> str:
+    """Return how a column is made in two steps: an aggregation if one is, an identity if both are."""
+    return max(first, second, key=_SUBTYPES.index)
+
+
+def option_columns(
+    arguments: Mapping[str, Any], columns: Sequence[str], sources: Callable[[str], Sequence[SourceColumn]]
 ) -> dict[str, list[SourceColumn]]:
-    """Return the source columns of each output column of a query in Spark's SQL, by the names of its tables.
+    """Return the source columns of each column that a job writes, by its options `select`, `rename`, `cast`, `null`.
 
-    `schemas` are the columns of those tables. Columns whose sources the parser cannot tell are left out.
-    """
-    from sqlglot import exp  # noqa: PLC0415  # takes a third of a second
-    from sqlglot.errors import SqlglotError  # noqa: PLC0415  # the same
-    from sqlglot.lineage import lineage  # noqa: PLC0415  # the same
-
-    known: dict[str, Any] = {table: dict.fromkeys(names, "unknown") for table, names in schemas.items()}
-    made: dict[str, list[SourceColumn]] = {}
-    for column in columns:
-        try:
-            root = lineage(column, query, schema=known, dialect="spark")
-        except (SqlglotError, RecursionError, ValueError):
-            continue
-        expression = root.expression.unalias() if isinstance(root.expression, exp.Expression) else None
-        subtype = _subtype(expression)
-        sources: dict[tuple[str, str], SourceColumn] = {}
-        for node in root.walk():
-            if not node.downstream and isinstance(node.source, exp.Table):
-                name = exp.to_column(node.name).name if "." in node.name else node.name
-                sources[node.source.name, name] = SourceColumn(node.source.name, name, subtype)
-        if sources:
-            made[column] = list(sources.values())
-    return made
-
-
-def _subtype(expression: Any) -> str:
-    from sqlglot import exp  # noqa: PLC0415  # see above
-
-    if isinstance(expression, exp.Column):
-        return IDENTITY
-    if expression is not None and expression.find(exp.AggFunc) is not None:
-        return AGGREGATION
-    return TRANSFORMATION
-
-
-def file_columns(source: str, arguments: Mapping[str, Any], columns: Sequence[str]) -> dict[str, list[SourceColumn]]:
-    """Return the source column of each column that a job writes from files, by its options `select`, `rename`, `cast`.
-
-    Empty where a function makes the rows: what it does is not known.
+    `sources` returns those of a column as the job reads it. Empty where a function makes the rows: what it does is not
+    known.
     """
     if arguments.get("udf"):
         return {}
@@ -74,5 +43,5 @@ def file_columns(source: str, arguments: Mapping[str, Any], columns: Sequence[st
         if column in missing or (arguments.get("select") and old not in selected):
             continue
         subtype = TRANSFORMATION if column in casts or old in casts else IDENTITY
-        made[column] = [SourceColumn(source, old, subtype)]
-    return made
+        made[column] = [replace(each, subtype=later_subtype(each.subtype, subtype)) for each in sources(old)]
+    return {column: found for column, found in made.items() if found}

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from tiltyard.model.jobs import ENDLESS_JOBS
 from tiltyard.model.lineage import CommitLineage, LineageSource, strip_credentials
 from tiltyard.model.table_history import read_transactions
-from tiltyard.model.views.definitions import ViewDefinition, ViewKind
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.openlineage.column_lineage import SourceColumn, file_columns, query_columns
+from tiltyard.pipeline.openlineage.column_lineage import SourceColumn, option_columns
 from tiltyard.pipeline.runs import RunCanceledError
 
 if TYPE_CHECKING:
     import lance
     from openlineage.client.event_v2 import InputDataset, OutputDataset, RunEvent
+    from pyspark.sql import DataFrame
 
     from tiltyard.pipeline.openlineage.emitter import Emitter
     from tiltyard.pipeline.runs import Run
@@ -38,12 +38,22 @@ _VERSION = version("tiltyard")
 _PRODUCER = f"urn:tiltyard:pipeline:{_VERSION}"
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenFrame:
+    """A DataFrame that a run writes; fields are those of `emitter.record_frame`."""
+
+    frame: DataFrame
+    views: Mapping[str, str]
+    options: Mapping[str, Any]
+
+
 class ObservedRun:
-    """A run whose figures are kept here, too, for its events."""
+    """A run whose figures are kept here, too, for its events, and the DataFrames that it writes, by table."""
 
     def __init__(self, inner: Run, emit_running: Callable[[Mapping[str, str]], None]) -> None:
         """`emit_running` gets the figures each RUNNING_SECONDS in which there is progress."""
         self.figures: dict[str, str] = {}
+        self.frames: dict[str, WrittenFrame] = {}
         self._inner = inner
         self._emit_running = emit_running
         self._emitted_at = time.monotonic()
@@ -77,8 +87,8 @@ def observe_run(
 
     A run that another driver goes on with has no end here: each driver's part is a run of its own below the job's.
     """
-    events = _Events(emitter.settings.namespace, kind, run, catalog, arguments)
     observed = ObservedRun(run, lambda figures: emitter.emit(lambda: events.make("RUNNING", figures)))
+    events = _Events(emitter.settings.namespace, kind, run, catalog, arguments, observed.frames)
     emitter.emit(lambda: events.make("START", {}))
     try:
         figures = work(observed)
@@ -113,6 +123,7 @@ class _Events:
     run: Run
     catalog: CatalogConnection
     arguments: Mapping[str, Any]
+    frames: Mapping[str, WrittenFrame]
     _run_id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -200,7 +211,7 @@ class _Events:
                 columns = schemas.get(source.name)
                 inputs[names[source.name]] = input_dataset(names[source.name], source.version, checks, columns)
             output = output_dataset(name_of_table(self.namespace, str(table)), dataset, figures)
-            if made := self._columns(dataset, lineage, schemas):
+            if made := self._columns(str(table), dataset, lineage):
                 assert output.facets is not None
                 output.facets["columnLineage"] = column_facet(made, names)
             outputs.append(output)
@@ -223,19 +234,19 @@ class _Events:
         return catalog_client.table(self.catalog, source.name).dataset(source.version, source.branch or None)
 
     def _columns(
-        self, dataset: lance.LanceDataset, lineage: CommitLineage, schemas: Mapping[str, Any]
+        self, table: str, dataset: lance.LanceDataset, lineage: CommitLineage
     ) -> dict[str, list[SourceColumn]]:
-        if self.kind in ("ingest", "upsert", "import") and self.arguments.get("source") and lineage.sources:
-            return file_columns(lineage.sources[0].name, self.arguments, dataset.schema.names)
-        view = ViewDefinition.from_metadata(dataset.schema.metadata) if self.kind == "refresh" else None
-        if view is None or view.kind is not ViewKind.QUERY:
+        """Return the source columns of a table's, by the names of the lineage's sources."""
+        columns = dataset.schema.names
+        if (written := self.frames.get(table)) is not None:
+            from tiltyard.pipeline.openlineage.plan_columns import read_columns  # noqa: PLC0415  # an extra: PySpark
+
+            read = read_columns(written.frame, written.views)
+            return option_columns(written.options, columns, lambda column: read.get(column, ()))
+        if not (self.arguments.get("source") and lineage.sources):
             return {}
-        named = {view.source_name(name): schema.names for name, schema in schemas.items()}
-        made = query_columns(view.query, named, dataset.schema.names)
-        return {
-            column: [SourceColumn(view.source_id(each.table), each.column, each.subtype) for each in sources]
-            for column, sources in made.items()
-        }
+        name = lineage.sources[0].name
+        return option_columns(self.arguments, columns, lambda column: [SourceColumn(name, column)])
 
 
 def _checks(figures: Mapping[str, str], table: str = "") -> list[Mapping[str, Any]]:

@@ -18,6 +18,7 @@ from tiltyard.pipeline.datasource.dataframes import frame_write_spec, plan_versi
 from tiltyard.pipeline.ingest.job import WITHDRAWN, adapt_source, reset_checkpoints, source_write_spec, write_source
 from tiltyard.pipeline.jobs import is_worker_driver
 from tiltyard.pipeline.lineage import file_lineage, function_digest, table_source
+from tiltyard.pipeline.openlineage.emitter import record_frame
 from tiltyard.pipeline.plans.plan_file import FILE_OPTIONS, Plan, TablePlan
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
@@ -168,6 +169,9 @@ def _write_rows(
         results = write_source(run, spark, source, spec, TASK_BYTES)
     else:
         frame = _query(spark, plan.sql or "", readable.frames)
+        views = {view: source.name for view, source in readable.sources.items()}
+        own = {option: getattr(plan, option) for option in ("select", "rename", "cast", "null", "udf")}
+        record_frame(run.pipeline_run, name, frame, views, own)
         spec = frame_write_spec(run, frame, target, options)
         results = write_partitions(run, frame, spec)
     checked = check_written(run, spark, target, spec, results)

@@ -288,8 +288,8 @@ class _Refresh:
             if name not in self.changes:  # an earlier driver made the plan
                 self.changes[name] = find_net_changes(sources[name], since, columns_to_read(sources[name], needed))
         writer = ViewWriter(
-            self.run, self.spark, self.definition, sources, target, needed, self.policy, self.rejects, storage,
-            self.changes, plan.groups,
+            self.run, self.spark, str(self.job_table.table), self.definition, sources, target, needed, self.policy,
+            self.rejects, storage, self.changes, plan.groups,
         )  # fmt: skip
         results: list[WriteResult] = []
         if len(plan.parts) > 1:  # of a single part, Spark's tasks are the progress

@@ -21,6 +21,7 @@ from tiltyard.pipeline.datasource.dataframes import TaskRows, plan_version_scan,
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction
+from tiltyard.pipeline.openlineage.emitter import record_frame
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
@@ -58,6 +59,7 @@ class ViewWriter:
 
     run: Run
     spark: SparkSession
+    table: str
     definition: ViewDefinition
     sources: Mapping[str, SourceTable]
     target: FragmentTarget
@@ -100,6 +102,8 @@ class ViewWriter:
         schema = self.target.schema
         if self.definition.kind is ViewKind.QUERY:
             table_columns = tuple(map_to_table(frame.columns, schema, ()))
+            views = {self.definition.source_name(name): name for name in self.sources}
+            record_frame(self.run, self.table, frame, views, {})
             return write_partitions(self.run, frame, self._write_spec(query_columns, None, table_columns))
         code = parse_view_code(self.definition, schema, frame.columns, self.policy)
         view_columns = tuple(map_to_table(schema.names, schema, ()))

@@ -1,0 +1,101 @@
+"""Lineage by Spark's analyzed plan: the tables, files and columns that queries and DataFrames are made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+import tiltyard
+from tests.openlineage.validation import check_event
+from tiltyard.model.settings.openlineage import OpenLineageSettings
+from tiltyard.pipeline.openlineage import emitter as events
+from tiltyard.pipeline.openlineage.plan_columns import read_columns
+
+VIEWS = {"films": "films", "shop$orders": "shop$orders"}
+JOINED = """
+    WITH o AS (SELECT film, price AS paid FROM `shop$orders`)
+    SELECT f.genre, sum(o.paid) AS total FROM films f JOIN o ON f.id = o.film GROUP BY f.genre
+"""
+QUERIES = {
+    "SELECT id, upper(title) AS title FROM films": {
+        "id": ["films.id IDENTITY"], "title": ["films.title TRANSFORMATION"]
+    },
+    "SELECT * FROM films": {name: [f"films.{name} IDENTITY"] for name in ("id", "title", "genre")},
+    JOINED: {"genre": ["films.genre IDENTITY"], "total": ["shop$orders.price AGGREGATION"]},
+    "SELECT 1 AS one FROM films": {},
+    "SELECT id FROM films UNION ALL SELECT film FROM `shop$orders`": {
+        "id": ["films.id IDENTITY", "shop$orders.film IDENTITY"]
+    },
+    "SELECT id, word FROM films LATERAL VIEW explode(split(title, ' ')) AS word": {
+        "id": ["films.id IDENTITY"], "word": ["films.title TRANSFORMATION"]
+    },
+    "SELECT genre, count(title) AS n FROM films GROUP BY CUBE(genre, id)": {
+        "genre": ["films.genre IDENTITY"], "n": ["films.title AGGREGATION"]
+    },
+    "SELECT (SELECT max(price) FROM `shop$orders`) + id AS top FROM films": {
+        "top": ["films.id TRANSFORMATION", "shop$orders.price AGGREGATION"]
+    },
+    "SELECT id, price FROM films JOIN (SELECT film AS id, price FROM `shop$orders`) USING (id)": {
+        "id": ["films.id IDENTITY"], "price": ["shop$orders.price IDENTITY"]
+    },
+}  # fmt: skip
+
+
+def test_columns_of_a_query_are_traced_to_their_sources(spark: SparkSession) -> None:
+    session = spark.newSession()
+    session.createDataFrame([], "id long, title string, genre string").createOrReplaceTempView("films")
+    session.createDataFrame([], "film long, price double").createOrReplaceTempView("`shop$orders`")
+    for query, expected in QUERIES.items():
+        made = read_columns(session.sql(query), VIEWS)
+        found = {name: sorted(f"{each.table}.{each.column} {each.subtype}" for each in made[name]) for name in made}
+        assert found == expected, query
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path) -> tiltyard.Lake:
+    """Return a lake with the table `films`, beside the file `prices.parquet`."""
+    assert spark is not None  # the session of this process, which the lake uses
+    lake = tiltyard.connect(tmp_path / "root")
+    lake.table("films").ingest([{"id": 1, "title": "a"}, {"id": 2, "title": "b"}])
+    pq.write_table(pa.table({"id": [1, 2], "price": [1.5, 2.5]}), tmp_path / "prices.parquet")
+    return lake
+
+
+def test_dataframe_has_the_tables_and_files_of_its_plan_as_sources(
+    lake: tiltyard.Lake, spark: SparkSession, tmp_path: Path
+) -> None:
+    events.configure(OpenLineageSettings(str(tmp_path / "events.jsonl"), namespace="test"))
+    prices = str(tmp_path / "prices.parquet")
+    joined = lake.table("films").to_spark(version=1).join(spark.read.parquet(prices), "id")
+    try:
+        lake.table("priced").ingest(joined.selectExpr("id", "upper(title) AS title", "price"), rename={"price": "cost"})
+    finally:
+        events.configure(None)
+    found = lake.table("priced").lineage(depth=1)
+    assert {(edge.source.kind, edge.source.name, edge.source_version) for edge in found.edges} == {
+        ("table", "films", 1), ("uri", prices, None)
+    }  # fmt: skip
+    assert lake.table("films").lineage("downstream").tables == ("priced",)
+    assert lake.lineage(prices).tables == ("priced",)
+    complete = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    check_event(complete)
+    fields = complete["outputs"][0]["facets"]["columnLineage"]["fields"]
+    assert {
+        name: [(each["name"], each["field"], each["transformations"][0]["subtype"]) for each in field["inputFields"]]
+        for name, field in fields.items()
+    } == {
+        "id": [("films", "id", "IDENTITY")],
+        "title": [("films", "title", "TRANSFORMATION")],
+        "cost": [(prices, "price", "IDENTITY")],
+    }
+
+
+def test_dataframe_of_other_rows_is_named_by_its_class(lake: tiltyard.Lake, spark: SparkSession) -> None:
+    lake.table("films").upsert(spark.createDataFrame([(2, "c")], "id long, title string"), on="id")
+    edges = lake.table("films").lineage().edges
+    assert {edge.source.name for edge in edges} == {"memory:pyspark.DataFrame", "memory:builtins.list"}

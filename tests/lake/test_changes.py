@@ -94,6 +94,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(films: tiltyard.Table) -
         "a negative one": ({"since": -1}, InvalidInputError, "since is -1"),
         "an order": ({"since": 3, "until": 2}, InvalidInputError, "since is 3: it is a version from 0 to 2"),
         "no such version": ({"since": 1, "until": 9}, TableVersionNotFoundError, "There is no version 9"),
+        "no version at all": ({"since": None}, InvalidInputError, "a number, or the name of a tag, and not None"),
         "no such tag": ({"since": "x"}, TableTagNotFoundError, "x"),
         "no such branch": ({"since": 1, "branch": "x"}, TableBranchNotFoundError, "has no branch 'x'"),
         "no such column": ({"since": 1, "columns": "x"}, InvalidInputError, "columns: there is no column 'x'"),

@@ -9,7 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, TableNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    ServiceUnavailableError,
+    TableBranchNotFoundError,
+    TableNotFoundError,
+    TableVersionNotFoundError,
+)
 
 import tiltyard
 from tiltyard.model.lineage import CommitLineage, LineageSource
@@ -134,6 +140,14 @@ def test_commit_that_cannot_be_indexed_is_a_warning(
 def test_bad_requests_are_refused_with_what_to_do(lake: tiltyard.Lake) -> None:
     with pytest.raises(TableNotFoundError):
         lake.table("none").lineage()
+    films = lake.table("films")
+    for version, error in ((0, InvalidInputError), (-1, InvalidInputError), (3, TableVersionNotFoundError)):
+        with pytest.raises(error, match=f"version is {version}|no version {version}: the latest one is 2"):
+            films.lineage(version=version)
+    with pytest.raises(TableBranchNotFoundError):
+        films.lineage(branch="none")
+    with pytest.raises(InvalidInputError, match="uri is empty"):
+        lake.lineage("")
     with pytest.raises(InvalidInputError, match="depth is 21: it is at least 1, and at most 20"):
         lake.table("films").lineage(depth=21)
     with pytest.raises(InvalidInputError, match="direction"):

@@ -64,7 +64,7 @@ def test_snapshot_is_read_by_its_name_and_keeps_its_versions(lake: tiltyard.Lake
 
 
 def test_snapshot_is_immutable_until_it_is_dropped(lake: tiltyard.Lake) -> None:
-    lake.snapshot("release", ["films"])
+    assert lake.snapshot("release", "films").tables.keys() == {"films"}  # one name is a list of one
     films, calls = lake.table("films"), OperationClient(lake.catalog, 5)
     films.dataset().tags.create("mine", 1)
     refusals: dict[str, tuple[Any, type[Exception], str]] = {

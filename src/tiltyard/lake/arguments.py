@@ -32,7 +32,7 @@ def list_names(value: Names | None, argument: str) -> list[str] | None:
         return None
     names = split_names(value) if isinstance(value, str) else list(value)
     if not all(isinstance(name, str) for name in names):
-        raise InvalidInputError(f"{argument} names columns: give a list of texts, or one text with commas.")
+        raise InvalidInputError(f"{argument} is a list of texts, or one text with commas.")
     return names
 
 

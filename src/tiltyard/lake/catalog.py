@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,13 +213,14 @@ class Lake(LakeNamespace):
         register_search_functions(session, self.catalog)
         return session
 
-    def snapshot(self, name: str, tables: Sequence[str]) -> Snapshot:
+    def snapshot(self, name: str, tables: Names) -> Snapshot:
         """Name the present versions of some tables, all as of one moment; they are kept until the snapshot is dropped.
 
         Each table gets a tag of that name. Raises InvalidInputError, TableTagAlreadyExistsError (a snapshot, or a tag
         of a table, has the name), TableNotFoundError, ConcurrentModificationError (commits to the tables do not pause).
         """
-        return create_snapshot(self, name, [self._resolve(table, "table") for table in tables])
+        names = list_names(tables, "tables") or []
+        return create_snapshot(self, name, [self._resolve(table, "table") for table in names])
 
     def at(self, name: str) -> Snapshot:
         """Return a snapshot, to read its tables as they were. Raises TableTagNotFoundError."""
@@ -234,6 +235,8 @@ class Lake(LakeNamespace):
 
         `lake.table(name).lineage()` is that of a table. Raises InvalidInputError.
         """
+        if not os.fspath(uri):
+            raise InvalidInputError("uri is empty: name a file, a folder or a topic.")
         return read_lineage(self, uri=absolute_path(os.fspath(uri)), depth=depth)
 
     def publish(self) -> AbstractContextManager[Change]:

@@ -55,10 +55,15 @@ def open_feed(
     return ChangeFeed(plan, names, dataset, branch)
 
 
-def resolve_version(table: Table, version: int | str, branch: str | None) -> int:
-    """Return the number of a version, or of a tag's version. Raises InvalidInputError, TableTagNotFoundError."""
+def resolve_version(table: Table, version: object, branch: str | None) -> int:
+    """Return the number of a version, or of a tag's version.
+
+    Raises InvalidInputError (also for what is neither a number nor a text), TableTagNotFoundError.
+    """
     if isinstance(version, int):
         return version
+    if not isinstance(version, str):
+        raise InvalidInputError(f"A version is a number, or the name of a tag, and not {version!r}.")
     tag = table.client.get_table_tag_version(upstream.GetTableTagVersionRequest(id=table.id, tag=version))
     if (tag.branch or None) != branch:
         raise InvalidInputError(f"The tag '{version}' is of {tag.branch or 'main'}: name that as the branch.")

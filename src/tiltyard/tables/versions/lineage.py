@@ -13,7 +13,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import lance
-from lance_namespace.errors import InvalidInputError, TableNotFoundError, TransactionNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    TableNotFoundError,
+    TableVersionNotFoundError,
+    TransactionNotFoundError,
+)
 
 from tiltyard.access.authorization import authorize_table, caller_rights, is_administrator
 from tiltyard.access.needs import on_table
@@ -133,7 +138,8 @@ def describe_lineage(ctx: Context, request: models.DescribeLineageRequest) -> mo
 
     `upstream` (the default of a table) has what the version was made from, `downstream` what was made from it; of a
     version, what was made from it and later ones. Tables that the caller cannot see are nodes of the kind `hidden`,
-    which have no name and end a path. Raises InvalidInputError, TableNotFoundError, NamespaceNotFoundError.
+    which have no name and end a path. Raises InvalidInputError, TableNotFoundError, NamespaceNotFoundError,
+    TableVersionNotFoundError, TableBranchNotFoundError.
     """
     if (request.id is None) == (request.uri is None):
         raise InvalidInputError("Name a table by its id, or a file or folder by its uri, and not both.")
@@ -144,11 +150,26 @@ def describe_lineage(ctx: Context, request: models.DescribeLineageRequest) -> mo
         raise InvalidInputError(f"depth is {depth}: it is at least 1, and at most {MAX_DEPTH}.")
     if request.uri is not None:
         return _describe_uri(ctx, request, direction, depth)
-    path = table_id(request.id)
+    path, branch = table_id(request.id), Branch.parse(request.branch)
+    _check_exists(ctx, path, branch, request.version)
     graph = _Graph(ctx)
-    start = graph.add_table(ctx.find_table(path).id, Branch.parse(request.branch).key, 0)
+    start = graph.add_table(ctx.find_table(path).id, branch.key, 0)
     graph.follow(start, direction, depth, request.version)
     return graph.response()
+
+
+def _check_exists(ctx: Context, path: Id, branch: Branch, version: int | None) -> None:
+    """Raise TableBranchNotFoundError, or TableVersionNotFoundError for a version that is still to come.
+
+    One that was removed has its lineage. A table is opened only where a branch or a version is named.
+    """
+    if version is not None:
+        check_version_number(version)
+    if branch.is_main and version is None:
+        return
+    latest = int(open_for_reading(ctx, path, branch=branch).dataset.version)
+    if version is not None and version > latest:
+        raise TableVersionNotFoundError(f"There is no version {version}: the latest one is {latest}.")
 
 
 def _describe_uri(

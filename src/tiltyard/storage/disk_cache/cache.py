@@ -181,7 +181,8 @@ class DiskCache:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._threads.submit(self._release_folder)
+            if self._own_folder is not None:
+                self._threads.submit(self._release_folder)
         self._threads.shutdown(wait=False)
 
     def wait(self) -> None:
@@ -342,6 +343,5 @@ class DiskCache:
         raise CopyError(f"{_MAX_PROCESSES} processes keep copies in {self._folder} already")
 
     def _release_folder(self) -> None:
-        if self._own_folder is not None:
-            os.close(self._lock_file)
-            self._own_folder = None
+        os.close(self._lock_file)
+        self._own_folder = None

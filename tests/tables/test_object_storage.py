@@ -25,6 +25,7 @@ from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.storage import Storage, StorageError, datasets, writing
+from tiltyard.storage.next_manifest import NextManifest
 from tiltyard.tables.commits import process_state
 from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.commit import create_table_version
@@ -85,9 +86,17 @@ def counted(
 def requests_of(ctx: Context, proxy: S3Proxy, work: Callable[[], object]) -> Counter[str]:
     """Count the requests of one operation, long after the commits before it."""
     ctx.services.finalized_log.flush()
+    wait_for_openings(ctx)
     proxy.drain()
     work()
+    wait_for_openings(ctx)
     return Counter(f"{request.method} {request.kind}" for request in proxy.drain())
+
+
+def wait_for_openings(ctx: Context) -> None:
+    """Wait until versions that inserts have committed are open: their responses do not wait for that."""
+    for opening in list(ctx.storage.datasets._openings.values()):
+        opening.wait()
 
 
 def create(ctx: Context, name: str = "t", **fields: Any) -> str:
@@ -434,6 +443,97 @@ def test_objects_insert_that_another_server_overtakes_is_made_again_on_top(
     assert all(name.endswith(".manifest") for name in names_of_versions(counted, location))
     assert len(counted.storage.files(location).list_names(f"{location}/_transactions")) == 5
     other.services.store.close()
+
+
+@pytest.fixture
+def may_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While this is not set, no version that was just committed can be opened."""
+    event, open_version = threading.Event(), NextManifest.open
+    event.set()
+
+    def wait_and_open(*arguments: Any) -> lance.LanceDataset:
+        assert event.wait(30)
+        return open_version(*arguments)
+
+    monkeypatch.setattr(NextManifest, "open", wait_and_open)
+    yield event
+    event.set()
+
+
+def test_objects_insert_does_not_wait_until_its_version_is_open(counted: Context, may_open: threading.Event) -> None:
+    """Nor do inserts that follow; who reads waits, and sees all of them."""
+    create(counted)
+    may_open.clear()
+    assert [insert(counted, number) for number in (10, 11, 12)] == [2, 3, 4]
+    counts: list[int] = []
+    reader = threading.Thread(target=lambda: counts.append(count_served(counted)))
+    reader.start()
+    reader.join(0.2)
+    assert counts == []
+    may_open.set()
+    reader.join(30)
+    assert counts == [6]
+    assert insert(counted, 13) == 5 and count_served(counted) == 7
+
+
+def test_objects_insert_while_the_version_is_opened_meets_a_restored_folder(
+    counted: Context, may_open: threading.Event
+) -> None:
+    location = create(counted)
+    assert insert(counted, 10) == 2
+    wait_for_openings(counted)
+    may_open.clear()
+    before = {file.path for file in counted.storage.files(location).walk(location)}
+    assert insert(counted, 11) == 3
+    counted.services.finalized_log.flush()
+    added = [file.path for file in counted.storage.files(location).walk(location) if file.path not in before]
+    counted.storage.files(location).delete([f"{location}/{path}" for path in added])
+    outcome: list[int | None] = []
+    writer = threading.Thread(target=lambda: outcome.append(insert(counted, 12)))
+    writer.start()
+    may_open.set()
+    writer.join(30)
+    assert outcome == [3]
+    ids = lance.dataset(location, storage_options=counted.storage.options(location)).to_table()["id"].to_pylist()
+    assert sorted(ids) == [0, 1, 2, 10, 12]
+    assert count_served(counted) == 5
+
+
+def test_objects_insert_while_the_version_is_opened_meets_another_server(
+    counted: Context, may_open: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the version that this server has committed is opened first, to commit after the other one's."""
+    location = create(counted)
+    may_open.clear()
+    assert insert(counted, 10) == 2
+    other, make = Context(open_services(counted.settings)), writing.make_next_manifest
+    monkeypatch.setattr(other.storage.locks, "hold", lambda *_: nullcontext())  # it runs on another machine
+
+    def overtake(*arguments: Any) -> Any:
+        monkeypatch.setattr(writing, "make_next_manifest", make)
+        assert insert(other, 11) == 3
+        may_open.set()
+        return make(*arguments)
+
+    monkeypatch.setattr(writing, "make_next_manifest", overtake)
+    assert insert(counted, 12) == 4
+    assert count(counted, location) == 6 and count_served(counted) == 6
+    other.services.store.close()
+
+
+def test_objects_version_that_cannot_be_opened_is_opened_by_the_next_reader(
+    counted: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(counted)
+
+    def fail(*_: Any) -> Any:
+        raise OSError("no connection")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NextManifest, "open", fail)
+        assert [insert(counted, number) for number in (10, 11)] == [2, 3]
+        assert count_served(counted) == 5
+    assert insert(counted, 12) == 4 and count_served(counted) == 6
 
 
 def test_objects_create_makes_its_manifest_here(counted: Context, proxy: S3Proxy) -> None:

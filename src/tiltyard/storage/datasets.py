@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -31,6 +33,8 @@ from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versio
 from tiltyard.storage.vector_cache.cache import VectorCache
 from tiltyard.storage.version_cache import Snapshot, VersionCache
 
+log = logging.getLogger("tiltyard.storage")
+
 Check = Callable[[int, Callable[[], bytes]], None]
 """Checks a version that Lance has staged and, by calling the function, its manifest; raises to have it withdrawn."""
 
@@ -52,6 +56,8 @@ class CommitRoute:
 
 _MAX_SHARED = 1024
 """Datasets kept open."""
+_OPENERS = 16
+"""Committed versions that are opened at the same time: each waits for one response of an object store."""
 _MAX_STEPS = 64
 """A dataset that is this many versions behind is opened anew."""
 _CONFIRMED_SECONDS = 5.0
@@ -80,6 +86,28 @@ def no_size_limit(location: str, branch: Branch, version: int | None = None) -> 
 
 def no_references_limit(location: str) -> None:
     """Allow tags and branches of every size."""
+
+
+class Opening:
+    """A version of main on an object store that this process has committed, and opens while its caller goes on.
+
+    It came right after that of `base` by an append, or after such versions, so that rows written with `base` fit it.
+    """
+
+    __slots__ = ("_is_done", "base", "version")
+
+    def __init__(self, base: lance.LanceDataset, version: int) -> None:
+        self.base = base
+        self.version = version
+        self._is_done = threading.Event()
+
+    def finish(self) -> None:
+        """Wake those that wait: the version is open, or could not be opened."""
+        self._is_done.set()
+
+    def wait(self) -> None:
+        """Wait until the version is open, or could not be opened."""
+        self._is_done.wait()
 
 
 class Datasets:
@@ -115,6 +143,9 @@ class Datasets:
         self.vector_cache = VectorCache(vector_cache_bytes)
         self.disk_cache = DiskCache(disk_cache_folder, disk_cache_bytes, self.session)
         self._shared: OrderedDict[BranchKey, _SharedSnapshot] = OrderedDict()
+        self._openings: dict[str, Opening] = {}
+        """Versions of main that are being opened, by location."""
+        self._openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="open-version")
         self._lock = threading.Lock()
 
     def open_for_writing(
@@ -286,6 +317,43 @@ class Datasets:
                 self._shared.popitem(last=False)
         return snapshot
 
+    def cache_when_open(
+        self,
+        location: str,
+        base: lance.LanceDataset,
+        version: int,
+        open_version: Callable[[], lance.LanceDataset],
+        recorded: RecordedVersion | None,
+    ) -> None:
+        """Open a version of main that an append has committed after `base`, in a thread, and share it as `cache` does.
+
+        Readers wait for it; appends meanwhile use `base`. If it cannot be opened, the next reader tries again.
+        """
+        opening = Opening(base, version)
+        with self._lock:
+            self._openings[location] = opening
+        self._openers.submit(self._finish_opening, location, opening, open_version, recorded)
+
+    def _finish_opening(
+        self,
+        location: str,
+        opening: Opening,
+        open_version: Callable[[], lance.LanceDataset],
+        recorded: RecordedVersion | None,
+    ) -> None:
+        try:
+            if self._openings.get(location) is opening:  # else another version came after it, or the table was dropped
+                dataset = open_version()
+                if self._openings.get(location) is opening:
+                    self.cache(location, MAIN, dataset, recorded)
+        except LanceNamespaceError as error:
+            log.warning("version %s of %s is committed, and could not be opened: %s", opening.version, location, error)
+        finally:
+            with self._lock:
+                if self._openings.get(location) is opening:
+                    del self._openings[location]
+            opening.finish()
+
     def is_open(self, location: str) -> bool:
         """Whether main's latest version, as far as this process knows, is open."""
         return (location, MAIN) in self._shared
@@ -295,6 +363,8 @@ class Datasets:
     ) -> Snapshot | None:
         """Return the shared snapshot of a branch's latest version, None where that is not open."""
         key = (location, branch)
+        if branch.is_main and (opening := self._openings.get(location)) is not None:
+            opening.wait()
         with self._lock:
             shared = self._shared.get(key)
             if shared is not None:
@@ -307,22 +377,25 @@ class Datasets:
             shared.confirm(recorded)
         return shared.snapshot
 
-    def recorded_snapshot(self, location: str, recorded: RecordedVersion) -> Snapshot | None:
-        """Return the shared snapshot of main if it is the version that the catalog has, without a look at storage.
+    def recorded_dataset(self, location: str, recorded: RecordedVersion) -> lance.LanceDataset | None:
+        """Return a shared dataset to append to the version that the catalog has, without a look at storage.
 
-        Who writes on top of it calls `is_in_storage` before the commit.
+        It is of that version, or of the one before the appends that led to it, while that is being opened. None where
+        neither is open. Who writes with it calls `is_in_storage` before the commit.
         """
         with self._lock:
-            shared = self._shared.get((location, MAIN))
-        return shared.snapshot if shared is not None and shared.dataset.version == recorded.version else None
+            opening, shared = self._openings.get(location), self._shared.get((location, MAIN))
+        if opening is not None:
+            return opening.base if opening.version == recorded.version else None
+        return shared.dataset if shared is not None and shared.dataset.version == recorded.version else None
 
-    def is_in_storage(self, location: str, dataset: lance.LanceDataset) -> bool:
-        """Whether storage has the version of a dataset of main, or later ones; forget the table where it has neither.
+    def is_in_storage(self, location: str, dataset: lance.LanceDataset, version: int) -> bool:
+        """Whether storage has a version of a dataset of main, or later ones; forget the table where it has neither.
 
         It has neither where the folder was restored from a copy. Raises ServiceUnavailableError.
         """
         with lance_errors(dataset):
-            is_there = int(dataset.latest_version) >= int(dataset.version)
+            is_there = int(dataset.latest_version) >= version
         if not is_there:
             self.forget(location, MAIN)
         return is_there
@@ -331,6 +404,8 @@ class Datasets:
         """Drop the shared dataset of a branch, so that its latest version is looked up anew."""
         with self._lock:
             self._shared.pop((location, branch), None)
+            if branch.is_main:
+                self._openings.pop(location, None)
 
     def evict(self, location: str) -> None:
         """Drop the shared datasets, cached columns, vectors and files of a table that was deleted."""
@@ -338,6 +413,7 @@ class Datasets:
         self.vector_cache.evict(location)
         self.disk_cache.evict(location)
         with self._lock:
+            self._openings.pop(location, None)
             for key in [key for key in self._shared if key[0] == location]:
                 del self._shared[key]
 

@@ -212,14 +212,13 @@ class FastCommit:
     latest: bytes
     """The manifest of the version that the catalog says is the latest."""
 
-    def commit(
-        self, transaction: lance.Transaction, version: int, commit_route: CommitRoute
-    ) -> lance.LanceDataset | None:
+    def commit(self, transaction: lance.Transaction, version: int, commit_route: CommitRoute) -> UnopenedVersion | None:
         """Commit a transaction as the version right after `version`; return that version.
 
         None if another commit has the number, or Lance has to make the manifest: nothing was committed then. Raises
         what the commit route raises.
         """
+        reach(Point.BEFORE_RECORD)
         made = make_next_manifest(self.latest, version, transaction)
         if made is None:
             return None
@@ -235,8 +234,24 @@ class FastCommit:
             with lance_errors(location):
                 files.delete(list(objects))
             return None
+        reach(Point.AFTER_FINALIZE)
+        return UnopenedVersion(self.storage, location, version + 1, made)
+
+
+@dataclass(frozen=True, slots=True)
+class UnopenedVersion:
+    """A version that was just committed. To open it takes a request, which the commit need not wait for."""
+
+    storage: Storage
+    location: str
+    version: int
+    _manifest: NextManifest
+
+    def open(self) -> lance.LanceDataset:
+        """Open the version. Raises ServiceUnavailableError, PermissionDeniedError."""
+        location, storage = self.location, self.storage
         with lance_errors(location):
-            return made.open(location, self.storage.options(location), self.storage.datasets.session, version + 1)
+            return self._manifest.open(location, storage.options(location), storage.datasets.session, self.version)
 
 
 class ColumnsChangedError(ConcurrentModificationError):
@@ -250,6 +265,14 @@ class ColumnsChangedError(ConcurrentModificationError):
         self.withdrawn = withdrawn
 
 
+def append_transaction(
+    fragments: Sequence[FragmentMetadata], read_version: int, properties: Mapping[str, str] | None = None
+) -> lance.Transaction:
+    """Return the transaction that appends fragments, which were written against `read_version`."""
+    operation = lance.LanceOperation.Append(list(fragments))
+    return lance.Transaction(read_version, operation, transaction_properties=dict(properties or {}))
+
+
 def commit_append(
     dataset: lance.LanceDataset,
     fragments: Sequence[FragmentMetadata],
@@ -257,11 +280,8 @@ def commit_append(
     seconds: float,
     properties: Mapping[str, str] | None = None,
     commit_route: CommitRoute | None = None,
-    fast: FastCommit | None = None,
 ) -> lance.LanceDataset:
     """Append fragments to a table in one version, and return it. Concurrent appends are no conflict.
-
-    With `fast`, which needs a commit route, it is tried first whether this is the version right after `dataset`.
 
     `dataset` does not use the commit route, nor does the returned one: only the commit itself goes through the catalog.
     `read_version` is the version that the fragments were written against. Raises what Lance raises; ColumnsChangedError
@@ -269,8 +289,7 @@ def commit_append(
     route this is checked after the commit, and the rows are withdrawn in another version. TableNotFoundError where the
     route knows for certain that nothing was recorded.
     """
-    operation = lance.LanceOperation.Append(list(fragments))
-    transaction = lance.Transaction(read_version, operation, transaction_properties=dict(properties or {}))
+    transaction = append_transaction(fragments, read_version, properties)
     field_ids = {field for fragment in fragments for file in fragment.files for field in file.fields}
     refused_versions: list[int] = []
 
@@ -282,11 +301,6 @@ def commit_append(
     if commit_route:
         commit_route.checks.append(check)
     reach(Point.BEFORE_RECORD)
-    if fast is not None and commit_route is not None and read_version == dataset.version:
-        next_version = fast.commit(transaction, read_version, commit_route)
-        if next_version is not None:
-            reach(Point.AFTER_FINALIZE)
-            return next_version
     try:
         committed = lance.LanceDataset.commit(
             dataset,

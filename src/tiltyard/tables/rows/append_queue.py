@@ -17,6 +17,8 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locks import TooBusyError
 from tiltyard.storage.writing import (
     ColumnsChangedError,
+    UnopenedVersion,
+    append_transaction,
     commit_append,
     count_rows,
     discard,
@@ -28,6 +30,7 @@ from tiltyard.tables.keys.checked_appends import check_append
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
+from tiltyard.tables.rows.write_target import AppendBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -140,35 +143,51 @@ def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) ->
     """
     while part:
         target = part[0].item.target
-        dataset, was_asked_for = _open_with_columns(target, part)
-        with lance_errors(dataset):
-            rows, members = _adapt_rows(part, dataset.schema)
-            rows, members, checked = _check_keys(target, dataset.version, rows, members)
+        base = _open_with_columns(target, part)
+        with lance_errors(base.dataset):
+            rows, members = _adapt_rows(part, base.dataset.schema)
+            rows, members, checked = _check_keys(target, base.version, rows, members)
             appends = [member.item for member in members]
             claims = tuple(claim for append in appends for claim in append.claims)
             target = replace(target, ctx=structs.replace(target.ctx, claims=claims))
-            with target.looking_up(dataset, was_asked_for=was_asked_for) as opened:
-                written = _write_rows(target, _group_by_schema(rows), dataset)
+            with target.looking_up(base) as opened:
+                written = _write_rows(target, _group_by_schema(rows), base.dataset)
             if not _is_in_storage(target, opened, written):
                 continue
             try:
                 with target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds):
-                    fast = target.fast_commit(dataset, opened.manifest)
-                    committed = _commit_fragments(target, dataset, appends, written, retry, checked, fast)
+                    fast = target.fast_commit(base.version, opened.manifest)
+                    committed = _commit_fragments(target, base, appends, written, retry, checked, fast)
             except BaseException as error:
                 discard_after_error(target.ctx.storage, target.base, written, error)
                 if _uploaded(appends) and _is_permanent(error):
                     raise
                 retry.wait_or_raise(error)
                 continue
-        if committed is not dataset:  # of no rows there is no version
-            snapshot = target.share(committed)
-            if checked is not None:
-                checked.remember(target.ctx, snapshot, written)
-        version = target.mark_written(int(committed.version))
+        if committed is not None:
+            _share(target, base, committed, checked, written)
+        version = target.mark_written(base.version if committed is None else int(committed.version))
         for member in members:
             member.outcome = version
         return
+
+
+def _share(
+    target: WriteTarget,
+    base: AppendBase,
+    committed: lance.LanceDataset | UnopenedVersion,
+    checked: CheckedAppend | None,
+    written: Sequence[FragmentMetadata],
+) -> None:
+    """Share the handle of a committed version, at once if its keys are to be remembered."""
+    if isinstance(committed, UnopenedVersion):
+        if checked is None:
+            target.share_when_open(base, committed)
+            return
+        committed = committed.open()
+    snapshot = target.share(committed)
+    if checked is not None:
+        checked.remember(target.ctx, snapshot, written)
 
 
 def _is_permanent(error: BaseException) -> bool:
@@ -187,16 +206,16 @@ def _is_in_storage(target: WriteTarget, opened: OpenedVersion, written: Sequence
     return is_in_storage
 
 
-def _open_with_columns(target: WriteTarget, part: Sequence[PendingItem[Append]]) -> tuple[lance.LanceDataset, bool]:
-    """Open the latest version, with the columns of the first rows if it had none; return whether storage was asked."""
-    dataset, was_asked_for = target.dataset_to_append()
+def _open_with_columns(target: WriteTarget, part: Sequence[PendingItem[Append]]) -> AppendBase:
+    """Open the latest version to append to, with the columns of the first rows if it had none."""
+    base = target.open_to_append()
     rows = part[0].item.rows
     if rows is None:
-        return dataset, was_asked_for
-    if not dataset.schema.names:
-        return add_first_columns(target, rows.schema), True
-    standardized = standardize_map_names(target, dataset)
-    return standardized, was_asked_for or standardized is not dataset
+        return base
+    if not base.dataset.schema.names:
+        return AppendBase.of(add_first_columns(target, rows.schema))
+    standardized = standardize_map_names(target, base.dataset)
+    return base if standardized is base.dataset else AppendBase.of(standardized)
 
 
 def _adapt_rows(
@@ -286,23 +305,28 @@ def _write_rows(
 
 def _commit_fragments(
     target: WriteTarget,
-    dataset: lance.LanceDataset,
+    base: AppendBase,
     appends: Sequence[Append],
     written: Sequence[FragmentMetadata],
     retry: ConflictRetry,
     checked: CheckedAppend | None,
     fast: FastCommit | None,
-) -> lance.LanceDataset:
-    """Commit written and uploaded fragments; return `dataset` itself where there is not one row."""
+) -> lance.LanceDataset | UnopenedVersion | None:
+    """Commit written and uploaded fragments; return their version, None where there is not one row."""
     fragments = [*_uploaded(appends), *written]
     if not fragments:
-        return dataset
-    read_version = min([dataset.version, *(append.read_version for append in appends if append.fragments)])
+        return None
+    read_version = min([base.version, *(append.read_version for append in appends if append.fragments)])
     properties = marks({claim.id: append.num_rows for append in appends for claim in append.claims})
     route = target.commit_route
     if checked is not None and route is not None:
         route.checked_appends.append(checked)
-    return commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, route, fast)
+    if fast is not None and route is not None and read_version == base.version:
+        committed = fast.commit(append_transaction(fragments, read_version, properties), read_version, route)
+        if committed is not None:
+            return committed
+    dataset = base.dataset if base.dataset.version == base.version else target.dataset()
+    return commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, route)
 
 
 def _uploaded(appends: Iterable[Append]) -> list[FragmentMetadata]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.storage.datasets import CommitRoute
     from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.writing import UnopenedVersion
     from tiltyard.store import TableRecord
 
 _LANCE_RETRIES = 100  # within the time that conflicts may take
@@ -48,6 +49,21 @@ class OpenedVersion:
     def manifest(self) -> bytes | None:
         """Return its manifest; None where none was read. Raises what reading it raises."""
         return None if self._manifest is None else self._manifest.result()
+
+
+class AppendBase(NamedTuple):
+    """What rows are appended to: a version, and a shared dataset to write them with."""
+
+    dataset: lance.LanceDataset
+    """Of the version, or of an earlier one with the same schema while the version is being opened."""
+    version: int
+    was_asked_for: bool
+    """Whether storage was asked if it has the version."""
+
+    @classmethod
+    def of(cls, dataset: lance.LanceDataset) -> AppendBase:
+        """Return a dataset of the latest version, which was just looked up in storage."""
+        return cls(dataset, int(dataset.version), was_asked_for=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,35 +136,47 @@ class WriteTarget:
             return self.dataset()
         return open_to_commit(self.ctx, self.record, self.branch, durable=True)
 
-    def dataset_to_append(self) -> tuple[lance.LanceDataset, bool]:
-        """Open the latest version as `dataset` does; return whether storage was asked for it.
+    def share_when_open(self, base: AppendBase, committed: UnopenedVersion) -> None:
+        """Open a version that was committed by an append to `base` in a thread, and share its handle."""
+        recorded = recorded_latest(self.ctx, self.record, self.branch)
+        self.ctx.storage.datasets.cache_when_open(
+            self.location, base.dataset, committed.version, committed.open, recorded
+        )
+
+    def open_to_append(self) -> AppendBase:
+        """Open the latest version, to append to. Raises as `dataset` does.
 
         Of a managed table on an object store it is the version that the catalog has, and `looking_up` asks storage
         while rows are written.
         """
         recorded, datasets = recorded_latest(self.ctx, self.record, self.branch), self.ctx.storage.datasets
-        snapshot = None if recorded is None else datasets.recorded_snapshot(self.location, recorded)
-        return (self.dataset(), True) if snapshot is None else (snapshot.dataset, False)
+        if recorded is not None:
+            dataset = datasets.recorded_dataset(self.location, recorded)
+            if dataset is not None:
+                return AppendBase(dataset, recorded.version, was_asked_for=False)
+        return AppendBase.of(self.dataset())
 
     @contextmanager
-    def looking_up(self, dataset: lance.LanceDataset, *, was_asked_for: bool) -> Iterator[OpenedVersion]:
+    def looking_up(self, base: AppendBase) -> Iterator[OpenedVersion]:
         """While the block runs, read the manifest of a version, and ask storage for it unless it was asked before."""
         if not self.record.managed or not self.branch.is_main or is_local(self.location):
             yield OpenedVersion(None, None)
             return
-        storage = self.ctx.storage
+        storage, (dataset, version, was_asked_for) = self.ctx.storage, base
         with ThreadPoolExecutor(2) as pool:
-            manifest = pool.submit(storage.manifests.read_latest, self.location, int(dataset.version))
-            is_there = None if was_asked_for else pool.submit(storage.datasets.is_in_storage, self.location, dataset)
+            manifest = pool.submit(storage.manifests.read_latest, self.location, version)
+            is_there = (
+                None if was_asked_for else pool.submit(storage.datasets.is_in_storage, self.location, dataset, version)
+            )
             yield OpenedVersion(manifest, is_there)
 
-    def fast_commit(self, dataset: lance.LanceDataset, manifest: bytes | None) -> FastCommit | None:
-        """Return how to commit right after a dataset's version; None unless the catalog says that it is the latest.
+    def fast_commit(self, version: int, manifest: bytes | None) -> FastCommit | None:
+        """Return how to commit right after a version; None unless the catalog says that it is the latest.
 
         `manifest` comes from `looking_up`.
         """
         recorded = recorded_latest(self.ctx, self.record, self.branch) if manifest is not None else None
-        if manifest is None or recorded is None or recorded.version != dataset.version:
+        if manifest is None or recorded is None or recorded.version != version:
             return None
         return FastCommit(self.ctx.storage, self.location, manifest)
 

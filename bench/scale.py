@@ -65,7 +65,7 @@ class Constants:
     version_record: Constant = Constant(162, "bytes of a version in the catalog", "1 million versions in SQLite")
     process: Constant = Constant(210e6, "bytes of a server process on a million tables", "RESULTS.md, a million tables")
     caches: Constant = Constant(1.5e9, "bytes of its caches at most, as set by default", "docs/settings.md")
-    insert_trips: Constant = Constant(4, "round trips of a commit to an object store", "RESULTS.md, object store")
+    insert_trips: Constant = Constant(3, "round trips of a commit to an object store", "RESULTS.md, object store")
     insert_requests: Constant = Constant(
         7, "requests of it, all priced as those that write", "RESULTS.md, object store"
     )

@@ -3,7 +3,8 @@
 *Throughput*: one, two and four servers under the same load, and one without the balancer. *Staleness*: a change is made
 by one server, and another is asked over and over until it answers by it; counted from the response to the change.
 *Death*: one of four servers is ended by SIGKILL while 32 connections describe tables and 8 insert into one table.
-All servers have one process, API keys (`--auth`), and share a folder.
+All servers have one process, API keys (`--auth`), a folder of their own for temporary files (as on machines of their
+own: no locks of files between them), and share the tables' folder.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ CONNECTIONS = 16
 """`db_connections` of each server, its default."""
 KILL_AFTER = 3.0
 READER = "reader"
+INSERTS = "insert 1 row, 8 callers, one table"
 ROWS = data.in_namespace("rows")
 
 
@@ -79,7 +81,10 @@ def replicas(number: int, folder: Path, database: str) -> Iterator[Replicas]:
     with ExitStack() as stack:
         servers = []
         for place in range(number):
-            server = tiltyard(root, folder / f"log{place}", 1, database, further=["--auth"])
+            own = folder / f"machine{place}"  # servers on several machines share no folder of temporary files
+            own.mkdir()
+            environ = {"TMPDIR": str(own)}
+            server = tiltyard(root, folder / f"log{place}", 1, database, further=["--auth"], environ=environ)
             stack.callback(server.stop)
             servers.append(server)
         requests = [request("POST", f"/v1/namespace/{data.NAMESPACE}/create", b"{}")]
@@ -117,7 +122,7 @@ def loads(group: Replicas) -> list[tuple[str, int, Callable[[], Iterator[bytes]]
         ("DescribeTable", READERS, lambda: cycle(described)),
         ("ListTables, 100", READERS, lambda: repeat(page)),
         ("DeclareTable", WRITERS, declarations),
-        ("insert 1 row, 8 callers, one table", WRITERS, lambda: inserts(group.owner)),
+        (INSERTS, WRITERS, lambda: inserts(group.owner)),
     ]
 
 
@@ -126,12 +131,16 @@ def inserts(key: str) -> Iterator[bytes]:
     return repeat(with_key(request("POST", of_table(ROWS, "insert"), data.one_row(1), ARROW), key))
 
 
-def measure_throughput(group: Replicas, folder: Path, rounds: int, seconds: float) -> Iterator[str]:
-    """Yield the lines of the table for a group of servers."""
+def measure_throughput(
+    group: Replicas, folder: Path, rounds: int, seconds: float, only: str | None = None
+) -> Iterator[str]:
+    """Yield the lines of the table for a group of servers: of one kind of requests, if that is named."""
     number = len(group.servers)
     with balancer(group.servers, folder) as front:
         targets = [(f"{number} behind the balancer", front)] + [("1, no balancer", group.servers[0])] * (number == 1)
         for name, connections, requests in loads(group):
+            if only not in (None, name):
+                continue
             for side, target in targets:
                 measured, costs = [], []
                 for _ in range(rounds):
@@ -274,16 +283,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="[default: 3]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round [default: 4]")
     parser.add_argument("--trials", type=int, default=40, help="of each change [default: 40]")
-    parser.add_argument("--only", choices=("throughput", "staleness", "death"))
+    parser.add_argument("--only", choices=("throughput", "inserts", "staleness", "death"))
     arguments = parser.parse_args()
     with postgres_server() as cluster, tempfile.TemporaryDirectory() as name:
         parts = ("throughput", "staleness", "death") if arguments.only is None else (arguments.only,)
-        if "throughput" in parts:
+        if "throughput" in parts or "inserts" in parts:
+            only = INSERTS if "inserts" in parts else None
             print("| requests | servers | | processor time of the servers |\n|---|---|---|---|")
             for number in (1, 2, 4):
                 folder = Path(name) / str(number)
                 with replicas(number, folder, cluster.new_database()) as group:
-                    for line in measure_throughput(group, folder, arguments.rounds, arguments.seconds):
+                    for line in measure_throughput(group, folder, arguments.rounds, arguments.seconds, only):
                         print(line, flush=True)
         if "staleness" in parts:
             print("| change | median | 95 of 100 | longest | ≤ 100 ms |\n|---|---|---|---|---|")

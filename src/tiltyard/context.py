@@ -10,6 +10,7 @@ import msgspec
 
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
+from tiltyard.runtime.contention import Contention
 from tiltyard.runtime.recent_keys import RecentKeys
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Services:
     query_memory: MemoryBudget
     commit_routing: CommitRouting = route_to_storage
     recent_keys: RecentKeys = field(default_factory=RecentKeys)
+    contention: Contention = field(default_factory=Contention)
     sql_processes: QueryProcesses | None = None
 
 

@@ -54,11 +54,12 @@ class PendingItem(Generic[T]):
 class _Queue:
     """The items queued for one key, guarded by the batcher's lock; `expected` is the size the next batch waits for."""
 
-    __slots__ = ("expected", "full", "items")
+    __slots__ = ("expected", "full", "gap", "items")
 
     def __init__(self, lock: threading.Lock, first: PendingItem[Any]) -> None:
         self.items = deque([first])
         self.expected = 0
+        self.gap = REGATHER_GAP_SECONDS
         self.full = threading.Condition(lock)
 
     def add(self, item: PendingItem[Any]) -> None:
@@ -77,7 +78,7 @@ class _Queue:
         deadline, last_size = time.monotonic() + REGATHER_SECONDS, -1
         while last_size < len(self.items) < self.expected > 1 and time.monotonic() < deadline:
             last_size = len(self.items)
-            self.full.wait(REGATHER_GAP_SECONDS)
+            self.full.wait(self.gap)
         self.expected = 0
 
 
@@ -89,8 +90,10 @@ class Batcher:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, "batcher")
 
-    def submit(self, key: Hashable, item: T, run: Run) -> Future[Any]:
+    def submit(self, key: Hashable, item: T, run: Run, gap: float = REGATHER_GAP_SECONDS) -> Future[Any]:
         """Run `item` in a batch with others of the same key; the future gets its outcome, or its error.
+
+        The next batch waits for at most `gap` seconds for each of the last one's callers.
 
         `run(batch)` is that of the batch's first item. It sets every item's outcome or error; an exception that it
         raises is the error of all items that have neither.
@@ -99,9 +102,11 @@ class Batcher:
         with self._lock:
             queue = self._queues.get(key)
             if queue is not None:
+                queue.gap = gap
                 queue.add(pending)
                 return pending.future
-            self._queues[key] = _Queue(self._lock, pending)
+            self._queues[key] = queue = _Queue(self._lock, pending)
+            queue.gap = gap
         self._threads.submit(self._run_batch, key)
         return pending.future
 

@@ -52,6 +52,8 @@ class CommitRoute:
     """Why nothing of a commit was recorded, where that is certain: Lance calls the outcome unknown then."""
     checked_appends: list[Any] = field(default_factory=list)
     """Appends that need no further check by the table's key (`tables.keys.checked_appends`)."""
+    queued_appends: list[tuple[str, list[str]]] = field(default_factory=list)
+    """A turn, and the ids of the queued appends that the commit brings: see the store's `queued_appends`."""
 
 
 _MAX_SHARED = 1024

@@ -3,8 +3,8 @@
 `Store` (store.py) has the methods of all entities; each entity is a file with its records, its SQL and its methods:
 
 - `namespaces`; `mounts` and what is kept of what lies below them; `tables/`: tables and views, versions (commit
-  records), deleted versions, multipart uploads, the trash, folders scheduled for deletion, overlap of locations, and
-  queries for maintenance
+  records), deleted versions, appends queued for one commit, multipart uploads, the trash, folders scheduled for
+  deletion, overlap of locations, and queries for maintenance
 - `publications`: tables that are registered in other catalogs, with their entries there
 - `transactions` (long-running operations), `jobs` (those that drivers run), `job_events` (what happened to them),
   `idempotency` (requests with a key)
@@ -35,6 +35,7 @@ from tiltyard.store.dump import DumpHeader, NotEmptyError, read_header, read_row
 from tiltyard.store.functions.definitions import FunctionRecord, FunctionUse, NewFunction
 from tiltyard.store.functions.errors import FragmentErrors
 from tiltyard.store.functions.secrets import SecretRecord
+from tiltyard.store.idempotency import RequestLeaseLostError
 from tiltyard.store.jobs import JobFilter
 from tiltyard.store.mounts.mounts import LocationTakenError, MountRecord
 from tiltyard.store.mounts.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
@@ -61,6 +62,7 @@ from tiltyard.store.records import (
 from tiltyard.store.schema import StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, database_exists, is_empty_database, load_dump, open_store, upgrade
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
+from tiltyard.store.tables.queued_appends import RETURNED, AppendNotWaitingError, QueuedAppend
 from tiltyard.store.tables.tables import ViewRecord
 from tiltyard.store.tables.versions import FinalManifest
 from tiltyard.store.upkeep import TableUpkeep
@@ -73,6 +75,8 @@ __all__ = [
     "IDENTITY_GENERATION",
     "MOUNTS_GENERATION",
     "RESERVED",
+    "RETURNED",
+    "AppendNotWaitingError",
     "AuditFilter",
     "AuditRecord",
     "Creator",
@@ -100,9 +104,11 @@ __all__ = [
     "Properties",
     "PublicationRecord",
     "PublishedEntry",
+    "QueuedAppend",
     "RemovedNamespace",
     "RemovedTable",
     "RequestClaim",
+    "RequestLeaseLostError",
     "RequestRecord",
     "ScheduledDeletion",
     "SecretRecord",

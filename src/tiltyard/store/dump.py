@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PAGE = 2000
 """Rows that are read or written at a time."""
-MOMENTARY = {"processes"}
+MOMENTARY = {"processes", "queued_appends", "append_turns"}
 """Tables whose rows are true of the moment alone: a dump has none of them."""
 
 Values = dict[str, Any]

@@ -83,6 +83,13 @@ SWEEP = """
 """
 
 
+class RequestLeaseLostError(ConcurrentModificationError):
+    """Another server runs a request by now, or has run it: the one that ran it before must not commit."""
+
+    def __init__(self) -> None:
+        super().__init__("This request took so long that its retry was started: nothing was changed.")
+
+
 class KeyedRequests(Repository):
     """The methods for requests with an idempotency key."""
 
@@ -138,17 +145,17 @@ class KeyedRequests(Repository):
     def record_fingerprint(self, claim: RequestClaim, fingerprint: str) -> None:
         """Record the fingerprint of the complete body. Raises ConcurrentModificationError if the lease was lost."""
         if not self.connection.change(SET_FINGERPRINT, fingerprint, *_lease_key(claim)):
-            raise _lease_lost()
+            raise RequestLeaseLostError
 
     @writes
     def mark_requests_committed(self, claims: Iterable[RequestClaim], table_id: int, branch: str, version: int) -> None:
         """Record, in the database transaction of a commit, the requests that it fulfils.
 
-        Raises ConcurrentModificationError if the lease on one of them was lost: then it must not commit.
+        Raises RequestLeaseLostError if the lease on one of them was lost: then it must not commit.
         """
         for claim in sorted(claims, key=_lease_key):  # sorted, so that two groups do not deadlock
             if not self.connection.change(SET_COMMIT, table_id, branch, version, *_lease_key(claim)):
-                raise _lease_lost()
+                raise RequestLeaseLostError
 
     @writes
     def record_response(self, claims: Iterable[RequestClaim], body: str) -> None:
@@ -158,7 +165,7 @@ class KeyedRequests(Repository):
         """
         for claim in claims:
             if not self.connection.change(SET_RESPONSE, body, *_lease_key(claim)):
-                raise _lease_lost()
+                raise RequestLeaseLostError
 
     @writes
     def adopt_response(self, claim: RequestClaim, id_: str, body: str) -> bool:
@@ -221,7 +228,3 @@ class KeyedRequests(Repository):
 
 def _lease_key(claim: RequestClaim) -> tuple[object, ...]:
     return claim.id, claim.owner, claim.attempt
-
-
-def _lease_lost() -> ConcurrentModificationError:
-    return ConcurrentModificationError("This request took so long that its retry was started: nothing was changed.")

@@ -34,6 +34,7 @@ from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.lineage import Lineage
 from tiltyard.store.tables.maintenance import Maintenance
+from tiltyard.store.tables.queued_appends import QueuedAppends
 from tiltyard.store.tables.snapshots import Snapshots
 from tiltyard.store.tables.tables import Tables
 from tiltyard.store.tables.trash import Trash
@@ -64,6 +65,7 @@ class UnitOfWork(
     TableMoves,
     Versions,
     DeletedVersions,
+    QueuedAppends,
     Snapshots,
     Lineage,
     Uploads,

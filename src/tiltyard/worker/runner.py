@@ -258,7 +258,10 @@ class _Run:
 
 def sweep_leftovers(ctx: Context) -> bool:
     """Clean up some of what crashes left, which cannot wait; return whether there may be more."""
-    return bool(sweep(ctx) + sweep_pending(ctx) + ctx.store.sweep_requests(SWEEP_ROWS))
+    store = ctx.store
+    return bool(
+        sweep(ctx) + sweep_pending(ctx) + store.sweep_requests(SWEEP_ROWS) + store.sweep_queued_appends(SWEEP_ROWS)
+    )
 
 
 def sweep_expired(ctx: Context) -> bool:

@@ -18,6 +18,7 @@ from tiltyard.store.backend import ForeignKeyError, NullError, Row
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import NewVersion, VersionRecord, encode
 from tiltyard.store.repository import Repository, reads, writes, writes_one_statement
+from tiltyard.store.tables.queued_appends import UNDO_COMMIT
 from tiltyard.store.upkeep import note_changes
 
 if TYPE_CHECKING:
@@ -230,9 +231,13 @@ class Versions(Repository):
 
     @writes
     def roll_back_version(self, record: VersionRecord) -> bool:
-        """Delete the record of a failed commit, and the references of requests to it; return whether it was there."""
+        """Delete the record of a failed commit, and the references to it; return whether it was there.
+
+        Queued appends that it brought wait again.
+        """
         if not self.delete_version_record(record):
             return False
+        self.connection.change(UNDO_COMMIT, record.table_id, record.branch, record.version)
         self.connection.change(CLEAR_COMMIT_OF_REQUESTS, record.table_id, record.branch, record.version)
         return True
 

@@ -63,12 +63,14 @@ def commit_staged(
     entry: Entry,
     checked_appends: Sequence[CheckedAppend] | None = None,
     content: bytes | None = None,
+    queued_appends: Sequence[tuple[str, list[str]]] = (),
 ) -> VersionRecord:
     """Record a staged manifest as a version, and finalize it. Raises what CreateTableVersion raises.
 
     With `checked_appends`, perhaps none, the manifest was staged by Lance in this process: it is not validated, the
     catalog and storage decide alone, and the table's key unless it is one of these appends. `content` is that of the
-    staged manifest, if the caller has it.
+    staged manifest, if the caller has it. Raises AppendNotWaitingError if one of the `queued_appends` that it brings
+    does not wait any more.
     """
     if checked_appends is None:
         new = validate_version(ctx, table, entry)
@@ -76,16 +78,20 @@ def commit_staged(
         new = trusted_version(ctx, table, entry, checked_appends, content)
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(manifests_to_sync([new])):
-        record = record_with_retry(ctx, [new], lambda: check_same_manifest(new, *_record(ctx, new)))
+        record = record_with_retry(ctx, [new], lambda: check_same_manifest(new, *_record(ctx, new, queued_appends)))
     return finalize(ctx, table, record, new)
 
 
-def _record(ctx: Context, new: NewVersion) -> tuple[VersionRecord, bool]:
-    """Record a version together with the idempotent requests that it fulfils."""
-    if not ctx.claims:
+def _record(
+    ctx: Context, new: NewVersion, queued_appends: Sequence[tuple[str, list[str]]]
+) -> tuple[VersionRecord, bool]:
+    """Record a version together with the idempotent requests that it fulfils, and the queued appends that it brings."""
+    if not ctx.claims and not queued_appends:
         return ctx.store.record_version(new)
 
     def work(catalog: UnitOfWork) -> tuple[VersionRecord, bool]:
+        for turn, ids in queued_appends:
+            catalog.mark_appends_committed(ids, turn, new.version)
         catalog.mark_requests_committed(ctx.claims, new.table_id, new.branch, new.version)
         record, inserted = catalog.record_version(new)
         return check_same_manifest(new, record, inserted), inserted

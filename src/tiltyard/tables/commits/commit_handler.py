@@ -24,6 +24,7 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.datasets import Check, CommitRoute
 from tiltyard.storage.manifest_format import versions_folder
+from tiltyard.store import AppendNotWaitingError, RequestLeaseLostError
 from tiltyard.tables.commits.commit import commit_staged
 from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.versions.records import wire_version
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 
 _WRITTEN_FOLDERS = ("data", "_deletions", "_indices")
 """Folders of the files that a commit may bring; its transaction is in the manifest, too."""
+_REFUSALS = (
+    *(DuplicateKeyError, TableSchemaValidationError, InvalidInputError),
+    *(AppendNotWaitingError, RequestLeaseLostError),
+)
+"""Errors of a commit that nothing can be recorded for, on no later version either."""
 _MTIME_LAG_MS = 2000
 """How far a file's modification time may be behind the clock."""
 
@@ -63,17 +69,19 @@ class CommitNamespace:
         checks: Sequence[Check] = (),
         refusals: list[LanceNamespaceError] | None = None,
         checked_appends: Sequence[CheckedAppend] = (),
+        queued_appends: Sequence[tuple[str, list[str]]] = (),
     ) -> None:
         """`written_since` is when Lance began to write what a commit brings, in milliseconds; None if that is durable.
 
         `checks` may refuse a staged manifest. `refusals` gets the errors on which certainly nothing was recorded.
-        `checked_appends` need no check by the table's key.
+        `checked_appends` need no check by the table's key. `queued_appends` are turns and what a commit brings of them.
         """
         self._ctx = ctx
         self._written_since = written_since
         self._checks = checks
         self.refusals = [] if refusals is None else refusals
         self._checked_appends = checked_appends
+        self._queued_appends = queued_appends
         self._has_requested_commit = False
 
     def namespace_id(self) -> str:
@@ -110,8 +118,8 @@ class CommitNamespace:
     def create_table_version(self, request: Any) -> _Response:
         """Commit a manifest that Lance has staged. Raises ConcurrentModificationError, and what the checks raise.
 
-        Errors of the table's key are added to `refusals`: of what is raised here Lance only says that the outcome is
-        unknown.
+        Errors that are final are added to `refusals`: of what is raised here Lance only says
+        that the outcome is unknown.
         """
         return self.commit_content(request, None)
 
@@ -123,8 +131,8 @@ class CommitNamespace:
             base = f"{record.location}/{versions_folder(Branch.parse(entry.branch))}".removesuffix("/_versions")
             self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITTEN_FOLDERS], self._written_since)
         try:
-            committed = commit_staged(self._ctx, record, entry, self._checked_appends, content)
-        except (DuplicateKeyError, TableSchemaValidationError, InvalidInputError) as error:
+            committed = commit_staged(self._ctx, record, entry, self._checked_appends, content, self._queued_appends)
+        except _REFUSALS as error:
             self.refusals.append(error)
             self._ctx.storage.delete_files(
                 [self._ctx.storage.manifests.resolve_path(record.location, entry.manifest_path)]
@@ -181,5 +189,5 @@ def commit_route(ctx: Context, record: TableRecord, *, durable: bool) -> CommitR
         return None
     route = CommitRoute(None, (str(record.id),))
     since = None if durable else wall_clock() - _MTIME_LAG_MS
-    namespace = CommitNamespace(ctx, since, route.checks, route.refusals, route.checked_appends)
+    namespace = CommitNamespace(ctx, since, route.checks, route.refusals, route.checked_appends, route.queued_appends)
     return replace(route, client=namespace)

@@ -5,14 +5,17 @@ A commit costs two to three milliseconds, whether it adds one row or a thousand;
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, TableNotFoundError
 from msgspec import structs
 
+from tiltyard.runtime.batcher import REGATHER_GAP_SECONDS, PendingItem
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locks import TooBusyError
 from tiltyard.storage.writing import (
@@ -25,11 +28,13 @@ from tiltyard.storage.writing import (
     discard_after_error,
     write_rows,
 )
+from tiltyard.store import AppendNotWaitingError, RequestClaim
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.keys.checked_appends import check_append
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
+from tiltyard.tables.rows.shared_appends import SharedQueue
 from tiltyard.tables.rows.write_target import AppendBase
 
 if TYPE_CHECKING:
@@ -39,11 +44,17 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.runtime.batcher import PendingItem
     from tiltyard.storage.writing import FastCommit
-    from tiltyard.store import RequestClaim
+    from tiltyard.store import QueuedAppend, TableRecord
     from tiltyard.tables.keys.checked_appends import CheckedAppend
     from tiltyard.tables.rows.write_target import OpenedVersion, WriteTarget
+
+_MOST_SHARED_BYTES = 256 << 10
+"""Bytes of rows that go through the catalog: larger appends are committed by their own server."""
+_SHARED_GAP_SECONDS = 0.015
+"""How long a server waits for the next of its callers where others commit, too: a version takes longer there."""
+_SHARED_SECONDS = 1.0
+"""How long a commit of several servers' appends is retried after conflicts with other changes of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,9 @@ def append_rows(target: WriteTarget, rows: pa.Table) -> Future[int]:
     They may be the first rows of a declared table. The future raises TableSchemaValidationError,
     ConcurrentModificationError, InvalidTableStateError, TableBranchNotFoundError, ServiceUnavailableError.
     """
-    return target.ctx.storage.append_batcher.submit(target.key, Append(target, rows), _commit_group)
+    is_contended = target.ctx.services.contention.is_contended(target.key)
+    gap = _SHARED_GAP_SECONDS if is_contended else REGATHER_GAP_SECONDS
+    return target.ctx.storage.append_batcher.submit(target.key, Append(target, rows), _commit_group, gap)
 
 
 def append_fragments(
@@ -106,6 +119,7 @@ def _commit_group(group: Sequence[PendingItem[Append]]) -> None:
         try:
             with target.cleanup_on_error():
                 part = _create_version_if_declared(part)
+                part = _commit_with_other_servers(part, retry)
                 _append_with_retry(part, retry)
         except LanceNamespaceError as error:
             if len(part) > 1 and not _fails_for_all(error, part):
@@ -135,17 +149,106 @@ def _create_version_if_declared(part: list[PendingItem[Append]]) -> list[Pending
     return part
 
 
-def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) -> None:
+class _QueuedRows(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one request in the shared queue, as an Arrow IPC stream, and what `Append.claims` has of it."""
+
+    rows: bytes
+    claims: tuple[RequestClaim, ...]
+
+
+def _commit_with_other_servers(part: list[PendingItem[Append]], retry: ConflictRetry) -> list[PendingItem[Append]]:
+    """Commit small appends together with those of other servers, where these write to the table, too.
+
+    Sets their outcomes and errors; returns the appends that are left for this server to commit alone. Raises
+    TableNotFoundError, ServiceUnavailableError.
+    """
+    if not part:
+        return part
+    target = part[0].item.target
+    if not target.ctx.services.contention.is_contended(target.key) or not _can_be_shared(target.record, part):
+        return part
+    dataset = target.open_to_append().dataset
+    if not dataset.schema.names:
+        return part
+    with lance_errors(dataset):
+        rows, members = _adapt_rows(part, dataset.schema)
+    queued = [
+        _QueuedRows(_to_ipc(table), member.item.claims)
+        for table, member in zip(rows, members, strict=True)
+        if table is not None
+    ]
+    if not queued:
+        return members
+
+    def commit(turn: str, appends: Sequence[QueuedAppend]) -> int:
+        return _commit_queued(target, turn, appends)
+
+    queue = SharedQueue(target.ctx, target.record.id, target.branch.key, commit)
+    committed = queue.append(msgspec.msgpack.encode(queued), retry.remaining_seconds)
+    if committed is None:
+        return members
+    if committed.has_others:
+        target.ctx.services.contention.extend(target.key)
+    version = target.mark_written(committed.version)
+    for member in members:
+        member.outcome = version
+    return []
+
+
+def _can_be_shared(record: TableRecord, part: Sequence[PendingItem[Append]]) -> bool:
+    """Return whether appends are small, and of a table whose commits the catalog decides, without a key to check."""
+    if not record.managed or record.declared or record.primary_key is not None or record.mount_id is not None:
+        return False
+    appends = [member.item for member in part]
+    if any(append.rows is None or append.target.record.id != record.id for append in appends):
+        return False
+    return sum(int(append.rows.nbytes) for append in appends if append.rows is not None) <= _MOST_SHARED_BYTES
+
+
+def _to_ipc(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _commit_queued(target: WriteTarget, turn: str, appends: Sequence[QueuedAppend]) -> int:
+    """Commit queued appends of any servers as one version, all of them or none; return it.
+
+    Raises AppendNotWaitingError, and what a commit raises.
+    """
+    part = [
+        PendingItem(_unqueue(target, queued), _commit_group)
+        for append in appends
+        for queued in msgspec.msgpack.decode(append.content, type=list[_QueuedRows])
+    ]
+    _append_with_retry(part, ConflictRetry(_SHARED_SECONDS), (turn, [append.id for append in appends]))
+    return int(part[0].outcome)
+
+
+def _unqueue(target: WriteTarget, queued: _QueuedRows) -> Append:
+    ctx = structs.replace(target.ctx, claims=queued.claims)
+    return Append(replace(target, ctx=ctx), pa.ipc.open_stream(queued.rows).read_all())
+
+
+def _append_with_retry(
+    part: list[PendingItem[Append]], retry: ConflictRetry, queued: tuple[str, list[str]] | None = None
+) -> None:
     """Commit several appends as one version, with retries after transient conflicts. Sets their outcomes and errors.
 
+    With a turn and `queued` appends, these are recorded as committed, and the error of one is raised for all.
+
     Processes of this machine commit one after the other under a lock, since commits that conflict are retried, which
-    takes far longer. They write the rows, which takes longest, concurrently.
+    takes far longer. They write the rows, which takes longest, concurrently. Queued appends need no lock: they have the
+    turn, which a process that hangs loses.
     """
     while part:
         target = part[0].item.target
         base = _open_with_columns(target, part)
         with lance_errors(base.dataset):
             rows, members = _adapt_rows(part, base.dataset.schema)
+            if queued is not None and (failed := next((member.error for member in part if member.error), None)):
+                raise failed
             rows, members, checked = _check_keys(target, base.version, rows, members)
             appends = [member.item for member in members]
             claims = tuple(claim for append in appends for claim in append.claims)
@@ -155,9 +258,13 @@ def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) ->
             if not _is_in_storage(target, opened, written):
                 continue
             try:
-                with target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds):
+                lock = target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds)
+                with lock if queued is None else nullcontext():
                     fast = target.fast_commit(base.version, opened.manifest)
-                    committed = _commit_fragments(target, base, appends, written, retry, checked, fast)
+                    committed = _commit_fragments(target, base, appends, written, retry, checked, fast, queued)
+            except AppendNotWaitingError:
+                discard(target.ctx.storage, target.base, written)
+                raise
             except BaseException as error:
                 discard_after_error(target.ctx.storage, target.base, written, error)
                 if _uploaded(appends) and _is_permanent(error):
@@ -165,6 +272,7 @@ def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) ->
                 retry.wait_or_raise(error)
                 continue
         if committed is not None:
+            target.ctx.services.contention.add_commit(target.key, int(base.version), int(committed.version))
             _share(target, base, committed, checked, written)
         version = target.mark_written(base.version if committed is None else int(committed.version))
         for member in members:
@@ -311,6 +419,7 @@ def _commit_fragments(
     retry: ConflictRetry,
     checked: CheckedAppend | None,
     fast: FastCommit | None,
+    queued: tuple[str, list[str]] | None,
 ) -> lance.LanceDataset | UnopenedVersion | None:
     """Commit written and uploaded fragments; return their version, None where there is not one row."""
     fragments = [*_uploaded(appends), *written]
@@ -321,6 +430,8 @@ def _commit_fragments(
     route = target.commit_route
     if checked is not None and route is not None:
         route.checked_appends.append(checked)
+    if queued is not None and route is not None:
+        route.queued_appends.append(queued)
     if fast is not None and route is not None and read_version == base.version:
         committed = fast.commit(append_transaction(fragments, read_version, properties), read_version, route)
         if committed is not None:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from tiltyard.storage.errors import is_conflict, lance_errors
+from tiltyard.store import RequestLeaseLostError
 from tiltyard.tables.opening import open_for_writing
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class ConflictRetry:
 
         `is_overtaken` says that the error comes of another commit although it is none of the errors of a conflict.
         """
-        if not (is_overtaken or is_conflict(error)) or self.remaining_seconds <= self._pause:
+        is_retryable = (is_overtaken or is_conflict(error)) and not isinstance(error, RequestLeaseLostError)
+        if not is_retryable or self.remaining_seconds <= self._pause:
             raise error
         time.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads writers out, keeps no secret
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)

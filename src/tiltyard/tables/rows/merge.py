@@ -98,7 +98,7 @@ def merge_insert_into_table(
     _check_key_columns(spec.on, incoming.schema.names, "These rows have")
     with target.cleanup_on_error(), ctx.storage.locks.hold(target.key, spec.seconds):
         ctx.check_deadline()
-        if target.dataset_if_written() is None:
+        if target.record.declared and target.dataset_if_written() is None:
             return _merge_into_declared(target, incoming, spec)
         return _merge_with_retry(target, incoming, spec)
 

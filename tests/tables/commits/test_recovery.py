@@ -32,6 +32,7 @@ from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.commits.recovery import recover_response
 from tiltyard.tables.maintenance.repair import repair
+from tiltyard.tables.rows import merge, update_delete  # noqa: F401  # their operations are recovered by name
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.schema.columns import update_field_metadata, update_table_schema_metadata
@@ -183,8 +184,8 @@ def test_insert_whose_version_was_cleaned_up_since_is_recognised_without_its_cou
     assert recovered(ctx, "InsertIntoTable", request, record) == models.InsertIntoTableResponse(version=2)
     deleted = recovered(ctx, "DeleteFromTable", ask(models.DeleteFromTableRequest, id="t", predicate="id = 1"), record)
     assert deleted == models.DeleteFromTableResponse(version=2)
-    merge = ask(models.MergeInsertIntoTableRequest, id="t", on=["id"])
-    assert recovered(ctx, "MergeInsertIntoTable", merge, record).num_inserted_rows is None
+    merging = ask(models.MergeInsertIntoTableRequest, id="t", on=["id"])
+    assert recovered(ctx, "MergeInsertIntoTable", merging, record).num_inserted_rows is None
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ TABLE = "vectors"
 REQUIREMENTS = Path(__file__).with_name("chroma.txt")
 CHROMA = Path(sys.prefix) / "chroma"
 CHROMA_BATCH = 1_000_000
-"""Numbers of the vectors in one request: its server takes 40 MB."""
+"""Numbers of the vectors in one request: its server breaks the connection on one with 4 million."""
 READY_SECONDS = 3_600.0
 COLLECTIONS = "/api/v2/tenants/default_tenant/databases/default_database/collections"
 

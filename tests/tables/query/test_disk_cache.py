@@ -116,7 +116,7 @@ def ids(snapshot: Snapshot) -> list[int]:
 
 
 def is_copy(cache: Cache, snapshot: Snapshot) -> bool:
-    return str(snapshot.dataset.uri).startswith(str(cache.folder)) or str(cache.folder) in str(snapshot.dataset.uri)
+    return str(cache.folder) in str(snapshot.dataset.uri)
 
 
 def test_versions_are_read_from_disk_with_their_indexes_and_deletions(cache: Cache, bucket: Bucket) -> None:
@@ -168,10 +168,7 @@ def test_damaged_files_are_copied_anew_by_the_next_process(
     cache: Cache, bucket: Bucket, tmp_path: Path, damage: str
 ) -> None:
     bucket.write("t", rows(0, 1000))
-    remote = bucket.open("t")
-    del remote
     cache.read_often("t", bucket.open("t"))
-    cache.cache.wait()
     cache.cache.close()
     (data,) = (path for path in cache.copied() if path.suffix == ".lance")
     content = data.read_bytes()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MAX_FRAGMENTS = 4096
 """Fragments of a table beyond which it is not copied: each file is a request."""
+_DELETIONS = "_deletions"
 
 
 class UnsupportedTableError(Exception):
@@ -29,9 +30,9 @@ def manifest_path(version: int) -> str:
 def list_version_files(dataset: lance.LanceDataset, files: Files, location: str) -> dict[str, int]:
     """Return the files that reads of a version of main need, by their paths below the table's folder, with their sizes.
 
-    None of them ever changes: manifest, data, deletions and indexes. Takes one request for the manifest, one for each
-    index, and one for each file whose size the manifest does not have. Raises UnsupportedTableError, and what the
-    storage raises.
+    None of them ever changes: manifest, data, deletions and indexes. Takes one request for the manifest, one for all
+    deletions, one for each index, and one for each data file whose size the manifest does not have. Raises
+    UnsupportedTableError, and what the storage raises.
     """
     if dataset.base_paths():
         raise UnsupportedTableError("it has files in other tables' folders")
@@ -43,6 +44,9 @@ def list_version_files(dataset: lance.LanceDataset, files: Files, location: str)
     sizes: dict[str, int | None] = {manifest_path(int(dataset.version)): None}
     for fragment in fragments:
         sizes |= _fragment_files(fragment)
+    if any(path.startswith(f"{_DELETIONS}/") for path in sizes):
+        listed = {f"{_DELETIONS}/{entry.path}": entry.size for entry in files.walk(f"{location}/{_DELETIONS}")}
+        sizes |= {path: size for path, size in listed.items() if path in sizes}
     for index in dataset.describe_indices():
         for segment in index.segments:
             folder = f"_indices/{segment.uuid}"
@@ -57,7 +61,7 @@ def _fragment_files(fragment: LanceFragment) -> dict[str, int | None]:
     paths: dict[str, int | None] = {f"data/{file.path}": file.file_size_bytes or None for file in metadata.files}
     deletions = fragment.deletion_file()
     if deletions is not None:
-        paths[f"_deletions/{deletions.rpartition('/')[2]}"] = None
+        paths[f"{_DELETIONS}/{deletions.rpartition('/')[2]}"] = None
     return paths
 
 

@@ -118,8 +118,8 @@ class CommitNamespace:
     def create_table_version(self, request: Any) -> _Response:
         """Commit a manifest that Lance has staged. Raises ConcurrentModificationError, and what the checks raise.
 
-        Errors that are final are added to `refusals`: of what is raised here Lance only says
-        that the outcome is unknown.
+        Errors that are final are added to `refusals`: of what is raised here Lance only says that the outcome is
+        unknown.
         """
         return self.commit_content(request, None)
 

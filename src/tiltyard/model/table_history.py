@@ -6,11 +6,13 @@ three fields more. Importing this module gives those three a default. Nothing in
 is made of a transaction that was read. A test says which versions of pylance need it.
 
 Transactions are read one by one, newest first: `get_transactions` takes ten times as long for each, and fails as a
-whole where one of them cannot be read.
+whole where one of them cannot be read. pylance borrows a dataset mutably for either: another thread that uses it at
+that moment gets a RuntimeError, so a handle of its own is read, since datasets are shared between requests.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +68,7 @@ class _GoneError(Exception):
 
 def _read(dataset: lance.LanceDataset, version: int) -> Transaction | None:
     try:
-        return dataset.read_transaction(version)
+        return copy.copy(dataset).read_transaction(version)
     except (OSError, ValueError) as error:
         if "not found" not in str(error).lower():
             raise

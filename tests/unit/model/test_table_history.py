@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -90,3 +92,28 @@ def test_what_a_view_was_made_of_is_not_known_where_a_client_wrote_anything_else
 def test_marks_that_a_client_wrote_otherwise_are_none(text: str) -> None:
     transaction = lance.Transaction(1, LanceOperation.Append([]), transaction_properties={REQUESTS: text})
     assert marked_rows(transaction, "id") is None
+
+
+def test_a_dataset_whose_history_is_read_can_be_used_by_other_threads(tmp_path: Path) -> None:
+    dataset = lance.write_dataset(ROWS, tmp_path / "t")
+    for _ in range(20):
+        dataset.insert(ROWS)
+    is_read = threading.Event()
+
+    def read_history() -> None:
+        for _ in range(4):
+            assert [version for version, _ in read_transactions(dataset)] == list(range(21, 0, -1))
+
+    def use() -> None:
+        while not is_read.is_set():
+            assert dataset.version == 21
+
+    with ThreadPoolExecutor(5) as pool:
+        users = [pool.submit(use) for _ in range(2)]
+        try:
+            for reader in [pool.submit(read_history) for _ in range(3)]:
+                reader.result()
+        finally:
+            is_read.set()
+        for user in users:
+            user.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
@@ -117,13 +118,23 @@ def _write(
     """Write a clone's files, and add its table; return that and its version."""
     location = stage_folder(ctx, path)
     try:
-        with lance_errors(source):
-            clone = source.deep_clone if is_deep else source.shallow_clone
-            version = clone(location, source.version, ctx.storage.options(location)).version
+        version = _write_files(ctx, source, location, is_deep=is_deep)
         return add_clone(ctx, path, location, version, properties, complete), version
     except BaseException:
         ctx.store.schedule_deletion(location, ctx.clock(), CREATING)
         raise
+
+
+def _write_files(ctx: Context, source: lance.LanceDataset, location: str, *, is_deep: bool) -> int:
+    """Write a clone of a version to a location; return the clone's version.
+
+    pylance borrows the source mutably as long as that takes, and a shared dataset is read by others: it gets a handle
+    of its own.
+    """
+    own = copy.copy(source)
+    with lance_errors(source):
+        clone = own.deep_clone if is_deep else own.shallow_clone
+        return int(clone(location, source.version, ctx.storage.options(location)).version)
 
 
 def stage_folder(ctx: Context, path: Id) -> str:
@@ -176,9 +187,8 @@ def _clone_to_mount(
 ) -> models.CloneTableResponse:
     """Declare the table in the other catalog, then write its files; an entry that gets none is taken back."""
     record = declare(ctx, mount, below, path, None, {})
-    with withdrawing(ctx, mount, below, record), lance_errors(source):
-        clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
-        version = clone(record.location, source.version, ctx.storage.options(record.location)).version
+    with withdrawing(ctx, mount, below, record):
+        version = _write_files(ctx, source, record.location, is_deep=request.is_shallow is False)
 
     def complete(catalog: UnitOfWork) -> None:
         if request.is_shallow is not False:

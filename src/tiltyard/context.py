@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiltyard.sql.processes import QueryProcesses
     from tiltyard.sql.sessions import SqlSessions
     from tiltyard.storage import Storage
-    from tiltyard.storage.datasets import CommitRoute
+    from tiltyard.storage.commit_route import CommitRoute
     from tiltyard.storage.version_cache import Snapshot
     from tiltyard.store import NamespaceRecord, RequestClaim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables

@@ -24,7 +24,7 @@ from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
-from tiltyard.storage import Storage, StorageError, datasets, writing
+from tiltyard.storage import Storage, StorageError, shared_snapshots, writing
 from tiltyard.storage.next_manifest import NextManifest
 from tiltyard.tables.commits import process_state
 from tiltyard.tables.commits.batch_commit import batch_commit_tables
@@ -86,17 +86,11 @@ def counted(
 def requests_of(ctx: Context, proxy: S3Proxy, work: Callable[[], object]) -> Counter[str]:
     """Count the requests of one operation, long after the commits before it."""
     ctx.services.finalized_log.flush()
-    wait_for_openings(ctx)
+    ctx.storage.datasets.openings.wait()  # responses do not wait for that
     proxy.drain()
     work()
-    wait_for_openings(ctx)
+    ctx.storage.datasets.openings.wait()  # responses do not wait for that
     return Counter(f"{request.method} {request.kind}" for request in proxy.drain())
-
-
-def wait_for_openings(ctx: Context) -> None:
-    """Wait until versions that inserts have committed are open: their responses do not wait for that."""
-    for opening in list(ctx.storage.datasets._openings.values()):
-        opening.wait()
 
 
 def create(ctx: Context, name: str = "t", **fields: Any) -> str:
@@ -331,7 +325,7 @@ def test_objects_commit_that_bypassed_the_catalog_is_met_by_a_commit_and_seen_by
     assert count_served(counted) == 6
     lance.write_dataset(rows(1, 21), location, mode="append", storage_options=options)
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + datasets._CONFIRMED_SECONDS)
+    monkeypatch.setattr(time, "monotonic", lambda: now + shared_snapshots._CONFIRMED_SECONDS)
     assert count_served(counted) == 7
 
 
@@ -481,7 +475,7 @@ def test_objects_insert_while_the_version_is_opened_meets_a_restored_folder(
 ) -> None:
     location = create(counted)
     assert insert(counted, 10) == 2
-    wait_for_openings(counted)
+    counted.storage.datasets.openings.wait()
     may_open.clear()
     before = {file.path for file in counted.storage.files(location).walk(location)}
     assert insert(counted, 11) == 3

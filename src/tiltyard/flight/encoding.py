@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tiltyard.runtime.arrow_ipc import to_ipc
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -113,10 +115,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _encode_with_dictionaries(batch: pa.RecordBatch) -> Iterator[list[Part]]:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(sink.getvalue())):
+    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(to_ipc(batch))):
         if message.type != "schema":
             yield _flight_data([memoryview(message.serialize())])
 

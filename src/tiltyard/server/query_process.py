@@ -25,6 +25,7 @@ from tiltyard.config import Settings
 from tiltyard.context import Context, Services
 from tiltyard.flight.encoding import LARGE_BYTES, BatchEncoder, Part, encode_schema
 from tiltyard.model.ids import Id
+from tiltyard.runtime.arrow_ipc import to_ipc
 from tiltyard.server.log_setup import set_up_logging
 from tiltyard.sql.engine import PlannedQuery, plan_query
 from tiltyard.sql.parameters import read_parameters
@@ -156,7 +157,4 @@ def _encoded(planned: PlannedQuery, form: Form, limit: int | None) -> Iterator[S
             yield from encoder.encode(batch)
         return
     for batch in planned.batches(limit):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        yield (memoryview(sink.getvalue()),)
+        yield (memoryview(to_ipc(batch)),)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.runtime.arrow_ipc import to_ipc
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,10 +27,7 @@ def encode_parameters(batch: pa.RecordBatch) -> bytes:
     """Return the stream of a batch. Raises InvalidInputError unless it has one row."""
     if batch.num_rows != 1:
         raise InvalidInputError(f"A statement is run once with one row of parameters, not with {batch.num_rows}.")
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    encoded: bytes = sink.getvalue().to_pybytes()
+    encoded: bytes = to_ipc(batch).to_pybytes()
     return encoded
 
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import lance
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
-    LanceNamespaceError,
     PermissionDeniedError,
     TableTagNotFoundError,
     TableVersionNotFoundError,
@@ -26,55 +20,21 @@ from lance_namespace.errors import (
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import check_name
 from tiltyard.storage.column_cache import BranchKey, ColumnCache
+from tiltyard.storage.commit_route import CommitRoute
 from tiltyard.storage.disk_cache.cache import DiskCache
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import canonical_location, is_local, is_within
-from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.openings import Opening, Openings
+from tiltyard.storage.shared_snapshots import RecordedVersion, SharedSnapshot, manifest_path
 from tiltyard.storage.vector_cache.cache import VectorCache
 from tiltyard.storage.version_cache import Snapshot, VersionCache
 
 log = logging.getLogger("tiltyard.storage")
 
-Check = Callable[[int, Callable[[], bytes]], None]
-"""Checks a version that Lance has staged and, by calling the function, its manifest; raises to have it withdrawn."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRoute:
-    """The in-process namespace that Lance commits to, and the table's id in it."""
-
-    client: Any
-    """Has the methods of a `LanceNamespace` that commits need."""
-    table_id: tuple[str, ...]
-    checks: list[Check] = field(default_factory=list)
-    """Checks that a version has to pass before it is recorded."""
-    refusals: list[LanceNamespaceError] = field(default_factory=list)
-    """Why nothing of a commit was recorded, where that is certain: Lance calls the outcome unknown then."""
-    checked_appends: list[Any] = field(default_factory=list)
-    """Appends that need no further check by the table's key (`tables.keys.checked_appends`)."""
-    queued_appends: list[tuple[str, list[str]]] = field(default_factory=list)
-    """A turn, and the ids of the queued appends that the commit brings: see the store's `queued_appends`."""
-
-
 _MAX_SHARED = 1024
 """Datasets kept open."""
-_OPENERS = 16
-"""Committed versions that are opened at the same time: each waits for one response of an object store."""
 _MAX_STEPS = 64
 """A dataset that is this many versions behind is opened anew."""
-_CONFIRMED_SECONDS = 5.0
-"""How long the catalog's word suffices that a version is the latest, after a list of the object store said so, too: a
-version that a commit bypassing the catalog put there is seen this much later at most."""
-_SETTLED_NS = 1_000_000_000
-"""Two changes of a folder this far apart have different modification times; the clock of files is coarse."""
-
-
-class RecordedVersion(NamedTuple):
-    """The latest version of a managed table as the catalog has it, with its final name; no two have a staged path."""
-
-    table_id: int
-    version: int
-    staged_path: str
 
 
 def no_shared_bases(location: str, base: str) -> bool:
@@ -88,28 +48,6 @@ def no_size_limit(location: str, branch: Branch, version: int | None = None) -> 
 
 def no_references_limit(location: str) -> None:
     """Allow tags and branches of every size."""
-
-
-class Opening:
-    """A version of main on an object store that this process has committed, and opens while its caller goes on.
-
-    It came right after that of `base` by an append, or after such versions, so that rows written with `base` fit it.
-    """
-
-    __slots__ = ("_is_done", "base", "version")
-
-    def __init__(self, base: lance.LanceDataset, version: int) -> None:
-        self.base = base
-        self.version = version
-        self._is_done = threading.Event()
-
-    def finish(self) -> None:
-        """Wake those that wait: the version is open, or could not be opened."""
-        self._is_done.set()
-
-    def wait(self) -> None:
-        """Wait until the version is open, or could not be opened."""
-        self._is_done.wait()
 
 
 class Datasets:
@@ -144,10 +82,8 @@ class Datasets:
         self.column_cache = ColumnCache(column_cache_bytes)
         self.vector_cache = VectorCache(vector_cache_bytes)
         self.disk_cache = DiskCache(disk_cache_folder, disk_cache_bytes, self.session)
-        self._shared: OrderedDict[BranchKey, _SharedSnapshot] = OrderedDict()
-        self._openings: dict[str, Opening] = {}
-        """Versions of main that are being opened, by location."""
-        self._openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="open-version")
+        self._shared: OrderedDict[BranchKey, SharedSnapshot] = OrderedDict()
+        self.openings = Openings()
         self._lock = threading.Lock()
 
     def open_for_writing(
@@ -287,7 +223,7 @@ class Datasets:
         if os.access(files.references, os.F_OK):
             return None
         steps = range(first, first + _MAX_STEPS)
-        version = next((at for at in steps if not os.access(_manifest(files.versions, at + 1), os.F_OK)), first)
+        version = next((at for at in steps if not os.access(manifest_path(files.versions, at + 1), os.F_OK)), first)
         if version == first:
             return None
         self.check_size(location, branch, version)
@@ -310,7 +246,7 @@ class Datasets:
         if not self._has_allowed_bases(location, dataset):
             return snapshot
         key = location, branch
-        shared = _SharedSnapshot(snapshot, location, branch)
+        shared = SharedSnapshot(snapshot, location, branch)
         shared.confirm(recorded)
         with self._lock:
             self._shared[key] = shared
@@ -331,30 +267,12 @@ class Datasets:
 
         Readers wait for it; appends meanwhile use `base`. If it cannot be opened, the next reader tries again.
         """
-        opening = Opening(base, version)
-        with self._lock:
-            self._openings[location] = opening
-        self._openers.submit(self._finish_opening, location, opening, open_version, recorded)
-
-    def _finish_opening(
-        self,
-        location: str,
-        opening: Opening,
-        open_version: Callable[[], lance.LanceDataset],
-        recorded: RecordedVersion | None,
-    ) -> None:
-        try:
-            if self._openings.get(location) is opening:  # else another version came after it, or the table was dropped
-                dataset = open_version()
-                if self._openings.get(location) is opening:
-                    self.cache(location, MAIN, dataset, recorded)
-        except LanceNamespaceError as error:
-            log.warning("version %s of %s is committed, and could not be opened: %s", opening.version, location, error)
-        finally:
-            with self._lock:
-                if self._openings.get(location) is opening:
-                    del self._openings[location]
-            opening.finish()
+        self.openings.start(
+            location,
+            Opening(base, version),
+            open_version,
+            lambda dataset: self.cache(location, MAIN, dataset, recorded),
+        )
 
     def is_open(self, location: str) -> bool:
         """Whether main's latest version, as far as this process knows, is open."""
@@ -365,7 +283,7 @@ class Datasets:
     ) -> Snapshot | None:
         """Return the shared snapshot of a branch's latest version, None where that is not open."""
         key = (location, branch)
-        if branch.is_main and (opening := self._openings.get(location)) is not None:
+        if branch.is_main and (opening := self.openings.get(location)) is not None:
             opening.wait()
         with self._lock:
             shared = self._shared.get(key)
@@ -385,10 +303,10 @@ class Datasets:
         It is of that version, or of the one before the appends that led to it, while that is being opened. None where
         neither is open. Who writes with it calls `is_in_storage` before the commit.
         """
-        with self._lock:
-            opening, shared = self._openings.get(location), self._shared.get((location, MAIN))
+        opening = self.openings.get(location)
         if opening is not None:
             return opening.base if opening.version == recorded.version else None
+        shared = self._shared.get((location, MAIN))
         return shared.dataset if shared is not None and shared.dataset.version == recorded.version else None
 
     def is_in_storage(self, location: str, dataset: lance.LanceDataset, version: int) -> bool:
@@ -404,18 +322,18 @@ class Datasets:
 
     def forget(self, location: str, branch: Branch) -> None:
         """Drop the shared dataset of a branch, so that its latest version is looked up anew."""
+        if branch.is_main:
+            self.openings.forget(location)
         with self._lock:
             self._shared.pop((location, branch), None)
-            if branch.is_main:
-                self._openings.pop(location, None)
 
     def evict(self, location: str) -> None:
         """Drop the shared datasets, cached columns, vectors and files of a table that was deleted."""
         self.column_cache.evict(location)
         self.vector_cache.evict(location)
         self.disk_cache.evict(location)
+        self.openings.forget(location)
         with self._lock:
-            self._openings.pop(location, None)
             for key in [key for key in self._shared if key[0] == location]:
                 del self._shared[key]
 
@@ -426,131 +344,3 @@ def _checkout_tag(dataset: lance.LanceDataset, tag: str) -> lance.LanceDataset:
             return dataset.checkout_version(tag)
     except InvalidInputError as error:  # no tag can have such a name
         raise TableTagNotFoundError(f"No tag '{tag}' on this table.") from error
-
-
-class _LatestFiles(NamedTuple):
-    """Paths that tell whether a version on a local disk is the latest; `identity` is that of its manifest's file."""
-
-    manifest: str
-    next_manifest: str
-    versions: str
-    references: str
-    identity: tuple[int, int] | None
-
-
-_UNKNOWN = object()
-
-
-class _SharedSnapshot:
-    """The snapshot of a branch's latest version, and what tells whether a commit came after it."""
-
-    __slots__ = (
-        *("_branch", "_branch_contents", "_confirmed", "_confirmed_at", "_confirmed_until"),
-        *("dataset", "files", "snapshot"),
-    )
-
-    def __init__(self, snapshot: Snapshot, location: str, branch: Branch) -> None:
-        self.snapshot = snapshot
-        self.dataset = dataset = snapshot.dataset
-        self.files = _latest_files(dataset, location, branch) if is_local(location) else None
-        """None on an object store."""
-        self._branch = branch
-        self._branch_contents: Any = _UNKNOWN
-        """Which branch this is, on an object store: by now another may have its name, and as many versions."""
-        self._confirmed_at: int | None = None
-        """Modification time of the folder of versions when Lance last listed it and this was the latest."""
-        self._confirmed: RecordedVersion | None = None
-        """On an object store: what the catalog has of this version, which a list found to be the latest."""
-        self._confirmed_until = 0.0
-        if self.files is None and not branch.is_main:
-            with suppress(LanceNamespaceError):  # the dataset may come from a commit, which has been made
-                self._branch_contents = _branch_contents(dataset, branch)
-
-    def is_latest(self) -> bool:
-        """Whether no commit came after; False for a table that cannot be looked at: opening it anew tells why.
-
-        On local disks it is mostly enough to look for the next version's file: to list a folder of many versions takes
-        longer than most queries.
-        """
-        files = self.files
-        if files is None:
-            return _lance_says_latest(self.dataset) and (self._branch.is_main or self._is_same_branch())
-        if (identity := _file_identity(files.manifest)) != files.identity:
-            return False
-        if identity is None:  # as where manifests are named by the older scheme
-            return _lance_says_latest(self.dataset)
-        if os.access(files.next_manifest, os.F_OK):  # raises nothing for a missing file: a third of a stat's time
-            return False
-        return not os.access(files.references, os.F_OK) or self._is_last_in_folder(files.versions)
-
-    def confirm(self, recorded: RecordedVersion | None) -> None:
-        """Remember that storage and the catalog agree that this is the latest version, if they do."""
-        if self.files is None and recorded is not None and recorded.version == self.dataset.version:
-            self._confirmed, self._confirmed_until = recorded, time.monotonic() + _CONFIRMED_SECONDS
-
-    def is_confirmed(self, recorded: RecordedVersion | None) -> bool:
-        """Whether the catalog still has the latest version that storage confirmed a moment ago."""
-        return recorded is not None and recorded == self._confirmed and time.monotonic() < self._confirmed_until
-
-    def _is_last_in_folder(self, versions: str) -> bool:
-        """Whether a version is the latest where tags or branches keep some: those right behind may be cleaned up.
-
-        The folder is listed once for each change of it. A change within the last second is not relied on: another one
-        may leave the same modification time.
-        """
-        try:
-            changed = os.stat(versions).st_mtime_ns  # noqa: PTH116  # a third of the time of a Path's
-        except FileNotFoundError:
-            return False
-        if self._confirmed_at == changed:
-            return True
-        is_latest = _lance_says_latest(self.dataset)
-        if is_latest and time.time_ns() - changed > _SETTLED_NS:
-            self._confirmed_at = changed
-        return is_latest
-
-    def _is_same_branch(self) -> bool:
-        """Whether the branch of this name is still the one that the dataset was opened from."""
-        if self._branch_contents is _UNKNOWN:
-            return False
-        try:
-            return bool(_branch_contents(self.dataset, self._branch) == self._branch_contents)
-        except LanceNamespaceError:
-            return False
-
-
-def _branch_contents(dataset: lance.LanceDataset, branch: Branch) -> Any:
-    """Return what Lance stores of a branch when it is created; None for a branch that is gone."""
-    with lance_errors(dataset):
-        return dataset.branches.list().get(branch.name)
-
-
-def _latest_files(dataset: lance.LanceDataset, location: str, branch: Branch) -> _LatestFiles:
-    folder = f"{location}/{versions_folder(branch)}"
-    manifest, next_manifest = (_manifest(folder, dataset.version + more) for more in (0, 1))
-    return _LatestFiles(manifest, next_manifest, folder, f"{location}/_refs", _file_identity(manifest))
-
-
-def _file_identity(path: str) -> tuple[int, int] | None:
-    """Return inode and modification time: another file of the same name, as of a recreated branch or a copy, differs.
-
-    None for a missing file.
-    """
-    try:
-        status = os.stat(path)  # noqa: PTH116  # a third of the time of a Path's
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-def _manifest(folder: str, version: int) -> str:
-    return f"{folder}/{manifest_name(version, NamingScheme.V2)}"
-
-
-def _lance_says_latest(dataset: lance.LanceDataset) -> bool:
-    """Whether Lance, which lists the versions, finds none after a dataset's; False if the storage does not answer."""
-    try:
-        with lance_errors():
-            return bool(dataset.latest_version == dataset.version)
-    except LanceNamespaceError:
-        return False

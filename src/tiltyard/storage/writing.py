@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.datasets import CommitRoute
+    from tiltyard.storage.commit_route import CommitRoute
     from tiltyard.storage.files import Files
     from tiltyard.storage.next_manifest import NextManifest
     from tiltyard.storage.storage import Storage

@@ -15,7 +15,7 @@ from lance_namespace.errors import TableBranchNotFoundError
 
 from tests.services.s3 import s3_server
 from tiltyard.model.branches import Branch
-from tiltyard.storage import datasets
+from tiltyard.storage import datasets, shared_snapshots
 from tiltyard.storage.datasets import Datasets
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def test_open_for_reading_of_a_tagged_table_lists_its_versions_once(
     opened: Datasets, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lance.dataset(location).tags.create("kept", 1)
-    monkeypatch.setattr(datasets, "_SETTLED_NS", 0)
+    monkeypatch.setattr(shared_snapshots, "_SETTLED_NS", 0)
     seen: list[lance.LanceDataset] = []
-    says = datasets._lance_says_latest
-    monkeypatch.setattr(datasets, "_lance_says_latest", lambda handle: seen.append(handle) or says(handle))
+    says = shared_snapshots._lance_says_latest
+    monkeypatch.setattr(shared_snapshots, "_lance_says_latest", lambda handle: seen.append(handle) or says(handle))
     for _ in range(5):
         assert opened.open_for_reading(location, {}).version == 1
     assert len(seen) == 1

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from tiltyard.model.views.changes import FullRefreshRequiredError
 from tiltyard.pipeline.views.tasks import is_filtered_type
+from tiltyard.runtime.arrow_ipc import to_ipc
 
 _MAX_BYTES = 1 << 20
 """The size of the values of a column at most: the run's checkpoint has them."""
@@ -32,11 +33,7 @@ class GroupKeys:
     def to_json(self) -> dict[str, object]:
         """Return what `from_json` takes, for the run's checkpoint."""
         columns = {name: pa.array([values], pa.list_(values.type)) for name, values in self.values.items()}
-        batch = pa.RecordBatch.from_pydict(columns)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        values = base64.b64encode(sink.getvalue().to_pybytes()).decode()
+        values = base64.b64encode(to_ipc(pa.RecordBatch.from_pydict(columns))).decode()
         return {"table": self.table, "names": dict(self.names), "values": values}
 
     @classmethod

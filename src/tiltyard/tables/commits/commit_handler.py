@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.storage.datasets import Check, CommitRoute
+from tiltyard.storage.commit_route import Check, CommitRoute
 from tiltyard.storage.manifest_format import versions_folder
 from tiltyard.store import AppendNotWaitingError, RequestLeaseLostError
 from tiltyard.tables.commits.commit import commit_staged

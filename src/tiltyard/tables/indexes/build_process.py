@@ -38,7 +38,7 @@ from tiltyard.tables.commits.child_commits import COMMIT_CALLS
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from tiltyard.storage.datasets import CommitRoute
+    from tiltyard.storage.commit_route import CommitRoute
 
 log = logging.getLogger("tiltyard.indexes")
 

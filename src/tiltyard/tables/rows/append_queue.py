@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, TableNotFoundError
@@ -34,7 +33,7 @@ from tiltyard.tables.keys.checked_appends import check_append
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
-from tiltyard.tables.rows.shared_appends import SharedQueue
+from tiltyard.tables.rows.shared_appends import QueuedRows, SharedQueue, decode_appends, encode_appends
 from tiltyard.tables.rows.write_target import AppendBase
 
 if TYPE_CHECKING:
@@ -149,13 +148,6 @@ def _create_version_if_declared(part: list[PendingItem[Append]]) -> list[Pending
     return part
 
 
-class _QueuedRows(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one request in the shared queue, as an Arrow IPC stream, and what `Append.claims` has of it."""
-
-    rows: bytes
-    claims: tuple[RequestClaim, ...]
-
-
 def _commit_with_other_servers(part: list[PendingItem[Append]], retry: ConflictRetry) -> list[PendingItem[Append]]:
     """Commit small appends together with those of other servers, where these write to the table, too.
 
@@ -173,9 +165,7 @@ def _commit_with_other_servers(part: list[PendingItem[Append]], retry: ConflictR
     with lance_errors(dataset):
         rows, members = _adapt_rows(part, dataset.schema)
     queued = [
-        _QueuedRows(_to_ipc(table), member.item.claims)
-        for table, member in zip(rows, members, strict=True)
-        if table is not None
+        QueuedRows(table, member.item.claims) for table, member in zip(rows, members, strict=True) if table is not None
     ]
     if not queued:
         return members
@@ -184,7 +174,7 @@ def _commit_with_other_servers(part: list[PendingItem[Append]], retry: ConflictR
         return _commit_queued(target, turn, appends)
 
     queue = SharedQueue(target.ctx, target.record.id, target.branch.key, commit)
-    committed = queue.append(msgspec.msgpack.encode(queued), retry.remaining_seconds)
+    committed = queue.append(encode_appends(queued), retry.remaining_seconds)
     if committed is None:
         return members
     if committed.has_others:
@@ -205,30 +195,23 @@ def _can_be_shared(record: TableRecord, part: Sequence[PendingItem[Append]]) -> 
     return sum(int(append.rows.nbytes) for append in appends if append.rows is not None) <= _MOST_SHARED_BYTES
 
 
-def _to_ipc(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return bytes(sink.getvalue().to_pybytes())
-
-
 def _commit_queued(target: WriteTarget, turn: str, appends: Sequence[QueuedAppend]) -> int:
     """Commit queued appends of any servers as one version, all of them or none; return it.
 
     Raises AppendNotWaitingError, and what a commit raises.
     """
     part = [
-        PendingItem(_unqueue(target, queued), _commit_group)
+        PendingItem(_unqueue(target, rows), _commit_group)
         for append in appends
-        for queued in msgspec.msgpack.decode(append.content, type=list[_QueuedRows])
+        for rows in decode_appends(append.content)
     ]
     _append_with_retry(part, ConflictRetry(_SHARED_SECONDS), (turn, [append.id for append in appends]))
     return int(part[0].outcome)
 
 
-def _unqueue(target: WriteTarget, queued: _QueuedRows) -> Append:
+def _unqueue(target: WriteTarget, queued: QueuedRows) -> Append:
     ctx = structs.replace(target.ctx, claims=queued.claims)
-    return Append(replace(target, ctx=ctx), pa.ipc.open_stream(queued.rows).read_all())
+    return Append(replace(target, ctx=ctx), queued.rows)
 
 
 def _append_with_retry(

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import msgspec
+import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.store import RETURNED, AppendNotWaitingError
+from tiltyard.runtime.arrow_ipc import to_ipc
+from tiltyard.store import RETURNED, AppendNotWaitingError, RequestClaim
 from tiltyard.tables.commits.finalizing import finalize_pending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tiltyard.context import Context
     from tiltyard.store import QueuedAppend
@@ -37,6 +40,32 @@ PAUSE_SHARE = 0.25
 """Each further pause, as a share of the time that the append has waited."""
 MOST_APPENDS = 256
 """Appends of one version."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRows:
+    """The rows of one request that wait in the queue, and the requests with a key that they fulfil."""
+
+    rows: pa.Table
+    claims: tuple[RequestClaim, ...]
+
+
+class _EncodedRows(msgspec.Struct, frozen=True, array_like=True):
+    """`QueuedRows` as the catalog has them; the rows are an Arrow IPC stream."""
+
+    rows: bytes
+    claims: tuple[RequestClaim, ...]
+
+
+def encode_appends(queued: Iterable[QueuedRows]) -> bytes:
+    """Return what the catalog has of the requests whose rows a server queues at the same time."""
+    return msgspec.msgpack.encode([_EncodedRows(to_ipc(each.rows).to_pybytes(), each.claims) for each in queued])
+
+
+def decode_appends(content: bytes) -> list[QueuedRows]:
+    """Return the rows of `encode_appends`."""
+    encoded = msgspec.msgpack.decode(content, type=list[_EncodedRows])
+    return [QueuedRows(pa.ipc.open_stream(each.rows).read_all(), each.claims) for each in encoded]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.storage.datasets import CommitRoute
+    from tiltyard.storage.commit_route import CommitRoute
     from tiltyard.storage.version_cache import Snapshot
     from tiltyard.storage.writing import UnopenedVersion
     from tiltyard.store import TableRecord

@@ -16,10 +16,10 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.branches import MAIN
 from tiltyard.model.primary_keys import PROPERTY
 from tiltyard.model.spec import models
-from tiltyard.storage.datasets import RecordedVersion
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import LAST_VERSION, NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.shared_snapshots import RecordedVersion
 from tiltyard.store import NewVersion
 
 if TYPE_CHECKING:

@@ -1,0 +1,101 @@
+"""Open versions that this process has committed on an object store, while their callers go on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import LanceNamespaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import lance
+
+log = logging.getLogger("tiltyard.storage")
+
+_OPENERS = 16
+"""Committed versions that are opened at the same time: each waits for one response of an object store."""
+
+
+class Opening:
+    """A version of main on an object store that this process has committed, and opens while its caller goes on.
+
+    It came right after that of `base` by an append, or after such versions, so that rows written with `base` fit it.
+    """
+
+    __slots__ = ("_is_done", "base", "version")
+
+    def __init__(self, base: lance.LanceDataset, version: int) -> None:
+        self.base = base
+        self.version = version
+        self._is_done = threading.Event()
+
+    def finish(self) -> None:
+        """Wake those that wait: the version is open, or could not be opened."""
+        self._is_done.set()
+
+    def wait(self) -> None:
+        """Wait until the version is open, or could not be opened."""
+        self._is_done.wait()
+
+
+class Openings:
+    """The versions of main that are being opened, one at most of a table: the last that was committed.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._openings: dict[str, Opening] = {}
+        """By location."""
+        self._threads = ThreadPoolExecutor(_OPENERS, thread_name_prefix="open-version")
+        self._lock = threading.Lock()
+
+    def get(self, location: str) -> Opening | None:
+        """Return what is being opened of a table."""
+        return self._openings.get(location)
+
+    def wait(self) -> None:
+        """Wait for all that was started before."""
+        for opening in list(self._openings.values()):
+            opening.wait()
+
+    def start(
+        self,
+        location: str,
+        opening: Opening,
+        open_version: Callable[[], lance.LanceDataset],
+        share: Callable[[lance.LanceDataset], object],
+    ) -> None:
+        """Open a version in a thread, and share it unless it was forgotten, or another one came after it meanwhile."""
+        with self._lock:
+            self._openings[location] = opening
+        self._threads.submit(self._run, location, opening, open_version, share)
+
+    def forget(self, location: str) -> None:
+        """Have no version shared that is being opened of a table."""
+        with self._lock:
+            self._openings.pop(location, None)
+
+    def _run(
+        self,
+        location: str,
+        opening: Opening,
+        open_version: Callable[[], lance.LanceDataset],
+        share: Callable[[lance.LanceDataset], object],
+    ) -> None:
+        try:
+            if self._openings.get(location) is opening:
+                dataset = open_version()
+                if self._openings.get(location) is opening:
+                    share(dataset)
+        except LanceNamespaceError as error:
+            log.warning("version %s of %s is committed, and could not be opened: %s", opening.version, location, error)
+        finally:
+            with self._lock:
+                if self._openings.get(location) is opening:
+                    del self._openings[location]
+            opening.finish()

@@ -12,6 +12,7 @@ from threading import Event, Lock
 from uuid import uuid4
 
 import httpx
+import lancedb
 import pyarrow as pa
 import pytest
 
@@ -165,3 +166,19 @@ def test_rows_that_do_not_fit_fail_alone(pair: tuple[ServerProcess, ServerProces
     assert [status for number, status in enumerate(statuses) if number % 5] == [200] * 48
     assert all(400 <= status < 500 for number, status in enumerate(statuses) if not number % 5), statuses
     assert wires[0].table(TABLE, "count_rows").text == str(48 + 8)
+
+
+def test_lancedb_clients_of_two_servers_lose_no_row(
+    installation: Installation, pair: tuple[ServerProcess, ServerProcess]
+) -> None:
+    def add(caller: int) -> None:
+        server = pair[caller % 2]
+        table = lancedb.connect("db://any", api_key="none", host_override=server.url).open_table("t")
+        for number in range(caller * 10 + 1, caller * 10 + 11):
+            table.add([{"id": number, "text": "added"}])
+            assert table.count_rows(f"id = {number}") == 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(8)))
+    assert sorted(rows_of(installation)) == list(range(1, 81))
+    assert left_in_queue(installation) == 0

@@ -7,11 +7,13 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import lance
+import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -346,45 +348,79 @@ def test_tables_with_blobs_are_read_from_the_store(cache: Cache, bucket: Bucket)
     assert "blobs" in str(cache.reason("t", remote))
 
 
-def test_server_reads_from_disk_what_is_on_an_object_store(store: S3Server, tmp_path: Path) -> None:
+@contextmanager
+def serve(store: S3Server, folder: Path) -> Iterator[ServerProcess]:
+    """Run a server with tables in a bucket, and copies in a folder below this one."""
     bucket = store.new_bucket(f"disk-{next(BUCKETS)}")
     environ = {
         "TILTYARD_STORAGE_OPTIONS": json.dumps(store.options),
         "TILTYARD_DISK_CACHE_BYTES": str(64 * MIB),
-        "TILTYARD_DISK_CACHE_FOLDER": str(tmp_path / "copies"),
+        "TILTYARD_DISK_CACHE_FOLDER": str(folder / "copies"),
     }
-    server = ServerProcess(f"{bucket}/tables", "--db", f"sqlite:///{tmp_path / 'catalog.db'}", environ=environ)
+    server = ServerProcess(f"{bucket}/tables", "--db", f"sqlite:///{folder / 'catalog.db'}", environ=environ)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_lancedb_client_gets_the_same_answers_from_disk(store: S3Server, tmp_path: Path) -> None:
+    with serve(store, tmp_path) as server:
+        table = lancedb.connect("db://any", api_key="none", host_override=server.url).create_table("t", rows(0, 100))
+
+        def is_on_disk() -> bool:
+            return "read from the copy on the server's disk" in table.search().where("id < 3").explain_plan()
+
+        def answers() -> list[object]:
+            return [
+                table.search().where("id < 3").to_list(),
+                table.search(rows(7, 1)["vec"][0].as_py()).limit(5).to_list(),
+                table.count_rows("id >= 50"),
+            ]
+
+        from_store = answers()
+        until = time.monotonic() + WAIT
+        while not is_on_disk():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert answers() == from_store
+        table.delete("id = 1")
+        assert [row["id"] for row in table.search().where("id < 3").to_list()] == [0, 2]
+        while not is_on_disk():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert [row["id"] for row in table.search().where("id < 3").to_list()] == [0, 2]
+
+
+def test_server_reads_from_disk_what_is_on_an_object_store(store: S3Server, tmp_path: Path) -> None:
     query = {"vector": {"single_vector": []}, "k": 5, "filter": "id < 3", "columns": {"column_names": ["id"]}}
 
     def plan(wire: Wire) -> str:
         return str(wire.good(wire.table(["t"], "explain_plan", {"query": query}))).split("\\n")[0]
 
-    try:
-        with Wire(server.url) as wire:
-            wire.good(wire.table(["t"], "create", stream(rows(0, 100))))
-            assert "read from the object store: too few reads yet" in plan(wire)
-            until = time.monotonic() + WAIT
-            while "read from the copy on the server's disk" not in plan(wire):
-                assert time.monotonic() < until
-                time.sleep(0.05)
-            assert wire.table(["t"], "count_rows", {"predicate": "id < 3"}).text == "3"
-            metrics = wire.http.get("/metrics").text
-            assert 'what="reads of tables on disk"' in metrics
-            wire.good(wire.table(["t"], "insert", stream(rows(100, 5))))
-            assert wire.table(["t"], "count_rows", {"predicate": "id >= 100"}).text == "5"
-            pinned = {"query": {**query, "version": 1}}
-            text = str(wire.good(wire.table(["t"], "explain_plan", pinned)))
-            assert "only the latest version of main is copied" in text
-            wrong = wire.table(["t"], "query", {**query, "filter": "no_such_column = 1"})
-            assert wrong.status_code == 404
-            assert str(tmp_path) not in wrong.text
-            while "read from the copy on the server's disk" not in plan(wire):
-                assert time.monotonic() < until
-                time.sleep(0.05)
-            for path in (tmp_path / "copies").glob("process-*/*/data/*.lance"):
-                path.unlink()
-            assert wire.table(["t"], "count_rows", {"predicate": "id < 3"}).text == "3"
-            assert "read from the object store" in plan(wire)
-            wire.good(wire.table(["t"], "drop"))
-    finally:
-        server.stop()
+    with serve(store, tmp_path) as server, Wire(server.url) as wire:
+        wire.good(wire.table(["t"], "create", stream(rows(0, 100))))
+        assert "read from the object store: too few reads yet" in plan(wire)
+        until = time.monotonic() + WAIT
+        while "read from the copy on the server's disk" not in plan(wire):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert wire.table(["t"], "count_rows", {"predicate": "id < 3"}).text == "3"
+        metrics = wire.http.get("/metrics").text
+        assert 'what="reads of tables on disk"' in metrics
+        wire.good(wire.table(["t"], "insert", stream(rows(100, 5))))
+        assert wire.table(["t"], "count_rows", {"predicate": "id >= 100"}).text == "5"
+        pinned = {"query": {**query, "version": 1}}
+        text = str(wire.good(wire.table(["t"], "explain_plan", pinned)))
+        assert "only the latest version of main is copied" in text
+        wrong = wire.table(["t"], "query", {**query, "filter": "no_such_column = 1"})
+        assert wrong.status_code == 404
+        assert str(tmp_path) not in wrong.text
+        while "read from the copy on the server's disk" not in plan(wire):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        for path in (tmp_path / "copies").glob("process-*/*/data/*.lance"):
+            path.unlink()
+        assert wire.table(["t"], "count_rows", {"predicate": "id < 3"}).text == "3"
+        assert "read from the object store" in plan(wire)
+        wire.good(wire.table(["t"], "drop"))

@@ -158,6 +158,11 @@ def test_lineage_shows_what_tables_were_made_from(run: Run) -> None:
     assert (down["table"], down["of_version"], down["by"]) == ("derived", edge["of_version"], edge["by"])
     assert printed(run("lineage", "/raw/none.parquet", "--format", "jsonl")) == ""
     assert refused(run("lineage", "filmz"), 4) == "There is no filmz. Did you mean films?"
+    for name in ("a.parquet", "a.jsonl.gz"):
+        assert refused(run("lineage", name), 4) == (
+            f"There is no table {name}: for what was made from a file, write its path with a slash, ./{name}."
+        )
+    assert "with a slash, ./pyproject.toml" in refused(run("lineage", "pyproject.toml"), 4)
     printed(run("rm", "derived", "--yes"))
 
 

@@ -148,6 +148,13 @@ def test_bad_requests_are_refused_with_what_to_do(lake: tiltyard.Lake) -> None:
         films.lineage(branch="none")
     with pytest.raises(InvalidInputError, match="uri is empty"):
         lake.lineage("")
+    for depth in ("3", 3.0, True):
+        sentence = f"^depth is {depth!r}: it has to be a whole number, not {type(depth).__name__}.$"
+        for ask in (films.lineage, lambda depth: lake.lineage("/raw/films.parquet", depth=depth)):
+            with pytest.raises(InvalidInputError, match=sentence):
+                ask(depth=depth)
+    with pytest.raises(InvalidInputError, match=r"^version is '1': it has to be a whole number"):
+        films.lineage(version="1")  # type: ignore[arg-type]  # what people pass
     with pytest.raises(InvalidInputError, match="depth is 21: it is at least 1, and at most 20"):
         lake.table("films").lineage(depth=21)
     with pytest.raises(InvalidInputError, match="direction"):

@@ -41,6 +41,12 @@ def list_texts(value: Names | None, argument: str) -> list[str] | None:
     return [value] if isinstance(value, str) else list_names(value, argument)
 
 
+def check_whole_number(value: object, argument: str) -> None:
+    """Raise InvalidInputError for what is not a whole number; None is one that is left out."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InvalidInputError(f"{argument} is {value!r}: it has to be a whole number, not {type(value).__name__}.")
+
+
 def present(**values: Any) -> dict[str, Any]:
     """Return the arguments that are not None; paths and mappings as JSON has them."""
     plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in values.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from tiltyard.lake.arguments import check_whole_number
 from tiltyard.lake.display import render_table
 from tiltyard.lake.runs import FIRST_CALL_SECONDS
 from tiltyard.model.typed_ids import format_id
@@ -82,6 +83,8 @@ class Lineage:
 
 def read_lineage(lake: Lake, **request: Any) -> Lineage:
     """Follow lineage; `request` has the fields of DescribeLineage. Raises InvalidInputError, TableNotFoundError."""
+    for name in ("depth", "version"):
+        check_whole_number(request.get(name), name)
     return parse_lineage(OperationClient(lake.catalog, FIRST_CALL_SECONDS).call("DescribeLineage", **request))
 
 

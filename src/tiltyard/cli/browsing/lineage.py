@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.session.failures import CommandError, status_of_code
 from tiltyard.cli.session.ids import IdType, TypedId, format_id
 from tiltyard.cli.session.target import catalog_command
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from tiltyard.cli.session.catalog import Catalog
 
+_FILE_EXTENSIONS = frozenset(
+    ("parquet", "arrow", "feather", "csv", "tsv", "json", "jsonl", "ndjson", "orc", "avro", "txt", "gz", "lance")
+)
 _COLUMNS = ("step", "table", "version", "made_from", "of_version", "job", "job_id", "by", "at")
 
 
@@ -58,17 +62,32 @@ def lineage(
       tiltyard lineage library.books --downstream --depth 5
       tiltyard lineage s3://lake/raw/books.parquet
     """
+    from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
+
     from tiltyard.cli.output.formats import print_records
 
     request: dict[str, Any] = {"uri": source}
     if isinstance(source, TypedId):
         request = {"id": list(source), "direction": "downstream" if downstream else "upstream"}
-    found = catalog.call("DescribeLineage", depth=depth, version=version, branch=branch, **request)
+    try:
+        found = catalog.call("DescribeLineage", depth=depth, version=version, branch=branch, **request)
+    except (TableNotFoundError, NamespaceNotFoundError) as error:
+        name = ".".join(source)
+        if isinstance(source, TypedId) and _looks_like_file(name):
+            raise CommandError(
+                f"There is no table {source}: for what was made from a file, write its path with a slash, ./{name}.",
+                status_of_code(int(error.code)),
+            ) from error
+        raise
     nodes = {node["key"]: node for node in found["nodes"]}
     records = [_record(edge, nodes, is_upstream="uri" not in request and not downstream) for edge in found["edges"]]
     print_records(records, _COLUMNS, form, numbers=("step", "version", "of_version"))
     if found["is_truncated"]:
         click.echo("There is more: follow it from one of these tables, or with a greater --depth.", err=True)
+
+
+def _looks_like_file(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in _FILE_EXTENSIONS or Path(name).exists()
 
 
 def _record(edge: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], *, is_upstream: bool) -> dict[str, Any]:

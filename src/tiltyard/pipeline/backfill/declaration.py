@@ -46,7 +46,11 @@ def declare_column(
             f"The function has {len(declaration.code)} characters once it is pickled, and {MAX_CODE_LENGTH} at most "
             "are stored: let it load what is large by itself, or name it as module:function in each backfill."
         )
-    function = ColumnFunction((Output(field),), declaration.inputs, PickledFunction(declaration.code))
+    advice = (
+        "have the function return null for such rows, or leave this column out and give the function to each backfill: "
+        f"backfill('{field.name}', function, inputs=…, type=…, on_error='park') makes them null, and keeps their errors"
+    )
+    function = ColumnFunction((Output(field),), declaration.inputs, PickledFunction(declaration.code), advice=advice)
     try_code(run, spark, job_table, function, None)
     _add(job_table, field.with_metadata(declaration.metadata()))
     return int(job_table.latest().version)

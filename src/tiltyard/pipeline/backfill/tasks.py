@@ -79,7 +79,8 @@ class ColumnFunction:
     """What computes columns: code called with the columns `inputs`, or an SQL expression without any code.
 
     Code is called once for all `outputs`; an expression has one. `policy` says how, and what becomes of rows that it
-    fails on; parked ones are written to the folder of `rejects`, too, if there is one.
+    fails on; parked ones are written to the folder of `rejects`, too, if there is one. `advice` ends the message on a
+    row that code fails on, and says what to do about it; "" names the options of a backfill.
     """
 
     outputs: tuple[Output, ...]
@@ -88,6 +89,7 @@ class ColumnFunction:
     expression: str = ""
     rejects: Rejects | None = None
     policy: CallPolicy = PLAIN_POLICY
+    advice: str = ""
 
     @property
     def name(self) -> str:
@@ -219,7 +221,8 @@ class ColumnFunction:
         first, last = rows.column("_rowid")[0].as_py(), rows.column("_rowid")[-1].as_py()
         where = f"the row with _rowid = {first}" if first == last else f"a row with _rowid = {first} to {last}"
         folder = "" if isinstance(self.code, FunctionCode) else "; --rejects names a folder for them"
-        return f". That is {where}: with --on-error park such rows become null, and their errors are kept{folder}"
+        advice = self.advice or f"with --on-error park such rows become null, and their errors are kept{folder}"
+        return f". That is {where}: {advice}"
 
     def _call_registered(self, code: FunctionCode, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> ComputedRows:
         """Call a function in its process, another one if that has ended. Raises RefusedError, RowsFailedError."""

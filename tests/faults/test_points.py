@@ -22,6 +22,7 @@ from tiltyard.runtime.failpoints import Point
 
 COMMIT_POINTS = (Point.BEFORE_RECORD, Point.AFTER_RECORD, Point.AFTER_FINALIZE, Point.BEFORE_ANSWER)
 OTHER_POINTS = {
+    Point.BEFORE_OPENING: "faults/test_opening_kills.py",
     Point.BETWEEN_CATALOGS: "mounts/served/test_import.py",
     Point.BEFORE_BACKUP_COPY: "backup/test_backup.py",
     Point.BEFORE_BACKUP_POINT: "backup/test_backup.py",
@@ -30,7 +31,7 @@ OTHER_POINTS = {
     Point.BETWEEN_TAGS: "faults/test_snapshot_kills.py",
     Point.AFTER_TAGS: "faults/test_snapshot_kills.py",
 }
-"""Points that no commit passes, and the tests that reach them."""
+"""Points that no commit on a disk passes, and the tests that reach them."""
 
 
 @dataclass(frozen=True)

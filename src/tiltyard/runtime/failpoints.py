@@ -32,6 +32,7 @@ class Point(StrEnum):
     BEFORE_RECORD = "before_record"  # files are written, nothing is committed
     AFTER_RECORD = "after_record"  # the catalog has the commit, storage does not show it yet
     AFTER_FINALIZE = "after_finalize"  # committed for every reader, the caller has no result yet
+    BEFORE_OPENING = "before_opening"  # committed on an object store, and about to be opened behind the response
     BETWEEN_CATALOGS = "between_catalogs"  # a table moves: one catalog has changed, the other has not yet
     BEFORE_ANSWER = "before_answer"  # the operation has returned, no byte of the response is sent
     BEFORE_BACKUP_COPY = "before_backup_copy"  # a backup has a snapshot of the catalog, and lacks a file of it

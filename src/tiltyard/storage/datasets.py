@@ -258,14 +258,15 @@ class Datasets:
     def cache_when_open(
         self,
         location: str,
-        base: lance.LanceDataset,
+        base: lance.LanceDataset | None,
         version: int,
         open_version: Callable[[], lance.LanceDataset],
         recorded: RecordedVersion | None,
     ) -> None:
-        """Open a version of main that an append has committed after `base`, in a thread, and share it as `cache` does.
+        """Open a version of main in a thread, and share it as `cache` does. It came after `base`, and has its columns.
 
-        Readers wait for it; appends meanwhile use `base`. If it cannot be opened, the next reader tries again.
+        Readers wait for it; appends meanwhile use `base`, if there is one. Where it cannot be opened, the next reader
+        tries again.
         """
         self.openings.start(
             location,
@@ -297,14 +298,18 @@ class Datasets:
             shared.confirm(recorded)
         return shared.snapshot
 
-    def recorded_dataset(self, location: str, recorded: RecordedVersion) -> lance.LanceDataset | None:
-        """Return a shared dataset to append to the version that the catalog has, without a look at storage.
+    def recorded_dataset(
+        self, location: str, recorded: RecordedVersion, *, is_open: bool = False
+    ) -> lance.LanceDataset | None:
+        """Return a shared dataset to write to the version that the catalog has, without a look at storage.
 
-        It is of that version, or of the one before the appends that led to it, while that is being opened. None where
-        neither is open. Who writes with it calls `is_in_storage` before the commit.
+        It is of that version, or of an earlier one with the same columns, while that is being opened; with `is_open` it
+        waits for that. None where neither is open. Who writes with it calls `is_in_storage` before the commit.
         """
         opening = self.openings.get(location)
-        if opening is not None:
+        if opening is not None and is_open:
+            opening.wait()
+        elif opening is not None:
             return opening.base if opening.version == recorded.version else None
         shared = self._shared.get((location, MAIN))
         return shared.dataset if shared is not None and shared.dataset.version == recorded.version else None

@@ -11,6 +11,7 @@ import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import lance
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.versions")
 
-_COMMIT_HOOKS = b"lance.auto_cleanup"
-"""In the configuration of tables whose old versions Lance removes when it commits."""
+COMMIT_HOOKS = "lance.auto_cleanup"
+"""How the configuration begins of tables whose old versions Lance removes when it commits."""
+
+_NONE: Mapping[int, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,20 @@ class NextManifest:
         )
 
 
-def make_next_manifest(latest: bytes, version: int, transaction: lance.Transaction) -> NextManifest | None:
-    """Commit a transaction that was made on a version to a copy of that version's manifest.
+def make_next_manifest(
+    latest: bytes, version: int, transaction: lance.Transaction, earlier: Mapping[int, bytes] = _NONE
+) -> NextManifest | None:
+    """Commit a transaction to a copy of the latest version's manifest.
 
-    None where Lance has to commit to the table itself: it removes old versions, too, or reads data files, as for
-    manifests of older releases.
+    It was made on that version, or on the first of the `earlier` ones, whose manifests are given by number: then Lance
+    rebases it, and None is returned for a conflict. None, too, where Lance has to commit to the table itself: it
+    removes old versions as well, or reads data files, as for manifests of older releases.
     """
-    if _COMMIT_HOOKS in latest:
+    if COMMIT_HOOKS.encode() in latest:
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="tiltyard-commit-") as folder:
-            return _commit_in(folder, latest, version, transaction)
+            return _commit_in(folder, {**earlier, version: latest}, transaction)
     except Exception as error:  # noqa: BLE001  # whatever it is, Lance's own commit comes next, and says it
         log.info("a commit is left to Lance: %s", error)
         return None
@@ -73,12 +79,13 @@ def make_first_manifest(transaction: lance.Transaction, *, stable_row_ids: bool)
         return _read_manifest(folder, 1)
 
 
-def _commit_in(folder: str, latest: bytes, version: int, transaction: lance.Transaction) -> NextManifest:
+def _commit_in(folder: str, manifests: Mapping[int, bytes], transaction: lance.Transaction) -> NextManifest:
     versions = Path(folder, "_versions")
     versions.mkdir()
-    (versions / manifest_name(version, NamingScheme.V2)).write_bytes(latest)
+    for version, manifest in manifests.items():
+        (versions / manifest_name(version, NamingScheme.V2)).write_bytes(manifest)
     lance.LanceDataset.commit(lance.dataset(folder), transaction, max_retries=0)
-    return _read_manifest(folder, version + 1)
+    return _read_manifest(folder, max(manifests) + 1)
 
 
 def _read_manifest(folder: str, version: int) -> NextManifest:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.runtime.failpoints import Point, reach
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,12 +25,13 @@ _OPENERS = 16
 class Opening:
     """A version of main on an object store that this process has committed, and opens while its caller goes on.
 
-    It came right after that of `base` by an append, or after such versions, so that rows written with `base` fit it.
+    It came right after that of `base`, or after such versions, and has the same columns: rows written with `base` fit.
+    None where its columns may be others.
     """
 
     __slots__ = ("_is_done", "base", "version")
 
-    def __init__(self, base: lance.LanceDataset, version: int) -> None:
+    def __init__(self, base: lance.LanceDataset | None, version: int) -> None:
         self.base = base
         self.version = version
         self._is_done = threading.Event()
@@ -89,6 +92,7 @@ class Openings:
     ) -> None:
         try:
             if self._openings.get(location) is opening:
+                reach(Point.BEFORE_OPENING)
                 dataset = open_version()
                 if self._openings.get(location) is opening:
                     share(dataset)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,6 +198,21 @@ def discard_after_error(
         discard(storage, base, fragments)
 
 
+def discard_transaction(
+    storage: Storage, base: str, transaction: lance.Transaction, dataset: lance.LanceDataset
+) -> None:
+    """Delete the files of a change of rows that is in no version; `dataset` is of the version that it was made on."""
+    operation: Any = transaction.operation
+    changed, new = operation.updated_fragments, getattr(operation, "new_fragments", ())
+    existing = {file.path for fragment in dataset.get_fragments() for file in fragment.data_files()}
+    data = [file.path for fragment in (*changed, *new) for file in fragment.files if file.path not in existing]
+    deletions = [(fragment.id, fragment.deletion_file) for fragment in changed if fragment.deletion_file]
+    _delete(storage, [f"{base}/data/{path}" for path in data])
+    storage.delete_files(
+        [f"{base}/{file.path(id_)}" for id_, file in deletions if file.read_version == transaction.read_version]
+    )
+
+
 def has_schema(dataset: lance.LanceDataset, schema: pa.Schema) -> bool:
     """Whether a table's schema and field ids are those of a new table with `schema`, so that its fragments fit."""
     return bool(dataset.lance_schema == lance.schema.LanceSchema.from_pyarrow(schema))
@@ -211,15 +226,17 @@ class FastCommit:
     location: str
     latest: bytes
     """The manifest of the version that the catalog says is the latest."""
+    earlier: Mapping[int, bytes] = field(default_factory=dict)
+    """Manifests before it, by version, from that which the transaction was made on."""
 
     def commit(self, transaction: lance.Transaction, version: int, commit_route: CommitRoute) -> UnopenedVersion | None:
         """Commit a transaction as the version right after `version`; return that version.
 
-        None if another commit has the number, or Lance has to make the manifest: nothing was committed then. Raises
-        what the commit route raises.
+        None if another commit has the number or conflicts with it, or Lance has to make the manifest: nothing was
+        committed then. Raises what the commit route raises.
         """
         reach(Point.BEFORE_RECORD)
-        made = make_next_manifest(self.latest, version, transaction)
+        made = make_next_manifest(self.latest, version, transaction, self.earlier)
         if made is None:
             return None
         location, files = self.location, self.storage.files(self.location)
@@ -327,9 +344,9 @@ def commit_append(
 
 def _column_ids(fields: Iterable[Any]) -> Iterator[int]:
     """Iterate over the ids of Lance's fields and their descendants."""
-    for field in fields:
-        yield field.id()
-        yield from _column_ids(field.children())
+    for column in fields:
+        yield column.id()
+        yield from _column_ids(column.children())
 
 
 def _withdraw(committed: lance.LanceDataset, fragments: Iterable[FragmentMetadata]) -> None:

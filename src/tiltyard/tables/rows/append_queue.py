@@ -34,7 +34,7 @@ from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
 from tiltyard.tables.rows.shared_appends import QueuedRows, SharedQueue, decode_appends, encode_appends
-from tiltyard.tables.rows.write_target import AppendBase
+from tiltyard.tables.rows.write_target import WriteBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -265,7 +265,7 @@ def _append_with_retry(
 
 def _share(
     target: WriteTarget,
-    base: AppendBase,
+    base: WriteBase,
     committed: lance.LanceDataset | UnopenedVersion,
     checked: CheckedAppend | None,
     written: Sequence[FragmentMetadata],
@@ -297,16 +297,16 @@ def _is_in_storage(target: WriteTarget, opened: OpenedVersion, written: Sequence
     return is_in_storage
 
 
-def _open_with_columns(target: WriteTarget, part: Sequence[PendingItem[Append]]) -> AppendBase:
+def _open_with_columns(target: WriteTarget, part: Sequence[PendingItem[Append]]) -> WriteBase:
     """Open the latest version to append to, with the columns of the first rows if it had none."""
     base = target.open_to_append()
     rows = part[0].item.rows
     if rows is None:
         return base
     if not base.dataset.schema.names:
-        return AppendBase.of(add_first_columns(target, rows.schema))
+        return WriteBase.of(add_first_columns(target, rows.schema))
     standardized = standardize_map_names(target, base.dataset)
-    return base if standardized is base.dataset else AppendBase.of(standardized)
+    return base if standardized is base.dataset else WriteBase.of(standardized)
 
 
 def _adapt_rows(
@@ -396,7 +396,7 @@ def _write_rows(
 
 def _commit_fragments(
     target: WriteTarget,
-    base: AppendBase,
+    base: WriteBase,
     appends: Sequence[Append],
     written: Sequence[FragmentMetadata],
     retry: ConflictRetry,

@@ -14,11 +14,13 @@ from tiltyard.model.ids import table_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.storage.row_rewrites import delete_rows, update_rows
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.batch_sizes import check_change_memory
 from tiltyard.tables.query.policy_enforcement import check_updates, policy_scope_of_latest, redact_errors_if_restricted
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
+from tiltyard.tables.rows.row_changes import change_rows
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import check_client_metadata
 from tiltyard.tables.schema.properties import set_properties
@@ -27,7 +29,7 @@ from tiltyard.tables.sql.expressions import check_expression
 from tiltyard.tables.upkeep.options import is_upkeep_property, upkeep_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import lance
 
@@ -69,21 +71,29 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     _check_properties(ctx, request, changed, current)
     seconds = ctx.settings.conflict_timeout
 
-    def change(dataset: lance.LanceDataset) -> int:
+    def checked_condition(dataset: lance.LanceDataset) -> str | None:
         scope = policy_scope_of_latest(ctx, target.record, target.branch, None, dataset)
         condition = predicate
         if scope is not None:
             check_updates(updates, scope)
             condition = scope.combine_filter(predicate, "predicate")
         check_change_memory(Snapshot(dataset), updates if condition is None else {**updates, "predicate": condition})
+        return condition
+
+    def write(dataset: lance.LanceDataset) -> tuple[lance.Transaction, int] | None:
+        return update_rows(ctx.storage, target.base, dataset, updates, checked_condition(dataset))
+
+    def change(dataset: lance.LanceDataset) -> int:
         result = dataset.update(
-            updates, condition, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds)
+            updates,
+            checked_condition(dataset),
+            conflict_retries=target.retries,
+            retry_timeout=timedelta(seconds=seconds),
         )
         return int(result["num_rows_updated"])
 
     if updates:
-        with redact_errors_if_restricted(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
-            rows, version = commit_with_retry(ctx, request.id, target.branch, change)
+        rows, version = _change(target, request.id, write, change)
     else:
         rows, version = 0, int(target.dataset().version)
     properties = current
@@ -143,16 +153,36 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     target = WriteTarget(ctx, find_table(ctx, request.id), Branch.parse(request.branch))
     seconds = ctx.settings.conflict_timeout
 
-    def change(dataset: lance.LanceDataset) -> int:
+    def checked_condition(dataset: lance.LanceDataset) -> str:
         scope = policy_scope_of_latest(ctx, target.record, target.branch, None, dataset)
         condition = predicate if scope is None else scope.combine_filter(predicate, "predicate")
         check_change_memory(Snapshot(dataset), {"predicate": condition or ""})
+        return condition or predicate
+
+    def write(dataset: lance.LanceDataset) -> tuple[lance.Transaction, int] | None:
+        return delete_rows(dataset, checked_condition(dataset))
+
+    def change(dataset: lance.LanceDataset) -> int:
+        condition = checked_condition(dataset)
         result = dataset.delete(condition, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
         return int(result["num_deleted_rows"])
 
-    with redact_errors_if_restricted(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
-        rows, version = commit_with_retry(ctx, request.id, target.branch, change)
+    rows, version = _change(target, request.id, write, change)
     return models.DeleteFromTableResponse(version=version, num_deleted_rows=rows)
+
+
+def _change(
+    target: WriteTarget,
+    names: Sequence[str] | None,
+    write: Callable[[lance.LanceDataset], tuple[lance.Transaction, int] | None],
+    change: Callable[[lance.LanceDataset], int],
+) -> tuple[int, int]:
+    """Change rows by the files that `write` writes, or else by `change`; return their number and the new version."""
+    ctx, seconds = target.ctx, target.ctx.settings.conflict_timeout
+    with redact_errors_if_restricted(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
+        if (changed := change_rows(target, write, seconds)) is not None:
+            return changed.result, changed.version
+        return commit_with_retry(ctx, names, target.branch, change)
 
 
 def _predicate(text: str) -> str:

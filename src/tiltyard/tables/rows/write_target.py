@@ -51,17 +51,17 @@ class OpenedVersion:
         return None if self._manifest is None else self._manifest.result()
 
 
-class AppendBase(NamedTuple):
-    """What rows are appended to: a version, and a shared dataset to write them with."""
+class WriteBase(NamedTuple):
+    """What a write is based on: a version, and a shared dataset to write with."""
 
     dataset: lance.LanceDataset
-    """Of the version, or of an earlier one with the same schema while the version is being opened."""
+    """Of the version; for appends perhaps of an earlier one with the same schema, while the version is being opened."""
     version: int
     was_asked_for: bool
     """Whether storage was asked if it has the version."""
 
     @classmethod
-    def of(cls, dataset: lance.LanceDataset) -> AppendBase:
+    def of(cls, dataset: lance.LanceDataset) -> WriteBase:
         """Return a dataset of the latest version, which was just looked up in storage."""
         return cls(dataset, int(dataset.version), was_asked_for=True)
 
@@ -136,14 +136,21 @@ class WriteTarget:
             return self.dataset()
         return open_to_commit(self.ctx, self.record, self.branch, durable=True)
 
-    def share_when_open(self, base: AppendBase, committed: UnopenedVersion) -> None:
-        """Open a version that was committed by an append to `base` in a thread, and share its handle."""
+    def share_when_open(self, base: WriteBase, committed: UnopenedVersion) -> None:
+        """Open a version that was just committed in a thread, and share its handle.
+
+        If it came right after `base` it has its columns: changes of columns do not come here.
+        """
         recorded = recorded_latest(self.ctx, self.record, self.branch)
         self.ctx.storage.datasets.cache_when_open(
-            self.location, base.dataset, committed.version, committed.open, recorded
+            self.location,
+            base.dataset if committed.version == base.version + 1 else None,
+            committed.version,
+            committed.open,
+            recorded,
         )
 
-    def open_to_append(self) -> AppendBase:
+    def open_to_append(self) -> WriteBase:
         """Open the latest version, to append to. Raises as `dataset` does.
 
         Of a managed table on an object store it is the version that the catalog has, and `looking_up` asks storage
@@ -153,11 +160,25 @@ class WriteTarget:
         if recorded is not None:
             dataset = datasets.recorded_dataset(self.location, recorded)
             if dataset is not None:
-                return AppendBase(dataset, recorded.version, was_asked_for=False)
-        return AppendBase.of(self.dataset())
+                return WriteBase(dataset, recorded.version, was_asked_for=False)
+        return WriteBase.of(self.dataset())
+
+    def open_to_change(self) -> WriteBase | None:
+        """Open the latest version, to change its rows; None unless the catalog knows it, on an object store.
+
+        A version that is being opened is waited for; `looking_up` asks storage while rows are changed. Raises as
+        `dataset` does.
+        """
+        recorded, datasets = recorded_latest(self.ctx, self.record, self.branch), self.ctx.storage.datasets
+        if recorded is None:
+            return None
+        dataset = datasets.recorded_dataset(self.location, recorded, is_open=True)
+        if dataset is None:
+            return WriteBase.of(self.dataset())
+        return WriteBase(dataset, recorded.version, was_asked_for=False)
 
     @contextmanager
-    def looking_up(self, base: AppendBase) -> Iterator[OpenedVersion]:
+    def looking_up(self, base: WriteBase) -> Iterator[OpenedVersion]:
         """While the block runs, read the manifest of a version, and ask storage for it unless it was asked before."""
         if not self.record.managed or not self.branch.is_main or is_local(self.location):
             yield OpenedVersion(None, None)

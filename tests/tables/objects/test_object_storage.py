@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-import boto3
 import lance
 import pytest
 from bench.s3_proxy import S3Proxy, sequential_round_trips
 from lance_namespace import errors
-from moto.server import ThreadedMotoServer
 from msgspec import structs
 from tests.tables.bodies import Streamed, rows, small
+from tests.tables.objects.calls import (
+    count,
+    count_served,
+    create,
+    insert,
+    names_of_versions,
+    requests_of,
+)
 from tests.tables.served import run_concurrently
 
 from tiltyard.bootstrap import open_services
@@ -26,81 +30,14 @@ from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.storage import Storage, StorageError, shared_snapshots, writing
 from tiltyard.storage.next_manifest import NextManifest
-from tiltyard.tables.commits import process_state
 from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.commit import create_table_version
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.maintenance.repair import repair_table
-from tiltyard.tables.query.query import count_table_rows
-from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table
 from tiltyard.tables.versions.tags import create_table_tag
 from tiltyard.tables.versions.versions import describe_table_version, list_table_versions
-
-
-@pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, str]]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
-    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(Bucket="bucket")
-    yield {"aws_endpoint": endpoint, "allow_http": "true", "region": "us-east-1", "client_max_retries": "2"} | keys
-    server.stop()
-
-
-@pytest.fixture
-def ctx(options: dict[str, str], tmp_path: Any) -> Iterator[Context]:
-    settings = Settings(
-        root=f"s3://bucket/{tmp_path.name}/root/", db=f"sqlite:///{tmp_path}/catalog.db", storage_options=options
-    )
-    services = open_services(settings)
-    yield Context(services)
-    services.store.close()
-
-
-@pytest.fixture(scope="module")
-def proxy(options: dict[str, str]) -> Iterator[S3Proxy]:
-    with S3Proxy(options["aws_endpoint"]) as running:
-        yield running
-
-
-@pytest.fixture
-def counted(
-    options: dict[str, str], proxy: S3Proxy, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Context]:
-    """A context whose storage is behind the proxy, and which marks versions as final only when it is told to."""
-    monkeypatch.setattr(process_state, "FLUSH_SECONDS", 3600)
-    settings = Settings(
-        root=f"s3://bucket/{tmp_path.name}/counted",
-        db=f"sqlite:///{tmp_path}/counted.db",
-        storage_options=options | {"aws_endpoint": proxy.url},
-    )
-    services = open_services(settings)
-    yield Context(services)
-    services.store.close()
-
-
-def requests_of(ctx: Context, proxy: S3Proxy, work: Callable[[], object]) -> Counter[str]:
-    """Count the requests of one operation, long after the commits before it."""
-    ctx.services.finalized_log.flush()
-    ctx.storage.datasets.openings.wait()  # responses do not wait for that
-    proxy.drain()
-    work()
-    ctx.storage.datasets.openings.wait()  # responses do not wait for that
-    return Counter(f"{request.method} {request.kind}" for request in proxy.drain())
-
-
-def create(ctx: Context, name: str = "t", **fields: Any) -> str:
-    location = create_table(ctx, models.CreateTableRequest(id=[name], **fields), small(rows(3))).location
-    assert location is not None
-    return location
-
-
-def count(ctx: Context, location: str) -> int:
-    return lance.dataset(location, storage_options=ctx.storage.options(location)).count_rows()
 
 
 def test_objects_tables_are_written_read_and_deleted(ctx: Context) -> None:
@@ -218,10 +155,6 @@ def stage(ctx: Context, location: str, version: int, name: str = "t") -> models.
     return structs.replace(request, naming_scheme="V2")
 
 
-def names_of_versions(ctx: Context, location: str) -> list[str]:
-    return sorted(ctx.storage.files(location).list_names(f"{location}/_versions"))
-
-
 def test_objects_staged_manifest_is_read_once_and_deleted_before_its_version_is_marked(
     counted: Context, proxy: S3Proxy
 ) -> None:
@@ -287,14 +220,6 @@ def test_objects_versions_are_listed_by_one_list_and_each_is_read_once(counted: 
     first = list_table_versions(counted, models.ListTableVersionsRequest(id=["t"], limit=2, descending=True))
     assert [version.version for version in first.versions] == [4, 3]
     assert listed(counted, page_token=first.page_token, descending=True) == [2]
-
-
-def insert(ctx: Context, key: int) -> int | None:
-    return insert_into_table(ctx, models.InsertIntoTableRequest(id=["t"]), small(rows(1, key))).version
-
-
-def count_served(ctx: Context) -> int:
-    return count_table_rows(ctx, models.CountTableRowsRequest(id=["t"]))
 
 
 def test_objects_latest_version_is_looked_up_in_the_catalog(counted: Context, proxy: S3Proxy) -> None:
@@ -437,21 +362,6 @@ def test_objects_insert_that_another_server_overtakes_is_made_again_on_top(
     assert all(name.endswith(".manifest") for name in names_of_versions(counted, location))
     assert len(counted.storage.files(location).list_names(f"{location}/_transactions")) == 5
     other.services.store.close()
-
-
-@pytest.fixture
-def may_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """While this is not set, no version that was just committed can be opened."""
-    event, open_version = threading.Event(), NextManifest.open
-    event.set()
-
-    def wait_and_open(*arguments: Any) -> lance.LanceDataset:
-        assert event.wait(30)
-        return open_version(*arguments)
-
-    monkeypatch.setattr(NextManifest, "open", wait_and_open)
-    yield event
-    event.set()
 
 
 def test_objects_insert_does_not_wait_until_its_version_is_open(counted: Context, may_open: threading.Event) -> None:

@@ -18,10 +18,11 @@ from tiltyard.tables.query.point_lookups import (
     PAUSE_SECONDS,
     SLOW_SECONDS,
     LookupPace,
+    count_inline,
     point_lookup_inline,
     unlimited_lookup,
 )
-from tiltyard.tables.query.query import query_table
+from tiltyard.tables.query.query import count_table_rows, query_table
 
 ROWS = pa.table(
     {
@@ -70,10 +71,24 @@ LOOKUPS: list[dict[str, Any]] = [
     {"filter": "few = 333", "k": 2},
     {"filter": "id = 5", "vector": {"single_vector": []}, "with_row_id": True},
 ]
+LISTS_AND_RANGES: list[dict[str, Any]] = [
+    {"filter": "id IN (4321, 17, 5999, 17, 77777, 1500)"},
+    {"filter": "few in (333, 12,4)", "k": 5, "with_row_id": True},
+    {"filter": "id IN (7)"},
+    {"filter": "id >= 1495 AND id < 1505", "k": 8},
+    {"filter": "few < 2"},
+    {"filter": "few > 1998", "k": 100},
+    {"filter": "id <= 9 and id > 5"},
+    {"filter": "id BETWEEN 2998 AND 3002"},
+    {"filter": "id between 9 and 5"},
+    {"filter": "id >= 6000"},
+]
 OTHERS: list[dict[str, Any]] = [
     {},
-    {"filter": "id < 5"},
+    {"filter": "free < 5"},
     {"filter": "id = 5 or id = 6"},
+    {"filter": "id NOT IN (5)"},
+    {"filter": "id >= 5 AND few < 9"},
     {"filter": "id = id"},
     {"filter": "kind = 'a''b'"},
     {"filter": "free = 5"},
@@ -100,7 +115,9 @@ def test_look_up_answers_what_a_scan_finds(fields: dict[str, Any], server: Serve
         assert [{name: row[name] for name in ROWS.schema.names} for row in rows] == expected
 
 
-@pytest.mark.parametrize("fields", [fields for fields in LOOKUPS if "kind" not in fields["filter"]], ids=str)
+@pytest.mark.parametrize(
+    "fields", [*(fields for fields in LOOKUPS if "kind" not in fields["filter"]), *LISTS_AND_RANGES], ids=str
+)
 @pytest.mark.usefixtures("table")
 def test_integer_that_is_looked_up_often_is_found_without_lance(
     fields: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +132,69 @@ def test_integer_that_is_looked_up_often_is_found_without_lance(
             found = response_of(server, request)
         assert found.schema.equals(expected.schema, check_metadata=True)
         assert found.equals(expected)
+
+
+@pytest.mark.parametrize("fields", LISTS_AND_RANGES, ids=str)
+@pytest.mark.usefixtures("table")
+def test_list_or_range_runs_on_the_loop_once_it_is_found_in_memory(fields: dict[str, Any], server: Server) -> None:
+    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    expected = query_rows(server, **fields)
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT):
+        query_rows(server, **fields)
+    assert query_rows(server, inline=True, **fields) == expected
+
+
+def test_more_rows_than_a_look_up_orders_are_found_by_lance(
+    server: Server, table: lance.LanceDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(column_cache, "_MAX_FOUND_ROWS", 99)
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+        query_rows(server, filter="id = 1")
+    assert [row["id"] for row in query_rows(server, filter="id >= 100 AND id < 200")] == [*range(100, 110)]
+    with monkeypatch.context() as patch:
+        patch.setattr("tiltyard.tables.query.plan.make_scanner", refuse_scanner)
+        assert [row["id"] for row in query_rows(server, filter="id > 100 AND id < 200")] == [*range(101, 111)]
+        with pytest.raises(AssertionError, match="Lance was asked"):
+            query_rows(server, filter="id >= 100 AND id < 200")
+
+
+def count(server: Server, predicate: str, *, inline: bool = False) -> int:
+    request = ask(models.CountTableRowsRequest, id="t", predicate=predicate)
+    ctx = count_inline(server.ctx, request) if inline else server.ctx
+    assert ctx is not None, "not counted in memory"
+    return count_table_rows(ctx, request)
+
+
+@pytest.mark.parametrize("predicate", ["id = 4", *(fields["filter"] for fields in LISTS_AND_RANGES), "id >= 0"])
+def test_count_by_integers_is_that_of_lance_and_needs_no_thread_once_the_column_is_sorted(
+    predicate: str, server: Server, table: lance.LanceDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = table.count_rows(predicate)
+    assert count_inline(server.ctx, ask(models.CountTableRowsRequest, id="t", predicate=predicate)) is None
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+        assert count(server, predicate) == expected
+    monkeypatch.setattr("tiltyard.tables.query.query.make_scanner", refuse_scanner)
+    assert count(server, predicate, inline=True) == expected
+
+
+def test_count_by_integers_sees_deleted_and_new_rows(server: Server, table: lance.LanceDataset) -> None:
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+        assert count(server, "id < 10") == 10
+    table.delete("id = 7")
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 2):
+        assert count(server, "id < 10") == 9
+    fresh = {"id": [3], "kind": ["k"], "few": [1], "free": [1]}
+    lance.write_dataset(pa.table(fresh), table.uri, mode="append")
+    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 2):
+        assert count(server, "id < 10") == 10
+
+
+@pytest.mark.parametrize(
+    "predicate", ["id < 'x'", "id IN (1.5)", "missing > 5", "id > 99999999999999999999", "id BETWEEN 1 AND NULL"]
+)
+@pytest.mark.usefixtures("table")
+def test_other_counts_are_left_to_lance(predicate: str, server: Server) -> None:
+    assert count_inline(server.ctx, ask(models.CountTableRowsRequest, id="t", predicate=predicate)) is None
 
 
 def refuse_scanner(*_: Any) -> Any:

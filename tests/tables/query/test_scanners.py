@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from lance.dataset import ColumnOrdering
+from lance.query import BooleanQuery, MatchQuery, Occur
 from tests.tables.query.query_table import rows
 
 from tiltyard.tables.query import scanners
@@ -20,15 +21,22 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
 
 SCORED = {"columns": ["id", "_distance"], "disable_scoring_autoprojection": True}
+TEXT = {
+    "columns": ["id", "_score"],
+    "disable_scoring_autoprojection": True,
+    "full_text_query": MatchQuery("text", "text"),
+    "limit": 5,
+}
 VEC = {"column": "vec", "q": pa.array(np.full(8, 0.5, np.float32)), "k": 3}
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> lance.LanceDataset:
-    """Some rows with an IVF_PQ on `vec` and a BTREE on `id`."""
+    """Some rows with an IVF_PQ on `vec`, a BTREE on `id` and a full-text index on `text`."""
     written = lance.write_dataset(rows(300), str(tmp_path_factory.mktemp("scanners") / "t.lance"))
     written.create_index("vec", "IVF_PQ", num_partitions=2, num_sub_vectors=4)
     written.create_scalar_index("id", "BTREE")
+    written.create_scalar_index("text", "INVERTED")
     return written
 
 
@@ -43,6 +51,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"prefilter": True, "filter": "id = 7", "columns": ["id", "text"], "limit": 1}, None),
     ({"prefilter": False, "filter": "grp > 2", "limit": 5, "offset": 3, "with_row_id": True}, None),
     ({"columns": [], "with_row_id": True}, None),
+    (TEXT, None),
+    (TEXT | {"prefilter": True, "filter": "grp < 3", "limit": 4, "offset": 1, "with_row_id": True}, None),
+    (TEXT | {"fast_search": True, "full_text_query": BooleanQuery([(Occur.MUST, MatchQuery("text", "text"))])}, None),
     (SCORED, VEC),
     (SCORED | {"prefilter": True, "filter": "grp = 1", "offset": 1}, VEC | {"metric": None, "nprobes": 2}),
     (SCORED | {"prefilter": False, "filter": "grp = 1"}, VEC | {"metric": "cosine", "use_index": False}),
@@ -72,6 +83,7 @@ def test_make_scanner_short_or_public_plans_and_answers_the_same(
 def test_make_scanner_with_this_pylance_takes_the_short_way(dataset: lance.LanceDataset) -> None:
     assert make_scanner(dataset, {"filter": "id = 1"})._snapshot is None
     assert make_scanner(dataset, SCORED, VEC)._snapshot is None
+    assert make_scanner(dataset, TEXT)._snapshot is None
 
 
 def test_make_scanner_of_an_unknown_column_names_it(dataset: lance.LanceDataset) -> None:

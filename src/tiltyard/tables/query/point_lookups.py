@@ -2,7 +2,7 @@
 
 Where the index and the rows are in memory such a query takes Lance half a millisecond. Its way to a thread and back,
 concurrently with others, takes as long again. Integers that are looked up often are found without Lance: in the cached
-column, which is sorted then.
+column, which is sorted then. So are lists and ranges of them, and their rows are counted there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tiltyard.access.authorization import effective_policy_of
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
 from tiltyard.tables.opening import open_cached
+from tiltyard.tables.query.integer_filters import IntegerFilter, parse_integer_filter
 from tiltyard.tables.query.plan import column_names
 
 if TYPE_CHECKING:
@@ -26,16 +27,12 @@ if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-    from tiltyard.context import Context
+    from tiltyard.context import Context, OpenTable
     from tiltyard.model.spec import models
-    from tiltyard.storage.column_cache import CachedRows
+    from tiltyard.storage.column_cache import BranchKey, CachedRows, ColumnCache
     from tiltyard.storage.version_cache import Snapshot
 
 _LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(?:-?\d{1,19}|'[^'\\]{0,256}')\s*")
-_INTEGER_LOOKUP = re.compile(
-    r"\s*(?!(?:true|false|null)\b|current_|local)([a-z_]\w*)\s*=\s*(-?\d{1,19})\s*", re.IGNORECASE
-)
-"""Not by columns whose names are values to SQL."""
 _INDICES = frozenset({"btree", "bitmap"})
 _MAX_ROWS = 100
 MANY_ROWS = 256
@@ -85,40 +82,103 @@ def lookup_columns(dataset: lance.LanceDataset) -> LookupColumns:
 
 
 def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Context | None:
-    """For `inline`: return a context for a point look-up in a cached local table without policies for the principal."""
-    column = _looked_up_column(request)
-    if column is None:
+    """For `inline`: return a context for a point look-up in a cached local table without policies for the principal.
+
+    A list or a range of integers is one if its rows are found in memory.
+    """
+    expression = _looked_up(request)
+    if expression is None:
+        return None
+    match, integers = _LOOKUP.fullmatch(expression), None
+    if match is None and (integers := parse_integer_filter(expression)) is None:
         return None
     try:
-        table = open_cached(ctx, request.id)
-        if table is None or effective_policy_of(ctx, table.record) is not None:
-            return None
+        table = _open_inline(ctx, request.id)
     except LanceNamespaceError:
         return None  # the operation raises it again, in a thread
-    snapshot, cache = table.snapshot, ctx.storage.datasets.column_cache
+    if table is None:
+        return None
+    snapshot, cache, key = table.snapshot, ctx.storage.datasets.column_cache, (table.record.location, MAIN)
     requested = request.columns.column_names if request.columns else None
     names = column_names(snapshot) if requested is None else tuple(requested)
-    if not cache.has((table.record.location, MAIN), snapshot.dataset, names):
+    if not cache.has(key, snapshot.dataset, names):
         return None
     lookups = snapshot.fact(lookup_columns)
-    if column not in lookups.columns or not lookups.pace.is_fast:
+    if not lookups.pace.is_fast:
+        return None
+    if integers is None:
+        assert match is not None
+        if match[1] not in lookups.columns:
+            return None
+    elif _count_at_once(cache, key, table, integers) is None:
         return None
     started = perf_counter()
     return ctx.with_open_table(table_id(request.id), table, lambda: lookups.pace.record(perf_counter() - started))
 
 
+def count_inline(ctx: Context, request: models.CountTableRowsRequest) -> Context | None:
+    """For `inline`: return a context for a count that a cached manifest or column of a local table answers.
+
+    Policies must not restrict the principal.
+    """
+    if request.version is not None or request.branch:
+        return None
+    integers = None
+    if request.predicate is not None and (integers := parse_integer_filter(request.predicate)) is None:
+        return None
+    try:
+        table = _open_inline(ctx, request.id)
+    except LanceNamespaceError:
+        return ctx  # the operation raises it again, as quickly
+    if table is None:
+        return None
+    if integers is not None:
+        key = table.record.location, MAIN
+        if _count_at_once(ctx.storage.datasets.column_cache, key, table, integers) is None:
+            return None
+    return ctx.with_open_table(table_id(request.id), table)
+
+
+def _open_inline(ctx: Context, names: list[str] | None) -> OpenTable | None:
+    """Return a cached local table without policies for the principal; None for others. Raises as `open_cached` does."""
+    table = open_cached(ctx, names)
+    return None if table is None or effective_policy_of(ctx, table.record) is not None else table
+
+
+def _count_at_once(cache: ColumnCache, key: BranchKey, table: OpenTable, selected: IntegerFilter) -> int | None:
+    """Return how many rows integers select, if that takes microseconds: their column is indexed, cached and sorted."""
+    if selected.column not in table.snapshot.fact(lookup_columns).columns:
+        return None
+    names = (selected.column,)
+    if not cache.has(key, table.dataset, names):
+        return None
+    rows = cache.rows(key, table.dataset, names)
+    return None if rows is None else rows.count_at_once(selected.column, selected.integers)
+
+
 def find_in_memory(
     snapshot: Snapshot, expression: str, cached_column: Callable[[str], CachedRows | None]
 ) -> pa.UInt64Array | None:
-    """Return the addresses of the rows that a look-up by an integer selects, ascending; None where Lance finds them.
+    """Return the addresses of the rows that a look-up by integers selects, ascending; None where Lance finds them.
 
     `cached_column` returns a column that is in memory.
     """
-    match = _INTEGER_LOOKUP.fullmatch(expression)
-    if match is None or match[1] not in snapshot.fact(lookup_columns).columns:
+    selected = parse_integer_filter(expression)
+    if selected is None or selected.column not in snapshot.fact(lookup_columns).columns:
         return None
-    rows = cached_column(match[1])
-    return None if rows is None else rows.find(match[1], int(match[2]))
+    rows = cached_column(selected.column)
+    return None if rows is None else rows.find(selected.column, selected.integers)
+
+
+def count_in_memory(
+    snapshot: Snapshot, predicate: str, cached_column: Callable[[str], CachedRows | None]
+) -> int | None:
+    """Return how many rows a predicate selects by integers; None where Lance counts them. See `find_in_memory`."""
+    selected = parse_integer_filter(predicate)
+    if selected is None or selected.column not in snapshot.fact(lookup_columns).columns:
+        return None
+    rows = cached_column(selected.column)
+    return None if rows is None else rows.count(selected.column, selected.integers)
 
 
 def unlimited_lookup(snapshot: Snapshot, expression: str) -> Callable[[int], None] | None:
@@ -138,16 +198,15 @@ def unlimited_lookup(snapshot: Snapshot, expression: str) -> Callable[[int], Non
     return on_batch_rows
 
 
-def _looked_up_column(request: models.QueryTableRequest) -> str | None:
-    """Return the column that a query looks up, None if the query is no point look-up."""
+def _looked_up(request: models.QueryTableRequest) -> str | None:
+    """Return the filter of a query that may be a point look-up by its other fields, else None."""
     if request.filter is None or request.k > _MAX_ROWS:
         return None
-    match = _LOOKUP.fullmatch(request.filter)
     vector, columns = request.vector, request.columns
     other_options = (request.version, request.branch, request.full_text_query, request.order_by, request.offset)
-    if match is None or any(other_options) or (vector and (vector.single_vector or vector.multi_vector)):
+    if any(other_options) or (vector and (vector.single_vector or vector.multi_vector)):
         return None
-    return None if columns is not None and columns.column_names is None else match[1]
+    return None if columns is not None and columns.column_names is None else request.filter
 
 
 def _fully_indexed_columns(dataset: lance.LanceDataset) -> frozenset[str]:

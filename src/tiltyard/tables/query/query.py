@@ -17,19 +17,18 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
-from tiltyard.model.ids import table_id
 from tiltyard.model.operations import ArrowAnswer, operation
 from tiltyard.model.principals import EVERYBODY
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.opening import explain_copy_on_disk, open_cached, open_for_reading, with_copy_on_disk
+from tiltyard.tables.opening import explain_copy_on_disk, open_for_reading, with_copy_on_disk
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.query.memory_search import query_inline
 from tiltyard.tables.query.plan import QUERY_INDEX, Search, plan_search
+from tiltyard.tables.query.point_lookups import count_inline
 from tiltyard.tables.query.policy_enforcement import (
     PolicyScope,
     check_search_columns,
@@ -109,7 +108,12 @@ def _caches_for(
     ctx: Context, table: OpenTable, branch: Branch, request: models.QueryTableRequest
 ) -> CachedColumns | None:
     """Return the caches that may serve a query: those of the latest version, for few rows."""
-    if request.version is not None or request.k > _SMALL_ROWS:
+    return None if request.k > _SMALL_ROWS else _caches_of(ctx, table, branch, request.version)
+
+
+def _caches_of(ctx: Context, table: OpenTable, branch: Branch, version: int | None) -> CachedColumns | None:
+    """Return the caches of a branch's latest version; None for a version that a request names."""
+    if version is not None:
         return None
     datasets = ctx.storage.datasets
     return CachedColumns(datasets.column_cache, (table.record.location, branch), datasets.vector_cache)
@@ -182,20 +186,7 @@ def _scanners_until_deadline(ctx: Context, search: Search) -> Iterator[LanceScan
         yield scanner
 
 
-def _count_inline(ctx: Context, request: models.CountTableRowsRequest) -> Context | None:
-    """For `inline`: return a context for a count that a cached manifest answers, with one look-up of a local file."""
-    if request.predicate is not None or request.version is not None or request.branch:
-        return None
-    try:
-        table = open_cached(ctx, request.id)
-        if table is None or effective_policy_of(ctx, table.record) is not None:
-            return None
-        return ctx.with_open_table(table_id(request.id), table)
-    except LanceNamespaceError:
-        return ctx  # the operation raises it again, as quickly
-
-
-@operation(needs=on_table(Privilege.READ, enforces_policies=True), inline=_count_inline, changes=False, query=True)
+@operation(needs=on_table(Privilege.READ, enforces_policies=True), inline=count_inline, changes=False, query=True)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
     """Return the number of rows, or of those that match a predicate. Raises what `query_table` raises."""
     branch = Branch.parse(request.branch)
@@ -209,20 +200,25 @@ def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int
         return _count(load_view(ctx, view, request.branch, request.version), request.predicate)
 
     def count(table: OpenTable) -> int:
+        if request.predicate is None and scope is None:
+            return table.snapshot.count_rows()
         if scope is None:
-            return _count(table.snapshot, request.predicate)
+            return _count(table.snapshot, request.predicate, _caches_of(ctx, table, branch, request.version))
         with redact_errors():
             return _count(table.snapshot, scope.combine_filter(request.predicate, "predicate"))
 
     return _read_copy_or_store(ctx, table, branch, request.version, count)
 
 
-def _count(snapshot: Snapshot, predicate: str | None) -> int:
+def _count(snapshot: Snapshot, predicate: str | None, cached_columns: CachedColumns | None = None) -> int:
+    """Return how many rows a predicate selects: from a cached column, or by Lance. Raises Lance's errors."""
     if predicate is None:
         return snapshot.count_rows()
     check_expression(predicate, "predicate")
     dataset = snapshot.dataset
     with _query_errors(dataset):
+        if cached_columns is not None and (count := cached_columns.count(snapshot, predicate)) is not None:
+            return count
         options = batch_options(snapshot, (), {"predicate": predicate})
         if _ROW_OFFSET in predicate.lower():  # Lance has this column in a scan, but not in a count
             scanner = make_scanner(dataset, {"columns": [_ROW_OFFSET], "filter": predicate, **options})

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tiltyard.tables.query.memory_search import BatchReader, MemorySearch
 from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, column_names
-from tiltyard.tables.query.point_lookups import find_in_memory, unlimited_lookup
+from tiltyard.tables.query.point_lookups import count_in_memory, find_in_memory, unlimited_lookup
 from tiltyard.tables.query.search_effort import choose_effort
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tiltyard.storage.column_cache import BranchKey, CachedRows, ColumnCache
     from tiltyard.storage.vector_cache.cache import VectorCache
+    from tiltyard.storage.version_cache import Snapshot
     from tiltyard.tables.query.plan import Search
 
 _SCORES = ("_distance", "_score")
@@ -69,6 +70,10 @@ class CachedColumns:
     def memory_search(self) -> MemorySearch:
         """The search of vectors in memory."""
         return MemorySearch(self.key, self.vectors, self.cache)
+
+    def count(self, snapshot: Snapshot, predicate: str) -> int | None:
+        """Return how many rows a predicate selects by the integers of a cached column; None where Lance counts them."""
+        return count_in_memory(snapshot, predicate, lambda name: self.cache.rows(self.key, snapshot.dataset, (name,)))
 
 
 def open_readers(search: Search, cached_columns: CachedColumns | None) -> Iterator[Reader]:
@@ -171,18 +176,20 @@ class _CachedReader:
         self._rows = rows
         self._max_rows = max_rows
         self._on_batch_rows = on_batch_rows
-        fields = [rows.fields[name] if name in rows.fields else reader.schema.field(name) for name in names]
-        self.schema = pa.schema(fields, reader.schema.metadata)
+        schema = rows.response_schemas.get(names)
+        if schema is None:  # of one version, it is the same for each search of these columns
+            fields = [rows.fields[name] if name in rows.fields else reader.schema.field(name) for name in names]
+            schema = rows.response_schemas[names] = pa.schema(fields, reader.schema.metadata)
+        self.schema: pa.Schema = schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        remaining = self._max_rows
+        remaining, rows, names = self._max_rows, self._rows, self.schema.names
         for found_rows in self._reader:
             batch = found_rows
             if self._on_batch_rows is not None:
                 self._on_batch_rows(found_rows.num_rows)
                 batch = found_rows.slice(0, remaining)
                 remaining -= batch.num_rows
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            cached = self._rows.take(columns[self._rows.address])
-            columns |= zip(self._rows.fields, cached, strict=True)
-            yield pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+            columns = dict(zip(rows.fields, rows.take(batch.column(rows.address)), strict=True))
+            selected = [columns[name] if name in columns else batch.column(name) for name in names]
+            yield pa.RecordBatch.from_arrays(selected, schema=self.schema)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from lance.dataset import LanceScanner, ScannerBuilder
+from lance.query import FullTextQuery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,9 @@ _NATIVE_OPTIONS = frozenset(
         "batch_size_bytes",
         "columns",
         "disable_scoring_autoprojection",
+        "fast_search",
         "filter",
+        "full_text_query",
         "io_buffer_size",
         "limit",
         "nearest",
@@ -36,7 +39,7 @@ _NATIVE_OPTIONS = frozenset(
     }
 )
 """Options with the same meaning for the native scanner as for pylance's, as long as they have `_NATIVE_TYPES`."""
-_NATIVE_TYPES = (list, str, int)
+_NATIVE_TYPES = (list, str, int, FullTextQuery)
 
 
 def make_scanner(
@@ -48,6 +51,8 @@ def make_scanner(
     """
     native: Any = dataset._ds
     if _has_native_options(options, nearest) and _native_scanner_accepts(native.__class__):
+        if (text := options.get("full_text_query")) is not None:
+            options = {**options, "full_text_query": text.inner}
         return LanceScanner(native.scanner(**options, nearest=nearest), dataset)
     if nearest is None:
         return dataset.scanner(**options)

@@ -1,0 +1,75 @@
+"""Parse filters that select rows by the integers of one column: `id = 5`, `id IN (1, 2)`, `id >= 5 AND id < 9`.
+
+Such rows are found, and counted, in a cached column. All other filters are left to Lance.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tiltyard.storage.column_cache import IntegerRange, Integers
+
+_FLAGS = re.IGNORECASE | re.ASCII
+_COLUMN = r"\s*(?!(?:true|false|null)\b|current_|local)([a-z_]\w*)"
+"""Not a column whose name is a value to SQL."""
+_INTEGER = r"\s*(-?\d{1,18})\s*"
+"""Fits into 64 bits, whatever its digits are: Lance has rules of its own for larger ones."""
+_VALUE = re.compile(rf"{_COLUMN}\s*=\s*(-?\d{{1,19}})\s*", _FLAGS)
+_LIST = re.compile(rf"{_COLUMN}\s+IN\s*\(((?:{_INTEGER},)*{_INTEGER})\)\s*".replace("(-?", "(?:-?"), _FLAGS)
+_BETWEEN = re.compile(rf"{_COLUMN}\s+BETWEEN(?=[\s-]){_INTEGER}(?<=\s)AND(?=[\s-]){_INTEGER}", _FLAGS)
+_BOUND = rf"{_COLUMN}\s*(<=?|>=?){_INTEGER}"
+_BOUNDS = re.compile(rf"{_BOUND}(?:(?<=\s)AND(?=\s){_BOUND})?", _FLAGS)
+_MAX_LENGTH = 16 << 10
+"""Characters from which on a filter is left to Lance: a list of a thousand integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerFilter:
+    """A column, and the integers whose rows are selected."""
+
+    column: str
+    integers: Integers
+
+
+@lru_cache(maxsize=32)
+def parse_integer_filter(expression: str) -> IntegerFilter | None:
+    """Return what a filter selects by the integers of one column; None for all other filters."""
+    if len(expression) > _MAX_LENGTH:
+        return None
+    if match := _VALUE.fullmatch(expression):
+        return IntegerFilter(match[1], (int(match[2]),))
+    if match := _LIST.fullmatch(expression):
+        return IntegerFilter(match[1], tuple(map(int, match[2].split(","))))
+    if match := _BETWEEN.fullmatch(expression):
+        return IntegerFilter(match[1], IntegerRange(int(match[2]), int(match[3])))
+    if match := _BOUNDS.fullmatch(expression):
+        return _bounded(*match.groups())
+    return None
+
+
+def _bounded(
+    column: str, operator: str, value: str, other: str | None, other_operator: str | None, other_value: str | None
+) -> IntegerFilter | None:
+    """Return the filter of one comparison, or of two with the same column that bound a range on both sides."""
+    first = _range(operator, int(value))
+    if other is None or other_operator is None or other_value is None:
+        return IntegerFilter(column, first)
+    second = _range(other_operator, int(other_value))
+    if other != column or (first.first is None) == (second.first is None):
+        return None
+    low, high = (first, second) if second.first is None else (second, first)
+    return IntegerFilter(column, IntegerRange(low.first, high.last))
+
+
+def _range(operator: str, value: int) -> IntegerRange:
+    match operator:
+        case ">":
+            return IntegerRange(value + 1, None)
+        case ">=":
+            return IntegerRange(value, None)
+        case "<":
+            return IntegerRange(None, value - 1)
+        case _:
+            return IntegerRange(None, value)

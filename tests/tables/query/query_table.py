@@ -31,7 +31,11 @@ WORDS = (
 
 def context(datasets: Datasets) -> Context:
     """Return the context of a server that has nothing but open tables."""
-    services = SimpleNamespace(storage=SimpleNamespace(datasets=datasets), query_memory=MemoryBudget(4 << 30))
+    services = SimpleNamespace(
+        storage=SimpleNamespace(datasets=datasets),
+        query_memory=MemoryBudget(4 << 30),
+        settings=SimpleNamespace(workers=1),
+    )
     return Context(cast("Services", services))
 
 

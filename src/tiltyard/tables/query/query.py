@@ -40,6 +40,7 @@ from tiltyard.tables.query.policy_enforcement import (
 from tiltyard.tables.query.readers import CachedColumns, Reader, open_readers
 from tiltyard.tables.query.scanners import make_scanner
 from tiltyard.tables.query.search_effort import choose_effort
+from tiltyard.tables.query.shared_searches import processors_of
 from tiltyard.tables.query.view_rows import VIEW_BYTES, count_view, find_view, load_view, scan_view
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -116,7 +117,8 @@ def _caches_of(ctx: Context, table: OpenTable, branch: Branch, version: int | No
     if version is not None:
         return None
     datasets = ctx.storage.datasets
-    return CachedColumns(datasets.column_cache, (table.record.location, branch), datasets.vector_cache)
+    key, processors = (table.record.location, branch), processors_of(ctx.services.settings.workers)
+    return CachedColumns(datasets.column_cache, key, datasets.vector_cache, processors)
 
 
 def _query_view(ctx: Context, view: PlainView, request: models.QueryTableRequest) -> ArrowAnswer:

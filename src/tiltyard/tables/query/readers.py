@@ -15,6 +15,7 @@ from tiltyard.tables.query.memory_search import BatchReader, MemorySearch
 from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, column_names
 from tiltyard.tables.query.point_lookups import count_in_memory, find_in_memory, unlimited_lookup
 from tiltyard.tables.query.search_effort import choose_effort
+from tiltyard.tables.query.shared_searches import can_share, find_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,6 +66,8 @@ class CachedColumns:
     cache: ColumnCache
     key: BranchKey
     vectors: VectorCache
+    processors: int = 1
+    """Searches that run at once without waiting for others."""
 
     @property
     def memory_search(self) -> MemorySearch:
@@ -88,7 +91,9 @@ def open_readers(search: Search, cached_columns: CachedColumns | None) -> Iterat
         names = tuple(name for name in output if name not in _SCORES)
         rows = cached_columns.cache.rows(cached_columns.key, search.dataset, names, may_wait=True)
         if rows is not None:
-            yield from _rows_in_memory(search, rows, output, cached_columns) or _cached_readers(search, rows, output)
+            yield from _rows_in_memory(search, rows, output, cached_columns) or _cached_readers(
+                search, rows, output, cached_columns.processors
+            )
             return
     for scanner in search.scanners():
         yield scanner.to_reader()
@@ -142,7 +147,7 @@ def _schema_metadata(dataset: lance.LanceDataset) -> dict[bytes, bytes] | None:
     return metadata
 
 
-def _cached_readers(search: Search, rows: CachedRows, output: tuple[str, ...]) -> Iterator[Reader]:
+def _cached_readers(search: Search, rows: CachedRows, output: tuple[str, ...], processors: int) -> Iterator[Reader]:
     """Yield readers that take the columns of the rows that Lance finds from the cache."""
     with_row_id = bool(search.options.get("with_row_id"))
     lance_columns = [name for name in output if name in _SCORES]
@@ -156,7 +161,13 @@ def _cached_readers(search: Search, rows: CachedRows, output: tuple[str, ...]) -
         if on_batch_rows is not None:
             options.pop("limit", None)
     names = (*output, ROW_ID) if with_row_id else output
-    for scanner in replace(search, options=options).scanners():
+    search_for_addresses = replace(search, options=options)
+    if can_share(search_for_addresses):
+        found = find_shared(search_for_addresses, processors)
+        reader = BatchReader(found.schema, tuple(found.to_batches()))
+        yield _CachedReader(reader, rows, names, search.max_rows or 0, None)
+        return
+    for scanner in search_for_addresses.scanners():
         yield _CachedReader(scanner.to_reader(), rows, names, search.max_rows or 0, on_batch_rows)
 
 
@@ -165,7 +176,7 @@ class _CachedReader:
 
     def __init__(
         self,
-        reader: pa.RecordBatchReader,
+        reader: Reader,
         rows: CachedRows,
         names: tuple[str, ...],
         max_rows: int,

@@ -47,7 +47,8 @@ def make_scanner(
 ) -> LanceScanner:
     """Create a scanner with the options of `LanceDataset.scanner`; `nearest` was checked before.
 
-    A query vector is an array of the type that its column takes, or a list of them. Raises Lance's errors.
+    A query vector is an array of the type that its column takes; a list of them is one query of a multivector column, a
+    ListArray of them a batch of queries. Raises Lance's errors.
     """
     native: Any = dataset._ds
     if _has_native_options(options, nearest) and _native_scanner_accepts(native.__class__):
@@ -60,7 +61,7 @@ def make_scanner(
 
 
 def _has_native_options(options: Mapping[str, Any], nearest: Mapping[str, Any] | None) -> bool:
-    if nearest is not None and not isinstance(nearest["q"], (pa.FloatingPointArray, pa.Int8Array)):
+    if nearest is not None and not isinstance(nearest["q"], (pa.FloatingPointArray, pa.Int8Array, pa.ListArray)):
         return False
     return _NATIVE_OPTIONS.issuperset(options) and all(isinstance(value, _NATIVE_TYPES) for value in options.values())
 

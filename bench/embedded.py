@@ -20,7 +20,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from bench.servers import TREE
+from bench.servers import TICKS, TREE
 
 
 def together(work: Callable[[int], object], threads: int, seconds: float, warm_up: float) -> float:
@@ -133,6 +133,11 @@ class Embedded:
         if not line:
             raise RuntimeError("pylance in a process of its own ended; its reason stands above.")
         return json.loads(line)
+
+    def cpu_seconds(self) -> float:
+        """Processor time that it has used."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
 
     def stop(self) -> None:
         """End it."""

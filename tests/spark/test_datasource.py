@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import table as table_of
+from tiltyard.pipeline.datasource import TiltyardSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from tiltyard.pipeline.datasource.changes import ChangesReader
+    from tiltyard.pipeline.datasource.reader import TableReader
     from tiltyard.pipeline.table_location import CatalogConnection
 
 Fresh = Callable[[str], str]
@@ -121,6 +125,34 @@ def test_read_in_partitions_sees_all_rows_and_filters_do_not_stick(put: Any, rea
     assert frame.rdd.getNumPartitions() == 4
     assert frame.filter("n = 5").union(frame.filter("n = 7")).collect() == [(5, "t5"), (7, "t7")]
     assert frame.count() == 100
+
+
+def test_planning_leaves_what_it_imported_out_of_later_garbage_collections(
+    spark: SparkSession, put: Any, shared_server: ServerProcess, fresh: Fresh
+) -> None:
+    name = fresh("planned")
+    put(name, numbers(3))
+
+    class Observed(TiltyardSource):
+        @classmethod
+        def name(cls) -> str:
+            return "observed_by_a_test"
+
+        def schema(self) -> StructType:
+            columns = super().schema()
+            if not gc.get_freeze_count():
+                raise RuntimeError("The process that plans columns walks through all imports after each DataFrame.")
+            return columns
+
+        def reader(self, schema: StructType) -> TableReader | ChangesReader:
+            reader = super().reader(schema)
+            if not gc.get_freeze_count():
+                raise RuntimeError("The process that plans partitions walks through all imports after each query.")
+            return reader
+
+    spark.dataSource.register(Observed)
+    frame = spark.read.format(Observed.name()).options(uri=shared_server.url, table=name).load()
+    assert frame.count() == 3
 
 
 @pytest.mark.xfail(

@@ -339,8 +339,9 @@ def tune_allocator() -> None:
 def freeze_imports(kind: str) -> None:
     """Exclude imported objects from garbage collection after the first task of a kind; later calls do nothing.
 
-    PySpark collects garbage after each task. With pylance, pandas and PySpark imported that is a tenth of a second of
-    walking through objects that live as long as the process: many tasks take less.
+    PySpark collects garbage after each task, and after each planning of a data source. With pylance, pandas and PySpark
+    imported that is a tenth of a second of walking through objects that live as long as the process: many tasks take
+    less.
     """
     gc.collect()
     gc.freeze()

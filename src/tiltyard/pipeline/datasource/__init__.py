@@ -17,6 +17,7 @@ from tiltyard.pipeline.datasource.reader import TableReader, pin_table
 from tiltyard.pipeline.datasource.spark_types import spark_schema
 from tiltyard.pipeline.datasource.streaming import StreamReader, StreamWriter
 from tiltyard.pipeline.datasource.writer import TableWriter
+from tiltyard.pipeline.spark_tasks import freeze_imports
 from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
@@ -51,13 +52,17 @@ class TiltyardSource(DataSource):
                 f"{self._options().table} is only declared, and has no columns yet: write to it first, or say which "
                 "columns it will have (spark.read.schema)."
             )
-        return spark_schema(table.schema)
+        columns = spark_schema(table.schema)
+        freeze_imports("schema")
+        return columns
 
     def reader(self, schema: StructType) -> TableReader | ChangesReader:
         """Return a reader of the pinned version, or of the changes up to it."""
         if self._options().reads_changes:
             return ChangesReader(self._pin_changes(), schema)
-        return TableReader(self._pin(), schema)
+        reader = TableReader(self._pin(), schema)
+        freeze_imports("reader")
+        return reader
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         """Return a writer that commits all rows at once."""

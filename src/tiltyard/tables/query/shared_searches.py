@@ -154,6 +154,8 @@ def _find_together(search: Search, calls: list[_Call], common: Mapping[str, Any]
     rows = scanner.to_reader().read_all().combine_chunks()
     numbers = rows.column(QUERY_INDEX).to_numpy()
     rows = rows.drop_columns([QUERY_INDEX])
+    if np.any(numbers[1:] < numbers[:-1]):
+        raise ValueError("Lance returned the rows of a batch in another order than that of its queries.")
     bounds = numbers.searchsorted(np.arange(len(calls) + 1))
     parts = [rows.slice(first, last - first) for first, last in pairwise(bounds.tolist())]
     for call, part in zip(calls[1:], parts[1:], strict=True):

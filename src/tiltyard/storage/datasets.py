@@ -240,8 +240,12 @@ class Datasets:
 
         `recorded` is the latest version as the catalog has it, read before the dataset was opened, or after its commit.
         The commit may have rebased on a version that nobody has checked, so a dataset that `check_bases` would refuse
-        is not shared.
+        is not shared. The snapshot that a reader has opened of this version meanwhile stays: what was read of it is not
+        read again.
         """
+        opened = self._shared.get((location, branch))
+        if opened is not None and opened.is_of_same_file(dataset):
+            return opened.snapshot
         snapshot = Snapshot(dataset)
         if not self._has_allowed_bases(location, dataset):
             return snapshot

@@ -89,6 +89,11 @@ class SharedSnapshot:
             return False
         return not os.access(files.references, os.F_OK) or self._is_last_in_folder(files.versions)
 
+    def is_of_same_file(self, dataset: lance.LanceDataset) -> bool:
+        """Whether the latest version, opened just now, is this one, by its manifest's file on a local disk."""
+        is_known = self.files is not None and self.files.identity is not None
+        return is_known and bool(dataset.version == self.dataset.version) and self.is_latest()
+
     def confirm(self, recorded: RecordedVersion | None) -> None:
         """Remember that storage and the catalog agree that this is the latest version, if they do."""
         if self.files is None and recorded is not None and recorded.version == self.dataset.version:

@@ -14,7 +14,7 @@ import pytest
 from lance_namespace.errors import TableBranchNotFoundError
 
 from tests.services.s3 import s3_server
-from tiltyard.model.branches import Branch
+from tiltyard.model.branches import MAIN, Branch
 from tiltyard.storage import datasets, shared_snapshots
 from tiltyard.storage.datasets import Datasets
 
@@ -72,6 +72,21 @@ def test_open_for_reading_opens_nothing_anew_for_a_few_commits(
 
     monkeypatch.setattr(opened, "open_for_writing", opens)
     assert opened.open_for_reading(location, {}).version == 4
+
+
+def test_cache_keeps_the_snapshot_that_a_reader_has_opened_of_the_same_version(opened: Datasets, location: str) -> None:
+    opened.open_snapshot(location, {})
+    committed = lance.write_dataset(ROW, location, mode="append")
+    read = opened.open_snapshot(location, {})
+    assert opened.cache(location, MAIN, committed) is read
+    append(location)  # a version that no reader has opened
+    committed = lance.dataset(location)
+    assert opened.cache(location, MAIN, committed).dataset is committed
+    shutil.rmtree(location)
+    lance.write_dataset(ROW, location)
+    append(location, 2)  # another table's version of the same number
+    replaced = lance.dataset(location)
+    assert opened.cache(location, MAIN, replaced).dataset is replaced
 
 
 def test_open_for_reading_of_a_branch_moves_on_along_it(opened: Datasets, location: str) -> None:

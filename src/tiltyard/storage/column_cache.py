@@ -55,6 +55,8 @@ _MAX_SORTED_ROWS = 200_000
 """Rows up to which a column is sorted, which takes 20 ms."""
 _MAX_FOUND_ROWS = 10_000
 """Rows up to which a look-up returns their addresses: to order more of them takes Lance no longer."""
+_FEW_ROWS = 16
+"""Rows up to which each is taken by itself: ten rows of four fragments in a sixth of the time."""
 _OFFSET_MASK = 0xFFFF_FFFF
 _TAKE_OPTIONS = pc.TakeOptions()
 """As those of `RecordBatch.take`, which makes them anew each time."""
@@ -183,6 +185,8 @@ class CachedRows:
         if self._only_fragment is not None:
             taken: pa.RecordBatch = pc.call_function("take", [self._only_fragment, addresses], _TAKE_OPTIONS)
             return list(taken.columns)
+        if len(addresses) <= _FEW_ROWS:
+            return self._take_few(addresses.to_pylist())
         positions = addresses.to_numpy()
         numbers, offsets = positions >> 32, positions & _OFFSET_MASK
         present = np.unique(numbers).tolist()
@@ -194,6 +198,14 @@ class CachedRows:
         rows = np.split(offsets[order], np.flatnonzero(np.diff(numbers[order])) + 1)
         parts = [self._fragments[number].take(pa.array(taken)) for number, taken in zip(present, rows, strict=True)]
         return list(pa.concat_batches(parts).take(pa.array(np.argsort(order, kind="stable"))).columns)
+
+    def _take_few(self, addresses: list[int]) -> list[pa.Array]:
+        if not addresses:
+            return list(next(iter(self._fragments.values())).slice(0, 0).columns)
+        rows = pa.concat_batches([self._fragments[at >> 32].slice(at & _OFFSET_MASK, 1) for at in addresses])
+        if len(rows) < len(addresses):
+            raise pa.ArrowIndexError("No fragment has some of these rows.")
+        return list(rows.columns)
 
 
 @dataclass(frozen=True, slots=True)

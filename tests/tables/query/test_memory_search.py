@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ def _small_thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the graph answer, and rows move to it, for tables of a test's size."""
     monkeypatch.setattr(index, "_EXACT_ROWS", 100)
     monkeypatch.setattr(cache, "EXTEND_ROWS", 200)
+    monkeypatch.setattr(cache, "SPARE_ROWS", 400)
     return
 
 
@@ -150,6 +152,24 @@ def test_every_version_has_the_right_rows_and_distances(tmp_path: Path, seed: in
     assert answered == 100
     assert np.mean(shares) >= 0.95
     table.datasets.vector_cache.close()
+
+
+def test_rows_are_added_while_another_column_is_built(tmp_path: Path, rng: np.random.Generator) -> None:
+    table = Searched(str(tmp_path / "t"), rows(rng, 0, 2000))
+    vector_cache, query = table.datasets.vector_cache, rng.normal(size=DIMENSION).tolist()
+    table.warm(query)
+    released = threading.Event()
+    vector_cache._builders.submit(released.wait)
+    lance.write_dataset(rows(rng, 10_000, 250), table.uri, mode="append")
+    assert table.check(query) >= 0.9
+    vector_cache._extenders.submit(int).result()
+    (entry,) = vector_cache._entries.values()
+    latest = table.datasets.open_snapshot(table.uri, {})
+    assert entry.index is not None
+    assert entry.index.rows == 2250
+    assert len(entry.versions[latest.dataset].others) == 0  # without another search
+    assert table.check(query) >= 0.9
+    released.set()
 
 
 def test_recall_at_each_selectivity(tmp_path: Path, rng: np.random.Generator) -> None:

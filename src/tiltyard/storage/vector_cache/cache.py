@@ -48,8 +48,12 @@ _WINDOW_SECONDS = 60.0
 _RETRY_SECONDS = 60.0
 _MAX_COLUMNS = 256
 """Columns whose searches are counted."""
-EXTEND_ROWS = 1024
+EXTEND_ROWS = 256
 """Rows outside of an index from which on they are added to it."""
+SPARE_ROWS = 2048
+"""Rows for which an index has room besides an eighth of its own; that many may be outside of a small one, too."""
+INLINE_OTHER_ROWS = 2048
+"""Rows outside of an index below which a search runs on the event loop."""
 MAX_OTHER_ROWS = 20_000
 """Rows outside of an index up to which each search computes their distances, if they are no more than an eighth."""
 _COPIES = 2
@@ -183,7 +187,9 @@ class VectorCache:
         """Searches that an index in memory has answered."""
         self._entries: OrderedDict[VectorKey, _Entry] = OrderedDict()
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(1, "vector-cache", initializer=_lower_priority)
+        self._builders = ThreadPoolExecutor(1, "vector-build", initializer=_lower_priority)
+        self._extenders = ThreadPoolExecutor(1, "vector-extend")
+        """Of no lower priority: searches wait for its rows. It never waits for a build."""
         self._is_closed = False
 
     @property
@@ -211,7 +217,7 @@ class VectorCache:
                 entry.drop_index("most rows are new to it: it is built anew")
                 return None
         if len(rows.others) >= EXTEND_ROWS:
-            self._start(entry, self._extend, dataset)
+            self._start(self._extenders, entry, self._extend, dataset)
         return rows
 
     def is_ready(self, table: BranchKey, column: str | None, dataset: lance.LanceDataset) -> bool:
@@ -221,7 +227,7 @@ class VectorCache:
                 entry for key, entry in self._entries.items() if key.table == table and column in (None, key.column)
             ]
         versions = [entry.versions.get(dataset) for entry in entries if entry.index is not None]
-        return any(rows is not None and len(rows.others) < 2 * EXTEND_ROWS for rows in versions)
+        return any(rows is not None and len(rows.others) < INLINE_OTHER_ROWS for rows in versions)
 
     def state(self, key: VectorKey, dataset: lance.LanceDataset) -> str | None:
         """Return why Lance answers the searches of a column; None where an index in memory does."""
@@ -243,11 +249,13 @@ class VectorCache:
     def close(self) -> None:
         """Build no more, and stop the running build."""
         self._is_closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._builders.shutdown(wait=False, cancel_futures=True)
+        self._extenders.shutdown(wait=False, cancel_futures=True)
 
     def wait(self) -> None:
-        """Wait for builds that were started before."""
-        self._threads.submit(int).result()
+        """Wait for builds and extensions that were started before."""
+        self._builders.submit(int).result()
+        self._extenders.submit(int).result()
 
     def _touch(self, key: VectorKey) -> _Entry:
         with self._lock:
@@ -264,17 +272,17 @@ class VectorCache:
         now = monotonic()
         entry.searches.append(now)
         if len(entry.searches) == SEARCHES and entry.searches[0] > now - _WINDOW_SECONDS and now >= entry.retry_at:
-            self._start(entry, self._build, dataset)
+            self._start(self._builders, entry, self._build, dataset)
 
-    def _start(self, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:
+    def _start(self, threads: ThreadPoolExecutor, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:
         with self._lock:
             if entry.is_working or self._is_closed:
                 return
             entry.is_working = True
-            self._threads.submit(self._run, entry, work, dataset)
+            threads.submit(self._run, entry, work, dataset)
 
     def _run(self, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:
-        """Do a piece of work on an entry, in the cache's thread."""
+        """Do a piece of work on an entry, in a thread of the cache."""
         try:
             work(entry, dataset)
         except _ClosedError:
@@ -295,7 +303,7 @@ class VectorCache:
 
     def _build(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
         rows = dataset.count_rows()
-        capacity = rows + rows // 8 + 2 * EXTEND_ROWS
+        capacity = rows + rows // 8 + SPARE_ROWS
         dimension = entry.key.dimension
         self._make_room(entry, capacity * bytes_of_row(dimension) + _other_rows(capacity) * _COPIES * 4 * dimension)
         entry.state = "it is being built"
@@ -335,7 +343,6 @@ class VectorCache:
         if index.rows + sum(len(block.offsets) for block in others.values()) > index.capacity:
             with entry.lock:
                 entry.drop_index("it has no room for new rows: it is built anew")
-            self._build(entry, dataset)
             return
         added = {}
         for key, block in others.items():
@@ -347,7 +354,11 @@ class VectorCache:
                 entry.blocks |= added
                 entry.others = {key: block for key, block in entry.others.items() if key not in added}
                 entry.masks = {key: mask for key, mask in entry.masks.items() if key not in added}
-                entry.versions.clear()
+                latest = max(entry.versions.keys(), key=lambda known: known.version, default=None)
+                entry.versions.clear()  # they were right, but had all these rows outside of the index
+                with contextlib.suppress(_IndexOutdatedError):  # the next search of the version meets it, too
+                    if latest is not None:
+                        entry.rows_of(latest, index)
 
     def _add(
         self,
@@ -375,7 +386,7 @@ class VectorCache:
 
 def _other_rows(capacity: int) -> int:
     """Return how many rows may be outside of an index with room for so many."""
-    return min(MAX_OTHER_ROWS, capacity // 8 + 2 * EXTEND_ROWS)
+    return min(MAX_OTHER_ROWS, capacity // 8 + SPARE_ROWS)
 
 
 def _lower_priority() -> None:

@@ -120,14 +120,15 @@ class OtherRows:
             vectors.append(block.vectors[mask])
         return cls(np.concatenate(addresses), np.concatenate(vectors))
 
-    def distances(self, query: Array, mask: Array, metric: str) -> tuple[Array, Array]:
-        """Return addresses and distances of the rows that a mask selects."""
+    def nearest(self, query: Array, count: int, mask: Array, metric: str) -> tuple[Array, Array]:
+        """Return addresses and distances of the nearest among the rows that a mask selects, nearest first."""
+        import faiss  # noqa: PLC0415  # an extra; an index was loaded before
+
         every = bool(mask.all())
         addresses, vectors = (self.addresses, self.vectors) if every else (self.addresses[mask], self.vectors[mask])
-        if metric != "l2":
-            return addresses, 1 - vectors @ query
-        differences = vectors - query
-        return addresses, np.einsum("ij,ij->i", differences, differences)
+        kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+        distances, places = faiss.knn(query.reshape(1, -1), vectors, min(count, len(vectors)), kind)
+        return addresses[places[0]], distances[0] if metric == "l2" else 1 - distances[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class VersionRows:
 
     def search(self, query: Array, count: int, allowed: Allowed, ef: int) -> tuple[Array, Array]:
         """Return addresses and distances of the nearest rows, nearest first."""
-        found = self.others.distances(query, allowed.others, self.index.metric) if len(self.others) else None
+        found = self.others.nearest(query, count, allowed.others, self.index.metric) if len(self.others) else None
         if found is None or not allowed.rows:
             addresses, distances = found or self.index.search(query, count, allowed.bitmap, allowed.rows, ef)
         else:

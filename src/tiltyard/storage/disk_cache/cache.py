@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from tiltyard.storage.disk_cache.table_copy import CopyError, TableCopy
 from tiltyard.storage.disk_cache.version_files import UnsupportedTableError, list_version_files
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
+from tiltyard.storage.recent_uses import RecentUses
 
 if TYPE_CHECKING:
     import lance
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 READS = 3
-"""Reads within `_WINDOW_SECONDS` for which a table is copied."""
-_WINDOW_SECONDS = 60.0
+"""Reads within a minute for which a table is copied."""
 _RETRY_SECONDS = 60.0
 _MAX_TABLES = 1024
 """Tables whose reads are counted."""
@@ -65,7 +65,7 @@ class _Table:
     """What is known of one table."""
 
     location: str
-    reads: deque[float] = field(default_factory=lambda: deque(maxlen=READS))
+    reads: RecentUses = field(default_factory=lambda: RecentUses(READS))
     state: str = "too few reads yet"
     retry_at: float = 0.0
     verify_at: float = 0.0
@@ -76,10 +76,8 @@ class _Table:
 
     def wants_copy(self) -> bool:
         """Count a read; return whether the table is to be copied now."""
-        now = monotonic()
-        self.reads.append(now)
-        is_read_often = len(self.reads) == READS and self.reads[0] > now - _WINDOW_SECONDS
-        return not self.is_working and now >= self.retry_at and (self.copy is not None or is_read_often)
+        is_read_often = self.reads.add()
+        return not self.is_working and monotonic() >= self.retry_at and (self.copy is not None or is_read_often)
 
 
 class DiskCache:

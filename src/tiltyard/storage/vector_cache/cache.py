@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tiltyard.storage.recent_uses import RecentUses
 from tiltyard.storage.vector_cache.fragments import (
     Array,
     Block,
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SEARCHES = 3
-"""Searches within `_WINDOW_SECONDS` for which an index is built."""
-_WINDOW_SECONDS = 60.0
+"""Searches within a minute for which an index is built."""
 _RETRY_SECONDS = 60.0
 _MAX_COLUMNS = 256
 """Columns whose searches are counted."""
@@ -87,7 +87,7 @@ class _Entry:
     """What is known of one column. `blocks` are the rows of `index`; `others` were read for the latest version."""
 
     key: VectorKey
-    searches: deque[float] = field(default_factory=lambda: deque(maxlen=SEARCHES))
+    searches: RecentUses = field(default_factory=lambda: RecentUses(SEARCHES))
     state: str = "too few searches yet"
     retry_at: float = 0.0
     is_working: bool = False
@@ -269,9 +269,7 @@ class VectorCache:
             return entry
 
     def _start_build(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
-        now = monotonic()
-        entry.searches.append(now)
-        if len(entry.searches) == SEARCHES and entry.searches[0] > now - _WINDOW_SECONDS and now >= entry.retry_at:
+        if entry.searches.add() and monotonic() >= entry.retry_at:
             self._start(self._builders, entry, self._build, dataset)
 
     def _start(self, threads: ThreadPoolExecutor, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:

@@ -272,12 +272,8 @@ class Datasets:
         Readers wait for it; appends meanwhile use `base`, if there is one. Where it cannot be opened, the next reader
         tries again.
         """
-        self.openings.start(
-            location,
-            Opening(base, version),
-            open_version,
-            lambda dataset: self.cache(location, MAIN, dataset, recorded),
-        )
+        opening = Opening(base, version, open_version, lambda dataset: self.cache(location, MAIN, dataset, recorded))
+        self.openings.start(location, opening)
 
     def is_open(self, location: str) -> bool:
         """Whether main's latest version, as far as this process knows, is open."""

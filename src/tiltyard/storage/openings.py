@@ -29,11 +29,19 @@ class Opening:
     None where its columns may be others.
     """
 
-    __slots__ = ("_is_done", "base", "version")
+    __slots__ = ("_is_done", "base", "open", "share", "version")
 
-    def __init__(self, base: lance.LanceDataset | None, version: int) -> None:
+    def __init__(
+        self,
+        base: lance.LanceDataset | None,
+        version: int,
+        open_version: Callable[[], lance.LanceDataset],
+        share: Callable[[lance.LanceDataset], object],
+    ) -> None:
         self.base = base
         self.version = version
+        self.open = open_version
+        self.share = share
         self._is_done = threading.Event()
 
     def finish(self) -> None:
@@ -66,36 +74,24 @@ class Openings:
         for opening in list(self._openings.values()):
             opening.wait()
 
-    def start(
-        self,
-        location: str,
-        opening: Opening,
-        open_version: Callable[[], lance.LanceDataset],
-        share: Callable[[lance.LanceDataset], object],
-    ) -> None:
+    def start(self, location: str, opening: Opening) -> None:
         """Open a version in a thread, and share it unless it was forgotten, or another one came after it meanwhile."""
         with self._lock:
             self._openings[location] = opening
-        self._threads.submit(self._run, location, opening, open_version, share)
+        self._threads.submit(self._run, location, opening)
 
     def forget(self, location: str) -> None:
         """Have no version shared that is being opened of a table."""
         with self._lock:
             self._openings.pop(location, None)
 
-    def _run(
-        self,
-        location: str,
-        opening: Opening,
-        open_version: Callable[[], lance.LanceDataset],
-        share: Callable[[lance.LanceDataset], object],
-    ) -> None:
+    def _run(self, location: str, opening: Opening) -> None:
         try:
             if self._openings.get(location) is opening:
                 reach(Point.BEFORE_OPENING)
-                dataset = open_version()
+                dataset = opening.open()
                 if self._openings.get(location) is opening:
-                    share(dataset)
+                    opening.share(dataset)
         except LanceNamespaceError as error:
             log.warning("version %s of %s is committed, and could not be opened: %s", opening.version, location, error)
         finally:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.storage.commit_route import CommitRoute
+    from tiltyard.storage.shared_snapshots import RecordedVersion
     from tiltyard.storage.version_cache import Snapshot
     from tiltyard.storage.writing import UnopenedVersion
     from tiltyard.store import TableRecord
@@ -156,12 +157,8 @@ class WriteTarget:
         Of a managed table on an object store it is the version that the catalog has, and `looking_up` asks storage
         while rows are written.
         """
-        recorded, datasets = recorded_latest(self.ctx, self.record, self.branch), self.ctx.storage.datasets
-        if recorded is not None:
-            dataset = datasets.recorded_dataset(self.location, recorded)
-            if dataset is not None:
-                return WriteBase(dataset, recorded.version, was_asked_for=False)
-        return WriteBase.of(self.dataset())
+        recorded = recorded_latest(self.ctx, self.record, self.branch)
+        return WriteBase.of(self.dataset()) if recorded is None else self._open_recorded(recorded)
 
     def open_to_change(self) -> WriteBase | None:
         """Open the latest version, to change its rows; None unless the catalog knows it, on an object store.
@@ -169,10 +166,12 @@ class WriteTarget:
         A version that is being opened is waited for; `looking_up` asks storage while rows are changed. Raises as
         `dataset` does.
         """
-        recorded, datasets = recorded_latest(self.ctx, self.record, self.branch), self.ctx.storage.datasets
-        if recorded is None:
-            return None
-        dataset = datasets.recorded_dataset(self.location, recorded, is_open=True)
+        recorded = recorded_latest(self.ctx, self.record, self.branch)
+        return None if recorded is None else self._open_recorded(recorded, is_open=True)
+
+    def _open_recorded(self, recorded: RecordedVersion, *, is_open: bool = False) -> WriteBase:
+        """Open the version that the catalog has by `Datasets.recorded_dataset`, or else the latest one in storage."""
+        dataset = self.ctx.storage.datasets.recorded_dataset(self.location, recorded, is_open=is_open)
         if dataset is None:
             return WriteBase.of(self.dataset())
         return WriteBase(dataset, recorded.version, was_asked_for=False)

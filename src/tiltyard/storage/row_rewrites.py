@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lance
 import numpy as np
@@ -17,7 +17,9 @@ import pyarrow as pa
 from lance.fragment import RowIdSequence
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.model.columns.vector_columns import quote_path
+from tiltyard.model.table_history import field_ids
 from tiltyard.storage.errors import translate_error
 from tiltyard.storage.writing import discard, write_rows
 
@@ -38,8 +40,6 @@ _MOST_THREADS = 16
 _ADDRESS, _ID = "_rowaddr", "_rowid"
 _OFFSET_BITS = 32
 """A row's address is its fragment's id, and in the last bits its offset there."""
-_SPECIAL_METADATA = (b"ARROW:extension", b"lance-encoding:blob")
-"""Beginnings of metadata keys of fields whose values are stored in another form than they are read in."""
 
 
 class _LeftToLanceError(Exception):
@@ -105,7 +105,9 @@ def _update_rows(
             removed_fragment_ids=removed,
             updated_fragments=updated,
             new_fragments=new,
-            fields_for_preserving_frag_bitmap=list(_field_ids(dataset, updates)),
+            fields_for_preserving_frag_bitmap=[
+                number for name in updates for number in sorted(field_ids(dataset, name))
+            ],
             update_mode="rewrite_rows",
         )
         return lance.Transaction(dataset.version, operation), rows.count
@@ -168,24 +170,9 @@ def _cast(expression: str, target: pa.DataType) -> str:
 def _is_plain(field: pa.Field) -> bool:
     """Return whether a field's values are stored as they are read."""
     kind = field.type
-    if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
-        return False
-    if any(key.startswith(_SPECIAL_METADATA) for key in field.metadata or {}):
+    if not is_stored_as_read(field) or pa.types.is_dictionary(kind):
         return False
     return all(_is_plain(kind.field(at)) for at in range(kind.num_fields))
-
-
-def _field_ids(dataset: lance.LanceDataset, names: Iterable[str]) -> Iterator[int]:
-    """Yield Lance's ids of columns and of all fields inside them, parents first."""
-    fields = {field.name(): field for field in dataset.lance_schema.fields()}
-
-    def ids(field: Any) -> Iterator[int]:
-        yield field.id()
-        for child in field.children():
-            yield from ids(child)
-
-    for name in names:
-        yield from ids(fields[name])
 
 
 class _ChangedRows:

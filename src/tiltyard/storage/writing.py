@@ -19,6 +19,7 @@ import pyarrow as pa
 from lance.fragment import write_fragments
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
+from tiltyard.model.table_history import ids_of_field
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import is_conflict, lance_errors, may_have_committed
 from tiltyard.storage.locations import is_local
@@ -26,7 +27,7 @@ from tiltyard.storage.manifest_format import column_ids
 from tiltyard.storage.next_manifest import make_first_manifest, make_next_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lance.fragment import FragmentMetadata
 
@@ -336,17 +337,12 @@ def commit_append(
         raise
     reach(Point.AFTER_FINALIZE)
     is_rebased = commit_route is None and committed.version > read_version + 1
-    if is_rebased and not field_ids <= set(_column_ids(committed.lance_schema.fields())):
+    if is_rebased and not field_ids <= {
+        number for column in committed.lance_schema.fields() for number in ids_of_field(column)
+    }:
         _withdraw(committed, fragments)
         raise ColumnsChangedError(withdrawn=True)
     return committed
-
-
-def _column_ids(fields: Iterable[Any]) -> Iterator[int]:
-    """Iterate over the ids of Lance's fields and their descendants."""
-    for column in fields:
-        yield column.id()
-        yield from _column_ids(column.children())
 
 
 def _withdraw(committed: lance.LanceDataset, fragments: Iterable[FragmentMetadata]) -> None:

@@ -18,7 +18,8 @@ from tests.tables.query.query_table import Table, rows
 
 from tiltyard.model.branches import MAIN
 from tiltyard.storage import column_cache
-from tiltyard.storage.column_cache import CachedRows, ColumnCache
+from tiltyard.storage.cached_rows import CachedRows
+from tiltyard.storage.column_cache import ColumnCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable

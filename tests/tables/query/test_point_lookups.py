@@ -11,7 +11,7 @@ from lance_namespace.errors import LanceNamespaceError
 from tests.tables.served import Server, ask
 
 from tiltyard.model.spec import models
-from tiltyard.storage import column_cache
+from tiltyard.storage import cached_rows
 from tiltyard.tables.indexes.indexes import prewarm_table_page_cache
 from tiltyard.tables.query import point_lookups
 from tiltyard.tables.query.point_lookups import (
@@ -125,7 +125,7 @@ def test_integer_that_is_looked_up_often_is_found_without_lance(
     for columns in (None, {"column_names": ["kind", "free"]}):
         request = fields | ({"columns": columns} if columns else {})
         expected = response_of(server, request)  # by Lance
-        for _ in range(column_cache._LOOKUPS_BEFORE_SORT):
+        for _ in range(cached_rows._LOOKUPS_BEFORE_SORT):
             query_rows(server, **request)
         with monkeypatch.context() as patch:
             patch.setattr("tiltyard.tables.query.plan.make_scanner", refuse_scanner)
@@ -139,7 +139,7 @@ def test_integer_that_is_looked_up_often_is_found_without_lance(
 def test_list_or_range_runs_on_the_loop_once_it_is_found_in_memory(fields: dict[str, Any], server: Server) -> None:
     assert point_lookup_inline(server.ctx, query(**fields)) is None
     expected = query_rows(server, **fields)
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT):
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT):
         query_rows(server, **fields)
     assert query_rows(server, inline=True, **fields) == expected
 
@@ -147,8 +147,8 @@ def test_list_or_range_runs_on_the_loop_once_it_is_found_in_memory(fields: dict[
 def test_more_rows_than_a_look_up_orders_are_found_by_lance(
     server: Server, table: lance.LanceDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(column_cache, "_MAX_FOUND_ROWS", 99)
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+    monkeypatch.setattr(cached_rows, "_MAX_FOUND_ROWS", 99)
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 1):
         query_rows(server, filter="id = 1")
     assert [row["id"] for row in query_rows(server, filter="id >= 100 AND id < 200")] == [*range(100, 110)]
     with monkeypatch.context() as patch:
@@ -171,21 +171,21 @@ def test_count_by_integers_is_that_of_lance_and_needs_no_thread_once_the_column_
 ) -> None:
     expected = table.count_rows(predicate)
     assert count_inline(server.ctx, ask(models.CountTableRowsRequest, id="t", predicate=predicate)) is None
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 1):
         assert count(server, predicate) == expected
     monkeypatch.setattr("tiltyard.tables.query.query.make_scanner", refuse_scanner)
     assert count(server, predicate, inline=True) == expected
 
 
 def test_count_by_integers_sees_deleted_and_new_rows(server: Server, table: lance.LanceDataset) -> None:
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 1):
         assert count(server, "id < 10") == 10
     table.delete("id = 7")
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 2):
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 2):
         assert count(server, "id < 10") == 9
     fresh = {"id": [3], "kind": ["k"], "few": [1], "free": [1]}
     lance.write_dataset(pa.table(fresh), table.uri, mode="append")
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 2):
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 2):
         assert count(server, "id < 10") == 10
 
 
@@ -216,7 +216,7 @@ def test_integer_beyond_the_column_is_answered_as_by_lance(literal: str, server:
             return str(error)
 
     first = outcome()
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 1):
         query_rows(server, filter="id = 1")
     assert outcome() == first
 
@@ -235,17 +235,17 @@ def test_column_with_the_name_of_a_value_is_left_to_lance(server: Server, name: 
             return str(error)
 
     first = outcome()
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 1):
         outcome()
     assert outcome() == first
 
 
 def test_deleted_rows_are_not_found_in_memory(server: Server, table: lance.LanceDataset) -> None:
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 1):
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 1):
         assert len(query_rows(server, filter="id = 7")) == 1
     table.delete("id = 7")
     prewarm(server)
-    for _ in range(column_cache._LOOKUPS_BEFORE_SORT + 2):
+    for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 2):
         assert query_rows(server, filter="id = 7") == []
 
 

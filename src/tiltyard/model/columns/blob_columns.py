@@ -28,6 +28,16 @@ def is_blob(field: pa.Field) -> bool:
     return is_blob_v2(field) or (field.metadata or {}).get(_ENCODING) == b"true"
 
 
+def is_stored_as_read(field: pa.Field) -> bool:
+    """Return whether Lance stores a field's values in the form in which they are read: not blobs and extension types.
+
+    Fields inside it are not looked at.
+    """
+    if isinstance(field.type, pa.BaseExtensionType):
+        return False
+    return not any(key.startswith((b"ARROW:extension", _ENCODING)) for key in field.metadata or {})
+
+
 def has_blobs(fields: Iterable[pa.Field]) -> bool:
     """Return whether a field, or one inside it, holds blobs."""
     return any(is_blob(field) or has_blobs(_children(field.type)) for field in fields)

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tiltyard.storage.column_cache import IntegerRange, Integers
+from tiltyard.storage.cached_rows import IntegerRange, Integers
 
 _FLAGS = re.IGNORECASE | re.ASCII
 _COLUMN = r"\s*(?!(?:true|false|null)\b|current_|local)([a-z_]\w*)"

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context, OpenTable
     from tiltyard.model.spec import models
-    from tiltyard.storage.column_cache import BranchKey, CachedRows, ColumnCache
+    from tiltyard.storage.cached_rows import CachedRows
+    from tiltyard.storage.column_cache import BranchKey, ColumnCache
     from tiltyard.storage.version_cache import Snapshot
 
 _LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(?:-?\d{1,19}|'[^'\\]{0,256}')\s*")
@@ -163,22 +164,24 @@ def find_in_memory(
 
     `cached_column` returns a column that is in memory.
     """
-    selected = parse_integer_filter(expression)
-    if selected is None or selected.column not in snapshot.fact(lookup_columns).columns:
-        return None
-    rows = cached_column(selected.column)
-    return None if rows is None else rows.find(selected.column, selected.integers)
+    selected = _indexed_integers(snapshot, expression)
+    rows = None if selected is None else cached_column(selected.column)
+    return None if selected is None or rows is None else rows.find(selected.column, selected.integers)
 
 
 def count_in_memory(
     snapshot: Snapshot, predicate: str, cached_column: Callable[[str], CachedRows | None]
 ) -> int | None:
     """Return how many rows a predicate selects by integers; None where Lance counts them. See `find_in_memory`."""
-    selected = parse_integer_filter(predicate)
-    if selected is None or selected.column not in snapshot.fact(lookup_columns).columns:
-        return None
-    rows = cached_column(selected.column)
-    return None if rows is None else rows.count(selected.column, selected.integers)
+    selected = _indexed_integers(snapshot, predicate)
+    rows = None if selected is None else cached_column(selected.column)
+    return None if selected is None or rows is None else rows.count(selected.column, selected.integers)
+
+
+def _indexed_integers(snapshot: Snapshot, expression: str) -> IntegerFilter | None:
+    """Return what an expression selects by the integers of a column whose index covers all rows; else None."""
+    selected = parse_integer_filter(expression)
+    return None if selected is None or selected.column not in snapshot.fact(lookup_columns).columns else selected
 
 
 def unlimited_lookup(snapshot: Snapshot, expression: str) -> Callable[[int], None] | None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     import lance
 
-    from tiltyard.storage.column_cache import BranchKey, CachedRows, ColumnCache
+    from tiltyard.storage.cached_rows import CachedRows
+    from tiltyard.storage.column_cache import BranchKey, ColumnCache
     from tiltyard.storage.vector_cache.cache import VectorCache
     from tiltyard.storage.version_cache import Snapshot
     from tiltyard.tables.query.plan import Search

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import boto3
@@ -59,6 +60,15 @@ def counted(
         storage_options=options | {"aws_endpoint": proxy.url},
     )
     services = open_services(settings)
+    yield Context(services)
+    services.store.close()
+
+
+@pytest.fixture
+def other_machine(counted: Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    """Another server of the same catalog, whose machine has locks of its own."""
+    services = open_services(counted.settings)
+    monkeypatch.setattr(services.storage.locks, "hold", lambda *_: nullcontext())
     yield Context(services)
     services.store.close()
 

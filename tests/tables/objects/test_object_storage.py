@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import lance
@@ -341,27 +340,25 @@ def test_objects_insert_makes_its_manifest_here(counted: Context, proxy: S3Proxy
 
 
 def test_objects_insert_that_another_server_overtakes_is_made_again_on_top(
-    counted: Context, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+    counted: Context, other_machine: Context, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = create(counted)
     insert(counted, 10)
     assert requests_of(counted, proxy, lambda: insert(counted, 9)) == ONE_INSERT
-    other, make = Context(open_services(counted.settings)), writing.make_next_manifest
-    monkeypatch.setattr(other.storage.locks, "hold", lambda *_: nullcontext())  # it runs on another machine
+    make = writing.make_next_manifest
 
     def overtake(*arguments: Any) -> Any:
         monkeypatch.setattr(writing, "make_next_manifest", make)
-        assert insert(other, 11) == 4
+        assert insert(other_machine, 11) == 4
         return make(*arguments)
 
     monkeypatch.setattr(writing, "make_next_manifest", overtake)
     assert insert(counted, 12) == 5
     assert count(counted, location) == 7
-    other.services.finalized_log.flush()
+    other_machine.services.finalized_log.flush()
     counted.services.finalized_log.flush()
     assert all(name.endswith(".manifest") for name in names_of_versions(counted, location))
     assert len(counted.storage.files(location).list_names(f"{location}/_transactions")) == 5
-    other.services.store.close()
 
 
 def test_objects_insert_does_not_wait_until_its_version_is_open(counted: Context, may_open: threading.Event) -> None:
@@ -404,25 +401,23 @@ def test_objects_insert_while_the_version_is_opened_meets_a_restored_folder(
 
 
 def test_objects_insert_while_the_version_is_opened_meets_another_server(
-    counted: Context, may_open: threading.Event, monkeypatch: pytest.MonkeyPatch
+    counted: Context, other_machine: Context, may_open: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the version that this server has committed is opened first, to commit after the other one's."""
     location = create(counted)
     may_open.clear()
     assert insert(counted, 10) == 2
-    other, make = Context(open_services(counted.settings)), writing.make_next_manifest
-    monkeypatch.setattr(other.storage.locks, "hold", lambda *_: nullcontext())  # it runs on another machine
+    make = writing.make_next_manifest
 
     def overtake(*arguments: Any) -> Any:
         monkeypatch.setattr(writing, "make_next_manifest", make)
-        assert insert(other, 11) == 3
+        assert insert(other_machine, 11) == 3
         may_open.set()
         return make(*arguments)
 
     monkeypatch.setattr(writing, "make_next_manifest", overtake)
     assert insert(counted, 12) == 4
     assert count(counted, location) == 6 and count_served(counted) == 6
-    other.services.store.close()
 
 
 def test_objects_version_that_cannot_be_opened_is_opened_by_the_next_reader(

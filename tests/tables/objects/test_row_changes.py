@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from lance_namespace import errors
 from tests.tables.bodies import rows, small
 from tests.tables.objects.calls import count_served, create, insert, names_of_versions, requests_of
 
-from tiltyard.bootstrap import open_services
 from tiltyard.context import Context
 from tiltyard.model.spec import models
 from tiltyard.storage import row_rewrites, writing
@@ -174,16 +172,18 @@ def surely(change_rows: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_objects_change_that_another_server_overtakes_is_made_again_on_top(
-    counted: Context, monkeypatch: pytest.MonkeyPatch, change: tuple[Callable[[Context], object], list[int]]
+    counted: Context,
+    other_machine: Context,
+    monkeypatch: pytest.MonkeyPatch,
+    change: tuple[Callable[[Context], object], list[int]],
 ) -> None:
     location = create(counted)
     insert(counted, 10)
-    other, make = Context(open_services(counted.settings)), writing.make_next_manifest
-    monkeypatch.setattr(other.storage.locks, "hold", lambda *_: nullcontext())  # it runs on another machine
+    make = writing.make_next_manifest
 
     def overtake(*arguments: Any) -> Any:
         monkeypatch.setattr(writing, "make_next_manifest", make)
-        assert insert(other, 50) == 3
+        assert insert(other_machine, 50) == 3
         return make(*arguments)
 
     monkeypatch.setattr(writing, "make_next_manifest", overtake)
@@ -191,10 +191,9 @@ def test_objects_change_that_another_server_overtakes_is_made_again_on_top(
     assert response.version == 4
     assert ids(counted, location) == sorted([*change[1], 50])
     assert not unused_files(counted, location)
-    other.services.finalized_log.flush()
+    other_machine.services.finalized_log.flush()
     counted.services.finalized_log.flush()
     assert all(name.endswith(".manifest") for name in names_of_versions(counted, location))
-    other.services.store.close()
 
 
 def test_objects_change_is_rebased_on_inserts_that_came_meanwhile(
@@ -221,18 +220,17 @@ def test_objects_change_is_rebased_on_inserts_that_came_meanwhile(
 
 @pytest.mark.parametrize("first", CHANGES)
 def test_objects_change_that_conflicts_with_another_servers_is_made_again(
-    counted: Context, monkeypatch: pytest.MonkeyPatch, first: str
+    counted: Context, other_machine: Context, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     """Of the same fragment: Lance could join some of them, by numbers of rows that pylance does not give."""
     location = create(counted)
     insert(counted, 10)
-    other, write = Context(open_services(counted.settings)), row_changes._write
-    monkeypatch.setattr(other.storage.locks, "hold", lambda *_: nullcontext())  # it runs on another machine
+    write = row_changes._write
 
     def overtaken(*arguments: Any) -> Any:
         written = write(*arguments)
         monkeypatch.setattr(row_changes, "_write", write)
-        CHANGES[first][0](other)
+        CHANGES[first][0](other_machine)
         return written
 
     monkeypatch.setattr(row_changes, "_write", overtaken)
@@ -242,7 +240,6 @@ def test_objects_change_that_conflicts_with_another_servers_is_made_again(
     named = open_directly(counted, location).to_table(filter="name = 'x'")["id"].to_pylist()
     assert sorted(named) == [number for number in CHANGES[first][1] if number <= 2]
     assert not unused_files(counted, location)
-    other.services.store.close()
 
 
 @pytest.mark.parametrize("declared", [True, False])

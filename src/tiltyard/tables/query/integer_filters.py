@@ -14,10 +14,11 @@ from tiltyard.storage.cached_rows import IntegerRange, Integers
 _FLAGS = re.IGNORECASE | re.ASCII
 _COLUMN = r"\s*(?!(?:true|false|null)\b|current_|local)([a-z_]\w*)"
 """Not a column whose name is a value to SQL."""
-_INTEGER = r"\s*(-?\d{1,18})\s*"
+_DIGITS = r"-?\d{1,18}"
 """Fits into 64 bits, whatever its digits are: Lance has rules of its own for larger ones."""
+_INTEGER = rf"\s*({_DIGITS})\s*"
 _VALUE = re.compile(rf"{_COLUMN}\s*=\s*(-?\d{{1,19}})\s*", _FLAGS)
-_LIST = re.compile(rf"{_COLUMN}\s+IN\s*\(((?:{_INTEGER},)*{_INTEGER})\)\s*".replace("(-?", "(?:-?"), _FLAGS)
+_LIST = re.compile(rf"{_COLUMN}\s+IN\s*\(((?:\s*{_DIGITS}\s*,)*\s*{_DIGITS}\s*)\)\s*", _FLAGS)
 _BETWEEN = re.compile(rf"{_COLUMN}\s+BETWEEN(?=[\s-]){_INTEGER}(?<=\s)AND(?=[\s-]){_INTEGER}", _FLAGS)
 _BOUND = rf"{_COLUMN}\s*(<=?|>=?){_INTEGER}"
 _BOUNDS = re.compile(rf"{_BOUND}(?:(?<=\s)AND(?=\s){_BOUND})?", _FLAGS)

@@ -91,10 +91,17 @@ class Vectors:
         if key in self._nearest:
             return self._nearest[key]
         allowed = np.flatnonzero(self.ranks < self.limit(share) + written)
-        values = self.rows[: len(allowed)] if allowed[-1] == len(allowed) - 1 else self.rows[allowed]
-        squares = np.einsum("ij,ij->i", values, values)
-        best = (np.argpartition(squares - 2 * values @ query, NEAREST)[:NEAREST] for query in self.queries[:CHECKED])
-        self._nearest[key] = [set(allowed[rows].tolist()) for rows in best]
+        queries = self.queries[:CHECKED]
+        best = np.full((len(queries), 0), 0), np.full((len(queries), 0), np.float32(0))
+        for start in range(0, len(allowed), CHUNK_ROWS):
+            rows = allowed[start : start + CHUNK_ROWS]
+            values = self.rows[rows]
+            distances = np.einsum("ij,ij->i", values, values) - 2 * queries @ values.T
+            numbers = np.broadcast_to(rows, distances.shape)
+            numbers, distances = np.hstack([best[0], numbers]), np.hstack([best[1], distances])
+            places = np.argpartition(distances, NEAREST)[:, :NEAREST]
+            best = np.take_along_axis(numbers, places, 1), np.take_along_axis(distances, places, 1)
+        self._nearest[key] = [set(numbers.tolist()) for numbers in best[0]]
         return self._nearest[key]
 
 
@@ -191,13 +198,15 @@ class Chroma(Subject):
         lance_spark.prepare(CHROMA, REQUIREMENTS)
         self.server = ChromaServer(folder, log)
         configuration = {"hnsw": {"space": "l2", "ef_search": search_width}}
-        created = call_json(self.server.address, COLLECTIONS, {"name": TABLE, "configuration": configuration})
+        wanted = {"name": TABLE, "configuration": configuration, "get_or_create": True}
+        created = call_json(self.server.address, COLLECTIONS, wanted)
         self._path = f"{COLLECTIONS}/{created['id']}"
 
     def add(self, vectors: Vectors) -> None:
-        """Send all rows."""
+        """Send all rows that it has not got."""
         batch = CHROMA_BATCH // vectors.rows.shape[1]
-        for start in range(0, vectors.standing, batch):
+        there = int(call(self.server.address, "GET", f"{self._path}/count"))
+        for start in range(there, vectors.standing, batch):
             self.insert(vectors, range(start, min(start + batch, vectors.standing)))
 
     def insert(self, vectors: Vectors, rows: range) -> None:

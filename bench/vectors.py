@@ -152,13 +152,22 @@ def main() -> None:
     parser.add_argument("--search-width", type=int, default=100, help="ef_search of Chroma [default: 100, its own]")
     parser.add_argument("--rounds", type=int, default=3, help="[default: 3]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round [default: 4]")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="parts of the table [default: all]")
+    parser.add_argument(
+        "--only",
+        choices=PARTS,
+        nargs="*",
+        default=PARTS,
+        help="parts of the table, none to fill a folder [default: all]",
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keep the vectors there, and use what is there [default: a new one]"
+    )
     parser.add_argument("--without-chroma", action="store_true", help="measure our own sides alone")
     arguments = parser.parse_args()
     written = int(2 * (arguments.rounds * arguments.seconds + 1) * WRITES_PER_SECOND) * ROWS_PER_WRITE
     vectors = Vectors.make(arguments.rows, arguments.dimension, written)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
+    with ExitStack() as stack:
+        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         subjects = start(folder, vectors, arguments, stack)
         print("| filter | callers | side | | recall | p99 / p50 | ratio |\n|---|---|---|---|---|---|---|")
         loads = [(1.0, callers) for callers in CALLERS if "callers" in arguments.only]
@@ -183,14 +192,17 @@ def main() -> None:
 def start(folder: Path, vectors: Vectors, arguments: argparse.Namespace, stack: ExitStack) -> list[Subject]:
     """Start all servers with the vectors in them."""
     root = folder / "root"
-    root.mkdir()
+    is_new = not root.exists()
+    root.mkdir(parents=True, exist_ok=True)
     lance_index = Tiltyard(f"Tiltyard, {arguments.index}", root, folder / "tiltyard.log", 0)
     stack.callback(lance_index.server.stop)
-    fill(lance_index, vectors, arguments.index)
+    if is_new:
+        fill(lance_index, vectors, arguments.index)
     memory = Tiltyard("Tiltyard, in memory", root, folder / "memory.log", arguments.memory)
     stack.callback(memory.server.stop)
     subjects: list[Subject] = [lance_index, memory]
-    print(f"index in memory after {memory.wait_for_memory(vectors):.0f} s", flush=True)
+    if arguments.only:
+        print(f"index in memory after {memory.wait_for_memory(vectors):.0f} s", flush=True)
     if not arguments.without_chroma:
         began = time.monotonic()
         chroma = Chroma(folder / "chroma", folder / "chroma.log", arguments.search_width)

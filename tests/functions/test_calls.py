@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions import calls
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction, call_in_parts, call_with_retries, error_kind
 from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.resources import resource_profile
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import UserFunction
 
 ROWS = pa.record_batch({"n": list(range(16))})

@@ -12,12 +12,13 @@ import pytest
 from tests.functions import definitions
 from tests.functions.test_processes import code_of, with_source
 from tiltyard.column_refresh.fragment_files import ComputedRows
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, Output
 from tiltyard.pipeline.functions import calls, host_process
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.host_process import FunctionProcess, function_process
-from tiltyard.pipeline.task_errors import RefusedError, RowsFailedError
+from tiltyard.pipeline.task_errors import RowsFailedError
 
 ROWS = """
 import os, time

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.functions import definitions
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions import environments, host_process
 from tiltyard.pipeline.functions.call_options import make_policy
 from tiltyard.pipeline.functions.calls import GuardedFunction
@@ -24,7 +25,6 @@ from tiltyard.pipeline.functions.environments import FOLDER_VARIABLE, lock_packa
 from tiltyard.pipeline.functions.host import read_message
 from tiltyard.pipeline.functions.host_process import FunctionProcess, function_process
 from tiltyard.pipeline.functions.registered import function_code
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import UserFunction
 
 

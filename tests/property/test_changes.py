@@ -18,8 +18,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiltyard.pipeline.changes.planning import plan_changes
-from tiltyard.pipeline.changes.tasks import read_changes
+from tiltyard.change_feed.planning import plan_changes
+from tiltyard.change_feed.reader import read_changes
 
 STABLE, KEYED, PLAIN = "stable row ids", "a key", "neither"
 Row = dict[str, Any]

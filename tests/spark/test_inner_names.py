@@ -13,10 +13,10 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.services.server import ServerProcess
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:

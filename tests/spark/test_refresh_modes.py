@@ -11,11 +11,12 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.spark.views import contents, create_view, numbers, write
-from tiltyard.model.views.changes import FullRefreshRequiredError
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.views import job, net_changes
+from tiltyard.pipeline.views import job
 from tiltyard.pipeline.views.job import refresh
+from tiltyard.view_refresh import net_changes
+from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
-from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,10 +12,10 @@ from lance_namespace.errors import ServiceUnavailableError
 from tests.services.schema_registry import Registry, schema_registry
 from tests.streams.change_events import AVRO_EVENT, AVRO_KEY, AVRO_ROW, avro
 from tiltyard.model.jobs import DRIVER_VARIABLE
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.streams.avro import AvroDecoder
 from tiltyard.pipeline.streams.messages import Message, UnreadableMessageError, decode_debezium
 from tiltyard.pipeline.streams.schema_registry import CA_FILE, URL, USER_INFO, SchemaRegistry
-from tiltyard.pipeline.task_errors import RefusedError
 
 ROW = {
     "id": 1, "title": "a\nb", "day": -1, "at": 1_500_000, "seen": -1, "price": (-1205).to_bytes(4, "big", signed=True),

@@ -12,13 +12,13 @@ from lance_namespace.errors import InvalidInputError
 
 from tests.streams.change_events import decimal, event, key, plain_event
 from tiltyard.model.jobs import DRIVER_VARIABLE
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.streams.job import stream
 from tiltyard.pipeline.streams.json_rows import read_json_rows
 from tiltyard.pipeline.streams.kafka import Topic, read_properties
 from tiltyard.pipeline.streams.messages import Message, UnreadableMessageError, decode_debezium, decode_row
-from tiltyard.pipeline.task_errors import RefusedError
 
 
 def debezium(value: bytes | None, message_key: bytes | None = None) -> tuple[bool, Any] | None:

@@ -23,6 +23,7 @@ from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.output.progress import progress_bar
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.backfill.parked import PARKED_SCHEMA, parked_rows
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.catalog_client import table as catalog_table
@@ -43,7 +44,6 @@ from tiltyard.pipeline.progress import figure_reader
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError, describe_canceled
 from tiltyard.pipeline.session import LazySession, spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tiltyard.change_feed.groups import CHANGE, VERSION
+from tiltyard.change_feed.reader import read_changes
 from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
-from tiltyard.pipeline.changes.groups import CHANGE, VERSION
-from tiltyard.pipeline.changes.tasks import read_changes
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 
-    from tiltyard.pipeline.changes.feed import ChangeFeed
+    from tiltyard.pipeline.table_changes import ChangeFeed
 
 
 class Changes:

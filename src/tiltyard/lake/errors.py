@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.runs import RunCanceledError
-from tiltyard.pipeline.task_errors import RefusedError, clean_message
+from tiltyard.pipeline.task_errors import clean_message
 
 __all__ = ["RunCanceledError", "RunFailedError", "naming", "translate"]
 

@@ -17,7 +17,7 @@ from tiltyard.lake.errors import naming, translate
 from tiltyard.lake.lineage import DEFAULT_DEPTH, Lineage, read_lineage
 from tiltyard.model.typed_ids import format_id
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.changes.feed import open_feed
+from tiltyard.pipeline.table_changes import open_feed
 
 if TYPE_CHECKING:
     import lance

@@ -16,13 +16,17 @@ import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from lance import LanceOperation
 
 if TYPE_CHECKING:
     import lance
     from lance.dataset import Transaction
     from lance.fragment import FragmentMetadata
+    from numpy.typing import NDArray
 
+_FRAGMENT_SHIFT = np.uint64(32)
+_OFFSET_BITS = np.uint64(0xFFFF_FFFF)
 _PASSED_BY_RUST = 3
 """Arguments that pylance gives a RewrittenIndex: itself and the two ids."""
 
@@ -78,6 +82,22 @@ def _read(dataset: lance.LanceDataset, version: int) -> Transaction | None:
 def fragments_by_id(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
     """Return the fragments of a version, by id."""
     return {fragment.fragment_id: fragment.metadata for fragment in dataset.get_fragments()}
+
+
+def get_fragment(dataset: lance.LanceDataset, number: int) -> lance.LanceFragment:
+    """Return a fragment that exists."""
+    fragment = dataset.get_fragment(number)
+    assert fragment is not None
+    return fragment
+
+
+def split_by_fragment(
+    addresses: NDArray[np.uint64],
+) -> tuple[list[int], list[NDArray[np.uint64]], NDArray[np.intp]]:
+    """Split sorted addresses of rows: the fragments' numbers, the rows' offsets in each, and where each starts."""
+    numbers, starts = np.unique(addresses >> _FRAGMENT_SHIFT, return_index=True)
+    offsets = np.split(addresses & _OFFSET_BITS, starts[1:]) if len(starts) else []
+    return numbers.tolist(), offsets, starts
 
 
 def field_ids(dataset: lance.LanceDataset, column: str) -> frozenset[int]:

@@ -49,8 +49,8 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.model.jobs import DRIVER_VARIABLE, UDFS_VARIABLE, pipeline_jobs
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.openlineage.emitter import observe
-from tiltyard.pipeline.task_errors import RefusedError
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
 

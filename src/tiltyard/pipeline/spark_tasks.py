@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.resources import resource_profile
 from tiltyard.pipeline.private_variables import set_task_variables, variables_for_tasks
 from tiltyard.pipeline.session import LazySession, is_connect, started, task_slots
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.allocator import retain_freed_memory
 from tiltyard.runtime.current_request import TrackingExecutor
 from tiltyard.runtime.tracing import TaskTrace, task_span, task_trace

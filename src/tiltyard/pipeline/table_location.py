@@ -7,7 +7,7 @@ new ones from the namespace, through pylance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 
-from tiltyard.model.columns.blob_columns import has_blobs
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.model.columns.blob_columns import check_no_blobs
 
 if TYPE_CHECKING:
     import lance_namespace
@@ -110,16 +109,6 @@ class TableLocation:
     def write_arguments(self) -> dict[str, Any]:
         """Return the arguments of `lance.fragment.write_fragments`, besides the data."""
         return {"dataset_uri": self.uri, "storage_options": dict(self.options) or None, **self.refresh_arguments}
-
-
-def check_no_blobs(schema: pa.Schema, columns: Collection[str] | None = None) -> None:
-    """Raise RefusedError for a column of blobs among these (None: all).
-
-    A scan returns the positions of blobs, not their bytes.
-    """
-    for field in schema:
-        if (columns is None or field.name in columns) and has_blobs([field]):
-            raise RefusedError(f"Column '{field.name}' holds blobs, which jobs do not read: name the others alone.")
 
 
 def scan_fragments(dataset: lance.LanceDataset, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:

@@ -1,22 +1,17 @@
-"""Errors of Spark tasks that no retry mends.
-
-Tasks import this and not the namespace's errors: importing those takes a second.
-"""
+"""Rows that a function failed on, and the messages of errors: for Spark's tasks."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+from tiltyard.model.refusals import RefusedError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _SOURCE_POSITION = re.compile(r",? (?:location: )?/\S*\.rs:\d+:\d+|\n\s*Debug source:.*", re.DOTALL)
 _PREFIXES = re.compile(r"^(?:(?:Invalid user input|Namespace error|Schema error|LanceError\(\w+\)|External error): )+")
-
-
-class RefusedError(Exception):
-    """The job cannot succeed as requested; the message says what to change. Spark does not retry it."""
 
 
 class RowsFailedError(RefusedError):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from lance import LanceOperation
 
 from tiltyard.model.table_history import field_ids, fragments_by_id, ids_of_field, is_same_fragment, read_transactions
@@ -14,7 +13,6 @@ from tiltyard.model.table_history import field_ids, fragments_by_id, ids_of_fiel
 if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
-    from numpy.typing import NDArray
 
 __all__ = [
     "FragmentChanges",
@@ -22,16 +20,12 @@ __all__ = [
     "field_ids",
     "fragments_by_id",
     "fragments_with_new_rows",
-    "get_fragment",
     "group_fragments",
     "is_same_fragment",
     "path_ids",
-    "split_by_fragment",
 ]
 
 _MAX_TRANSACTIONS_READ = 16
-_FRAGMENT_SHIFT = np.uint64(32)
-_OFFSET_BITS = np.uint64(0xFFFF_FFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +34,6 @@ class FragmentChanges:
 
     changed: Mapping[int, FragmentMetadata]
     removed: tuple[int, ...]
-
-
-def get_fragment(dataset: lance.LanceDataset, number: int) -> lance.LanceFragment:
-    """Return a fragment that exists."""
-    fragment = dataset.get_fragment(number)
-    assert fragment is not None
-    return fragment
-
-
-def split_by_fragment(
-    addresses: NDArray[np.uint64],
-) -> tuple[list[int], list[NDArray[np.uint64]], NDArray[np.intp]]:
-    """Split sorted addresses of rows: the fragments' numbers, the rows' offsets in each, and where each starts."""
-    numbers, starts = np.unique(addresses >> _FRAGMENT_SHIFT, return_index=True)
-    offsets = np.split(addresses & _OFFSET_BITS, starts[1:]) if len(starts) else []
-    return numbers.tolist(), offsets, starts
 
 
 def path_ids(dataset: lance.LanceDataset, path: str) -> frozenset[int]:

@@ -19,7 +19,7 @@ from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.model.columns.vector_columns import quote_path
-from tiltyard.model.table_history import field_ids
+from tiltyard.model.table_history import field_ids, split_by_fragment
 from tiltyard.storage.errors import translate_error
 from tiltyard.storage.writing import discard, write_rows
 
@@ -38,8 +38,6 @@ MOST_ROWS = 1 << 20
 _MOST_THREADS = 16
 """Deletion files that are written at the same time: each waits for one response of an object store."""
 _ADDRESS, _ID = "_rowaddr", "_rowid"
-_OFFSET_BITS = 32
-"""A row's address is its fragment's id, and in the last bits its offset there."""
 
 
 class _LeftToLanceError(Exception):
@@ -208,10 +206,7 @@ class _ChangedRows:
         """Write the deletion files; return the fragments with theirs, and the ids of fragments that lost all rows."""
         if not self.count:
             return [], []
-        addresses = np.sort(np.concatenate(self._addresses))
-        fragments = addresses >> np.uint64(_OFFSET_BITS)
-        ids, starts = np.unique(fragments, return_index=True)
-        offsets = np.split(addresses & np.uint64((1 << _OFFSET_BITS) - 1), starts[1:])
+        ids, offsets, _ = split_by_fragment(np.sort(np.concatenate(self._addresses)))
 
         def delete(fragment_id: int, rows: NDArray[np.uint64]) -> FragmentMetadata | None:
             fragment = dataset.get_fragment(fragment_id)
@@ -220,9 +215,9 @@ class _ChangedRows:
             return fragment.delete_rows(rows.tolist())
 
         with ThreadPoolExecutor(min(_MOST_THREADS, len(ids))) as pool:
-            results = list(pool.map(delete, ids.tolist(), offsets))
+            results = list(pool.map(delete, ids, offsets))
         updated = [fragment for fragment in results if fragment is not None]
-        return updated, [id_ for id_, fragment in zip(ids.tolist(), results, strict=True) if fragment is None]
+        return updated, [id_ for id_, fragment in zip(ids, results, strict=True) if fragment is None]
 
     def with_ids(self, fragments: Sequence[FragmentMetadata]) -> list[FragmentMetadata]:
         """Return written fragments with the stable ids that their rows had before."""

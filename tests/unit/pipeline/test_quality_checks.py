@@ -8,7 +8,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.writing.quality_checks import (
     CheckCounter,
     judge_counts,

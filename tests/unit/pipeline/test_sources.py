@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.plans.plan_file import PlanError, parse_plan
 from tiltyard.pipeline.sources import discovery, inspection
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones
@@ -28,7 +29,6 @@ from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.types import SchemaMode, common_type, format_type, parse_type
 from tiltyard.pipeline.table_location import scan_fragments
-from tiltyard.pipeline.task_errors import RefusedError
 
 
 def rows_of(path: Path | str, table: pa.Schema | None = None, **options: Any) -> tuple[pa.Table, list[str]]:

@@ -52,11 +52,11 @@ def changes(
     """
     defer_imports()
     with opened_catalog(target, (table,)):
+        from tiltyard.change_feed.reader import read_changes
         from tiltyard.cli.output.formats import print_rows
         from tiltyard.lake.errors import translate
         from tiltyard.pipeline.catalog_client import table as catalog_table
-        from tiltyard.pipeline.changes.feed import open_feed
-        from tiltyard.pipeline.changes.tasks import read_changes
+        from tiltyard.pipeline.table_changes import open_feed
 
         with translate():
             feed = open_feed(

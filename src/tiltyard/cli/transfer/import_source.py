@@ -11,6 +11,7 @@ import pyarrow as pa
 from tiltyard.cli.output.cells import format_cell
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import suggest
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.pipeline.sources.casts import (
     ColumnMapping,
@@ -25,7 +26,6 @@ from tiltyard.pipeline.sources.inspection import adapt_to_table
 from tiltyard.pipeline.sources.readers import Format as FileFormat
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.types import parse_type
-from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.sources.readers import Piece

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 BLOB_TYPE = "lance.blob.v2"
 _EXTENSION = b"ARROW:extension:name"
@@ -41,6 +43,16 @@ def is_stored_as_read(field: pa.Field) -> bool:
 def has_blobs(fields: Iterable[pa.Field]) -> bool:
     """Return whether a field, or one inside it, holds blobs."""
     return any(is_blob(field) or has_blobs(_children(field.type)) for field in fields)
+
+
+def check_no_blobs(schema: pa.Schema, columns: Collection[str] | None = None) -> None:
+    """Raise RefusedError for a column of blobs among these (None: all).
+
+    A scan returns the positions of blobs, not their bytes.
+    """
+    for field in schema:
+        if (columns is None or field.name in columns) and has_blobs([field]):
+            raise RefusedError(f"Column '{field.name}' holds blobs, which jobs do not read: name the others alone.")
 
 
 def is_castable_to_blobs(source: pa.DataType, target: pa.DataType) -> bool:

@@ -24,6 +24,7 @@ from tiltyard.column_refresh.fragment_files import (
     write_column_files,
 )
 from tiltyard.column_refresh.freshness import name_of_partial_file
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.pipeline.backfill.checkpoints import CheckpointedCalls, checkpoint_key
 from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy
@@ -42,7 +43,7 @@ from tiltyard.pipeline.functions.host import MOST_MESSAGE
 from tiltyard.pipeline.functions.host_process import function_process
 from tiltyard.pipeline.sources.filesystem import rename_file
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
-from tiltyard.pipeline.task_errors import RefusedError, RowsFailedError
+from tiltyard.pipeline.task_errors import RowsFailedError
 from tiltyard.pipeline.user_functions import PickledFunction, UserFunction
 from tiltyard.pipeline.writing.tasks import RejectFiles
 

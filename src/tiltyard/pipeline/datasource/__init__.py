@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.changes import ChangesReader, ChangesStreamReader, PinnedChanges, pin_changes
 from tiltyard.pipeline.datasource.options import DataSourceOptions
 from tiltyard.pipeline.datasource.reader import TableReader, pin_table
@@ -18,7 +19,6 @@ from tiltyard.pipeline.datasource.spark_types import spark_schema
 from tiltyard.pipeline.datasource.streaming import StreamReader, StreamWriter
 from tiltyard.pipeline.datasource.writer import TableWriter
 from tiltyard.pipeline.spark_tasks import freeze_imports
-from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

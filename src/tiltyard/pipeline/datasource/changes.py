@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from tiltyard.pipeline.changes.planning import change_schema, plan_changes, plan_rows
-from tiltyard.pipeline.changes.tasks import read_changes
+from tiltyard.change_feed.planning import change_schema, plan_changes, plan_rows
+from tiltyard.change_feed.reader import read_changes
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.reader import MAX_PARTITIONS, EmptyPartition
 from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark
 from tiltyard.pipeline.spark_tasks import freeze_imports
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     import lance
     from pyspark.sql.types import StructType
 
-    from tiltyard.pipeline.changes.groups import ChangeGroup, ChangePlan
+    from tiltyard.change_feed.groups import ChangeGroup, ChangePlan
     from tiltyard.pipeline.datasource.options import DataSourceOptions
 
 _MIN_PARTITION_ROWS = 16_384
@@ -64,7 +64,7 @@ def pin_changes(options: DataSourceOptions) -> PinnedChanges:
     """
     # Only planning needs the namespace client, whose import takes a second: tasks do not import it.
     from tiltyard.pipeline.catalog_client import connection, table  # noqa: PLC0415
-    from tiltyard.pipeline.changes.feed import declared_key, resolve_version  # noqa: PLC0415
+    from tiltyard.pipeline.table_changes import declared_key, resolve_version  # noqa: PLC0415
 
     catalog_table = table(connection(options.uri, options.properties, options.storage), options.table)
     since, until = (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import lance
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.datasource.reader import group_by_rows
 from tiltyard.pipeline.datasource.spark_types import arrow_schema, batch_schema, cast_for_spark, spark_schema
@@ -22,7 +23,6 @@ from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.casts import select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, task_variables
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.fragments import FragmentRows
 from tiltyard.pipeline.writing.options import WriteOptions, make_write_spec
 from tiltyard.pipeline.writing.target_table import TargetTable

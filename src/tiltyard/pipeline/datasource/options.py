@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.model.refusals import RefusedError
 
 URI = "uri"
 _PROPERTY = "property."

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from tiltyard.model.columns.blob_columns import check_no_blobs
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark
 from tiltyard.pipeline.spark_tasks import freeze_imports
-from tiltyard.pipeline.table_location import TableLocation, check_no_blobs, scan_fragments
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.table_location import TableLocation, scan_fragments
 
 if TYPE_CHECKING:
     import lance

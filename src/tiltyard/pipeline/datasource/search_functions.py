@@ -21,8 +21,8 @@ from pyspark.sql.udtf import AnalyzeResult
 
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.rank_fusion import CANDIDATES, DISTANCE, RELEVANCE, SCORE, fuse
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark, spark_schema
-from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batches
-from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType

@@ -18,10 +18,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.table_history import read_transaction
 from tiltyard.pipeline.datasource.reader import FragmentGroup, PinnedTable, group_by_rows, read_fragment_group
 from tiltyard.pipeline.datasource.writer import TableWriter, WrittenPartition
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
 from tiltyard.model.lineage import JobLineage, LineageSource
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.spark_types import arrow_schema, batch_schema
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.sources.casts import ColumnMapping, map_to_table
 from tiltyard.pipeline.spark_tasks import tune_allocator
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_lance_types, parse_fragments
 from tiltyard.pipeline.writing.tasks import WriteSpec, write_rows
 

@@ -12,15 +12,16 @@ import lance
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.columns.blob_columns import is_blob
+from tiltyard.model.columns.blob_columns import check_no_blobs, is_blob
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.export.tasks import ExportedFile, ExportPart, ExportSpec, export_part
 from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.filesystem import absolute_path, list_files, write_file
 from tiltyard.pipeline.spark_tasks import run_tasks
-from tiltyard.pipeline.table_location import CatalogConnection, check_no_blobs
-from tiltyard.pipeline.task_errors import RefusedError, clean_message
+from tiltyard.pipeline.table_location import CatalogConnection
+from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.pipeline.version_diff import group_fragments
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.filesystem import is_remote, local_path, open_store
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
-from tiltyard.pipeline.task_errors import RefusedError
 
 BLOB_ROWS = 1024
 """Rows of a table with blobs that are looked at once."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Annotated, TypedDict
 
 from tiltyard.model.functions import MOST_PACKAGES, is_requirement
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.call_policy import RETRIES, CallPolicy, OnError
 from tiltyard.pipeline.functions.environments import lock_packages
 from tiltyard.pipeline.jobs import check_client_code_allowed
-from tiltyard.pipeline.task_errors import RefusedError
 
 MOST_RETRIES = 20
 _ERROR_NAME = re.compile(r"[A-Za-z_][\w.]*")

@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.child_process import CallError, ChildProcess, ProcessCache
 from tiltyard.pipeline.functions.environments import python_for
 from tiltyard.pipeline.functions.host import BATCH, TABLE, from_ipc, to_ipc
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import Loadable
 
 _START = """

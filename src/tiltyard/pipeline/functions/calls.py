@@ -9,11 +9,12 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy, pause_after
 from tiltyard.pipeline.functions.call_process import call_in_process
 from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.host import class_names
-from tiltyard.pipeline.task_errors import RefusedError, RowsFailedError
+from tiltyard.pipeline.task_errors import RowsFailedError
 from tiltyard.pipeline.user_functions import Loadable
 
 R = TypeVar("R")

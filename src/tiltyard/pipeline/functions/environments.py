@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.model.refusals import RefusedError
 
 FOLDER_VARIABLE = "TILTYARD_FUNCTION_ENVIRONMENTS"
 """The variable that names the folder of the environments; without it, one below the system's temporary folder."""

@@ -17,12 +17,12 @@ from typing import Any
 import pyarrow as pa
 
 from tiltyard.column_refresh.fragment_files import RowError
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy, pause_after
 from tiltyard.pipeline.functions.child_process import CallError, ChildProcess, ProcessCache
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import python_for
 from tiltyard.pipeline.functions.host import AGAIN, ARRAY, MOST_MESSAGE, from_ipc, to_ipc
-from tiltyard.pipeline.task_errors import RefusedError
 
 HOST = Path(__file__).parent / "host.py"
 MOST_PROCESSES = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.session import is_connect
-from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

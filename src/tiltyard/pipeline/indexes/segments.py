@@ -20,6 +20,7 @@ import lance
 from lance.dataset import Index, IndexFile
 from lance.indices import IndexConfig
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.indexes.tasks import (
     LIGHT_TYPES,
     VECTOR_TYPES,
@@ -34,7 +35,6 @@ from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.version_diff import fragments_by_id, group_fragments, path_ids
 
 if TYPE_CHECKING:

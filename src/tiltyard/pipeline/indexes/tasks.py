@@ -13,9 +13,9 @@ import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileWriter
 from lance.indices import IndicesBuilder
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.filesystem import delete_files
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.task_errors import RefusedError
 
 LIGHT_TYPES = frozenset({"BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER"})
 _LIGHT_BLOCK_SIZE = 256 << 10

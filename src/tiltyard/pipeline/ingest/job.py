@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.functions.call_options import CallOptions
@@ -33,7 +34,6 @@ from tiltyard.pipeline.sources.spark_formats import read_spark_files, spark_form
 from tiltyard.pipeline.sources.types import SchemaMode, parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.commit import KEY_ERRORS
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, delete_fragment_files, fragment_files_exist
 from tiltyard.pipeline.writing.options import WriteOptions, commit_checked, make_write_spec, parse_function

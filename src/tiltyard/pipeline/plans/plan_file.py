@@ -16,6 +16,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.functions.call_policy import OnError
 from tiltyard.pipeline.indexes.job import make_spec, with_metric
@@ -26,7 +27,6 @@ from tiltyard.pipeline.sources.filesystem import absolute_path, is_remote
 from tiltyard.pipeline.sources.partitions import HIVE
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.types import SchemaMode, parse_type
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
 from tiltyard.pipeline.writing.options import WriteOptions, parse_function
 from tiltyard.pipeline.writing.quality_checks import parse_check

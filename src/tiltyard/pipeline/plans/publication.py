@@ -15,12 +15,12 @@ from lance_namespace.errors import (
     TableTagAlreadyExistsError,
 )
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.indexes.job import validate_spec
 from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index
 from tiltyard.pipeline.plans.plan_file import IndexPlan
 from tiltyard.pipeline.plans.rows import WrittenTable
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.commit import find_run_version
 from tiltyard.pipeline.writing.target_table import WriteMode, commit_first_version
 from tiltyard.publishing import Publication, publish

@@ -12,6 +12,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.views.definitions import parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.datasource.dataframes import frame_write_spec, plan_version_scan, read_frame, write_partitions
@@ -26,7 +27,6 @@ from tiltyard.pipeline.sources.discovery import TASK_BYTES, find_source, spark_i
 from tiltyard.pipeline.sources.spark_formats import read_spark_files, spark_format
 from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.fragments import FragmentRows, fragment_files_exist
 from tiltyard.pipeline.writing.options import check_written
 from tiltyard.pipeline.writing.target_table import TargetTable, prepare_target

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.nested_types import cast_array, is_same_type
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import call_in_parts, describe_error
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
-from tiltyard.pipeline.task_errors import RefusedError
 
 BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
 

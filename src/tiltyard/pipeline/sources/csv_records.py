@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.text_types import infer_type, parse_text
-from tiltyard.pipeline.task_errors import RefusedError
 
 MAX_RECORD_BYTES = 64 << 20
 """Maximum bytes of a record: a longer one has a quote that is never closed."""

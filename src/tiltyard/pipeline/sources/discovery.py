@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import lance
 import pyarrow as pa
 
+from tiltyard.model.columns.blob_columns import check_no_blobs
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.csv_records import CsvDialect
 from tiltyard.pipeline.sources.filesystem import FileInfo, base_folder, list_files
@@ -32,8 +34,7 @@ from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
 from tiltyard.pipeline.sources.spark_formats import SPARK_FORMATS
 from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, merge_schemas
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
-from tiltyard.pipeline.table_location import check_no_blobs
-from tiltyard.pipeline.task_errors import RefusedError, clean_message
+from tiltyard.pipeline.task_errors import clean_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,8 @@ import pyarrow as pa
 from obstore.exceptions import BaseError
 
 from tiltyard.model.object_stores import open_object_store
-from tiltyard.pipeline.task_errors import RefusedError, clean_message
+from tiltyard.model.refusals import RefusedError
+from tiltyard.pipeline.task_errors import clean_message
 
 READ_AHEAD = 4 << 20
 """Minimum bytes that a request to an object store reads."""

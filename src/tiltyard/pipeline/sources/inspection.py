@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources import text_blocks
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.csv_records import (
@@ -28,7 +29,6 @@ from tiltyard.pipeline.sources.json_lines import infer_json_schema, profile_json
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
 from tiltyard.pipeline.sources.text_types import JsonProfile, merge_inferred_types
 from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, check_column_names, format_type, merge_schemas
-from tiltyard.pipeline.task_errors import RefusedError
 
 RANGE_BYTES = 32 << 20
 HEAD_BYTES = 1 << 20

@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.text_types import infer_type
-from tiltyard.pipeline.task_errors import RefusedError
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 """The folder name for null, and for empty text: writers do not distinguish them."""

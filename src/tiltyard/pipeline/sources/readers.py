@@ -19,6 +19,7 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources import text_blocks
 from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batch
 from tiltyard.pipeline.sources.csv_records import (
@@ -34,7 +35,6 @@ from tiltyard.pipeline.sources.json_lines import Parser, make_json_parser, parse
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.text_types import parse_text
 from tiltyard.pipeline.table_location import scan_fragments
-from tiltyard.pipeline.task_errors import RefusedError
 
 BATCH_ROWS = 8192
 

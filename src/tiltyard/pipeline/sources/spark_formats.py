@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tiltyard.pipeline.task_errors import RefusedError, clean_message
+from tiltyard.model.refusals import RefusedError
+from tiltyard.pipeline.task_errors import clean_message
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from tiltyard.model.columns.blob_columns import BLOB_TYPE
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.model.refusals import RefusedError
 
 _VECTOR = re.compile(r"(.+)\[(\d+)\]")
 _DECIMAL = re.compile(r"decimal(128|256)?\((\d+), *(-?\d+)\)")

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.streams.messages import Change, Decoder, Message, UnreadableMessageError
 from tiltyard.pipeline.streams.schema_registry import SchemaRegistry
-from tiltyard.pipeline.task_errors import RefusedError
 
 _HEADER_BYTES = 5
 MAX_DEPTH = 64

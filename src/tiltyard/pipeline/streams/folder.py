@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import Source, SourceOptions, find_source
 from tiltyard.pipeline.sources.filesystem import FileInfo, file_exists, list_files
@@ -22,7 +23,6 @@ from tiltyard.pipeline.sources.partitions import OFF
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.streams.batches import BatchLimits, Position, StreamBatch, with_sequence
-from tiltyard.pipeline.task_errors import RefusedError
 
 MAX_FILES = 20_000
 """How many files a folder may hold that were read: each is a part of the stream's position."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.lineage import file_lineage
@@ -32,7 +33,7 @@ from tiltyard.pipeline.streams.messages import Decoder, decode_debezium, decode_
 from tiltyard.pipeline.streams.schema_registry import REGISTRY_PROPERTIES, SchemaRegistry
 from tiltyard.pipeline.streams.target import StreamOptions, StreamTable
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.task_errors import RefusedError, clean_message
+from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.pipeline.writing.commit import CommitConflictError
 
 if TYPE_CHECKING:

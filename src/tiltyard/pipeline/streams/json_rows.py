@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.inspection import InspectedFile, adapt_to_table, json_reader
 from tiltyard.pipeline.sources.json_lines import make_json_parser, parse_json_lines, profile_json
@@ -13,7 +14,6 @@ from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.types import SchemaMode
 from tiltyard.pipeline.streams.batches import with_sequence
-from tiltyard.pipeline.task_errors import RefusedError
 
 
 def read_json_rows(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.jobs import is_worker_driver
 from tiltyard.pipeline.sources.filesystem import local_path
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
@@ -22,7 +23,6 @@ from tiltyard.pipeline.streams.batches import BatchLimits, Position, StreamBatch
 from tiltyard.pipeline.streams.json_rows import read_json_rows
 from tiltyard.pipeline.streams.messages import Decoder, Message, UnreadableMessageError
 from tiltyard.pipeline.streams.schema_registry import REGISTRY_PROPERTIES
-from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     import pyarrow as pa

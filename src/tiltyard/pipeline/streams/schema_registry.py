@@ -11,9 +11,9 @@ from urllib.parse import quote
 import urllib3
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.jobs import is_worker_driver
 from tiltyard.pipeline.streams.messages import UnreadableMessageError
-from tiltyard.pipeline.task_errors import RefusedError
 
 URL, USER_INFO, CA_FILE = (
     "schema.registry.url", "schema.registry.basic.auth.user.info", "schema.registry.ssl.ca.location",

@@ -24,6 +24,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.lineage import JobLineage
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.pipeline.runs import Run
@@ -37,7 +38,6 @@ from tiltyard.pipeline.streams.positions import (
     find_position,
     find_writer,
 )
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.upsert.job import UpsertPlan
 from tiltyard.pipeline.upsert.tasks import KeysInMemory
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, CommitConflictError, JobTable, check_column_list

@@ -19,6 +19,7 @@ import lance
 from lance import LanceOperation
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.functions.call_options import CallOptions
@@ -35,7 +36,6 @@ from tiltyard.pipeline.sources.spark_formats import read_spark_files, spark_form
 from tiltyard.pipeline.sources.types import SchemaMode, parse_type
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.upsert.tasks import (
     MAX_KEYS_IN_MEMORY,
     CheckKeys,

@@ -17,8 +17,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.version_diff import get_fragment, split_by_fragment
+from tiltyard.model.refusals import RefusedError
+from tiltyard.model.table_history import get_fragment, split_by_fragment
 from tiltyard.pipeline.writing.fragments import read_data_files
 
 if TYPE_CHECKING:

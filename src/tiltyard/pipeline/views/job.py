@@ -11,7 +11,7 @@ refreshes. One that lost plans again, and mostly finds that there is nothing lef
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -23,8 +23,8 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.lineage import refresh_lineage
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.table_history import read_transaction
-from tiltyard.model.views.changes import FullRefreshRequiredError, leaves_rows_unchanged
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
@@ -34,8 +34,6 @@ from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.views.net_changes import NetChanges, find_net_changes
 from tiltyard.pipeline.views.planning import (
     RefreshOptions,
     RefreshPlan,
@@ -51,7 +49,6 @@ from tiltyard.pipeline.views.query_analysis import (
     needed_columns,
     query_shape,
 )
-from tiltyard.pipeline.views.removal import Removal, find_equal_rows, find_group_rows, remove_rows
 from tiltyard.pipeline.views.row_writer import ViewWriter, register_schemas, truncate
 from tiltyard.pipeline.views.sources import SourceTable, pin_sources, reopen_sources
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
@@ -64,6 +61,9 @@ from tiltyard.pipeline.writing.fragments import (
     read_fragments,
 )
 from tiltyard.pipeline.writing.tasks import WriteResult
+from tiltyard.view_refresh.net_changes import NetChanges, find_net_changes
+from tiltyard.view_refresh.removal import Removal, find_equal_rows, find_group_rows, remove_rows
+from tiltyard.view_refresh.source_changes import FullRefreshRequiredError, leaves_rows_unchanged
 
 if TYPE_CHECKING:
     import lance
@@ -217,9 +217,7 @@ class _Refresh:
         view_query = ViewQuery(self.definition, shape, needed_columns(frame))
 
         def read_changes(name: str, since: int) -> NetChanges:
-            self.changes[name] = find_net_changes(
-                sources[name], since, columns_to_read(sources[name], view_query.needed)
-            )
+            self.changes[name] = _find_changes(sources[name], since, view_query.needed)
             return self.changes[name]
 
         discarded = json.loads(self.run.checkpoints().get(_CHECKPOINT_KEY, "{}"))
@@ -286,7 +284,7 @@ class _Refresh:
         needed, storage = frozenset(plan.needed), dict(self.catalog.storage)
         for name, since in plan.since.items():
             if name not in self.changes:  # an earlier driver made the plan
-                self.changes[name] = find_net_changes(sources[name], since, columns_to_read(sources[name], needed))
+                self.changes[name] = _find_changes(sources[name], since, needed)
         writer = ViewWriter(
             self.run, self.spark, str(self.job_table.table), self.definition, sources, target, needed, self.policy,
             self.rejects, storage, self.changes, plan.groups,
@@ -365,6 +363,11 @@ class _Refresh:
         sources = json.dumps({name: origin.version for name, origin in plan.sources.items()})
         figures = {"mode": _mode(plan), "reason": plan.reason, "sources": sources, "version": version}
         return {**figures, "rows": rows, "fragments": fragments}
+
+
+def _find_changes(source: SourceTable, since: int, needed: Collection[str]) -> NetChanges:
+    """Return what a source lost and gained after a version. Raises FullRefreshRequiredError."""
+    return find_net_changes(source.name, source.dataset, since, columns_to_read(source, needed))
 
 
 def _mode(plan: RefreshPlan) -> str:

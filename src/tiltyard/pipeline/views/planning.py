@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tiltyard.model.views.changes import (
+from tiltyard.model.views.definitions import SourceVersion, ViewDefinition, ViewKind, ViewLineage
+from tiltyard.pipeline.table_location import scan_fragments
+from tiltyard.pipeline.version_diff import fragments_by_id
+from tiltyard.pipeline.views.group_keys import GroupKeys, find_groups, usable_keys
+from tiltyard.pipeline.views.query_analysis import QueryShape
+from tiltyard.pipeline.views.sources import SourceTable
+from tiltyard.view_refresh.net_changes import NetChanges
+from tiltyard.view_refresh.source_changes import (
     FullRefreshRequiredError,
     RowsChangedError,
     find_added_fragments,
     find_last_refresh,
 )
-from tiltyard.model.views.definitions import SourceVersion, ViewDefinition, ViewKind, ViewLineage
-from tiltyard.pipeline.table_location import scan_fragments
-from tiltyard.pipeline.version_diff import fragments_by_id
-from tiltyard.pipeline.views.group_keys import GroupKeys, find_groups, usable_keys
-from tiltyard.pipeline.views.net_changes import NetChanges
-from tiltyard.pipeline.views.query_analysis import QueryShape
-from tiltyard.pipeline.views.sources import SourceTable
 
 if TYPE_CHECKING:
     import lance
@@ -273,8 +273,8 @@ class _Changes:
             yield from scan_fragments(self.sources[table].dataset, self.added[table], columns=list(columns))
             return
         changes = read_changes(table, self.changed[table][0])
-        for task in (*changes.lost, *changes.gained):
-            yield from task.read(columns)
+        for rows in (*changes.lost, *changes.gained):
+            yield from rows.read(self.sources[table].location.open, columns)
 
 
 def split_into_parts(sources: Mapping[str, SourceTable], fragments: Mapping[str, list[int]]) -> list[Part]:

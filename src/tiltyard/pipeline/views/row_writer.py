@@ -28,13 +28,20 @@ from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
 from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.views.group_keys import GroupKeys
-from tiltyard.pipeline.views.net_changes import NetChanges
 from tiltyard.pipeline.views.planning import Part
 from tiltyard.pipeline.views.query_analysis import analyze_query
 from tiltyard.pipeline.views.sources import SourceTable
-from tiltyard.pipeline.views.tasks import Chunker, GroupRows, TableFunction, rewrite_first_rows, write_groups
+from tiltyard.pipeline.views.tasks import (
+    ChangedSourceRows,
+    Chunker,
+    GroupRows,
+    TableFunction,
+    rewrite_first_rows,
+    write_groups,
+)
 from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, parse_fragments
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec
+from tiltyard.view_refresh.net_changes import NetChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,7 +95,8 @@ class ViewWriter:
         """Return tasks that read a part's rows of a source."""
         if source.name == part.changed:
             changes = self.changes[source.name]
-            return changes.lost if part.removes else changes.gained
+            parts = changes.lost if part.removes else changes.gained
+            return [ChangedSourceRows(source.location, rows) for rows in parts]
         fragments = frozenset(part.fragments.get(source.name, ()))
         tasks = plan_version_scan(self.spark, source.location, source.dataset, fragments)
         if self.groups is None or self.groups.table != source.name:

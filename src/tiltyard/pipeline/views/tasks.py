@@ -8,48 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.pipeline.changes.tasks import read_changes
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.calls import GuardedFunction, describe_error
 from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batches
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.task_errors import RefusedError, RowsFailedError
+from tiltyard.pipeline.task_errors import RowsFailedError
 from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.writing.fragments import FragmentTarget, read_fragments, write_batches
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, write_rows
+from tiltyard.view_refresh.value_filters import values_filter
 
 if TYPE_CHECKING:
-    from tiltyard.pipeline.changes.groups import ChangeGroup
+    from tiltyard.view_refresh.net_rows import NetRows
 
 PARENT_COLUMN = "__source_row_id"
 """The column by which a chunker of whole batches names the input row of each output row."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedRows:
-    """A task's input: rows of a change feed with this schema, by their 64-bit numbers among the rows of the groups."""
+class ChangedSourceRows:
+    """A task's input: rows that a source lost or gained."""
 
     location: TableLocation
-    schema: pa.Schema
-    groups: tuple[ChangeGroup, ...]
-    numbers: bytes
+    rows: NetRows
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows, with these columns. Raises RefusedError."""
-        numbers = np.frombuffer(self.numbers, np.int64)
-        start = 0
-        for batch in read_changes(self.groups, self.schema, self.location.open):
-            end = start + batch.num_rows
-            within = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, end)] - start
-            if len(within):
-                yield batch.select(list(columns)).take(pa.array(within))
-            start = end
+        yield from self.rows.read(self.location.open, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +56,6 @@ class GroupRows:
         """Yield the rows, with these columns."""
         condition = values_filter(self.values)
         yield from self.location.scan(self.version, self.fragments, columns=list(columns), filter=condition)
-
-
-def is_filtered_type(kind: pa.DataType) -> bool:
-    """Return whether `values_filter` takes values of a type: others may be equal and differ, or Lance refuses them."""
-    is_time = pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us")
-    is_plain = pa.types.is_signed_integer(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind)
-    return bool(is_plain or is_time)
-
-
-def values_filter(values: Mapping[str, pa.Array]) -> pc.Expression | None:
-    """Return the condition that each column has one of its values, nulls included; None without columns."""
-    conditions = []
-    for name, array in values.items():
-        condition = pc.field(name).isin(array.drop_null())
-        conditions.append(condition | pc.field(name).is_null() if array.null_count else condition)
-    return reduce(lambda left, right: left & right, conditions) if conditions else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from lance.file import LanceFileReader
 from lance.fragment import write_fragments
 from lance.schema import LanceSchema
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.arrow_compat import align_columns, decimal_columns
 from tiltyard.pipeline.sources.filesystem import delete_files, delete_folders, file_exists
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.task_errors import RefusedError
 
 ROWS_PER_FILE = 1 << 20
 BATCH_ROWS = 8192

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, started
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.distribution_checks import (
     Profile,

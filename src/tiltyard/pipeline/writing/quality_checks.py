@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.model.refusals import RefusedError
 
 _COUNT_CHECK = re.compile(r"(rows|rejected) *(<=|>=|==|<|>) *(\d+)")
 _FUNCTION_CHECK = re.compile(

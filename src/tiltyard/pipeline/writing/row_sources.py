@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.casts import check_time_zones, select_columns
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.upsert.job import upsert_fragments
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, check_column_list
 from tiltyard.pipeline.writing.fragments import parse_fragments

@@ -27,6 +27,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.lineage import RUN_PROPERTY, JobLineage
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.schemas.nested_types import map_renamings, with_standard_maps
 from tiltyard.model.table_history import read_transactions
@@ -34,7 +35,6 @@ from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.lineage import index_commit
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.commit import (
     CommitConflictError,
     JobTable,

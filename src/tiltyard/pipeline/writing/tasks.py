@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.sources.casts import ColumnMapping, apply_function, cast_batch
 from tiltyard.pipeline.sources.filesystem import write_file
 from tiltyard.pipeline.sources.readers import Piece, SourceReader
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
-from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.fragments import FragmentTarget, delete_fragment_files, write_batches
 from tiltyard.pipeline.writing.quality_checks import CheckCounter, QualityCheck
 

@@ -28,7 +28,6 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage
 from tiltyard.model.table_history import read_transactions
-from tiltyard.model.views.changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import commit_next, discard, discard_after_error, write_rows
@@ -37,6 +36,7 @@ from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.view_sources import find_definer, resolve_sources
 from tiltyard.tables.sql.select_queries import SelectQuery, parse_select
 from tiltyard.tables.versions.lineage import add_commit
+from tiltyard.view_refresh.source_changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import lance_namespace as upstream
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.change_feed.planning import plan_changes
 from tiltyard.model.primary_keys import PROPERTY, unenforced_key
-from tiltyard.pipeline.changes.planning import plan_changes
 
 if TYPE_CHECKING:
     import lance
 
+    from tiltyard.change_feed.groups import ChangePlan
     from tiltyard.pipeline.catalog_client import Table
-    from tiltyard.pipeline.changes.groups import ChangePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 from lance.fragment import RowIdSequence
 
-from tiltyard.pipeline.changes.version_rows import VersionRows, take_rows
+from tiltyard.change_feed.version_rows import VersionRows, take_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tiltyard.pipeline.changes.version_rows import FragmentOffsets
+    from tiltyard.change_feed.version_rows import FragmentOffsets
 
     Integers = NDArray[np.int64]
 

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.model.views.changes import FullRefreshRequiredError
-from tiltyard.pipeline.changes.row_digests import row_digests
-from tiltyard.pipeline.changes.version_rows import VersionRows, take_rows
-from tiltyard.pipeline.version_diff import get_fragment, split_by_fragment
-from tiltyard.pipeline.views.tasks import is_filtered_type, values_filter
+from tiltyard.change_feed.row_digests import row_digests
+from tiltyard.change_feed.version_rows import VersionRows, take_rows
+from tiltyard.model.table_history import get_fragment, split_by_fragment
+from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
+from tiltyard.view_refresh.value_filters import is_filtered_type, values_filter
 
 if TYPE_CHECKING:
     import lance

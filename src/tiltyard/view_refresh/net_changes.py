@@ -10,18 +10,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from lance_namespace.errors import TableVersionNotFoundError
 
-from tiltyard.model.views.changes import FullRefreshRequiredError
-from tiltyard.pipeline.changes.groups import CHANGE, CHANGE_FIELDS, Change, ChangeGroup, ChangePlan
-from tiltyard.pipeline.changes.planning import plan_changes
-from tiltyard.pipeline.changes.row_digests import row_digests
-from tiltyard.pipeline.changes.tasks import read_changes
-from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.views.sources import SourceTable
-from tiltyard.pipeline.views.tasks import ChangedRows
+from tiltyard.change_feed.groups import CHANGE, CHANGE_FIELDS, Change, ChangeGroup, ChangePlan
+from tiltyard.change_feed.planning import plan_changes
+from tiltyard.change_feed.reader import read_changes
+from tiltyard.change_feed.row_digests import row_digests
+from tiltyard.model.refusals import RefusedError
+from tiltyard.view_refresh.net_rows import NetRows
+from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
+
+if TYPE_CHECKING:
+    import lance
+
+    from tiltyard.change_feed.reader import OpenVersion
 
 MAX_CHANGED_ROWS = 1_000_000
 """Changes that a refresh follows at most: about 200 bytes of each are held in memory."""
@@ -29,28 +34,36 @@ MAX_CHANGED_VERSIONS = 5_000
 """Versions whose changes a refresh follows at most: each is opened."""
 _FEW_ROWS = 1_000
 """So many changes are followed even of a table that has fewer rows."""
-_ROWS_PER_TASK = 65_536
+_ROWS_PER_PART = 65_536
 _REMOVING = frozenset({Change.DELETE, Change.UPDATE_BEFORE})
 
 
 @dataclass(frozen=True, slots=True)
 class NetChanges:
-    """The rows that a table lost and gained, as tasks that read them."""
+    """The rows that a table lost and gained, each in parts for tasks of similar size."""
 
-    lost: tuple[ChangedRows, ...]
-    gained: tuple[ChangedRows, ...]
+    lost: tuple[NetRows, ...]
+    gained: tuple[NetRows, ...]
 
 
-def find_net_changes(source: SourceTable, since: int, columns: Sequence[str]) -> NetChanges:
-    """Return what changed in some columns of a source after a version.
+def find_net_changes(
+    name: str,
+    dataset: lance.LanceDataset,
+    since: int,
+    columns: Sequence[str],
+    *,
+    branch: str | None = None,
+    max_rows: int = MAX_CHANGED_ROWS,
+) -> NetChanges:
+    """Return what changed in some columns of a source after a version, of `branch` if the dataset is.
 
     Raises FullRefreshRequiredError where that is too much, or no longer known.
     """
-    plan = _plan(source, since, columns)
+    plan = _plan(name, dataset, since, columns, branch, max_rows)
     digests: list[bytes] = []
     signs: list[int] = []
     ends: list[int] = []
-    open_version = lru_cache(maxsize=2)(source.dataset.checkout_version)
+    open_version = lru_cache(maxsize=2)(version_opener(dataset, branch))
     try:
         for group in plan.groups:
             for batch in read_changes([group], plan.schema, open_version):
@@ -58,28 +71,35 @@ def find_net_changes(source: SourceTable, since: int, columns: Sequence[str]) ->
                 signs += [-1 if change in _REMOVING else 1 for change in batch.column(CHANGE).to_pylist()]
             ends.append(len(digests))
     except RefusedError as error:  # a column had another type meanwhile
-        raise FullRefreshRequiredError(f"the changes of {source.name} cannot be followed: {error}") from error
+        raise FullRefreshRequiredError(f"the changes of {name} cannot be followed: {error}") from error
     kept = _cancel(digests, signs)
-    return NetChanges(*(_split(source, plan, ends, np.flatnonzero(kept == sign)) for sign in (-1, 1)))
+    return NetChanges(*(_split(plan, ends, np.flatnonzero(kept == sign)) for sign in (-1, 1)))
 
 
-def _plan(source: SourceTable, since: int, columns: Sequence[str]) -> ChangePlan:
+def version_opener(dataset: lance.LanceDataset, branch: str | None) -> OpenVersion:
+    """Return what opens the versions that a change feed reads."""
+    return lambda version: dataset.checkout_version((branch, version) if branch else version)
+
+
+def _plan(
+    name: str, dataset: lance.LanceDataset, since: int, columns: Sequence[str], branch: str | None, max_rows: int
+) -> ChangePlan:
     """Plan the feed. Raises FullRefreshRequiredError."""
-    name, versions = source.name, int(source.dataset.version) - since
+    versions = int(dataset.version) - since
     if versions > MAX_CHANGED_VERSIONS:
         raise FullRefreshRequiredError(
             f"rows of {name} were changed, and only {MAX_CHANGED_VERSIONS:,} versions are followed, not {versions:,}"
         )
     try:
-        plan = plan_changes(source.dataset, since, columns=columns)
+        plan = plan_changes(dataset, since, columns=columns, branch=branch)
     except (RefusedError, TableVersionNotFoundError) as error:
         raise FullRefreshRequiredError(f"the changes of {name} cannot be followed: {error}") from error
     changed = sum(group.rows for group in plan.groups)
-    if changed > MAX_CHANGED_ROWS:
+    if changed > max_rows:
         raise FullRefreshRequiredError(
-            f"{changed:,} rows of {name} were changed, and at most {MAX_CHANGED_ROWS:,} changes are followed"
+            f"{changed:,} rows of {name} were changed, and at most {max_rows:,} changes are followed"
         )
-    if changed > max(rows := source.dataset.count_rows(), _FEW_ROWS):
+    if changed > max(rows := dataset.count_rows(), _FEW_ROWS):
         raise FullRefreshRequiredError(f"{changed:,} rows of {name} were changed, and it has {rows:,}")
     return plan
 
@@ -98,10 +118,10 @@ def _cancel(digests: Sequence[bytes], signs: Sequence[int]) -> np.ndarray[tuple[
 
 
 def _split(
-    source: SourceTable, plan: ChangePlan, ends: Sequence[int], rows: np.ndarray[tuple[int], np.dtype[np.intp]]
-) -> tuple[ChangedRows, ...]:
-    """Return tasks that read some rows of a plan, by their numbers; `ends` are those after each group's last row."""
-    tasks: list[ChangedRows] = []
+    plan: ChangePlan, ends: Sequence[int], rows: np.ndarray[tuple[int], np.dtype[np.intp]]
+) -> tuple[NetRows, ...]:
+    """Return some rows of a plan, by their numbers, in parts; `ends` are the numbers after each group's last row."""
+    parts: list[NetRows] = []
     groups: list[ChangeGroup] = []
     chosen: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     read, start = 0, 0
@@ -112,7 +132,7 @@ def _split(
             chosen.append(within - start + read)
             read += end - start
         start = end
-        if read and (read >= _ROWS_PER_TASK or end == ends[-1]):
-            tasks.append(ChangedRows(source.location, plan.schema, tuple(groups), np.concatenate(chosen).tobytes()))
+        if read and (read >= _ROWS_PER_PART or end == ends[-1]):
+            parts.append(NetRows(plan.schema, tuple(groups), np.concatenate(chosen).tobytes()))
             groups, chosen, read = [], [], 0
-    return tuple(tasks)
+    return tuple(parts)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from tiltyard.pipeline.changes.deletions import read_deletions
-from tiltyard.pipeline.changes.groups import RowSelection
-from tiltyard.pipeline.version_diff import get_fragment
+from tiltyard.change_feed.deletions import read_deletions
+from tiltyard.change_feed.groups import RowSelection
+from tiltyard.model.table_history import get_fragment
 
 if TYPE_CHECKING:
     import lance

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from tiltyard.change_feed.comparison import differing_rows
+from tiltyard.change_feed.groups import CHANGE_FIELDS, Change, ChangedRows, ChangeGroup, RewrittenRows
+from tiltyard.change_feed.version_rows import take_rows
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.nested_types import cast_array
-from tiltyard.pipeline.changes.comparison import differing_rows
-from tiltyard.pipeline.changes.groups import CHANGE_FIELDS, Change, ChangedRows, ChangeGroup, RewrittenRows
-from tiltyard.pipeline.changes.version_rows import take_rows
-from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.version_diff import get_fragment
+from tiltyard.model.table_history import get_fragment
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import lance
     from numpy.typing import NDArray
 
-    from tiltyard.pipeline.changes.groups import RowSelection
+    from tiltyard.change_feed.groups import RowSelection
 
     Positions = NDArray[np.uint32]
 

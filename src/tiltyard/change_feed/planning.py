@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 from lance import LanceOperation
 
-from tiltyard.model.table_history import field_ids, is_same_fragment, read_transaction
-from tiltyard.pipeline.changes.groups import (
+from tiltyard.change_feed.groups import (
     CHANGE_FIELDS,
     Change,
     ChangedRows,
@@ -23,15 +22,16 @@ from tiltyard.pipeline.changes.groups import (
     ChangePlan,
     RewrittenRows,
 )
-from tiltyard.pipeline.changes.row_identity import RowList, match_rows
-from tiltyard.pipeline.changes.version_rows import VersionRows
-from tiltyard.pipeline.table_location import check_no_blobs
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.change_feed.row_identity import RowList, match_rows
+from tiltyard.change_feed.version_rows import VersionRows
+from tiltyard.model.columns.blob_columns import check_no_blobs
+from tiltyard.model.refusals import RefusedError
+from tiltyard.model.table_history import field_ids, is_same_fragment, read_transaction
 
 if TYPE_CHECKING:
     import lance
 
-    from tiltyard.pipeline.changes.version_rows import FragmentOffsets
+    from tiltyard.change_feed.version_rows import FragmentOffsets
 
 _WITHOUT_MATCHES = (LanceOperation.Append, LanceOperation.Delete)
 _IN_PLACE = (

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tiltyard.pipeline.changes.comparison import differing_rows
-from tiltyard.pipeline.changes.deletions import parse_bitmap, read_deletions
-from tiltyard.pipeline.changes.planning import plan_changes
-from tiltyard.pipeline.changes.tasks import read_changes
-from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.change_feed.comparison import differing_rows
+from tiltyard.change_feed.deletions import parse_bitmap, read_deletions
+from tiltyard.change_feed.planning import plan_changes
+from tiltyard.change_feed.reader import read_changes
+from tiltyard.model.refusals import RefusedError
 
 
 @pytest.mark.parametrize(

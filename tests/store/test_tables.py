@@ -80,6 +80,17 @@ def test_list_tables_pages_by_key_while_others_insert(store: Store) -> None:
     assert seen == sorted(seen)
 
 
+def test_list_tables_returns_names_as_they_are_in_the_order_of_their_bytes(store: Store) -> None:
+    names = ['"', "\\n", "\t\n", "[]", "\u00e9", "\uffff", "\U0001f600"]
+    for i, name in enumerate(names):
+        store.insert_table(("a", name), f"mem://{i}", {}, declared=i % 2 == 0)
+    in_order = sorted(names, key=str.encode)
+    assert store.list_tables(("a",), None, 10) == in_order
+    assert store.list_tables(("a",), in_order[1], 3) == in_order[2:5]
+    written = [name for name in in_order if names.index(name) % 2]
+    assert store.list_tables(("a",), None, 10, include_declared=False) == written
+
+
 def test_list_tables_can_leave_out_declared_ones(store: Store) -> None:
     declared = store.insert_table(("a", "declared"), "mem://1", {}, declared=True)
     store.insert_table(("a", "written"), "mem://2", {})

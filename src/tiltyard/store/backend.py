@@ -34,6 +34,9 @@ class Connection(Protocol):
     def rows(self, sql: str, *values: object) -> list[Row]:
         """Run a statement and return all its rows."""
 
+    def texts(self, sql: str, *values: object) -> list[str]:
+        """Run a query of one column of text, `text`, and return it in the query's order; the query has a LIMIT."""
+
     def pages(self, sql: str, size: int) -> Iterator[list[Row]]:
         """Run a query in a transaction, and yield its rows in lists of up to `size`: never all are in memory."""
 

@@ -41,7 +41,7 @@ INSERT = f"""
 """
 DESCRIBE = f"SELECT {NamespaceRecord.COLUMNS} FROM namespaces WHERE id = {{namespace}}"
 IS_IN_ROOT = f"SELECT 1 FROM namespaces WHERE parent_id = {ROOT} AND name = ?"
-LIST = "SELECT name FROM namespaces WHERE parent_id = {namespace} AND name > ? ORDER BY name LIMIT ?"
+LIST = "SELECT name AS text FROM namespaces WHERE parent_id = {namespace} AND name > ? ORDER BY name LIMIT ?"
 DELETE = "DELETE FROM namespaces WHERE id = ?"
 LOCK = "SELECT id FROM namespaces WHERE id = ? /*+ FOR UPDATE */"
 HAS_FUNCTIONS = """
@@ -145,10 +145,10 @@ class Namespaces(Repository):
         Raises NamespaceNotFoundError.
         """
         base, names = resolve_prefix(self.connection, path)
-        rows = self.connection.rows(at_depth(LIST, len(names)), base, *names, after or "", limit)
-        if not rows:
+        children = self.connection.texts(at_depth(LIST, len(names)), base, *names, after or "", limit)
+        if not children:
             namespace_id(self.connection, path)
-        return [row[0] for row in rows]
+        return children
 
     @writes
     def drop_namespace(

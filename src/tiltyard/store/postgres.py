@@ -83,6 +83,9 @@ class PostgresConnection:
     def rows(self, sql: str, *values: object) -> list[Row]:
         return self._execute(sql, values).fetchall()
 
+    def texts(self, sql: str, *values: object) -> list[str]:
+        return [text for (text,) in self.rows(sql, *values)]
+
     def pages(self, sql: str, size: int) -> Iterator[list[Row]]:
         try:
             with self.raw.cursor(name="pages") as cursor:

@@ -57,10 +57,8 @@ INSERT = f"""
 DESCRIBE = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE namespace_id = {{namespace}} AND name = ?"
 BY_ID = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE id = ?"
 AT = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE location IN ({{folders}}) ORDER BY location DESC LIMIT 1"
-LIST = """
-    SELECT name FROM tables WHERE namespace_id = {namespace} AND name > ? AND (? OR NOT declared)
-    ORDER BY name LIMIT ?
-"""
+LIST = "SELECT name AS text FROM tables WHERE namespace_id = {namespace} AND name > ? ORDER BY name LIMIT ?"
+LIST_WRITTEN = LIST.replace("ORDER BY", "AND NOT declared ORDER BY")
 # Follows a page of (namespace_id, name): yields that page, then the ancestors of its namespaces. The first column tells
 # them apart; so a single statement reads a single snapshot of the catalog. PostgreSQL would read all namespaces for a
 # join, as it cannot know how short a page is.
@@ -226,11 +224,11 @@ class Tables(Repository):
         Raises NamespaceNotFoundError.
         """
         base, names = resolve_prefix(self.connection, path)
-        sql = at_depth(LIST, len(names))
-        rows = self.connection.rows(sql, base, *names, after or "", include_declared, limit)
-        if not rows:
+        sql = at_depth(LIST if include_declared else LIST_WRITTEN, len(names))
+        tables = self.connection.texts(sql, base, *names, after or "", limit)
+        if not tables:
             namespace_id(self.connection, path)
-        return [row[0] for row in rows]
+        return tables
 
     @reads
     def list_all_tables(

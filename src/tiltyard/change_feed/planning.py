@@ -26,7 +26,7 @@ from tiltyard.change_feed.row_identity import RowList, match_rows
 from tiltyard.change_feed.version_rows import VersionRows
 from tiltyard.model.columns.blob_columns import check_no_blobs
 from tiltyard.model.refusals import RefusedError
-from tiltyard.model.table_history import field_ids, is_same_fragment, read_transaction
+from tiltyard.model.table_history import field_ids, is_same_fragment, open_version, read_transaction
 
 if TYPE_CHECKING:
     import lance
@@ -104,17 +104,14 @@ def plan_rows(
 
 def _open_before(after: VersionRows, number: int, newest: tuple[str, ...]) -> VersionRows:
     """Open the version before another one. Raises TableVersionNotFoundError."""
-    try:
-        dataset = after.dataset.checkout_version((after.branch, number) if after.branch else number)
-    except (OSError, ValueError) as error:
-        if "not found" not in str(error).lower():
-            raise
+    dataset = open_version(after.dataset, (after.branch, number) if after.branch else number)
+    if dataset is None:
         from lance_namespace.errors import TableVersionNotFoundError  # noqa: PLC0415  # not for tasks: it takes long
 
         where = f"no version of the branch '{after.branch}', or was removed" if after.branch else "removed"
         raise TableVersionNotFoundError(
             f"Changes of version {number + 1} need version {number}, which is {where}: choose a later since."
-        ) from error
+        )
     return VersionRows(dataset, after.branch, _earlier_names(dataset, after, newest))
 
 

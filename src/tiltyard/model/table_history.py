@@ -74,9 +74,24 @@ def _read(dataset: lance.LanceDataset, version: int) -> Transaction | None:
     try:
         return copy.copy(dataset).read_transaction(version)
     except (OSError, ValueError) as error:
-        if "not found" not in str(error).lower():
+        if not _is_missing(error):
             raise
         raise _GoneError from error
+
+
+def open_version(dataset: lance.LanceDataset, version: int | tuple[str, int]) -> lance.LanceDataset | None:
+    """Open another version of a table (with a branch: of that one); None where it was cleaned up."""
+    try:
+        return dataset.checkout_version(version)
+    except (OSError, ValueError) as error:
+        if not _is_missing(error):
+            raise
+        return None
+
+
+def _is_missing(error: Exception) -> bool:
+    """Return whether Lance says that there is no such version: it raises OSError or ValueError for it."""
+    return "not found" in str(error).lower()
 
 
 def fragments_by_id(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.model.table_history import fragments_by_id, is_same_fragment, read_transaction
+from tiltyard.model.table_history import fragments_by_id, is_same_fragment, open_version, read_transaction
 from tiltyard.model.views.definitions import SourceVersion, ViewLineage
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ def find_added_fragments(
         raise FullRefreshRequiredError(
             f"the view was made of version {before.version} of {name}, and {version} is older"
         )
-    try:
-        old_dataset = dataset.checkout_version(before.version)
-    except ValueError as error:
-        raise FullRefreshRequiredError(f"version {before.version} of {name} no longer exists") from error
+    old_dataset = open_version(dataset, before.version)
+    if old_dataset is None:
+        raise FullRefreshRequiredError(f"version {before.version} of {name} no longer exists")
     if not old_dataset.schema.equals(dataset.schema):
         raise FullRefreshRequiredError(f"columns of {name} were changed")
     old, new = fragments_by_id(old_dataset), fragments_by_id(dataset)
@@ -111,10 +110,10 @@ def leaves_rows_unchanged(dataset: lance.LanceDataset, version: int, commit: Tra
         return True
     if version == 1:
         return False
-    try:
-        before, after = (fragments_by_id(dataset.checkout_version(number)) for number in (version - 1, version))
-    except ValueError:  # one of them was removed, so that they cannot be compared
+    old, new = (open_version(dataset, number) for number in (version - 1, version))
+    if old is None or new is None:  # removed, so that they cannot be compared
         return False
+    before, after = fragments_by_id(old), fragments_by_id(new)
     return before.keys() == after.keys() and all(
         is_same_fragment(fragment, after[number]) for number, fragment in before.items()
     )

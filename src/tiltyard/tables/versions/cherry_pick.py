@@ -18,6 +18,7 @@ from lance.schema import LanceSchema
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import MAIN, Branch
+from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -80,7 +81,7 @@ def cherry_pick_table_branch(
 
 def _can_copy(branch: lance.LanceDataset, columns: Sequence[str]) -> bool:
     """Return whether the values of columns are in files that can be copied: blobs lie in further ones beside them."""
-    if any(map(_has_blobs, (branch.schema.field(name) for name in columns))):
+    if has_blobs(branch.schema.field(name) for name in columns):
         return False
     fields = frozenset[int]().union(*(field_ids(branch)[name] for name in columns))
     files = (file for fragment in branch.get_fragments() for file in fragment.metadata.files)
@@ -89,15 +90,6 @@ def _can_copy(branch: lance.LanceDataset, columns: Sequence[str]) -> bool:
         for file in files
         if not fields.isdisjoint(file.fields)
     )
-
-
-def _has_blobs(column: Any) -> bool:
-    """Return whether a column, or a field inside it, holds blobs."""
-    metadata = column.metadata or {}
-    if b"lance-encoding:blob" in metadata or metadata.get(b"ARROW:extension:name", b"").startswith(b"lance.blob"):
-        return True
-    kind = column.type
-    return any(_has_blobs(kind.field(number)) for number in range(kind.num_fields))
 
 
 def _promote(

@@ -29,6 +29,7 @@ NAN = float("nan")
         (pa.date32(), [1, 2, None]),
         (pa.time64("us"), [1, 2, None]),
         (pa.list_(pa.float32(), 2), [[1, 2], [2, 1], [-0.0, 0], [0, 0], [0, None], None]),
+        (pa.list_(pa.float32(), 17), [[0.0] * 16 + [1], [1] + [0.0] * 16, [-0.0] * 17, [0.0] * 17, None]),
         (pa.list_(pa.string()), [["ab"], ["a", "b"], [], [None], None]),
         (pa.large_list(pa.list_(pa.date32())), [[[1], [2]], [[1, 2]], [[], [1, 2]], None]),
         (pa.struct([("a", pa.int8()), ("b", pa.list_(pa.bool_(), 1))]), [(1, [True]), (1, None), (None, [True]), None]),

@@ -60,7 +60,7 @@ def test_a_view_is_created_filled_opened_and_read(remote: Any, source: Any, fres
         remote.open_materialized_view(name)
 
 
-def test_refresh_adds_new_rows_and_computes_all_after_other_changes(
+def test_refresh_computes_rows_that_were_added_updated_or_deleted(
     remote: Any, source: Any, fresh: Callable[[str], str]
 ) -> None:
     view = remote.create_materialized_view(fresh("view"), source.name, where="id % 2 = 0", with_no_data=True)
@@ -71,13 +71,16 @@ def test_refresh_adds_new_rows_and_computes_all_after_other_changes(
     outcomes.append(view.refresh())
     source.delete("id = 4")
     outcomes.append(view.refresh())
-    source.update(where="id = 6", values={"text": "changed"})
+    source.update(where="id IN (5, 6)", values={"text": "changed"})
+    source.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows(19, 2))
+    outcomes.append(view.refresh())
     outcomes.append(view.refresh(full=True))
-    assert [outcome.mode for outcome in outcomes] == ["rebuild", "no_op", "incremental", "rebuild", "rebuild"]
-    assert [outcome.rows_written for outcome in outcomes] == [5, 0, 5, 9, 9]
+    modes = ["rebuild", "no_op", "incremental", "incremental", "incremental", "rebuild"]
+    assert [outcome.mode for outcome in outcomes] == modes
+    assert [outcome.rows_written for outcome in outcomes] == [5, 0, 5, 0, 2, 10]
     assert outcomes[-1].version == view.table.version
     assert outcomes[-1].source_version == source.version
-    assert ids(view.table) == [0, 2, 6, 8, 10, 12, 14, 16, 18]
+    assert ids(view.table) == [0, 2, 6, 8, 10, 12, 14, 16, 18, 20]
     assert view.table.search().where("id = 6").to_list()[0]["text"] == "changed"
 
 

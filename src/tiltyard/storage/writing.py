@@ -202,8 +202,14 @@ def discard_after_error(
 def discard_transaction(
     storage: Storage, base: str, transaction: lance.Transaction, dataset: lance.LanceDataset
 ) -> None:
-    """Delete the files of a change of rows that is in no version; `dataset` is of the version that it was made on."""
+    """Delete the files of an append, or a change of rows, that is in no version.
+
+    `dataset` is of the version that it was made on.
+    """
     operation: Any = transaction.operation
+    if isinstance(operation, lance.LanceOperation.Append):
+        discard(storage, base, operation.fragments)
+        return
     changed, new = operation.updated_fragments, getattr(operation, "new_fragments", ())
     existing = {file.path for fragment in dataset.get_fragments() for file in fragment.data_files()}
     data = [file.path for fragment in (*changed, *new) for file in fragment.files if file.path not in existing]

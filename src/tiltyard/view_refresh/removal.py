@@ -56,10 +56,12 @@ def find_group_rows(view: lance.LanceDataset, values: Mapping[str, pa.Array]) ->
     return _join(batch["_rowaddr"].to_numpy() for batch in _scan(view, [], values))
 
 
-def find_equal_rows(view: lance.LanceDataset, rows: Iterable[pa.RecordBatch]) -> Addresses:
+def find_equal_rows(
+    view: lance.LanceDataset, rows: Iterable[pa.RecordBatch], *, max_candidates: int | None = None
+) -> Addresses:
     """Return the addresses of as many rows as are given, each equal to one of them; all have the view's columns.
 
-    Raises FullRefreshRequiredError if the view lacks one.
+    Raises FullRefreshRequiredError if the view lacks one, and where more than `max_candidates` are to be compared.
     """
     names = view.schema.names
     missing: Counter[bytes] = Counter()
@@ -71,7 +73,13 @@ def find_equal_rows(view: lance.LanceDataset, rows: Iterable[pa.RecordBatch]) ->
         values += [pc.unique(batch.column(column))] if column else []
     found: list[Addresses] = []
     count = missing.total()
+    compared = 0
     for candidates in _candidates(view, column, values) if count else ():
+        compared += len(candidates)
+        if max_candidates is not None and compared > max_candidates:
+            raise FullRefreshRequiredError(
+                f"{count:,} rows of the view are to be removed, and more than {max_candidates:,} may be these"
+            )
         addresses = np.sort(candidates)
         digests = _read_digests(view, addresses)
         is_removed = np.zeros(len(digests), bool)

@@ -1,10 +1,11 @@
 """Materialized views that the server computes itself: infer their schema, and refresh them by its own workers.
 
-    source at a pinned version → the fragments to read → files → one commit, which records the source's version
+    source at a pinned version → the rows to read → files → one commit, which records the source's version
 
 That commit is the version right after the one that was planned on, or there is none: so of two refreshes that run at
-once, one plans again and finds nothing left to do. Rows that were added to the source are added to the view; once other
-rows have changed, all of them are computed again, and the same commit replaces them.
+once, one plans again and finds nothing left to do. Rows that were added to the source are added to the view. Of rows
+that were changed or deleted, the same commit removes the view's rows of what they were, and adds those of what they
+are. What the source's change feed cannot tell makes a full refresh, whose figures say why.
 """
 
 from __future__ import annotations
@@ -24,22 +25,30 @@ from lance_namespace.errors import (
 
 from tiltyard.catalog.jobs.authorization import authorize_submitter
 from tiltyard.model.branches import MAIN
+from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage
 from tiltyard.model.table_history import read_transactions
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage
-from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.writing import commit_next, discard, discard_after_error, write_rows
+from tiltyard.storage.errors import lance_errors, may_have_committed
+from tiltyard.storage.writing import commit_next, discard, discard_transaction, write_rows
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.rows.write_target import WriteTarget
+from tiltyard.tables.schema.changed_view_rows import ChangedViewRows, scan_columns
 from tiltyard.tables.schema.view_sources import find_definer, resolve_sources
 from tiltyard.tables.sql.select_queries import SelectQuery, parse_select
 from tiltyard.tables.versions.lineage import add_commit
-from tiltyard.view_refresh.source_changes import FullRefreshRequiredError, find_added_fragments, find_last_refresh
+from tiltyard.view_refresh.removal import Removal, remove_rows
+from tiltyard.view_refresh.source_changes import (
+    FullRefreshRequiredError,
+    RowsChangedError,
+    find_added_fragments,
+    find_last_refresh,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from lance.fragment import FragmentMetadata
 
@@ -57,7 +66,7 @@ _OWN_COMMITS = 20
 _REPORTED_ROWS = 100_000
 _SCAN_OPTIONS: Mapping[str, Any] = {"batch_size": 8192, "fragment_readahead": 1, "io_buffer_size": 64 << 20}
 _SERVER_METADATA = b"tiltyard."
-_BLOB_METADATA = b"lance-encoding:blob"
+_NOTHING = Removal(0, (), ())
 
 
 def infer_schema(dataset: lance.LanceDataset, query: SelectQuery) -> pa.Schema:
@@ -66,20 +75,16 @@ def infer_schema(dataset: lance.LanceDataset, query: SelectQuery) -> pa.Schema:
     Raises TableColumnNotFoundError, InvalidInputError, UnsupportedOperationError (columns of blobs).
     """
     with lance_errors(dataset):
-        scanner = dataset.scanner(columns=_columns(dataset, query), filter=query.filter, limit=1)
+        scanner = dataset.scanner(columns=scan_columns(dataset.schema, query), filter=query.filter, limit=1)
         scanner.explain_plan()
         schema = scanner.projected_schema
     return pa.schema([_view_field(schema.field(name)) for name in (query.columns or dataset.schema.names)])
 
 
-def _columns(dataset: lance.LanceDataset, query: SelectQuery) -> Any:
-    return list(dataset.schema.names) if query.columns is None else dict(query.columns)
-
-
 def _view_field(field: pa.Field) -> pa.Field:
     """Return a column of a view: nullable, and without what declares how the source computes its values."""
     metadata = {key: value for key, value in (field.metadata or {}).items() if not key.startswith(_SERVER_METADATA)}
-    if _BLOB_METADATA in metadata or metadata.get(b"ARROW:extension:name", b"").startswith(b"lance.blob"):
+    if has_blobs([field]):
         raise UnsupportedOperationError(
             f"The column '{field.name}' has blobs, which a view does not copy: leave it out."
         )
@@ -141,29 +146,91 @@ class _SelectView:
 
     def refresh(self, version: int | None, *, full: bool) -> Mapping[str, str]:
         """Bring the view up to date; return the figures. Raises ConcurrentModificationError if it was changed."""
+        if (figures := self._find_own_commit()) is not None:
+            return figures
+        self._job.progress(stage="plan")
+        source = self._open_source(version)
+        try:
+            before = self._find_last_source(full=full)
+            added = self._find_added_fragments(source, before)
+            if added is None:
+                return self._follow_changes(source, before.version)
+            return self._add_fragments(source, added)
+        except FullRefreshRequiredError as error:
+            reason = str(error)
+        return self._compute_all(source, reason)
+
+    def _find_own_commit(self) -> Mapping[str, str] | None:
+        """Return the figures of the commit that this job has made in an earlier run, None without one."""
         for _, entry in read_transactions(self._dataset, int(self._dataset.version) - _OWN_COMMITS):
             own = json.loads((entry.transaction_properties or {}).get(_JOB_PROPERTY, "{}"))
             if own.get("job") == self._job.id:
                 self._index_lineage(int(own["figures"]["version"]), entry.transaction_properties)
                 return dict(own["figures"])
-        self._job.progress(stage="plan")
-        source = self._open_source(version)
-        fragments, reason = self._decide(source, full=full)
-        is_incremental = fragments is not None
-        if fragments is None:
-            fragments = [fragment.fragment_id for fragment in source.get_fragments()]
+        return None
+
+    def _find_last_source(self, *, full: bool) -> SourceVersion:
+        """Return what the last refresh read of the source. Raises FullRefreshRequiredError."""
+        last = find_last_refresh(self._dataset)
+        if isinstance(last, str):
+            raise FullRefreshRequiredError(last)
+        if full:
+            raise FullRefreshRequiredError("a full refresh was requested")
+        if last.definition != self.definition.digest:
+            raise FullRefreshRequiredError("the definition has changed")
+        if (before := last.sources.get(self._name)) is None:
+            raise FullRefreshRequiredError(f"{self._name} is not the view's source table")
+        return before
+
+    def _find_added_fragments(self, source: lance.LanceDataset, before: SourceVersion) -> list[int] | None:
+        """Return the fragments that were added to the source, None if other rows were changed or deleted.
+
+        Raises FullRefreshRequiredError.
+        """
+        try:
+            return find_added_fragments(self._name, self._origin, source, before)
+        except RowsChangedError:
+            return None
+
+    def _add_fragments(self, source: lance.LanceDataset, added: Sequence[int]) -> Mapping[str, str]:
+        """Add the rows of new fragments of the source; those of the others are unchanged."""
         limit = self._query.limit
-        if limit is not None and is_incremental:
+        if limit is not None:
             limit = max(0, limit - self._dataset.count_rows())
-        if is_incremental and (not fragments or limit == 0):
-            return self._figures("unchanged", reason, source, int(self._dataset.version), 0)
-        self._check_size(source, fragments)
-        written = self._write(source, fragments, limit)
-        rows = sum(fragment.num_rows for fragment in written)
-        mode = "incremental" if is_incremental else "full"
-        figures = self._figures(mode, reason, source, int(self._dataset.version) + 1, rows)
-        self._commit(written, source, figures, is_incremental=is_incremental)
-        return figures
+        reason = "rows were only added" if added else "no rows were added"
+        if not added or limit == 0:
+            return self._unchanged(source, reason)
+        written = self._write_fragments(source, added, limit)
+        return self._commit("incremental", reason, source, written, _NOTHING)
+
+    def _compute_all(self, source: lance.LanceDataset, reason: str) -> Mapping[str, str]:
+        """Replace all rows of the view by those of the source."""
+        fragments = [fragment.fragment_id for fragment in source.get_fragments()]
+        written = self._write_fragments(source, fragments, self._query.limit)
+        replaced = tuple(fragment.fragment_id for fragment in self._dataset.get_fragments())
+        return self._commit("full", reason, source, written, Removal(self._dataset.count_rows(), (), replaced))
+
+    def _follow_changes(self, source: lance.LanceDataset, since: int) -> Mapping[str, str]:
+        """Replace the view's rows of what was changed in the source after a version.
+
+        Raises FullRefreshRequiredError.
+        """
+        most = self._ctx.settings.view_refresh_rows
+        with lance_errors(source):
+            changes = ChangedViewRows.find(self._name, self._query, source, since, most)
+            if not changes:
+                return self._unchanged(source, "no rows that the view shows were changed")
+            self._job.progress(stage="read")
+            lost = changes.find_lost(self._dataset)
+            written = self._write(changes.gained())
+        reason = f"rows of {self._name} were changed or deleted: these alone are computed"
+        try:
+            with lance_errors(self._dataset):
+                removal = remove_rows(self._dataset, lost)
+        except BaseException:
+            discard(self._ctx.storage, self._target.base, written)
+            raise
+        return self._commit("incremental", reason, source, written, removal)
 
     def _open_source(self, version: int | None) -> lance.LanceDataset:
         """Open the source, as a handle that is not shared. Raises TableVersionNotFoundError."""
@@ -181,21 +248,6 @@ class _SelectView:
                 self._origin = _branch_origin(self._source_location, dataset, branch)
             return dataset.checkout_version((branch.lance_name, int(opened.dataset.version)))
 
-    def _decide(self, source: lance.LanceDataset, *, full: bool) -> tuple[list[int] | None, str]:
-        """Return the fragments whose rows are to be added, None where all rows have to be computed; and the reason."""
-        last = find_last_refresh(self._dataset)
-        if isinstance(last, str):
-            return None, last
-        if full:
-            return None, "a full refresh was requested"
-        if last.definition != self.definition.digest:
-            return None, "the definition has changed"
-        try:
-            added = find_added_fragments(self._name, self._origin, source, last.sources.get(self._name))
-        except FullRefreshRequiredError as error:
-            return None, str(error)
-        return added, "rows were only added" if added else "no rows were added"
-
     def _check_size(self, source: lance.LanceDataset, fragments: Sequence[int]) -> None:
         """Raise UnsupportedOperationError if more rows are to be read than a server's worker may read."""
         most = self._ctx.settings.view_refresh_rows
@@ -207,65 +259,74 @@ class _SelectView:
                 "create the view with kind 'query', which Spark refreshes."
             )
 
-    def _write(self, source: lance.LanceDataset, fragments: Sequence[int], limit: int | None) -> list[FragmentMetadata]:
+    def _write_fragments(
+        self, source: lance.LanceDataset, fragments: Sequence[int], limit: int | None
+    ) -> list[FragmentMetadata]:
         """Write the query's rows from fragments of the source, as files of the view."""
+        self._check_size(source, fragments)
         chosen = set(fragments)
         with lance_errors(source):
             scanner = source.scanner(
-                columns=_columns(source, self._query),
+                columns=scan_columns(source.schema, self._query),
                 filter=self._query.filter,
                 limit=limit,
                 fragments=[fragment for fragment in source.get_fragments() if fragment.fragment_id in chosen],
                 scan_in_order=True,
                 **_SCAN_OPTIONS,
             )
-            rows = _ReportedRows(self._job, scanner.to_reader(), self._dataset.schema)
-            try:
-                return write_rows(self._ctx.storage, rows.reader(), self._dataset, self._target.base)
-            except Exception:
-                if rows.cancellation is not None:
-                    raise rows.cancellation from None
-                raise
+            return self._write(scanner.to_reader())
+
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> list[FragmentMetadata]:
+        """Write the query's rows, as files of the view."""
+        rows = _ReportedRows(self._job, batches, self._dataset.schema)
+        try:
+            return write_rows(self._ctx.storage, rows.reader(), self._dataset, self._target.base)
+        except Exception:
+            if rows.cancellation is not None:
+                raise rows.cancellation from None
+            raise
 
     def _commit(
         self,
-        written: Sequence[FragmentMetadata],
+        mode: str,
+        reason: str,
         source: lance.LanceDataset,
-        figures: Mapping[str, str],
-        *,
-        is_incremental: bool,
-    ) -> None:
-        """Commit files as the next version. Raises ConcurrentModificationError if there is one already."""
+        written: Sequence[FragmentMetadata],
+        removal: Removal,
+    ) -> Mapping[str, str]:
+        """Commit files, and the removal of rows, as the next version; return the figures.
+
+        Raises ConcurrentModificationError if there is one already.
+        """
         target = self._target
+        rows, base = sum(fragment.num_rows for fragment in written), int(self._dataset.version)
+        figures = {**self._figures(mode, reason, source, base + 1, rows), "removed": str(removal.rows)}
         lineage = ViewLineage({self._name: SourceVersion(self._origin, int(source.version))}, self.definition.digest)
-        own = json.dumps({"job": self._job.id, "figures": dict(figures)})
+        own = json.dumps({"job": self._job.id, "figures": figures})
         properties = {LINEAGE_PROPERTY: lineage.to_json(), RUN_PROPERTY: self._job.id, _JOB_PROPERTY: own}
-        replaced = [] if is_incremental else [fragment.fragment_id for fragment in self._dataset.get_fragments()]
+        operation = _operation(written, removal)
         try:
             self._job.progress(stage="commit", rows=figures["rows"])
             with (
                 lance_errors(self._dataset),
                 target.ctx.storage.locks.hold(f"{target.key}+", target.ctx.settings.conflict_timeout),
             ):
-                committed = commit_next(
-                    self._dataset,
-                    _operation(written, replaced),
-                    properties,
-                    target.commit_route,
-                )
-        except JobCanceledError:
-            discard(target.ctx.storage, target.base, written)
-            raise
+                committed = commit_next(self._dataset, operation, properties, target.commit_route)
         except BaseException as error:
-            discard_after_error(target.ctx.storage, target.base, written, error)
+            if isinstance(error, JobCanceledError) or not may_have_committed(error):
+                discard_transaction(target.ctx.storage, target.base, lance.Transaction(base, operation), self._dataset)
             raise
         target.finish_commit(committed, is_direct=True)
         self._index_lineage(int(figures["version"]), properties)
+        return figures
 
     def _index_lineage(self, version: int, properties: Mapping[str, str] | None) -> None:
         lineage = CommitLineage.from_properties(properties)
         if lineage is not None:
             add_commit(self._ctx, self._target.record, MAIN, version, lineage, replaces=True)
+
+    def _unchanged(self, source: lance.LanceDataset, reason: str) -> Mapping[str, str]:
+        return self._figures("unchanged", reason, source, int(self._dataset.version), 0)
 
     def _figures(
         self, mode: str, reason: str, source: lance.LanceDataset, version: int, rows: int
@@ -284,7 +345,7 @@ def _branch_origin(location: str, dataset: lance.LanceDataset, branch: Branch) -
 class _ReportedRows:
     """Rows on their way into files, which report how many there are; `cancellation` is why they ended early."""
 
-    def __init__(self, running: Job, source: pa.RecordBatchReader, schema: pa.Schema) -> None:
+    def __init__(self, running: Job, source: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
         self._job = running
         self._source = source
         self._schema = schema
@@ -309,13 +370,13 @@ class _ReportedRows:
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _operation(written: Sequence[FragmentMetadata], replaced: Sequence[int]) -> lance.LanceOperation.BaseOperation:
-    """Return the operation that adds rows, or replaces all others; the view's indexes stay, without the new rows."""
-    if not replaced:
+def _operation(written: Sequence[FragmentMetadata], removal: Removal) -> lance.LanceOperation.BaseOperation:
+    """Return the operation that adds and removes rows; the view's indexes stay, without the new rows."""
+    if not (removal.remaining or removal.emptied):
         return lance.LanceOperation.Append(list(written))
     return lance.LanceOperation.Update(
-        removed_fragment_ids=list(replaced),
-        updated_fragments=[],
+        removed_fragment_ids=list(removal.emptied),
+        updated_fragments=list(removal.remaining),
         new_fragments=list(written),
         fields_modified=[],
         update_mode="rewrite_rows",

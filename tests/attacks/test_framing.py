@@ -131,6 +131,8 @@ AMBIGUOUS = [
     (b"POST / HTTP/1.1\nHost: a\nContent-Length: 2\n\n{}", 400),
     (b"POST / HTTP/1.1\r\nHost: a\r\nX: a\rContent-Length: 2\r\n\r\n{}", 400),
     (b"POST / HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n{}", 400),
+    (b"GET http://a HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    (b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
 ]  # fmt: skip
 """Requests that readers frame in different ways, and what they are answered."""

@@ -54,7 +54,7 @@ def test_visitor_is_sent_to_the_sign_in_and_sees_nothing_else(visitor: httpx.Cli
     assert response.headers["location"] == "/console/sign-in?next=%2Fconsole%2Ftable%2Fcinema%2Ffilms%3Fx%3D1"
     part = visitor.get("/tree/cinema", headers={"hx-request": "true"})
     assert part.headers["hx-redirect"] == "/console/sign-in" and part.text == ""
-    page = visitor.get("/sign-in").text
+    page = visitor.get("/sign%2Din").text
     assert "Continue with corp" in page and "cinema" not in page
 
 

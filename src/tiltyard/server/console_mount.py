@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,7 +48,7 @@ class ConsoleMount:
         except Exception:
             self._console = None  # the next request tries again
             raise
-        await console(scope, receive, send)
+        await console({**scope, "path": unquote(scope["raw_path"].decode())}, receive, send)
 
     def _make(self) -> Console:
         from tiltyard.console.app import Console

@@ -211,26 +211,54 @@ class HttpProtocol(HttpToolsProtocol):
                 raise self._end_with(self._too_large())
 
     def on_headers_complete(self) -> None:
-        """Start a request: its body may be of any length."""
+        """Start a request: its body may be of any length.
+
+        In place of uvicorn's method, which decodes the path: that takes 2 µs, and only the console reads it decoded.
+        """
         if self._is_replaying_head:
             return
         self._check_head()
+        url = httptools.parse_url(self.url)
+        path: bytes | None = url.path
+        if path is None:
+            raise self._end_with(RefusedError(HTTPStatus.BAD_REQUEST, "The request's target has no path."))
         self._in_head = False
         self._overhead = self._trailers = 0
-        extensions: dict[str, Any] = {HAND_OVER: self.hand_over_body}
+        scope, http_version = self.scope, self.parser.get_http_version()
+        previous: RequestResponseCycle | None = self.cycle
+        scope["raw_path"], scope["query_string"] = path, url.query or b""
+        scope["method"], scope["http_version"] = self.parser.get_method().decode(), http_version
+        extensions: dict[str, Any] = {}
+        scope["extensions"] = extensions
+        cycle = self.cycle = RequestResponseCycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=http_version != "1.0" and self.parser.should_keep_alive(),
+            on_response=partial(self._on_response_sent, extensions),
+        )
+        extensions[HAND_OVER] = self.hand_over_body
+        extensions[COMPLETE_BODY] = partial(_take_complete_body, cycle)
+        extensions[SEND_WHOLE] = partial(_send_whole, cycle)
+        extensions[WATCH_CLIENT] = partial(_watch_client, cycle)
         if not self._is_recognized:
             extensions[RECOGNIZE] = self._recognize
-        self.scope["extensions"] = extensions
-        super().on_headers_complete()
-        extensions[COMPLETE_BODY] = partial(_take_complete_body, self.cycle)
-        extensions[SEND_WHOLE] = partial(_send_whole, self.cycle)
-        extensions[WATCH_CLIENT] = partial(_watch_client, self.cycle)
-        self.cycle.on_response = partial(self._on_response_sent, extensions)
         if self.should_shed():
-            self.cycle.keep_alive = False  # the response will say so
+            cycle.keep_alive = False  # the response will say so
         if self.expect_100_continue:
-            # Before it starts, and weakly: a cycle that referred to itself would wait for the garbage collector.
-            self.cycle.send = partial(_send_expected, ref(self.cycle))  # type: ignore[method-assign]
+            # Weakly: a cycle that referred to itself would wait for the garbage collector.
+            cycle.send = partial(_send_expected, ref(cycle))  # type: ignore[method-assign]
+        if previous is None or previous.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
 
     def _check_head(self) -> None:
         """Raise RefusedError for a head that is too large, or whose body could be framed in several ways."""

@@ -26,10 +26,10 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 def read_freshness(headers: Headers) -> Freshness | None:
     """Return how fresh the response to a request has to be; None for any. Raises InvalidInputError."""
-    versions = [_version(name, headers[name]) for name in (MIN_VERSION, MIN_READ_VERSION) if name in headers]
     timestamp = headers.get(MIN_TIMESTAMP)
-    if not versions and timestamp is None:
+    if timestamp is None and MIN_VERSION not in headers and MIN_READ_VERSION not in headers:
         return None
+    versions = [_version(name, headers[name]) for name in (MIN_VERSION, MIN_READ_VERSION) if name in headers]
     return Freshness(max(versions, default=0), 0 if timestamp is None else _milliseconds(timestamp))
 
 

@@ -108,8 +108,9 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture(autouse=True)
 def _small_thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make the graph answer, and rows move to it, for tables of a test's size."""
+    """Make partitions, and let rows move to them, for tables of a test's size."""
     monkeypatch.setattr(index, "_EXACT_ROWS", 100)
+    monkeypatch.setattr(index, "_EXACT_SHARE", 50)
     monkeypatch.setattr(cache, "EXTEND_ROWS", 200)
     monkeypatch.setattr(cache, "SPARE_ROWS", 400)
     return
@@ -222,7 +223,9 @@ def test_the_plan_says_what_answers(tmp_path: Path, rng: np.random.Generator) ->
     query = rng.normal(size=DIMENSION).tolist()
     assert table.explain(query) == "VectorCache: answered by Lance: too few searches yet."
     table.warm(query)
-    assert str(table.explain(query)).startswith("VectorCache: answered by the index in memory")
+    plan = str(table.explain(query))
+    assert plan.startswith("VectorCache: answered by the index in memory, which reads "), plan
+    assert "partitions and compares" in plan
     for fields, reason in (
         ({"bypass_vector_index": True}, "bypasses indexes"),
         ({"distance_type": "cosine"}, "another distance type"),
@@ -258,7 +261,7 @@ def test_vectors_that_are_not_finite_are_left_to_lance(tmp_path: Path, rng: np.r
 
 
 def test_the_index_searched_least_recently_is_dropped(tmp_path: Path, rng: np.random.Generator) -> None:
-    first = Searched(str(tmp_path / "a"), rows(rng, 0, 1000), max_bytes=600_000)
+    first = Searched(str(tmp_path / "a"), rows(rng, 0, 1000), max_bytes=400_000)
     second = Searched(str(tmp_path / "b"), rows(rng, 0, 1000))
     second.datasets = first.datasets
     second.memory = MemorySearch((second.uri, MAIN), first.datasets.vector_cache, first.datasets.column_cache)
@@ -269,6 +272,6 @@ def test_the_index_searched_least_recently_is_dropped(tmp_path: Path, rng: np.ra
     assert second.search(query) is not None
     assert first.search(query) is None
     assert "took its memory" in str(first.explain(query))
-    assert first.datasets.vector_cache.size <= 600_000
+    assert first.datasets.vector_cache.size <= 400_000
     first.datasets.evict(second.uri)
     assert first.datasets.vector_cache.size == 0

@@ -17,6 +17,7 @@ import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,8 @@ from tiltyard.storage.vector_cache.fragments import (
     read_fragments,
     read_vectors,
 )
-from tiltyard.storage.vector_cache.index import Allowed, MemoryIndex, OtherRows, VersionRows, bytes_of_row
+from tiltyard.storage.vector_cache.index import MemoryIndex, bytes_of_row, training_bytes
+from tiltyard.storage.vector_cache.version_rows import Allowed, OtherRows, VersionRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,7 +61,7 @@ MAX_OTHER_ROWS = 20_000
 _COPIES = 2
 """Copies of rows outside of an index: by fragment, and those of the latest version together."""
 _CHUNK_ROWS = 1024
-_EXTENSION_ROWS = 8
+_EXTENSION_ROWS = 64
 """Rows added at once while searches wait: 1 ms."""
 _NICENESS = 10
 
@@ -229,15 +231,15 @@ class VectorCache:
         versions = [entry.versions.get(dataset) for entry in entries if entry.index is not None]
         return any(rows is not None and len(rows.others) < INLINE_OTHER_ROWS for rows in versions)
 
-    def state(self, key: VectorKey, dataset: lance.LanceDataset) -> str | None:
-        """Return why Lance answers the searches of a column; None where an index in memory does."""
+    def state(self, key: VectorKey, dataset: lance.LanceDataset) -> str | VersionRows:
+        """Return why Lance answers the searches of a column, or the rows that are searched instead."""
         with self._lock:
             entry = self._entries.get(key)
         if entry is None:
             return "too few searches yet"
         if entry.index is None:
             return entry.state
-        return None if self.rows(key, dataset) is not None else entry.state
+        return self.rows(key, dataset) or entry.state
 
     def evict(self, location: str) -> None:
         """Drop the indexes of a table that was deleted."""
@@ -303,13 +305,15 @@ class VectorCache:
         rows = dataset.count_rows()
         capacity = rows + rows // 8 + SPARE_ROWS
         dimension = entry.key.dimension
-        self._make_room(entry, capacity * bytes_of_row(dimension) + _other_rows(capacity) * _COPIES * 4 * dimension)
+        later = max(_other_rows(capacity) * _COPIES * 4 * dimension, training_bytes(rows, dimension))
+        self._make_room(entry, capacity * bytes_of_row(dimension) + later)
         entry.state = "it is being built"
         index = MemoryIndex(entry.key.dimension, entry.key.metric, capacity)
         blocks = {}
         for fragment in read_fragments(dataset):
             parts = read_vectors(dataset, fragment, entry.key.column, normalize=entry.key.metric == "cosine")
-            blocks[fragment.key] = self._add(entry, index, fragment, parts)
+            blocks[fragment.key] = self._add(entry, index, fragment, parts, _CHUNK_ROWS)
+        index.make_partitions(partial(self._check, entry))
         with self._lock, entry.lock:
             if entry.is_dropped:
                 raise _ClosedError
@@ -346,7 +350,7 @@ class VectorCache:
         for key, block in others.items():
             assert block.vectors is not None
             rows = (block.offsets, block.vectors, block.nulls)
-            added[key] = self._add(entry, index, block.fragment, [rows], is_searched=True)
+            added[key] = self._add(entry, index, block.fragment, [rows], _EXTENSION_ROWS)
         with entry.lock:
             if entry.index is index:
                 entry.blocks |= added
@@ -364,22 +368,24 @@ class VectorCache:
         index: MemoryIndex,
         fragment: Fragment,
         parts: Iterable[tuple[Array, Array, Array]],
-        *,
-        is_searched: bool = False,
+        chunk_rows: int,
     ) -> Block:
         """Add rows of a fragment to an index; return their block. No version has them until the block is known."""
         start, base = index.rows, np.uint64(fragment.number << 32)
-        chunk_rows = _EXTENSION_ROWS if is_searched else _CHUNK_ROWS
         offsets, nulls = [np.zeros(0, np.uint32)], [np.zeros(0, np.uint32)]
         for part, vectors, without in parts:
             for first in range(0, len(part), chunk_rows):
-                if self._is_closed or entry.is_dropped:
-                    raise _ClosedError
+                self._check(entry)
                 chunk = slice(first, first + chunk_rows)
-                index.add(part[chunk].astype(np.uint64) + base, vectors[chunk], is_searched=is_searched)
+                index.add(part[chunk].astype(np.uint64) + base, vectors[chunk])
             offsets.append(part)
             nulls.append(without)
         return Block(fragment, np.concatenate(offsets), np.concatenate(nulls), start)
+
+    def _check(self, entry: _Entry) -> None:
+        """Raise _ClosedError where nobody waits for the work any more."""
+        if self._is_closed or entry.is_dropped:
+            raise _ClosedError
 
 
 def _other_rows(capacity: int) -> int:

@@ -1,168 +1,218 @@
-"""A graph of vectors in memory (HNSW of FAISS), and the search of those rows of it that a version has."""
+"""Vectors in memory by partition (IVF of FAISS): short codes find candidates, and the vectors themselves order them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from tiltyard.storage.vector_cache.fragments import Array, Block
+from tiltyard.storage.vector_cache.fragments import Array
 
-_LINKS = 16
-_EF_CONSTRUCTION = 80
-_EF_EXTENSION = 40
-"""Candidates for the links of a row that is added while searches wait: half as long, and 0.99 of the nearest found."""
-_EF_SEARCH = 96
-"""Candidates of a search: of 300,000 overlapping vectors of 256 floats, all of the ten nearest are found, by 48 too."""
-_MAX_EF = 4096
-_SLOTS = 2 * _LINKS + 2
-"""Links of a node, those of upper layers on average."""
-_EXACT_SHARE = 0.05
+_CODE_DIMENSIONS = ((256, 4), (64, 2), (1, 1))
+"""Numbers of a vector that one code of 4 bits stands for, by the least dimension: fewer where there are few codes."""
 _EXACT_ROWS = 4096
-"""Up to this many allowed rows, or this share of all, distances to all allowed rows are computed."""
+"""Up to this many allowed rows, distances to all of them are computed; an index of no more has no partitions."""
+_EXACT_SHARE = 32
+"""So are they up to this part of all rows: a vector takes 32 times the bytes of its codes."""
+_TRAINING_ROWS = 40
+"""Rows for each partition from which the partitions are learnt."""
+_TRAINING_ROUNDS = 10
+_CHUNK_ROWS = 1024
+_CHECKED_ROWS = 64
+"""Rows whose neighbours are looked for to choose the effort of a search."""
+_CHECKED_NEIGHBOURS = 10
+RECALL = 0.99
+"""Share of those neighbours that a search finds, by the effort that is chosen."""
+_CANDIDATES = (100, 200, 400, 800, 1600, 3200)
+_MIN_PROBES = 8
 
 
 def bytes_of_row(dimension: int) -> int:
-    """Return the bytes of a row: vector, links, level, offset of the links, address, place in a fragment, bitmaps."""
-    return 4 * dimension + 4 * _SLOTS + 4 + 8 + 8 + 4 + 4
+    """Return the bytes of a row: vector, code and number (twice, as their lists grow), address, place, bitmaps."""
+    padded = _padded(dimension)
+    return 4 * padded + padded // _code_dimensions(dimension) + 16 + 8 + 4 + 4
+
+
+def training_bytes(rows: int, dimension: int) -> int:
+    """Return the bytes that learning the partitions of so many rows takes besides, for a moment."""
+    return 2 * 4 * _padded(dimension) * min(rows, _TRAINING_ROWS * _partitions(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How widely a search looks: partitions to read, and candidates whose distances are computed, at least."""
+
+    probes: int = 0
+    candidates: int = 0
 
 
 class MemoryIndex:
     """Vectors of a column with room for a fixed number of rows. Safe to use from several threads.
 
-    Searches run at once; rows are added while no search runs, a few at a time.
+    Rows are added, then the partitions are made from them; rows that are added later go into these. Searches run at
+    once, and never while rows are added.
     """
 
     def __init__(self, dimension: int, metric: str, capacity: int) -> None:
+        """`metric` is `l2`, or `cosine` for vectors of length 1, whose squared distance is twice that."""
         import faiss  # noqa: PLC0415  # an extra, and loaded by the first index
 
         self._faiss = faiss
         self.metric = metric
         self.capacity = capacity
         self.dimension = dimension
-        kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-        self._graph = cast("Any", faiss.IndexHNSWFlat(dimension, _LINKS, kind))
-        self._graph.hnsw.efConstruction = _EF_CONSTRUCTION
-        self._storage = cast("Any", faiss.downcast_index(self._graph.storage))
-        for vector, size in ((self._storage.codes, 4 * dimension), (self._graph.hnsw.neighbors, _SLOTS)):
-            vector.resize(capacity * size)  # keeps what it has allocated, so that rows never move
-            vector.resize(0)
+        self._vectors = cast("Any", faiss.IndexFlatL2(_padded(dimension)))
+        self._vectors.codes.resize(capacity * 4 * _padded(dimension))  # keeps what it has allocated: rows never move
+        self._vectors.codes.resize(0)
+        self._partitions: Any = None
+        self._refined: Any = None
+        """Finds candidates by the partitions, and orders them by the vectors; None for a few rows."""
+        self._effort = Effort()
+        self.recall = 1.0
+        """Share of the nearest that searches of its own rows found, once the partitions were made."""
         self.addresses: Array = np.zeros(capacity, dtype=np.uint64)
         self._lock = _ReadWriteLock()
 
     @property
     def rows(self) -> int:
-        return int(self._graph.ntotal)
+        return int(self._vectors.ntotal)
 
     @property
     def size(self) -> int:
         """Bytes, the room for further rows included."""
         return self.capacity * bytes_of_row(self.dimension)
 
-    def add(self, addresses: Array, vectors: Array, *, is_searched: bool = False) -> None:
-        """Add rows, in the calling thread alone; sooner, and with fewer candidates, if searches wait for it."""
+    def describe(self) -> str:
+        """Return how a search without a filter looks for rows."""
+        if self._refined is None:
+            return "compares all rows"
+        return (
+            f"reads {self._effort.probes} of {self._partitions.nlist} partitions and compares "
+            f"{self._candidates(_CHECKED_NEIGHBOURS, Effort())} candidates, recall {self.recall:.3f} on its own rows"
+        )
+
+    def add(self, addresses: Array, vectors: Array) -> None:
+        """Add rows, in the calling thread alone."""
         with self._lock.write():
             self._faiss.omp_set_num_threads(1)
-            self._graph.hnsw.efConstruction = _EF_EXTENSION if is_searched else _EF_CONSTRUCTION
             start = self.rows
             self.addresses[start : start + len(addresses)] = addresses
-            self._graph.add(np.ascontiguousarray(vectors))
+            (self._refined or self._vectors).add(self._pad(vectors))
 
-    def search(self, query: Array, count: int, allowed: Array, allowed_rows: int, ef: int) -> tuple[Array, Array]:
+    def make_partitions(self, check: Callable[[], None]) -> None:
+        """Divide the rows into partitions, and choose the effort of a search, before the first one.
+
+        It runs in the calling thread alone, and calls `check` several times a second, whose error ends it.
+        """
+        if self.rows <= _EXACT_ROWS:
+            return
+        faiss, dimension, number = self._faiss, self._vectors.d, _partitions(self.rows)
+        faiss.omp_set_num_threads(1)
+        rng = np.random.default_rng(0)
+        rows = self._rows()
+        sample = rows[np.sort(rng.choice(self.rows, min(self.rows, _TRAINING_ROWS * number), replace=False))]
+        centroids = None
+        for _ in range(_TRAINING_ROUNDS):
+            means = faiss.Kmeans(dimension, number, niter=1, min_points_per_centroid=1)
+            means.train(sample, init_centroids=centroids)
+            centroids = means.centroids
+            check()
+        coarse = faiss.IndexFlatL2(dimension)
+        coarse.add(centroids)
+        partitions = faiss.IndexIVFPQFastScan(
+            coarse, dimension, number, dimension // _code_dimensions(self.dimension), 4
+        )
+        partitions.train(sample)
+        del sample
+        for start in range(0, self.rows, _CHUNK_ROWS):
+            partitions.add(rows[start : start + _CHUNK_ROWS])
+            check()
+        self._partitions = partitions
+        self._refined = faiss.IndexRefine(partitions, self._vectors)
+        self._choose_effort(rows[rng.choice(self.rows, _CHECKED_ROWS, replace=False)], check)
+
+    def search(
+        self, query: Array, count: int, allowed: Array, allowed_rows: int, effort: Effort
+    ) -> tuple[Array, Array]:
         """Return addresses and distances of the nearest among the rows in the bitmap `allowed`, nearest first."""
-        faiss, share = self._faiss, allowed_rows / max(1, self.rows)
+        faiss = self._faiss
         selector = faiss.IDSelectorBitmap(allowed)
-        points = query.reshape(1, -1)
+        points = self._pad(query.reshape(1, -1))
         with self._lock.read():
+            rows = self.rows  # those that are being added to it are not allowed to any version yet
+            few = max(_EXACT_ROWS, 4 * count, rows // _EXACT_SHARE)
             positions: Array = np.full(0, -1)
-            if allowed_rows > max(_EXACT_ROWS, 4 * count) and share > _EXACT_SHARE:
-                width = min(_MAX_EF, int(max(_EF_SEARCH, ef, 2 * count) * (1 if share > 0.9 else 2)))
-                parameters = faiss.SearchParametersHNSW(efSearch=width, sel=selector)
-                distances, positions = (found[0] for found in self._graph.search(points, count, params=parameters))
-            if len(positions) == 0 or positions[-1] < 0:  # few rows, or the graph reached too few of them
+            if self._refined is not None and allowed_rows > few:
+                # The fewer rows of a partition a filter leaves, the farther apart are those that it leaves.
+                rarity = rows / allowed_rows
+                probes = int(max(self._effort.probes, effort.probes) * rarity**0.75)
+                candidates = min(rows, int(self._candidates(count, effort) * rarity**0.5))
+                found = self._nearest(points, count, probes, candidates, None if allowed_rows == rows else selector)
+                distances, positions = (column[0] for column in found)
+            if len(positions) == 0 or positions[-1] < 0:  # few rows, or too few of them in the partitions
                 parameters = faiss.SearchParameters(sel=selector)
-                distances, positions = (found[0] for found in self._storage.search(points, count, params=parameters))
+                distances, positions = (found[0] for found in self._vectors.search(points, count, params=parameters))
         reached = positions >= 0
         distances, positions = distances[reached], positions[reached]
-        return self.addresses[positions], distances if self.metric == "l2" else 1 - distances
+        return self.addresses[positions], distances if self.metric == "l2" else distances / 2
+
+    def _nearest(
+        self, points: Array, count: int, probes: int, candidates: int, selector: Any = None
+    ) -> tuple[Array, Array]:
+        faiss = self._faiss
+        parameters = faiss.IndexRefineSearchParameters(
+            k_factor=candidates / count,
+            base_index_params=faiss.IVFSearchParameters(nprobe=min(probes, self._partitions.nlist), sel=selector),
+        )
+        found: tuple[Array, Array] = self._refined.search(points, count, params=parameters)
+        return found
+
+    def _candidates(self, count: int, effort: Effort) -> int:
+        return max(self._effort.candidates + 4 * (count - _CHECKED_NEIGHBOURS), effort.candidates, 4 * count)
+
+    def _choose_effort(self, points: Array, check: Callable[[], None]) -> None:
+        """Choose the least effort by which rows find their neighbours: first the candidates, then the partitions."""
+        nearest = _CHECKED_NEIGHBOURS + 1  # a row is its own nearest
+        expected = [set(found.tolist()) for found in self._vectors.search(points, nearest)[1]]
+
+        def recall(probes: int, candidates: int) -> float:
+            check()
+            found = self._nearest(points, nearest, probes, candidates)[1]
+            shared = sum(len(rows & set(ids.tolist())) - 1 for rows, ids in zip(expected, found, strict=True))
+            return float(shared / (_CHECKED_NEIGHBOURS * len(points)))
+
+        every = self._partitions.nlist
+        candidates = next((few for few in _CANDIDATES if recall(every, few) >= (1 + RECALL) / 2), _CANDIDATES[-1])
+        probes = _MIN_PROBES
+        while (found := recall(probes, candidates)) < RECALL and probes < every:
+            probes += max(1, probes // 4)
+        self._effort, self.recall = Effort(min(probes, every), candidates), found
+
+    def _rows(self) -> Array:
+        """Return the vectors that are there, without a copy: they never move."""
+        pointer = self._vectors.get_xb()
+        return self._faiss.rev_swig_ptr(pointer, self.rows * self._vectors.d).reshape(self.rows, self._vectors.d)
+
+    def _pad(self, vectors: Array) -> Array:
+        """Return vectors with zeros at their end, so that each code stands for equally many numbers."""
+        missing = self._vectors.d - vectors.shape[1]
+        return np.ascontiguousarray(np.pad(vectors, ((0, 0), (0, missing))) if missing else vectors)
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Rows that a search may return: a bitmap of positions in the index, their number, and a mask of the other rows."""
-
-    bitmap: Array
-    rows: int
-    others: Array
+def _code_dimensions(dimension: int) -> int:
+    return next(number for least, number in _CODE_DIMENSIONS if dimension >= least)
 
 
-@dataclass(frozen=True, slots=True)
-class OtherRows:
-    """Rows of a version that are not in the index yet: their addresses and vectors, in arrays of equal length."""
-
-    addresses: Array
-    vectors: Array
-
-    def __len__(self) -> int:
-        return len(self.addresses)
-
-    @classmethod
-    def of(cls, blocks: Sequence[tuple[Block, Array]], dimension: int) -> OtherRows:
-        """Return the rows that masks select of blocks."""
-        addresses, vectors = [np.zeros(0, np.uint64)], [np.zeros((0, dimension), np.float32)]
-        for block, mask in blocks:
-            assert block.vectors is not None
-            addresses.append(block.offsets[mask].astype(np.uint64) + np.uint64(block.fragment.number << 32))
-            vectors.append(block.vectors[mask])
-        return cls(np.concatenate(addresses), np.concatenate(vectors))
-
-    def nearest(self, query: Array, count: int, mask: Array, metric: str) -> tuple[Array, Array]:
-        """Return addresses and distances of the nearest among the rows that a mask selects, nearest first."""
-        import faiss  # noqa: PLC0415  # an extra; an index was loaded before
-
-        every = bool(mask.all())
-        addresses, vectors = (self.addresses, self.vectors) if every else (self.addresses[mask], self.vectors[mask])
-        kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-        distances, places = faiss.knn(query.reshape(1, -1), vectors, min(count, len(vectors)), kind)
-        return addresses[places[0]], distances[0] if metric == "l2" else 1 - distances[0]
+def _padded(dimension: int) -> int:
+    return -(-dimension // _code_dimensions(dimension)) * _code_dimensions(dimension)
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRows:
-    """The rows of one version: those in the index, and those of fragments that are not in it yet."""
-
-    index: MemoryIndex
-    indexed: dict[int, Block]
-    others: OtherRows
-    live: Allowed
-    filters: dict[str, Allowed] = field(default_factory=dict)
-
-    def allow(self, addresses: Array) -> Allowed:
-        """Return what a filter allows, by the addresses of its rows in this version."""
-        numbers, offsets = addresses >> np.uint64(32), (addresses & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
-        positions = np.zeros(self.index.capacity, dtype=bool)
-        rows = 0
-        for number, block in self.indexed.items():
-            mask, count = block.select(offsets[numbers == number])
-            positions[block.start : block.start + len(mask)] = mask
-            rows += count
-        others = np.isin(self.others.addresses, addresses)
-        return Allowed(np.packbits(positions, bitorder="little"), rows, others)
-
-    def search(self, query: Array, count: int, allowed: Allowed, ef: int) -> tuple[Array, Array]:
-        """Return addresses and distances of the nearest rows, nearest first."""
-        found = self.others.nearest(query, count, allowed.others, self.index.metric) if len(self.others) else None
-        if found is None or not allowed.rows:
-            addresses, distances = found or self.index.search(query, count, allowed.bitmap, allowed.rows, ef)
-        else:
-            indexed = self.index.search(query, count, allowed.bitmap, allowed.rows, ef)
-            addresses, distances = (np.concatenate(column) for column in zip(indexed, found, strict=True))
-        order = np.argsort(distances, kind="stable")[:count]
-        return addresses[order], distances[order].astype(np.float32)
+def _partitions(rows: int) -> int:
+    return max(1, int(rows**0.5))
 
 
 class _ReadWriteLock:

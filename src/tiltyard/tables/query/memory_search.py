@@ -21,6 +21,7 @@ from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
 from tiltyard.model.ids import table_id
 from tiltyard.storage.vector_cache.cache import VectorKey
+from tiltyard.storage.vector_cache.index import Effort
 from tiltyard.tables.opening import open_cached
 from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, plan_search
 from tiltyard.tables.query.point_lookups import LookupPace, point_lookup_inline
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tiltyard.model.spec import models
     from tiltyard.storage.column_cache import BranchKey, ColumnCache
     from tiltyard.storage.vector_cache.cache import VectorCache
-    from tiltyard.storage.vector_cache.index import Allowed, VersionRows
+    from tiltyard.storage.vector_cache.version_rows import Allowed, VersionRows
     from tiltyard.tables.query.plan import Search
 
 _DISTANCE = "_distance"
@@ -79,7 +80,7 @@ class MemorySearch:
         response = _Response(search, self)
         self.vectors.searches += len(queries)
         return [
-            response.reader(rows.search(query, nearest["k"], allowed, nearest.get("ef", 0)))
+            response.reader(rows.search(query, nearest["k"], allowed, _effort(nearest)))
             for query, nearest in zip(queries, search.nearest, strict=True)
             if query is not None
         ]
@@ -96,10 +97,11 @@ class MemorySearch:
         """Return a line for the plan of a search; None where no vectors are kept in memory or searched."""
         if not self.vectors.max_bytes or not search.nearest:
             return None
-        reason = _reason(search) or self.vectors.state(self._key(search), search.dataset)
-        if reason is None:
-            return "VectorCache: answered by the index in memory; this would be Lance's plan."
-        return f"VectorCache: answered by Lance: {reason}."
+        state = _reason(search) or self.vectors.state(self._key(search), search.dataset)
+        if isinstance(state, str):
+            return f"VectorCache: answered by Lance: {state}."
+        how = state.index.describe()
+        return f"VectorCache: answered by the index in memory, which {how}; this would be Lance's plan."
 
     def _key(self, search: Search) -> VectorKey:
         nearest = search.nearest[0]
@@ -219,6 +221,12 @@ def _query(values: Any, metric: str) -> np.ndarray[Any, Any] | None:
         return numbers
     norm = float(np.linalg.norm(numbers))
     return numbers / norm if norm and np.isfinite(norm) else None
+
+
+def _effort(nearest: Mapping[str, Any]) -> Effort:
+    """Return the effort that a request asks for: it may widen a search, and never narrows it."""
+    probes = max(nearest.get("nprobes") or 0, nearest.get("minimum_nprobes") or 0)
+    return Effort(probes, max(nearest.get("ef") or 0, (nearest.get("refine_factor") or 0) * nearest["k"]))
 
 
 def _allowed(search: Search, rows: VersionRows) -> Allowed:

@@ -1,0 +1,85 @@
+"""The rows of one version of a table: those in the index in memory, those outside of it, and those a filter allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tiltyard.storage.vector_cache.fragments import Array, Block
+from tiltyard.storage.vector_cache.index import Effort, MemoryIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Rows that a search may return: a bitmap of positions in the index, their number, and a mask of the other rows."""
+
+    bitmap: Array
+    rows: int
+    others: Array
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRows:
+    """Rows of a version that are not in the index yet: their addresses and vectors, in arrays of equal length."""
+
+    addresses: Array
+    vectors: Array
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @classmethod
+    def of(cls, blocks: Sequence[tuple[Block, Array]], dimension: int) -> OtherRows:
+        """Return the rows that masks select of blocks."""
+        addresses, vectors = [np.zeros(0, np.uint64)], [np.zeros((0, dimension), np.float32)]
+        for block, mask in blocks:
+            assert block.vectors is not None
+            addresses.append(block.offsets[mask].astype(np.uint64) + np.uint64(block.fragment.number << 32))
+            vectors.append(block.vectors[mask])
+        return cls(np.concatenate(addresses), np.concatenate(vectors))
+
+    def nearest(self, query: Array, count: int, mask: Array, metric: str) -> tuple[Array, Array]:
+        """Return addresses and distances of the nearest among the rows that a mask selects, nearest first."""
+        import faiss  # noqa: PLC0415  # an extra; an index was loaded before
+
+        every = bool(mask.all())
+        addresses, vectors = (self.addresses, self.vectors) if every else (self.addresses[mask], self.vectors[mask])
+        kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+        distances, places = faiss.knn(query.reshape(1, -1), vectors, min(count, len(vectors)), kind)
+        return addresses[places[0]], distances[0] if metric == "l2" else 1 - distances[0]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRows:
+    """The rows of one version: those in the index, and those of fragments that are not in it yet."""
+
+    index: MemoryIndex
+    indexed: dict[int, Block]
+    others: OtherRows
+    live: Allowed
+    filters: dict[str, Allowed] = field(default_factory=dict)
+
+    def allow(self, addresses: Array) -> Allowed:
+        """Return what a filter allows, by the addresses of its rows in this version."""
+        numbers, offsets = addresses >> np.uint64(32), (addresses & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
+        positions = np.zeros(self.index.capacity, dtype=bool)
+        rows = 0
+        for number, block in self.indexed.items():
+            mask, count = block.select(offsets[numbers == number])
+            positions[block.start : block.start + len(mask)] = mask
+            rows += count
+        others = np.isin(self.others.addresses, addresses)
+        return Allowed(np.packbits(positions, bitorder="little"), rows, others)
+
+    def search(self, query: Array, count: int, allowed: Allowed, effort: Effort) -> tuple[Array, Array]:
+        """Return addresses and distances of the nearest rows, nearest first."""
+        found = self.others.nearest(query, count, allowed.others, self.index.metric) if len(self.others) else None
+        if found is None or not allowed.rows:
+            addresses, distances = found or self.index.search(query, count, allowed.bitmap, allowed.rows, effort)
+        else:
+            indexed = self.index.search(query, count, allowed.bitmap, allowed.rows, effort)
+            addresses, distances = (np.concatenate(column) for column in zip(indexed, found, strict=True))
+        order = np.argsort(distances, kind="stable")[:count]
+        return addresses[order], distances[order].astype(np.float32)

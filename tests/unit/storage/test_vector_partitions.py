@@ -1,0 +1,126 @@
+"""Vectors in memory by partition: the effort is chosen by what it finds, for any dimension; distances are exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tiltyard.storage.vector_cache import index as vector_index
+from tiltyard.storage.vector_cache.index import RECALL, Effort, MemoryIndex
+
+NEAREST = 10
+Matrix = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def build(values: Matrix, metric: str = "l2", spare: int = 500) -> MemoryIndex:
+    """Return an index of all rows, whose addresses are their places and a hundred more."""
+    made = MemoryIndex(values.shape[1], metric, len(values) + spare)
+    made.add(np.arange(len(values), dtype=np.uint64) + np.uint64(100), values)
+    made.make_partitions(lambda: None)
+    return made
+
+
+def every_row(index: MemoryIndex) -> Matrix:
+    return np.full(-(-index.capacity // 8), 255, np.uint8)
+
+
+def recall(index: MemoryIndex, values: Matrix, queries: Matrix) -> float:
+    """Return the share of the nearest rows that are found; distances of those that are found must be right."""
+    shares = []
+    for query in queries:
+        distances = ((values - query) ** 2).sum(axis=1)
+        addresses, found = index.search(query, NEAREST, every_row(index), index.rows, Effort())
+        places = addresses.astype(int) - 100
+        scale = 1 if index.metric == "l2" else 2
+        assert np.allclose(found, distances[places] / scale, rtol=1e-4, atol=1e-5)
+        assert list(found) == sorted(found)
+        shares.append(len(set(np.argsort(distances)[:NEAREST]) & set(places)) / NEAREST)
+    return float(np.mean(shares))
+
+
+@pytest.mark.parametrize("dimension", [3, 17, 64, 130, 258])
+def test_vectors_of_any_dimension(dimension: int) -> None:
+    rng = np.random.default_rng(1)
+    centers = rng.normal(size=(40, dimension))
+    values = (centers[rng.integers(0, 40, 6000)] + 0.5 * rng.normal(size=(6000, dimension))).astype(np.float32)
+    queries = (centers[rng.integers(0, 40, 50)] + 0.5 * rng.normal(size=(50, dimension))).astype(np.float32)
+    index = build(values)
+    assert index.recall >= RECALL
+    assert recall(index, values, queries) >= 0.95
+    assert "of 77 partitions" in index.describe()
+
+
+def test_vectors_without_clusters_take_more_partitions() -> None:
+    """Of evenly spread vectors a search has to read most of the partitions; the effort follows what it finds."""
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(8000, 96)).astype(np.float32)
+    index = build(values)
+    assert index._effort.probes > 40
+    assert recall(index, values, rng.normal(size=(40, 96)).astype(np.float32)) >= 0.95
+
+
+def test_cosine_is_half_of_the_squared_distance() -> None:
+    values = np.random.default_rng(3).normal(size=(5000, 24)).astype(np.float32)
+    values /= np.linalg.norm(values, axis=1, keepdims=True)
+    assert recall(build(values, "cosine"), values, values[:30]) >= 0.95
+
+
+def test_few_rows_are_compared_one_by_one() -> None:
+    values = np.random.default_rng(4).normal(size=(vector_index._EXACT_ROWS, 8)).astype(np.float32)
+    index = build(values)
+    assert index.describe() == "compares all rows"
+    assert recall(index, values, values[:20]) == 1.0
+
+
+def test_rows_added_later_are_found() -> None:
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=(6000, 32)).astype(np.float32)
+    index = build(values[:5600])
+    for start in range(5600, 6000, 50):
+        index.add(np.arange(start + 100, start + 150, dtype=np.uint64), values[start : start + 50])
+    assert recall(index, values, values[5600:6000:10]) >= 0.95
+    assert index.search(values[5999], 1, every_row(index), 6000, Effort())[0].tolist() == [6099]
+
+
+def test_many_equal_vectors() -> None:
+    """Fewer different vectors than partitions: no partition is learnt from nothing, and all rows can be found."""
+    values = np.repeat(np.eye(4, 16, dtype=np.float32), 1500, axis=0)
+    index = build(values)
+    addresses, distances = index.search(values[0], 1500, every_row(index), 6000, Effort())
+    assert not distances.any()
+    assert set(addresses.tolist()) == set(range(100, 1600))
+
+
+def test_a_request_may_widen_a_search_and_never_narrows_it() -> None:
+    rng = np.random.default_rng(6)
+    values = rng.normal(size=(6000, 64)).astype(np.float32)
+    index = build(values)
+    query = values[9] + np.float32(0.01)
+    narrow = index.search(query, NEAREST, every_row(index), 6000, Effort(probes=1, candidates=1))
+    assert np.array_equal(narrow[0], index.search(query, NEAREST, every_row(index), 6000, Effort())[0])
+    wide = index.search(query, NEAREST, every_row(index), 6000, Effort(probes=10_000, candidates=6000))
+    assert set(wide[0].astype(int) - 100) == set(np.argsort(((values - query) ** 2).sum(axis=1))[:NEAREST])
+
+
+def test_work_ends_where_nobody_waits_for_it() -> None:
+    class StoppedError(Exception):
+        pass
+
+    values = np.random.default_rng(7).normal(size=(6000, 16)).astype(np.float32)
+    calls = []
+    build_calls = MemoryIndex(16, "l2", 6000)
+    build_calls.add(np.arange(6000, dtype=np.uint64), values)
+    build_calls.make_partitions(lambda: calls.append(1))
+    for last in (1, 5, len(calls)):
+        index = MemoryIndex(16, "l2", 6000)
+        index.add(np.arange(6000, dtype=np.uint64), values)
+        left = iter(range(last - 1))
+
+        def check(left: Any = left) -> None:
+            if next(left, None) is None:
+                raise StoppedError
+
+        with pytest.raises(StoppedError):
+            index.make_partitions(check)

@@ -31,6 +31,8 @@ SHARES = (0.5, 0.1, 0.01, 0.001)
 FEW_CHECKED = 20
 """Queries whose recall is checked where a server answers fewer than `FEW_CHECKED` a second."""
 PARTS = ("callers", "filters", "libraries", "writes")
+WRITE_ROWS = 1_000_000
+"""Rows of a request that fills the table: its body is in memory."""
 WRITES_PER_SECOND = 5
 ROWS_PER_WRITE = 100
 
@@ -133,7 +135,15 @@ def measure_writes(subjects: Sequence[Subject], vectors: Vectors, arguments: arg
 def fill(subject: Tiltyard, vectors: Vectors, index_type: str) -> None:
     """Create the table and its indexes, and wait for them."""
     address = subject.server.address
-    call(address, "POST", of_table(TABLE, "create"), stream(vectors.table(range(vectors.standing))), ARROW)
+    call(
+        address,
+        "POST",
+        of_table(TABLE, "create"),
+        stream(vectors.table(range(min(WRITE_ROWS, vectors.standing)))),
+        ARROW,
+    )
+    for start in range(WRITE_ROWS, vectors.standing, WRITE_ROWS):
+        subject.insert(vectors, range(start, min(start + WRITE_ROWS, vectors.standing)))
     partitions = int(len(vectors.rows) ** 0.5)
     vector = {"column": "vec", "index_type": index_type, "distance_type": "l2", "num_partitions": partitions}
     call_json(address, of_table(TABLE, "create_scalar_index"), {"column": "rank", "index_type": "BTREE"})

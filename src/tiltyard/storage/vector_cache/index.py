@@ -25,9 +25,9 @@ _CHUNK_ROWS = 1024
 _CHECKED_ROWS = 64
 """Rows whose neighbours are looked for to choose the effort of a search."""
 _CHECKED_NEIGHBOURS = 10
-RECALL = 0.99
+RECALL = 0.98
 """Share of those neighbours that a search finds, by the effort that is chosen."""
-_CANDIDATES = (100, 200, 400, 800, 1600, 3200)
+_CANDIDATES = (100, 150, 200, 300, 400, 600, 800, 1200, 1600, 2400, 3200)
 _MIN_PROBES = 8
 
 

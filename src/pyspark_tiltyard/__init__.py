@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tiltyard.pipeline.datasource import TiltyardSource as DefaultSource
+from tiltyard.pipeline.datasource.source import TiltyardSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import table as table_of
-from tiltyard.pipeline.datasource import TiltyardSource
+from tiltyard.pipeline.datasource.source import TiltyardSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

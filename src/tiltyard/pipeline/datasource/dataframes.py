@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import Table
-from tiltyard.pipeline.datasource.reader import group_by_rows
 from tiltyard.pipeline.datasource.spark_types import arrow_schema, batch_schema, cast_for_spark, spark_schema
 from tiltyard.pipeline.private_variables import set_task_variables
 from tiltyard.pipeline.runs import Run
@@ -23,7 +22,7 @@ from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.casts import select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, task_variables
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.writing.fragments import FragmentRows
+from tiltyard.pipeline.writing.fragments import FragmentRows, group_by_rows
 from tiltyard.pipeline.writing.options import WriteOptions, make_write_spec
 from tiltyard.pipeline.writing.target_table import TargetTable
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, infer_partition_schema, write_partition

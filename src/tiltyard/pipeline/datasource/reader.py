@@ -14,6 +14,7 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark
 from tiltyard.pipeline.spark_tasks import freeze_imports
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
+from tiltyard.pipeline.writing.fragments import group_by_rows
 
 if TYPE_CHECKING:
     import lance
@@ -99,20 +100,6 @@ def _pin_dataset(options: DataSourceOptions, dataset: lance.LanceDataset, locati
     return PinnedTable(
         location, int(dataset.version), options.branch, schema, {**scan, "batch_size": batch_rows}, tuple(groups)
     )
-
-
-def group_by_rows(sizes: Sequence[tuple[int, int]], count: int) -> list[tuple[int, ...]]:
-    """Group neighbouring fragments (id, rows) into `count` groups of similar row counts, or fewer."""
-    total = sum(rows for _, rows in sizes)
-    groups: list[list[int]] = []
-    rows_before = 0
-    for number, rows in sizes:
-        share = min(count - 1, rows_before * count // max(1, total))
-        if not groups or share >= len(groups):
-            groups.append([])
-        groups[-1].append(number)
-        rows_before += rows
-    return [tuple(group) for group in groups]
 
 
 class TableReader(DataSourceReader):

@@ -20,9 +20,10 @@ from pyspark.sql.datasource import (
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.table_history import read_transaction
-from tiltyard.pipeline.datasource.reader import FragmentGroup, PinnedTable, group_by_rows, read_fragment_group
+from tiltyard.pipeline.datasource.reader import FragmentGroup, PinnedTable, read_fragment_group
 from tiltyard.pipeline.datasource.writer import TableWriter, WrittenPartition
 from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id
+from tiltyard.pipeline.writing.fragments import group_by_rows
 
 if TYPE_CHECKING:
     import lance

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import lance
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -214,6 +213,8 @@ def _delete_rows(dataset: lance.LanceDataset, number: int, offsets: Any, positio
 
 
 def _hash_buckets(keys: pa.Table, buckets: int) -> Any:
+    import pandas as pd  # noqa: PLC0415  # an extra: only many keys are hashed, in tasks of Spark
+
     return pd.util.hash_pandas_object(keys.to_pandas(), index=False).to_numpy() % np.uint64(buckets)
 
 

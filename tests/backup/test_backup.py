@@ -13,9 +13,11 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from tests.backup.conftest import Client, run
 from tests.services.s3 import S3Server
+from tiltyard.cli import main
 from tiltyard.store import open_store
 
 Start = Callable[..., Client]
@@ -272,6 +274,19 @@ def _wait_for(file: Path) -> None:
     while not file.exists():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_target_that_is_no_folder_is_refused_in_a_sentence_and_not_made(tmp_path: Path) -> None:
+    root, file, nowhere = tmp_path / "data", tmp_path / "films.csv", tmp_path / "tpyo"
+    run("db", "upgrade", "--root", root)
+    file.write_text("id\n1\n")
+    for arguments in (("create", file, "--root", root), ("verify", file)):
+        done = CliRunner().invoke(main, ["backup", *map(str, arguments)])
+        assert (done.exit_code, done.stderr) == (1, f"tiltyard: {file} is not a folder.\n")
+    for command in ("list", "verify"):
+        done = CliRunner().invoke(main, ["backup", command, str(nowhere)])
+        assert (done.exit_code, done.stderr) == (1, f"tiltyard: There is no backup at {nowhere}.\n")
+    assert not nowhere.exists()
 
 
 def test_restore_to_another_root_serves_shallow_clones_and_their_tags(tmp_path: Path, start: Start) -> None:

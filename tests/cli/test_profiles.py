@@ -67,6 +67,46 @@ def test_options_win_over_variables_and_those_over_profiles(
     refused(run_command("ls", "--server", secured.url), 5)
 
 
+def test_administration_goes_to_the_server_of_the_profile(
+    tmp_path: Path, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no catalog" in refused(run_command("whoami"), 1)
+    assert "--url" in refused(run_command("whoami", "--key", secured.keys["ann"]), 2)
+    printed(run_command("login", secured.url, "--profile", "ann", stdin=f"{secured.keys['ann']}\n"))
+    printed(run_command("login", secured.url, stdin=f"{secured.keys['administrator']}\n"))
+    assert printed(run_command("whoami")).startswith("principal:  administrator")
+    assert printed(run_command("whoami", "--profile", "ann")).startswith("principal:  ann\n")
+    assert printed(run_command("whoami", "--server", secured.url, "--key", secured.keys["ann"])).startswith(
+        "principal:  ann\n"
+    )
+    assert printed(run_command("whoami", "--root", str(secured.server.root))).startswith("principal:  operator")
+    monkeypatch.setenv("TILTYARD_URL", "http://127.0.0.1:1")
+    assert printed(run_command("whoami", "--root", str(secured.server.root))).startswith("principal:  operator")
+    assert printed(run_command("whoami", "--url", secured.url)).startswith("principal:  administrator")
+    assert "leave one out" in refused(run_command("whoami", "--url", secured.url, "--root", "x"), 2)
+    assert "http://" in refused(run_command("whoami", "--url", "lake.example.org"), 2)
+    monkeypatch.setenv("TILTYARD_ROOT", str(secured.server.root))
+    monkeypatch.delenv("TILTYARD_URL")
+    assert printed(run_command("whoami")).startswith("principal:  operator")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["whoami", "grants", "role list", "policy list films", "mount list", "key list", "principal list", "audit", "gc"],
+)
+def test_a_mistyped_root_is_refused_and_not_created(tmp_path: Path, words: str) -> None:
+    root = tmp_path / "tpyo"
+    assert "There is no catalog at" in refused(run_command(*words.split(), "--root", str(root)), 1)
+    assert not root.exists()
+
+
+def test_a_database_that_cannot_be_reached_is_told_with_the_reason(tmp_path: Path) -> None:
+    assert "postgresql://" in refused(run_command("db", "upgrade", "--db", "mysql://catalog"), 1)
+    said = refused(run_command("db", "upgrade", "--db", "postgresql://catalog:hidden@127.0.0.1:1/tiltyard"), 1)
+    assert "Connection refused" in said and "hidden" not in said
+
+
 def test_a_principal_sees_what_its_grants_allow_and_is_told_what_it_lacks(secured: Secured, tmp_path: Path) -> None:
     file = tmp_path / "numbers.csv"
     file.write_text("n\n1\n")

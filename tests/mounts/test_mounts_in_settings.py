@@ -114,6 +114,7 @@ def test_a_catalog_that_is_away_keeps_no_server_from_starting(tmp_path: Path) ->
 )
 def test_settings_with_an_impossible_mount_are_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     config = settings_file(tmp_path, text)
+    assert CliRunner().invoke(main, ["db", "upgrade", "--root", str(tmp_path / "served")]).exit_code == 0
     result = CliRunner().invoke(main, ["mount", "list", "--root", str(tmp_path / "served"), "--config", str(config)])
     assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1, result.output
     assert sentence in result.stderr and "hunter2" not in result.stderr

@@ -61,8 +61,8 @@ def create(settings: Settings, target: str) -> None:
     from tiltyard.backup.create import create_backup
     from tiltyard.cli.client import open_context
 
-    with open_context(settings) as ctx:
-        point = create_backup(ctx, _open_target(settings, target), _report)
+    with _refusing(), open_context(settings) as ctx:
+        point = create_backup(ctx, _open_target(settings, target, creates=True), _report)
     click.echo(
         f"Backup {point.id}: {point.tables} tables, {point.num_files} files, {format_size(point.num_bytes)}; "
         f"copied {point.copied_files} files, {format_size(point.copied_bytes)}."
@@ -170,15 +170,23 @@ def prune(settings: Settings, target: str, keep: int, force: bool) -> None:
     click.echo(f"Removed {len(pruned.points)} backups, {pruned.files} files, {format_size(pruned.size)}.")
 
 
-def _open_target(settings: Settings, text: str) -> Target:
-    """Open a target, with the options of the named storage that it lies in, or else `storage_options`."""
+def _open_target(settings: Settings, text: str, *, creates: bool = False) -> Target:
+    """Open a target, with the options of the named storage that it lies in, or else `storage_options`.
+
+    A folder that does not exist is made only if the command `creates`: a mistyped one stays none.
+    """
     from pathlib import Path
 
     from tiltyard.backup.target import Target
-    from tiltyard.storage.locations import canonical_location
+    from tiltyard.storage.locations import canonical_location, is_local
     from tiltyard.storage.roots import storage_options_of
 
     location = canonical_location(text if "://" in text else str(Path(text).expanduser().absolute()))
+    if is_local(location) and not Path(location).is_dir():
+        if Path(location).exists():
+            refuse(f"{location} is not a folder.")
+        if not creates:
+            refuse(f"There is no backup at {location}.")
     return Target(location, storage_options_of(settings, location))
 
 

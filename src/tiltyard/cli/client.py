@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.config import ConfigError, Settings
+from tiltyard.cli.database import require_database
+from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.operations import bound_operations
 from tiltyard.model.principals import SERVER, Principal
@@ -21,7 +22,6 @@ from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.runtime.fatal import refuse
 from tiltyard.server.process import open_services_or_refuse
-from tiltyard.store import database_exists
 
 if TYPE_CHECKING:
     Call = Callable[..., dict[str, Any]]
@@ -42,6 +42,7 @@ def connect(settings: Settings, url: str, key: str) -> Iterator[Call]:
             calls = OperationClient(CatalogConnection("rest", (("uri", url), *header)))
             yield lambda name, /, **fields: calls.call(name, retry_seconds=PATIENCE_SECONDS, **fields)
             return
+        require_database(settings)
         services = open_services_or_refuse(settings)
         try:
             ctx = Context(services, "cli", principal=OPERATOR)
@@ -79,12 +80,7 @@ def open_context(settings: Settings) -> Iterator[Context]:
 
     No catalog is created: there would be nothing to maintain, and a mistyped root would look like a sound one.
     """
-    try:
-        url = settings.database_url
-    except ConfigError as error:
-        refuse(str(error))
-    if not database_exists(url):
-        refuse(f"There is no catalog at {url}: look at --root and --db.")
+    require_database(settings)
     services = open_services_or_refuse(settings)
     try:
         yield Context(services, "cli", principal=SERVER)

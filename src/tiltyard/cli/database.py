@@ -10,24 +10,41 @@ import click
 
 from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.config import ConfigError, Settings
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.fatal import describe, refuse
 
 if TYPE_CHECKING:
     from tiltyard.store import Store
 
 
 @contextmanager
-def open_database(settings: Settings) -> Iterator[Store]:
-    """Yield the store of the catalog's database; its errors end the command with one sentence for the operator."""
+def open_database(settings: Settings, *, creates: bool = False) -> Iterator[Store]:
+    """Yield the store of the catalog's database; its errors end the command with one sentence for the operator.
+
+    A database that does not exist is made only if the command `creates`: a mistyped root would look like an empty one.
+    """
     from lance_namespace.errors import LanceNamespaceError
 
     from tiltyard.store import StoreVersionError, open_store
 
+    if not creates:
+        require_database(settings)
     try:
         with open_store(settings.database_url) as store:
             yield store
     except (LanceNamespaceError, StoreVersionError, ConfigError, ValueError) as error:
+        refuse(describe(error))
+
+
+def require_database(settings: Settings) -> None:
+    """End the command with one sentence for the operator where the settings name no database that exists."""
+    from tiltyard.store import database_exists
+
+    try:
+        url = settings.database_url
+    except ConfigError as error:
         refuse(str(error))
+    if not database_exists(url):
+        refuse(f"There is no catalog at {url}: look at --root and --db.")
 
 
 @click.group("db", short_help="Manage the catalog's database.")
@@ -53,8 +70,8 @@ def upgrade(settings: Settings) -> None:
 
     try:
         applied = store.upgrade(settings.database_url)
-    except (store.StoreVersionError, LanceNamespaceError) as error:
-        refuse(str(error))
+    except (store.StoreVersionError, LanceNamespaceError, ConfigError, ValueError) as error:
+        refuse(describe(error))
     click.echo("\n".join(str(name) for name in applied) or "The database is current.")
 
 

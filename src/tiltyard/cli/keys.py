@@ -50,7 +50,7 @@ def create(settings: Settings, principal: str, administrator: bool, expires_days
     """
     from tiltyard.identity.keys import NewKeyOptions, create_key
 
-    with open_database(settings) as store:
+    with open_database(settings, creates=True) as store:
         options = NewKeyOptions(note, _expiry(expires_days))
         new_key = create_key(store, wall_clock, principal, options, administrator=administrator)
     _print_key(new_key)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,17 +58,50 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
 
 
 def catalog_options(command: Command) -> Command:
-    """Add options for the catalog to work on: a server's --url and --key, or the database of the settings.
+    """Add options for the catalog to work on: a server's --url, --profile and --key, or the database of the settings.
 
-    The command gets `settings`, `url` and `key`; `url` is empty where no server is named.
+    Where neither options nor variables name one, it is the server of the current profile, as for `tiltyard ls`; without
+    a profile it is the database. The command gets `settings`, `url` and `key`; `url` is empty for the database.
     """
     command = settings_options(*DATABASE)(command)
-    for name, text in (
-        ("key", "An API key for the server; the variable TILTYARD_KEY is safer."),
-        ("url", "URL of the server to use."),
+
+    @functools.wraps(command)
+    def run(url: str, profile: str, key: str, **arguments: Any) -> None:
+        is_database_named = any(arguments[name] for name in (*DATABASE, "config"))
+        url, key = _choose_server(url, profile, key, is_database_named=is_database_named)
+        command(url=url, key=key, **arguments)
+
+    for flags, name, text in (
+        (("--key",), "key", "An API key for the server; the variable TILTYARD_KEY is safer."),
+        (("--profile",), "profile", "A profile that `tiltyard login` has stored; also TILTYARD_PROFILE."),
+        (("--url", "--server"), "url", "URL of the server to use; also TILTYARD_URL, TILTYARD_SERVER."),
     ):
-        command = click.option(f"--{name}", envvar=f"TILTYARD_{name.upper()}", default="", help=text)(command)
-    return command
+        run = click.option(*flags, name, default="", help=text)(run)
+    return run
+
+
+def _choose_server(url: str, profile: str, key: str, *, is_database_named: bool) -> tuple[str, str]:
+    """Return the URL and the key of the server to use; ("", "") for the database of the settings."""
+    from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure
+    from tiltyard.cli.session.profiles import read_profiles
+    from tiltyard.cli.session.target import choose_target
+
+    def is_set(*names: str) -> bool:
+        return any(os.environ.get(f"TILTYARD_{name}") for name in names)
+
+    with exit_on_failure():
+        if is_database_named and (url or profile):
+            raise CommandError("A server and a database both say where: leave one out.", ExitStatus.USAGE)
+        if not (is_database_named or url or profile):
+            url = os.environ.get("TILTYARD_URL", "")
+            is_server_meant = url or is_set("SERVER", "PROFILE")
+            is_database_named = not is_server_meant and (is_set("ROOT", "DB", "CONFIG") or not read_profiles().current)
+        if not is_database_named:
+            target = choose_target(url, "", "", profile, key)
+            return target.url, target.key
+        if key:
+            raise CommandError("--key is for a server: name it by --url, or --profile.", ExitStatus.USAGE)
+    return "", ""
 
 
 def parse_pairs(texts: tuple[str, ...]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from tiltyard.api.connection_limits import CONNECTIONS, Connections
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.fatal import describe, refuse
 from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server.console_mount import ConsoleMount, is_console_path
 from tiltyard.server.file_limits import connection_limit, raise_descriptor_limit
@@ -134,7 +134,7 @@ def open_services_or_refuse(settings: Settings) -> Services:
         services = open_services(settings)
         return replace(services, sql_processes=QueryProcesses(settings, partial(start_query_process, settings)))
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
-        refuse(str(error))
+        refuse(describe(error))
 
 
 def http_server(settings: Settings, application: Application, loop: str) -> uvicorn.Server:

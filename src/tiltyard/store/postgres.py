@@ -209,7 +209,7 @@ class PostgresDatabase:
                 self._pool.check()  # a restart closes them all: replace them at once, not one by one
             except (PoolTimeout, PoolClosed) as error:
                 if self._last_failure.text:
-                    error.add_note(self._last_failure.text)  # for the log
+                    error.add_note(f"The last attempt: {self._last_failure.text}")  # for the operator alone
                 raise ServiceUnavailableError(f"The catalog's database cannot be reached: {error}.") from error
             except psycopg.Error as error:
                 if not (error.sqlstate or "").startswith(UNAVAILABLE):

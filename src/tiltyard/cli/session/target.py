@@ -71,8 +71,9 @@ def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Ta
         raise CommandError(str(error), ExitStatus.LOCAL_FILE) from error
     if server:
         url = _check_url(server)
-        known = next((each.key for each in profiles.by_name.values() if each.url == url), "")
-        return Target(url, key or known)
+        by_name = profiles.by_name
+        known = [each for each in (by_name.get(profiles.current), *by_name.values()) if each and each.url == url]
+        return Target(url, key or (known[0].key if known else ""))
     name = profile or profiles.current
     if not name:
         raise CommandError(_NOWHERE, ExitStatus.USAGE)

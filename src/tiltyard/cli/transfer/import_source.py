@@ -152,6 +152,6 @@ def _rejected(path: str, rejected: RejectedRow) -> CommandError:
     """Return the error of a row that does not fit."""
     where = "" if rejected.line else f"the row {format_cell(rejected.row, _SHOWN_ROW)}: "
     return CommandError(
-        f"{path}, {where}{rejected.reason}. Nothing was imported; `tiltyard job ingest --rejects FOLDER` sets such "
-        "rows aside."
+        f"{path}, {where}{rejected.reason.rstrip('.')}. Nothing was imported; "
+        "`tiltyard job ingest --rejects FOLDER` sets such rows aside."
     )

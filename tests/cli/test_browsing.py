@@ -114,7 +114,8 @@ def test_sql_runs_a_query_by_flight(run: Run, server: ServerProcess) -> None:
     ]
     assert "nothere" in refused(run("sql", "SELECT * FROM nothere"), 1)
     away = run("sql", query, "--sql-server", "grpc://127.0.0.1:1")
-    assert "serves no SQL" in refused(away, 6)
+    said = refused(away, 6)
+    assert "serves no SQL" in said and "tiltyard[sql]" in said
 
 
 def test_versions_tags_and_diff(run: Run) -> None:

@@ -137,7 +137,7 @@ def test_what_cannot_be_mounted_is_refused_in_one_sentence_that_says_what_to_do(
     assert_refused(add("add", "x", "hivee", "thrift://h"), "no kind of mount 'hivee'", "dir, glue, hive, iceberg")
     assert_refused(add("add", "x", "dir", str(lake), "--set", "rooot=1"), "no setting 'rooot'", "it has root")
     assert_refused(add("add", "x", "dir", str(lake / "away")), "is not there", "make the folder")
-    assert_refused(add("add", "x", "dir", "/elsewhere"), "not below the server's root")
+    assert_refused(add("add", "x", "dir", "/elsewhere"), "not below the server's root", "allowed_roots")
     assert_refused(add("add", name, "dir", str(lake)), "already exists")
     assert_refused(add("add", f"{name}$below", "dir", str(lake)), f"{name} is a mount")
     assert_refused(add("add", "no$x", "dir", str(lake)), "not found: no")

@@ -86,7 +86,8 @@ class Roots:
             if is_within(location, root.location):
                 return root
         raise PermissionDeniedError(
-            "The location is not below the server's root or an allowed root: allow its root, or move the table."
+            "The location is not below the server's root or an allowed root: name its root in the server's setting "
+            "allowed_roots, or move the table."
         )
 
     def vend_credentials(self, location: str, *, writable: bool) -> dict[str, str] | None:

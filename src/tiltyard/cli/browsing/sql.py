@@ -102,8 +102,8 @@ def _explain(error: Exception, address: str) -> CommandError:
         return CommandError(message, ExitStatus.NOT_ALLOWED)
     if isinstance(error, flight.FlightUnavailableError):
         return CommandError(
-            f"{address} serves no SQL on the port after that of HTTP: look at its sql_port (docs/sql.md), or name "
-            "another place by --sql-server.",
+            f"{address} serves no SQL on the port after that of HTTP: it needs tiltyard[sql] there, and sql_port "
+            "(docs/sql.md); another place is named by --sql-server.",
             ExitStatus.UNAVAILABLE,
         )
     return CommandError(message)

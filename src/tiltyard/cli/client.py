@@ -34,15 +34,19 @@ PATIENCE_SECONDS = 5.0
 
 
 @contextmanager
-def connect(settings: Settings, url: str, key: str) -> Iterator[Call]:
-    """Yield a function that runs operations: on the server at `url`, or in this process where that is empty."""
+def connect(settings: Settings, url: str, key: str, *, creates: bool = False) -> Iterator[Call]:
+    """Yield a function that runs operations: on the server at `url`, or in this process where that is empty.
+
+    A catalog that does not exist is made only if the command `creates`: a mistyped root would look like an empty one.
+    """
     try:
         if url:
             header = (("header.x-api-key", key),) if key else ()
             calls = OperationClient(CatalogConnection("rest", (("uri", url), *header)))
             yield lambda name, /, **fields: calls.call(name, retry_seconds=PATIENCE_SECONDS, **fields)
             return
-        require_database(settings)
+        if not creates:
+            require_database(settings)
         services = open_services_or_refuse(settings)
         try:
             ctx = Context(services, "cli", principal=OPERATOR)

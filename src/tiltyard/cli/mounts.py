@@ -96,7 +96,7 @@ def add(
     from tiltyard.cli.client import connect
 
     values = settings_with_uri(kind, uri, parse_settings(texts))
-    with connect(settings, url, key) as call:
+    with connect(settings, url, key, creates=True) as call:
         response = call(
             "MountCatalog",
             id=_parse_name(name),

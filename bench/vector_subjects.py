@@ -32,6 +32,8 @@ CHROMA = Path(sys.prefix) / "chroma"
 CHROMA_BATCH = 1_000_000
 """Numbers of the vectors in one request: its server breaks the connection on one with 4 million."""
 READY_SECONDS = 3_600.0
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Of both servers, as docs/vector-cache.md recommends it."""
 COLLECTIONS = "/api/v2/tenants/default_tenant/databases/default_database/collections"
 
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
@@ -129,7 +131,7 @@ class Tiltyard(Subject):
 
     def __init__(self, name: str, root: Path, log: Path, memory: int) -> None:
         self.name = name
-        environ = {"TILTYARD_VECTOR_CACHE_BYTES": str(memory), "TILTYARD_UPKEEP": "false"}
+        environ = {"TILTYARD_VECTOR_CACHE_BYTES": str(memory), "TILTYARD_UPKEEP": "false", **HUGE_PAGES}
         self.server = tiltyard(root, log, 1, environ=environ)
 
     def body(self, query: Matrix, limit: int | None) -> dict[str, Any]:
@@ -172,7 +174,7 @@ class ChromaServer(Server):
             probe.bind(("127.0.0.1", 0))
             self._port: int = probe.getsockname()[1]
         command = ["bench.chroma", "run", "--path", str(folder), "--host", "127.0.0.1", "--port", str(self._port)]
-        super().__init__("Chroma", command, log, environ={"PYTHONPATH": str(CHROMA / "python")})
+        super().__init__("Chroma", command, log, environ={"PYTHONPATH": str(CHROMA / "python"), **HUGE_PAGES})
 
     def _wait(self) -> Address:
         address = Address("127.0.0.1", self._port)

@@ -113,3 +113,14 @@ def test_job_list_command_works_without_being_an_administrator(tmp_path: Path) -
         done = CliRunner().invoke(main, ["job", "list", *reach])
         assert (done.exit_code, done.output.split()[0], hidden in done.output) == (0, job_id, False), done.output
         assert CliRunner().invoke(main, ["job", "show", job_id, *reach]).exit_code == 0
+
+
+def test_calls_of_names_with_a_delimiter_in_them_reach_the_object_of_that_name(tmp_path: Path) -> None:
+    """A namespace `a$b` is another one than `b` in `a`: a grant goes to the one that was named."""
+    with secured_server(tmp_path) as running:
+        admin = OperationClient(connection(running.url, {"header.x-api-key": running.keys["administrator"]}))
+        for names in (["a"], ["a", "b"], ["a$b"]):
+            admin.call("CreateNamespace", id=names)
+        admin.call("GrantPrivileges", id=["a$b"], object_kind="namespace", grantee="ann", privileges=["read"])
+        granted = [admin.call("ListGrants", id=names, object_kind="namespace") for names in (["a", "b"], ["a$b"])]
+        assert [[grant["grantee"] for grant in page["grants"]] for page in granted] == [[], ["ann"]]

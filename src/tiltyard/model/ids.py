@@ -9,6 +9,8 @@ from urllib.parse import unquote_to_bytes
 from lance_namespace.errors import InvalidInputError
 
 DEFAULT_DELIMITER = "$"
+_UNIT_SEPARATOR = "\x1f"
+"""A delimiter that no name has in it: none has a control character."""
 LONGEST_NAME = 256
 LONGEST_REF = 200
 """Characters of a tag's or branch's name: Lance writes a file of that name plus 40 characters; disks allow 255."""
@@ -51,6 +53,11 @@ def decode_segment(raw: bytes) -> str:
         return unquote_to_bytes(plain.replace(b"+", b"%20")).decode()
     except UnicodeDecodeError as error:
         raise InvalidInputError("The id in the path is not UTF-8: percent-encode it as UTF-8.") from error
+
+
+def wire_delimiter(names: Sequence[str]) -> str:
+    """Return a delimiter for requests that is in none of the names."""
+    return _UNIT_SEPARATOR if any(DEFAULT_DELIMITER in name for name in names) else DEFAULT_DELIMITER
 
 
 def parse_id(text: str, delimiter: str) -> Id:

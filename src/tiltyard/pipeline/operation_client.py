@@ -17,6 +17,7 @@ from lance_namespace.errors import InternalError, ServiceUnavailableError, from_
 from urllib3 import PoolManager
 from urllib3.exceptions import HTTPError
 
+from tiltyard.model.ids import wire_delimiter
 from tiltyard.model.spec import operations
 
 if TYPE_CHECKING:
@@ -77,8 +78,10 @@ class OperationClient:
         if self._pool is None:
             return _to_mapping(self.connection.client().call(name, fields))  # type: ignore[attr-defined]  # upstream has no such method
         operation = operations()[name]
-        path = operation.path.replace("{id}", quote("$".join(fields.get("id", ())), safe=""))
-        url = f"{self._properties['uri'].rstrip('/')}{path}?delimiter=%24"
+        names = fields.get("id", ())
+        delimiter = wire_delimiter(names)
+        path = operation.path.replace("{id}", quote(delimiter.join(names), safe=""))
+        url = f"{self._properties['uri'].rstrip('/')}{path}?{urlencode({'delimiter': delimiter})}"
         headers = {**({"Idempotency-Key": key} if name in KEYED else {}), **self.connection.headers}
         try:
             if operation.method == "GET":
@@ -86,8 +89,10 @@ class OperationClient:
             body = {} if operation.method == "GET" else {"json": fields}
             response = self._pool.request(operation.method, url, headers=headers, timeout=RESPONSE_TIMEOUT, **body)
         except HTTPError as error:
-            message = f"{self._properties['uri']} did not answer: {error}. Is it the address of a server that runs?"
-            raise ServiceUnavailableError(message) from error
+            raise ServiceUnavailableError(
+                f"{self._properties['uri']} did not answer: {failure_reason(error)}. Is it the address of a server that "
+                "runs?"
+            ) from error
         if response.status >= 300:
             raise _response_error(response.status, response.data)
         result: dict[str, Any] = json.loads(response.data or b"{}")
@@ -102,6 +107,13 @@ class OperationClient:
             argument: self._properties.get(f"tls.{property_name}") for property_name, argument in _TLS_FILES.items()
         }
         return PoolManager(retries=False, **{name: file for name, file in files.items() if file})
+
+
+def failure_reason(error: HTTPError) -> str:
+    """Return what is behind an error of urllib3, in a few words."""
+    cause = error.__cause__ or error.__context__ or error
+    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    return str(text).rstrip(".")
 
 
 def _response_error(status: int, body: bytes) -> Exception:

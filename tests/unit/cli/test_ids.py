@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.cli.session.ids import format_id, parse_typed_id, suggest, wire_delimiter
+from tiltyard.cli.session.ids import format_id, parse_typed_id, suggest
+from tiltyard.model.ids import wire_delimiter
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_format_id_is_read_back(names: list[str]) -> None:
 
 def test_wire_delimiter_is_in_no_name() -> None:
     assert wire_delimiter(["a", "b"]) == "$"
-    assert wire_delimiter(["a$b", "c/d"]) not in "a$bc/d"
+    assert wire_delimiter(["a$b", "c/d|~!"]) not in "a$bc/d|~!"
 
 
 def test_suggest_names_what_is_near() -> None:

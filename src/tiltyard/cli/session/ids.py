@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -11,15 +10,7 @@ from tiltyard.model.typed_ids import TypedId, format_id, format_name, parse_type
 
 __all__ = [
     "TABLE", "TABLE_OR_NAMESPACE", "IdType", "TypedId", "format_id", "format_name", "parse_typed_id", "suggest",
-    "wire_delimiter",
 ]  # fmt: skip
-
-_WIRE_DELIMITERS = "$/|~!"
-
-
-def wire_delimiter(names: Sequence[str]) -> str:
-    """Return a delimiter for requests that is in none of the names."""
-    return next(each for each in _WIRE_DELIMITERS if not any(each in name for name in names))
 
 
 class IdType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5

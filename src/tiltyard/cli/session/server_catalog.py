@@ -13,8 +13,9 @@ from lance_namespace.errors import InternalError, ServiceUnavailableError, Throt
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError
 
-from tiltyard.cli.session.ids import wire_delimiter
+from tiltyard.model.ids import wire_delimiter
 from tiltyard.model.spec import ARROW_STREAM, JSON, Operation, Shape, operations
+from tiltyard.pipeline.operation_client import failure_reason
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,7 +113,7 @@ class ServerCatalog:
             )
         except HTTPError as error:
             raise ServiceUnavailableError(
-                f"{self.address} does not answer ({_reason(error)}): is that the address of a server that runs?"
+                f"{self.address} does not answer ({failure_reason(error)}): is that the address of a server that runs?"
             ) from error
         if response.status >= 300:
             raise _response_error(response.status, _read_all(response, self.address))
@@ -152,7 +153,7 @@ def _read_all(response: BaseHTTPResponse, address: str) -> bytes:
     try:
         return response.read()
     except HTTPError as error:
-        raise ServiceUnavailableError(f"{address} cut the connection ({_reason(error)}): try again.") from error
+        raise ServiceUnavailableError(f"{address} cut the connection ({failure_reason(error)}): try again.") from error
     finally:
         response.release_conn()
 
@@ -165,13 +166,6 @@ def _response_error(status: int, body: bytes) -> Exception:
     except (ValueError, KeyError, TypeError):
         kind = ServiceUnavailableError if status in (502, 503, 504) else InternalError
         return kind(f"The server answered {status} without a message: is that the address of Tiltyard?")
-
-
-def _reason(error: HTTPError) -> str:
-    """Return what is behind urllib3's error, in a few words."""
-    cause = error.__cause__ or error.__context__ or error
-    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-    return str(text).rstrip(".")
 
 
 class _Download:
@@ -187,7 +181,7 @@ class _Download:
         try:
             return self._response.read(None if size < 0 else size)
         except HTTPError as error:
-            raise ConnectionError(f"{self._address} cut the connection ({_reason(error)})") from error
+            raise ConnectionError(f"{self._address} cut the connection ({failure_reason(error)})") from error
 
     def readable(self) -> bool:
         return True

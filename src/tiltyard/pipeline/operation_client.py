@@ -90,8 +90,8 @@ class OperationClient:
             response = self._pool.request(operation.method, url, headers=headers, timeout=RESPONSE_TIMEOUT, **body)
         except HTTPError as error:
             raise ServiceUnavailableError(
-                f"{self._properties['uri']} did not answer: {failure_reason(error)}. Is it the address of a server that "
-                "runs?"
+                f"{self._properties['uri']} did not answer: {failure_reason(error)}. "
+                "Is it the address of a server that runs?"
             ) from error
         if response.status >= 300:
             raise _response_error(response.status, response.data)

@@ -146,3 +146,13 @@ def test_search_of_a_column_without_an_index_is_left_as_it_is(tmp_path: Path) ->
     snapshot = Datasets(1 << 20, 1 << 20).open_snapshot(str(tmp_path / "t.lance"), {})
     request = msgspec.convert({"vector": {"single_vector": [1.0] * 4}, "k": 2}, models.QueryTableRequest)
     assert choose_effort(plan_search(snapshot, request)) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "factor"),
+    [(300_000, 1.0, 20), (1_000_000, 1.0, 67), (1_000_000, 0.03, 100), (10_000_000, 1.0, 200), (50, 1.0, 5)],
+)
+def test_more_rows_are_compared_by_their_vectors_where_more_have_equal_estimates(
+    rows: int, share: float, factor: int
+) -> None:
+    assert search_effort._refine_factor(share, 10, rows) == factor

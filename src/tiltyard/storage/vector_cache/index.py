@@ -101,7 +101,8 @@ class MemoryIndex:
             self._faiss.omp_set_num_threads(1)
             start = self.rows
             self.addresses[start : start + len(addresses)] = addresses
-            (self._refined or self._vectors).add(self._pad(vectors))
+            index = self._vectors if self._refined is None else self._refined
+            index.add(self._pad(vectors))
 
     def make_partitions(self, check: Callable[[], None]) -> None:
         """Divide the rows into partitions, and choose the effort of a search, before the first one.

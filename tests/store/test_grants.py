@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from lance_namespace.errors import InvalidInputError
@@ -10,10 +12,14 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.modes import CreateMode
 from tiltyard.store import GRANTS_GENERATION, Creator
 from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
+from tiltyard.store.access.visibility import _page_of_namespaces
+from tiltyard.store.schema import migrations
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock
     from tiltyard.store import Store
+    from tiltyard.store.backend import Connection
+    from tiltyard.store.records import Path
 
 ANN, BOB, OPS = "principal:ann", "principal:bob", "role:ops"
 READ, WRITE, DROP = 2, 4, 32
@@ -99,49 +105,203 @@ def test_add_member_without_the_role_is_refused(store: Store) -> None:
         store.add_member("ops", ANN)
 
 
-@pytest.mark.parametrize("few_grants", [True, False])
-def test_visible_lists_hold_what_was_granted_and_the_way_to_it(
-    store: Store, tree: dict[str, int], few_grants: bool
-) -> None:
+def test_visible_lists_hold_what_was_granted_and_the_way_to_it(store: Store, tree: dict[str, int]) -> None:
     store.grant(ANN, TABLE, tree["abt"], READ, "root")
     store.grant(OPS, TABLE, tree["abt"], READ, "root")
     both = [ANN, OPS]
-    assert store.visible_namespaces(1, both, None, 9, few_grants=few_grants) == ["a"]
-    assert store.visible_namespaces(tree["a"], both, None, 9, few_grants=few_grants) == ["b"]
+    assert store.visible_namespaces(1, both, None, 9) == ["a"]
+    assert store.visible_namespaces(tree["a"], both, None, 9) == ["b"]
     assert store.visible_tables(tree["a"], both, None, 9) == []
     assert store.visible_tables(tree["ab"], both, None, 9) == ["t"]
-    below = [store.has_grant_at_or_below(tree[name], both, few_grants=few_grants) for name in ("a", "ab", "c")]
+    below = [store.has_grant_at_or_below(tree[name], both) for name in ("a", "ab", "c")]
     assert below == [True, True, False]
-    assert store.has_grant_at_or_below(1, both, few_grants=few_grants)
-    assert not store.has_grant_at_or_below(1, [BOB], few_grants=few_grants)
-    assert not store.has_grant_at_or_below(4711, both, few_grants=few_grants)
+    assert store.has_grant_at_or_below(1, both)
+    assert not store.has_grant_at_or_below(1, [BOB])
+    assert not store.has_grant_at_or_below(4711, both)
     assert [entry.namespace for entry in store.all_visible_tables(both, None, 9)] == [("a", "b")]
 
 
-def test_visible_namespaces_are_the_same_from_the_grants_and_from_the_children(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tiltyard.store.access.visibility.LOOKED_AT", 3)
-    monkeypatch.setattr("tiltyard.store.access.visibility.MOST_LOOKED_AT", 9)
-    for number in range(14):
-        store.create_namespace((f"n{number:02}",), {})
-        table = store.insert_table((f"n{number:02}", "t"), f"file:///{number}", {})
-        if number % 3 == 1:
-            store.grant(ANN, TABLE, table.id, READ, "root")
-    deep = [("n03", "x"), ("n03", "x", "y"), ("n08", "x"), ("n08", "x", "y"), ("n11", "x")]
-    ids = {path: store.create_namespace(path, {}).id for path in deep}
-    store.grant(ANN, NAMESPACE, ids["n08", "x", "y"], READ, "root")  # too deep to be seen from n08's parent
-    store.grant(ANN, NAMESPACE, ids["n11", "x"], READ, "root")
-    pages = []
-    for few_grants in (True, False):
-        names: list[str] = []
-        while page := store.visible_namespaces(1, [ANN, BOB], names[-1] if names else None, 2, few_grants=few_grants):
-            names += page
-        pages.append(names)
-    assert pages[0] == pages[1] == ["n01", "n04", "n07", "n08", "n10", "n11", "n13"]
-    for few_grants in (True, False):
-        found = store.visible_namespaces(1, [ANN], None, 50, few_grants=few_grants)
-        assert found == pages[0]
+class History:
+    """Random changes of a catalog, and what of it was granted to ANN."""
+
+    def __init__(self, store: Store, seed: int) -> None:
+        self.store, self.random = store, random.Random(seed)
+        self.namespaces: dict[Path, int] = {(): 1}
+        self.tables: dict[Path, int] = {}
+        self.granted: set[tuple[str, int]] = set()
+        self.removed_tables: list[tuple[Path, int]] = []
+        self.removed_namespaces: list[tuple[Path, dict[Path, int], dict[Path, int]]] = []
+        self.locations = count()
+
+    def step(self) -> None:
+        """Make a change."""
+        changes = [
+            *[self.add_namespace] * 4, *[self.add_table] * 4, *[self.grant] * 4, *[self.revoke] * 2, self.move_table,
+            self.drop_table, self.restore_table, self.drop_namespace, self.restore_namespace,
+        ]  # fmt: skip
+        self.random.choice(changes)()
+
+    def free_path(self, taken: dict[Path, int]) -> Path | None:
+        parent = self.random.choice([path for path in self.namespaces if len(path) < 4])
+        path = (*parent, self.random.choice("abc"))
+        return None if path in taken else path
+
+    def creator(self, kind: str, id_: int, creator: Creator | None) -> None:
+        if creator is not None:
+            self.granted.add((kind, id_))
+
+    def add_namespace(self) -> None:
+        creator = self.random.choice([None, None, Creator("ann", READ)])
+        if path := self.free_path(self.namespaces):
+            self.namespaces[path] = self.store.create_namespace(path, {}, creator=creator).id
+            self.creator(NAMESPACE, self.namespaces[path], creator)
+
+    def add_table(self) -> None:
+        creator = self.random.choice([None, None, Creator("ann", READ)])
+        if path := self.free_path(self.tables):
+            location = f"file:///{next(self.locations)}"
+            self.tables[path] = self.store.insert_table(path, location, {}, creator=creator).id
+            self.creator(TABLE, self.tables[path], creator)
+
+    def objects(self) -> list[tuple[str, int]]:
+        return [
+            *((NAMESPACE, id_) for id_ in self.namespaces.values() if id_ != 1),
+            *((TABLE, id_) for id_ in self.tables.values()),
+        ]
+
+    def grant(self) -> None:
+        if objects := self.objects():
+            chosen = self.random.choice(objects)
+            self.store.grant(self.random.choice([ANN, OPS]), *chosen, READ, "root")
+            self.granted.add(chosen)
+
+    def revoke(self) -> None:
+        if self.granted:
+            chosen = self.random.choice(sorted(self.granted))
+            for grantee in ANN, OPS:
+                self.store.revoke(grantee, *chosen, 0)
+            self.granted.remove(chosen)
+
+    def move_table(self) -> None:
+        if self.tables and (new_path := self.free_path(self.tables)):
+            path = self.random.choice(sorted(self.tables))
+            self.store.rename_table(path, new_path)
+            self.tables[new_path] = self.tables.pop(path)
+
+    def drop_table(self) -> None:
+        if self.tables:
+            path, keep_ms = self.random.choice(sorted(self.tables)), self.random.choice([0, 1000])
+            self.store.remove_table(path, delete_folder=True, keep_ms=keep_ms)
+            id_ = self.tables.pop(path)
+            if keep_ms:
+                self.removed_tables.append((path, id_))
+            else:
+                self.granted.discard((TABLE, id_))
+
+    def restore_table(self) -> None:
+        if self.removed_tables and (new_path := self.free_path(self.tables)):
+            path, id_ = self.removed_tables.pop(self.random.randrange(len(self.removed_tables)))
+            self.store.restore_table(path, new_path, id_)
+            self.tables[new_path] = id_
+
+    def drop_namespace(self) -> None:
+        if len(self.namespaces) > 1:
+            top, keep_ms = self.random.choice(sorted(self.namespaces)[1:]), self.random.choice([0, 1000, 1000])
+            self.store.drop_namespace(top, cascade=True, keep_ms=keep_ms)
+            namespaces, tables = self.take_below(self.namespaces, top, 0), self.take_below(self.tables, top, 1)
+            if keep_ms:
+                self.removed_namespaces.append((top, namespaces, tables))
+            else:
+                self.granted -= {(NAMESPACE, id_) for id_ in namespaces.values()}
+                self.granted -= {(TABLE, id_) for id_ in tables.values()}
+
+    @staticmethod
+    def take_below(paths: dict[Path, int], top: Path, depth: int) -> dict[Path, int]:
+        """Take the paths that begin with `top` and have so many names more at least."""
+        below = [path for path in paths if path[: len(top)] == top and len(path) >= len(top) + depth]
+        return {path[len(top) :]: paths.pop(path) for path in below}
+
+    def restore_namespace(self) -> None:
+        if self.removed_namespaces and (new_path := self.free_path(self.namespaces)):
+            top, namespaces, tables = self.removed_namespaces.pop(self.random.randrange(len(self.removed_namespaces)))
+            self.store.restore_namespace(top, new_path, namespaces[()])
+            self.namespaces |= {(*new_path, *path): id_ for path, id_ in namespaces.items()}
+            self.tables |= {(*new_path, *path): id_ for path, id_ in tables.items()}
+
+    def visible(self) -> set[Path]:
+        """Return the namespaces with a grant on them or on anything in them."""
+        granted = [path for path, id_ in self.namespaces.items() if (NAMESPACE, id_) in self.granted]
+        granted += [path[:-1] for path, id_ in self.tables.items() if (TABLE, id_) in self.granted]
+        return {path[:depth] for path in granted for depth in range(len(path) + 1)}
+
+
+def check_namespaces(store: Store, history: History, grantees: list[str]) -> None:
+    """Check every list of namespaces, by pages of two."""
+    visible = history.visible()
+    for path, id_ in history.namespaces.items():
+        children: list[str] = []
+        while page := store.visible_namespaces(id_, grantees, children[-1] if children else None, 2):
+            children += page
+        assert children == sorted(below[-1] for below in visible if below and below[:-1] == path)
+        assert store.has_grant_at_or_below(id_, grantees) == (path in visible)
+
+
+@pytest.mark.parametrize(("seed", "grantees"), [(1, 2), (2, 16), (3, 40)])  # more than 16 have no select each
+def test_visible_namespaces_under_any_history_are_those_of_the_grants(store: Store, seed: int, grantees: int) -> None:
+    history = History(store, seed)
+    names = [ANN, OPS, *(f"group:{number}" for number in range(2, grantees))]
+    for _ in range(150):
+        history.step()
+        check_namespaces(store, history, names)
+
+
+def test_migration_records_the_namespaces_of_grants_that_were_there(store: Store) -> None:
+    history = History(store, 4711)
+    for _ in range(100):
+        history.step()
+    (migration,) = [one for one in migrations() if one.name == "0028_granted_namespaces"]
+
+    def fill_again(connection: Connection) -> None:
+        connection.change("DELETE FROM granted_namespaces")
+        connection.change(migration.statements[-1])
+
+    store._database.write(fill_again)
+    assert history.visible()
+    check_namespaces(store, history, [ANN, OPS])
+    for _ in range(50):
+        history.step()
+        check_namespaces(store, history, [ANN, OPS])
+
+
+def rows_read(plan: dict[str, Any]) -> float:
+    """Return how many rows the nodes of a plan of PostgreSQL read of tables."""
+    own = (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
+    below = sum(map(rows_read, plan.get("Plans", [])))
+    return below + (own if "Relation Name" in plan else 0)
+
+
+def test_page_of_visible_namespaces_reads_no_other_grants(store: Store, database_kind: str) -> None:
+    for group in range(5):
+        store.create_namespace((f"g{group}",), {})
+        for number in range(20):
+            home = f"g{group}", f"n{number:02}"
+            store.create_namespace(home, {})
+            for table in range(10):
+                add_table(store, *home, f"t{table}", creator=Creator("ann", READ))
+    sql, values = _page_of_namespaces(1, [ANN], "", 2)
+    if database_kind == "sqlite":
+        plan = store._database.read(lambda connection: connection.rows(f"EXPLAIN QUERY PLAN {sql}", *values))
+        steps = [row[-1] for row in plan]
+        assert not [
+            step for step in steps if step.startswith(("SCAN grants", "SCAN here", "SCAN below", "SCAN tables"))
+        ]
+        read = [step for step in steps if step.startswith("SEARCH grants")]
+        assert read
+        assert all("object_id=?" in step or "namespace_id=?" in step for step in read)
+        return
+    explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}"
+    ((found,),) = store._database.read(lambda connection: connection.rows(explain, *values))
+    assert 0 < rows_read(found[0]["Plan"]) <= 30  # of 1,000 grants: two groups, to the first table in each
 
 
 def test_all_visible_tables_pages_through_single_and_inherited_ones(store: Store, tree: dict[str, int]) -> None:
@@ -179,7 +339,7 @@ def test_visible_tables_follow_a_table_that_moves(store: Store, tree: dict[str, 
     assert seen() == [["z"], ["u"], ["z", "u"]]
     store.restore_table(("c", "t"), ("a", "t"))
     assert seen() == [["t", "z"], ["u"], ["t", "z", "u"]]
-    assert not store.has_grant_at_or_below(tree["ab"], names, few_grants=True)
+    assert not store.has_grant_at_or_below(tree["ab"], names)
 
 
 def test_visible_tables_leave_out_declared_ones_if_asked(store: Store) -> None:

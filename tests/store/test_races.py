@@ -136,6 +136,39 @@ def test_rename_table_against_drop_keeps_the_folder_or_the_table(store: Store) -
         store.complete_deletion("mem://t")
 
 
+def test_grants_below_one_namespace_at_once_show_all_the_way_to_them(store: Store) -> None:
+    for i in range(20):
+        home = store.create_namespace((f"n{i}",), {}).id
+        homes = [store.create_namespace((f"n{i}", f"{k % 4}"), {}, CreateMode.EXIST_OK).id for k in range(8)]
+        tables = [store.insert_table((f"n{i}", f"{k % 4}", f"t{k}"), f"mem://{i}/{k}", {}).id for k in range(8)]
+        who = [f"principal:{i}"]
+        outcomes = race(*[lambda i=i, t=t: store.grant(f"principal:{i}", "table", t, 2, "root") for t in tables])
+        assert kinds(outcomes) == set()
+        assert store.visible_namespaces(1, who, None, 9) == [f"n{i}"]
+        assert store.visible_namespaces(home, who, None, 9) == ["0", "1", "2", "3"]
+        assert all(store.has_grant_at_or_below(id_, who) for id_ in homes)
+
+
+def test_grant_against_drop_of_the_namespace_leaves_nothing_visible(store: Store) -> None:
+    who = ["principal:ann"]
+    for i in range(100):
+        namespace = store.create_namespace((f"n{i}",), {}).id
+        tables = [store.insert_table((f"n{i}", f"t{k}"), f"mem://{i}/{k}", {}).id for k in range(3)]
+        keep_ms = 1000 * (i % 2)
+        outcomes = race(
+            lambda i=i, keep_ms=keep_ms: store.drop_namespace((f"n{i}",), cascade=True, keep_ms=keep_ms),
+            *[lambda t=t: store.grant(who[0], "table", t, 2, "root") for t in tables],
+            lambda namespace=namespace: store.grant(who[0], "namespace", namespace, 2, "root"),
+        )
+        assert kinds(outcomes) == set()
+        assert store.visible_namespaces(1, who, None, 9) == []
+        if keep_ms:
+            store.restore_namespace((f"n{i}",))
+            assert store.visible_namespaces(1, who, None, 9) == [f"n{i}"]
+            assert store.visible_tables(namespace, who, None, 9) == ["t0", "t1", "t2"]
+            store.drop_namespace((f"n{i}",), cascade=True)
+
+
 def test_remove_table_by_many_one_wins(store: Store) -> None:
     for _ in range(10):
         store.insert_table(("t",), "mem://t", {})

@@ -157,9 +157,7 @@ def can_see_namespace(ctx: Context, path: Id) -> bool:
 
 def _can_see_id(ctx: Context, namespace_id: int) -> bool:
     rights = caller_rights(ctx)
-    return bool(rights.on_namespace(namespace_id)) or ctx.store.has_grant_at_or_below(
-        namespace_id, rights.grantees, few_grants=rights.has_few_grants
-    )
+    return bool(rights.on_namespace(namespace_id)) or ctx.store.has_grant_at_or_below(namespace_id, rights.grantees)
 
 
 def authorize_server(ctx: Context, required: int, where: str = "the server") -> None:

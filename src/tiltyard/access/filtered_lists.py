@@ -31,7 +31,7 @@ def list_namespaces(ctx: Context, path: Id, after: str | None, count: int) -> li
     parent_id, rights = store.describe_namespace(path).id, caller_rights(ctx)
     if rights.on_namespace(parent_id):
         return store.list_namespaces(path, after, count)
-    return store.visible_namespaces(parent_id, rights.grantees, after, count, few_grants=rights.has_few_grants)
+    return store.visible_namespaces(parent_id, rights.grantees, after, count)
 
 
 def list_tables(ctx: Context, path: Id, after: str | None, count: int, declared: bool) -> list[str]:

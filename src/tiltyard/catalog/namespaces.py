@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsError, NamespaceNotFoundError
 
-from tiltyard.access.filtered_lists import inline_unless_many_grants
 from tiltyard.access.filtered_lists import list_namespaces as visible_namespaces
 from tiltyard.access.needs import CREATE_NAMESPACE, DROP_NAMESPACE, SEE_NAMESPACE, creator_for, on_namespace
 from tiltyard.catalog.garbage import DELETE_FOLDERS
@@ -51,7 +50,7 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
 
 @operation(
     needs=SEE_NAMESPACE,
-    inline=inline_unless_many_grants,
+    inline=always,
     changes=False,
     below_mount=mounted_namespaces.list_namespaces,
 )

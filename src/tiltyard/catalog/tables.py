@@ -32,7 +32,7 @@ from tiltyard.context import Context
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
-from tiltyard.model.operations import operation
+from tiltyard.model.operations import always, operation
 from tiltyard.model.paging import tables_scope
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import to_json
@@ -251,7 +251,7 @@ def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
 
 @operation(
     needs=SEE_NAMESPACE,
-    inline=inline_unless_many_grants,
+    inline=always,
     changes=False,
     below_mount=mounted_tables.list_tables,
 )

@@ -107,7 +107,7 @@ def list_namespaces(
     path = namespace_id(request.id)
 
     def visible(namespace: int) -> list[str]:
-        return ctx.store.visible_namespaces(namespace, caller_rights(ctx).grantees, None, MOST_VISIBLE, few_grants=True)
+        return ctx.store.visible_namespaces(namespace, caller_rights(ctx).grantees, None, MOST_VISIBLE)
 
     names, token = list_page(
         ctx, path, f"namespaces below the mount in {path}", request.page_token, request.limit,

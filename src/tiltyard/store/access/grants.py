@@ -35,7 +35,25 @@ PLACE = """
     UPDATE grants SET
         namespace_id = (SELECT tables.namespace_id FROM tables WHERE tables.id = object_id /*+ FOR KEY SHARE */),
         table_name = (SELECT tables.name FROM tables WHERE tables.id = object_id /*+ FOR KEY SHARE */)
-    WHERE kind = 'table' AND object_id = ?
+    WHERE kind = 'table' AND {which}
+"""
+# Up to the first namespace that is there: those above it are, too. The lock makes a grant and a drop of a namespace
+# wait for each other.
+IS_NEW = """
+    NOT EXISTS (SELECT 1 FROM granted_namespaces old WHERE old.namespace_id = up.id AND old.grantee = up.grantee)
+"""
+ADD_NAMESPACES = f"""
+    WITH RECURSIVE up (grantee, id) AS (
+        SELECT grantee, {{namespace}} FROM grants WHERE kind = '{{kind}}' AND {{which}}
+        UNION
+        SELECT up.grantee, namespaces.parent_id FROM up JOIN namespaces ON namespaces.id = up.id
+        WHERE namespaces.parent_id IS NOT NULL AND {IS_NEW}
+    )
+    INSERT INTO granted_namespaces (namespace_id, grantee, parent_id, name)
+    SELECT namespaces.id, up.grantee, namespaces.parent_id, namespaces.name
+    FROM up JOIN namespaces ON namespaces.id = up.id
+    WHERE {IS_NEW} /*+ FOR KEY SHARE OF namespaces */
+    ON CONFLICT (namespace_id, grantee) DO NOTHING
 """
 KEEP_ONLY = "UPDATE grants SET privileges = privileges & ? WHERE grantee = ? AND kind = ? AND object_id = ?"
 DROP_EMPTY = "DELETE FROM grants WHERE grantee = ? AND kind = ? AND object_id = ? AND privileges = 0"
@@ -108,14 +126,20 @@ def grant_to_creator(connection: Connection, kind: str, object_id: int, creator:
     No server can have cached grants on an id that did not exist, so no generation is counted up.
     """
     if creator is not None:
-        connection.change(ADD, f"principal:{creator.name}", kind, object_id, creator.privileges, creator.name, now)
-        if kind == TABLE:
-            place_grants(connection, object_id)
+        grantee = f"principal:{creator.name}"
+        connection.change(ADD, grantee, kind, object_id, creator.privileges, creator.name, now)
+        place_grants(connection, kind, "object_id = ? AND grantee = ?", object_id, grantee)
 
 
-def place_grants(connection: Connection, table_id: int) -> None:
-    """Note with the grants on a table where it is, and its name: whoever adds a grant or moves a table calls this."""
-    connection.change(PLACE, table_id)
+def place_grants(connection: Connection, kind: str, which: str, *values: object) -> None:
+    """Record where the objects of grants are, for lists: whoever adds a grant or moves an object calls this.
+
+    `which` is SQL that selects grants of the kind.
+    """
+    if kind == TABLE:
+        connection.change(PLACE.format(which=which), *values)
+    namespace = "namespace_id" if kind == TABLE else "object_id"
+    connection.change(ADD_NAMESPACES.format(kind=kind, namespace=namespace, which=which), *values)
 
 
 def delete_dependents(connection: Connection, kind: str, ids: str, *values: object) -> None:
@@ -138,8 +162,8 @@ class Grants(Repository):
     def grant(self, grantee: str, kind: str, object_id: int, privileges: int, by: str) -> None:
         """Grant privileges on an object, besides those that the grantee has."""
         self.connection.change(ADD, grantee, kind, object_id, privileges, by, self._clock())
-        if kind == TABLE:
-            place_grants(self.connection, object_id)
+        if kind != SERVER:
+            place_grants(self.connection, kind, "object_id = ? AND grantee = ?", object_id, grantee)
         count_up(self.connection, GRANTS_GENERATION)
 
     @writes

@@ -1,4 +1,4 @@
-"""Pages of the objects visible to a principal with few grants, read from the grants rather than by a filter.
+"""Pages of the objects visible to a principal with grants on some, read from the grants rather than by a filter.
 
 An object is visible with any privilege on it or on an ancestor; a namespace also, by its name alone, if an object in it
 is visible. Grantees are the names a principal has: its own, its groups', its roles'.
@@ -22,26 +22,6 @@ if TYPE_CHECKING:
 
     from tiltyard.store.jobs import JobFilter
 
-# Granted objects, and with `up` their ancestors. MATERIALIZED and CROSS JOIN make SQLite begin with
-# the grants, which are few.
-GRANTED = """
-    WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
-        SELECT DISTINCT kind, object_id FROM grants WHERE grantee IN ({grantees}) AND kind <> 'server'
-    )
-"""
-WITH_PARENTS = f"""{GRANTED}, seeds (id) AS (
-        SELECT id FROM mine WHERE kind = 'namespace'
-        UNION SELECT namespace_id FROM mine CROSS JOIN tables WHERE tables.id = mine.id AND kind = 'table'
-    ), up (id) AS (
-        SELECT id FROM seeds
-        UNION SELECT (SELECT parent_id FROM namespaces WHERE namespaces.id = up.id) FROM up WHERE id IS NOT NULL
-    )
-"""
-IS_PARENT = f"{WITH_PARENTS} SELECT 1 FROM up WHERE id = ?"
-NAMESPACES = f"""{WITH_PARENTS}
-    SELECT name FROM up CROSS JOIN namespaces
-    WHERE namespaces.id = up.id AND parent_id = ? AND name > ? ORDER BY name LIMIT ?
-"""
 # The grants say where tables are, so that an index of them has those of a page in order; the tables themselves decide.
 # In a subquery with one value that is not null, as PostgreSQL expects of most: for a join, EXISTS or a comparison it
 # would read all grants, or all tables.
@@ -55,49 +35,53 @@ GRANTED_TABLES = """
         GROUP BY grants.namespace_id, table_name ORDER BY grants.namespace_id, table_name LIMIT ?
     ) granted
 """
-IN_NAMESPACE = "grants.namespace_id = ? AND table_name > ?"
-IN_CATALOG = "(grants.namespace_id, table_name) > (?, ?)"
+TABLES_IN_NAMESPACE = GRANTED_TABLES.replace("{place}", "grants.namespace_id = ? AND table_name > ?")
+TABLES_IN_CATALOG = GRANTED_TABLES.replace("{place}", "(grants.namespace_id, table_name) > (?, ?)")
 MOST_SELECTS = 16
 """Up to so many grantees have a select each, which ends with the page; for more, all their grants there are sorted."""
 TABLES = "SELECT table_name FROM ({granted}) found ORDER BY 1 LIMIT ?"
-HAS_GRANTED_TABLE = """
-    SELECT 1 FROM grants
-    WHERE grantee IN ({grantees}) AND kind = 'table' AND grants.namespace_id = ? AND table_name >= ''
-        AND (SELECT tables.namespace_id FROM tables WHERE tables.id = object_id) = grants.namespace_id LIMIT 1
+# A grantee's namespaces say where to look (`granted_namespaces`), the grants whether there is one: on a namespace, or
+# on a table directly in it.
+HAS_GRANT = """
+    (SELECT count(*) FROM grants WHERE grantee = here.grantee AND kind = 'namespace' AND object_id = {namespace}) > 0
+    OR (
+        SELECT 1 FROM grants WHERE grantee = here.grantee AND kind = 'table'
+            AND grants.namespace_id = {namespace} AND table_name >= ''
+            AND (SELECT tables.namespace_id FROM tables WHERE tables.id = object_id) = grants.namespace_id LIMIT 1
+    ) = 1
 """
-# Whether a namespace is visible, from itself rather than from the grants: by a grant on it or on a table in it, or on a
-# child or on a table in one, of so many at most. UNDECIDED if there may be one further down.
-HIDDEN, VISIBLE, UNDECIDED = 0, 1, 2
-_HAS_GRANT = """(
-    SELECT count(*) FROM grants WHERE grantee IN ({grantees}) AND kind = 'namespace' AND object_id = NAMESPACE.id
-) > 0 OR (
-    SELECT 1 FROM grants WHERE grantee IN ({grantees}) AND kind = 'table'
-        AND grants.namespace_id = NAMESPACE.id AND table_name >= ''
-        AND (SELECT tables.namespace_id FROM tables WHERE tables.id = object_id) = grants.namespace_id LIMIT 1
+HAS_GRANT_DOWN = f"""(
+    WITH RECURSIVE down (id) AS (SELECT here.namespace_id UNION ALL {{step}})
+    SELECT 1 FROM down WHERE {HAS_GRANT.format(namespace="down.id")} LIMIT 1
 ) = 1"""
-
-
-def _visibility(most: int) -> str:
-    """Return SQL for the visibility of the namespace `here`, which looks at so many of its children at most."""
-    children = f"(SELECT id FROM namespaces WHERE parent_id = here.id LIMIT {most}) child"
-    return f"""CASE
-        WHEN {_HAS_GRANT.replace("NAMESPACE", "here")} THEN {VISIBLE}
-        WHEN (SELECT 1 FROM {children} WHERE {_HAS_GRANT.replace("NAMESPACE", "child")} LIMIT 1) = 1 THEN {VISIBLE}
-        WHEN (SELECT count(*) FROM {children}) = {most} THEN {UNDECIDED}
-        WHEN (SELECT 1 FROM {children} WHERE (SELECT 1 FROM namespaces WHERE parent_id = child.id LIMIT 1) = 1 LIMIT 1)
-            = 1 THEN {UNDECIDED}
-        ELSE {HIDDEN} END
-    """
-
-
-_GRANTEE_LISTS = 4
-"""How often `_visibility` has the grantees."""
-VISIBILITY_OF = f"SELECT {_visibility(1_000)} FROM namespaces here WHERE id = ?"
-VISIBILITY_OF_CHILDREN = f"""
-    SELECT name, {_visibility(16)} FROM namespaces here WHERE parent_id = ? AND name > ? ORDER BY name LIMIT ?
+# Nearly always the first namespace of each level leads to a grant. Where the last grant in that one is gone, all are
+# searched; BETWEEN has PostgreSQL look up each of them, for = it would read all namespaces of the grantee.
+FIRST_BELOW = """
+    SELECT (
+        SELECT below.namespace_id FROM granted_namespaces below
+        WHERE below.grantee = here.grantee AND below.parent_id = down.id ORDER BY below.name LIMIT 1
+    ) FROM down WHERE down.id IS NOT NULL
 """
-LOOKED_AT, MOST_LOOKED_AT = 100, 2_000
-"""Children that one statement looks at, and those that a page is sought among: past that, the grants take less time."""
+ALL_BELOW = """
+    SELECT below.namespace_id FROM down CROSS JOIN granted_namespaces below
+    WHERE below.grantee = here.grantee AND below.parent_id BETWEEN down.id AND down.id
+"""
+IS_VISIBLE = f"""
+    SELECT 1 FROM granted_namespaces here
+    WHERE here.namespace_id = {{namespace}} AND here.grantee IN ({{grantees}})
+        AND ({HAS_GRANT_DOWN.format(step=FIRST_BELOW)} OR {HAS_GRANT_DOWN.format(step=ALL_BELOW)})
+    LIMIT 1
+"""
+NAMESPACES_OF_GRANTEE = """
+    SELECT * FROM (
+        SELECT min(namespace_id) AS namespace_id, name FROM granted_namespaces
+        WHERE grantee IN ({grantees}) AND parent_id = ? AND name > ? GROUP BY name ORDER BY name LIMIT ?
+    ) page
+"""
+NAMESPACES = """
+    SELECT name, ({visible}) FROM (SELECT namespace_id, name FROM ({page}) pages ORDER BY name LIMIT ?) page
+    ORDER BY name
+"""
 COUNT = "SELECT count(*) FROM (SELECT 1 FROM grants WHERE grantee IN ({grantees}) LIMIT ?) found"
 WITH_DESCENDANTS = """, down (id) AS (
         SELECT id FROM mine WHERE kind = 'namespace'
@@ -168,20 +152,10 @@ class Visibility(Repository):
     __slots__ = ()
 
     @reads
-    def has_grant_at_or_below(self, namespace_id: int, grantees: Sequence[str], *, few_grants: bool) -> bool:
-        """Return whether there is a grant on a namespace or on anything in it.
-
-        Where there are not `few_grants` to the grantees, it is sought from the namespace down first.
-        """
-        if not few_grants:
-            sql = VISIBILITY_OF.format(grantees=placeholders(grantees))
-            row = self.connection.row(sql, *(*grantees,) * _GRANTEE_LISTS, namespace_id)
-            if row is None or row[0] != UNDECIDED:
-                return row is not None and row[0] == VISIBLE
-        for sql in (HAS_GRANTED_TABLE, IS_PARENT):  # the first is the usual case, and cheaper
-            if self.connection.row(sql.format(grantees=placeholders(grantees)), *grantees, namespace_id) is not None:
-                return True
-        return False
+    def has_grant_at_or_below(self, namespace_id: int, grantees: Sequence[str]) -> bool:
+        """Return whether there is a grant on a namespace or on anything in it."""
+        sql = IS_VISIBLE.format(namespace="?", grantees=placeholders(grantees))
+        return self.connection.row(sql, namespace_id, *grantees) is not None
 
     @reads
     def count_grants(self, grantees: Sequence[str], limit: int) -> int:
@@ -191,39 +165,18 @@ class Visibility(Repository):
 
     @reads
     def visible_namespaces(
-        self, namespace_id: int, grantees: Sequence[str], after: str | None, limit: int, *, few_grants: bool
+        self, namespace_id: int, grantees: Sequence[str], after: str | None, limit: int
     ) -> list[str]:
-        """Return up to `limit` names of children with a grant on them or on anything in them, those after `after`.
-
-        They are read from the grants if there are `few_grants` to the grantees, else sought among the children first.
-        """
-        names, place = ([], after or "") if few_grants else self._seek(namespace_id, grantees, after or "", limit)
-        if place is None:
-            return names
-        sql = NAMESPACES.format(grantees=placeholders(grantees))
-        rows = self.connection.rows(sql, *grantees, namespace_id, place, limit - len(names))
-        return names + [row[0] for row in rows]
-
-    def _seek(self, namespace_id: int, grantees: Sequence[str], after: str, limit: int) -> tuple[list[str], str | None]:
-        """Return names of visible children, and the name after which the grants have to say more; None: all are there.
-
-        It stops at the first child that is undecided, and after MOST_LOOKED_AT of them.
-        """
-        sql = VISIBILITY_OF_CHILDREN.format(grantees=placeholders(grantees))
+        """Return up to `limit` names of children with a grant on them or on anything in them, those after `after`."""
         names: list[str] = []
-        for _ in range(MOST_LOOKED_AT // LOOKED_AT):
-            rows = self.connection.rows(sql, *(*grantees,) * _GRANTEE_LISTS, namespace_id, after, LOOKED_AT)
-            for name, visibility in rows:
-                if visibility == UNDECIDED:
-                    return names, after
-                after = name
-                if visibility == VISIBLE:
-                    names.append(name)
-                    if len(names) == limit:
-                        return names, None
-            if len(rows) < LOOKED_AT:
-                return names, None
-        return names, after
+        while len(names) < limit:
+            sql, values = _page_of_namespaces(namespace_id, grantees, after or "", limit)
+            rows = self.connection.rows(sql, *values)
+            names += [name for name, is_visible in rows if is_visible]
+            if len(rows) < limit:
+                break
+            after = rows[-1][0]
+        return names[:limit]
 
     @reads
     def visible_tables(
@@ -235,9 +188,8 @@ class Visibility(Repository):
         include_declared: bool = True,
     ) -> list[str]:
         """Return up to `limit` names of tables in a namespace with a grant of their own, those after `after`."""
-        granted, values = _granted_tables(
-            grantees, IN_NAMESPACE, (namespace_id, after or "", include_declared, True, limit)
-        )
+        page = namespace_id, after or "", include_declared, True, limit
+        granted, values = _for_each(grantees, TABLES_IN_NAMESPACE, page)
         return [row[0] for row in self.connection.rows(TABLES.format(granted=granted), *values, limit)]
 
     @reads
@@ -246,7 +198,7 @@ class Visibility(Repository):
     ) -> list[ListedTable]:
         """Return up to `limit` tables with a grant on them or an ancestor, as `list_all_tables` does."""
         place = after or (0, "")
-        granted, values = _granted_tables(grantees, IN_CATALOG, (*place, include_declared, False, limit))
+        granted, values = _for_each(grantees, TABLES_IN_CATALOG, (*place, include_declared, False, limit))
         sql = ALL_TABLES.format(grantees=placeholders(grantees), granted=granted)
         inherited = *place, include_declared, limit
         return read_listed_tables(self.connection.rows(sql, *grantees, *values, *inherited, limit))
@@ -286,8 +238,15 @@ class Visibility(Repository):
         return [RemovedNamespace.of(row) for row in rows]
 
 
-def _granted_tables(grantees: Sequence[str], place: str, page: Sequence[object]) -> tuple[str, list[object]]:
-    """Return SQL for a page of the (namespace id, name) of tables granted to any of the grantees, and its values."""
+def _page_of_namespaces(namespace_id: int, grantees: Sequence[str], after: str, limit: int) -> tuple[str, list[object]]:
+    """Return SQL for a page of the children where grants of some grantees may be, and whether they are; its values."""
+    page, values = _for_each(grantees, NAMESPACES_OF_GRANTEE, (namespace_id, after, limit))
+    visible = IS_VISIBLE.format(namespace="page.namespace_id", grantees=placeholders(grantees))
+    return NAMESPACES.format(visible=visible, page=page), [*grantees, *values, limit]
+
+
+def _for_each(grantees: Sequence[str], select: str, values: Sequence[object]) -> tuple[str, list[object]]:
+    """Return the UNION of a select of a page for each of some grantees, whose values come first, and all values."""
     parts = [(grantee,) for grantee in grantees] if len(grantees) <= MOST_SELECTS else [tuple(grantees)]
-    selects = [GRANTED_TABLES.format(grantees=placeholders(part), place=place) for part in parts]
-    return " UNION ".join(selects), [value for part in parts for value in (*part, *page)]
+    selects = [select.format(grantees=placeholders(part)) for part in parts]
+    return " UNION ".join(selects), [value for part in parts for value in (*part, *values)]

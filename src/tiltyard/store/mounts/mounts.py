@@ -302,7 +302,7 @@ class Mounts(Repository):
                 self.connection.change(MOVE_POLICIES, record.id, id_)
             grant_to_creator(self.connection, TABLE, record.id, creator, now)
         else:
-            place_grants(self.connection, record.id)
+            place_grants(self.connection, TABLE, "object_id = ?", record.id)
         for id_ in removed:
             self._delete_dependents(id_)
         return record
@@ -315,7 +315,7 @@ class Mounts(Repository):
         if occupant is not None and occupant[0] != table_id:
             self.forget_mounted_table(occupant[0])
         self.connection.row(MOVE_TABLE, namespace, below[-1], location, self._clock(), table_id)
-        place_grants(self.connection, table_id)
+        place_grants(self.connection, TABLE, "object_id = ?", table_id)
 
     def _find_known(
         self, mount_id: int, occupant: Row | None, location: str, foreign_id: str | None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.model.ids import check_composed
-from tiltyard.store.access.grants import place_grants
+from tiltyard.store.access.grants import TABLE, place_grants
 from tiltyard.store.backend import UniqueError
 from tiltyard.store.paths import check_not_mounted, display_path, namespace_id, split_path, table_not_found
 from tiltyard.store.records import Path, Properties, TableRecord, encode
@@ -79,7 +79,7 @@ class TableMoves(Repository):
         check_composed(name)
         check_not_mounted(row[-1], path)
         record = TableRecord.of(row[:-1])
-        place_grants(self.connection, record.id)
+        place_grants(self.connection, TABLE, "object_id = ?", record.id)
         return record
 
     @writes
@@ -105,7 +105,7 @@ class TableMoves(Repository):
     def copy_access(self, table_id: int, source_id: int) -> None:
         """Give a new table the grants and the policies of another; no server has cached any of an id that is new."""
         self.connection.change(COPY_GRANTS, table_id, source_id)
-        place_grants(self.connection, table_id)
+        place_grants(self.connection, TABLE, "object_id = ?", table_id)
         self.connection.change(COPY_POLICIES, table_id, source_id)
 
 

@@ -263,7 +263,7 @@ class Tables(Repository):
         check_not_mounted(row[-1], new_path)
         check_composed(new_name)
         record = TableRecord.of(row[:-1])
-        place_grants(self.connection, record.id)
+        place_grants(self.connection, TABLE, "object_id = ?", record.id)
         return record
 
     @writes

@@ -118,6 +118,10 @@ RESTORE_NAMESPACE = f"""
     ON CONFLICT (parent_id, name) DO NOTHING RETURNING {NamespaceRecord.COLUMNS}
 """
 NAMESPACES_IN = f"SELECT {RemovedNamespace.COLUMNS} FROM removed_namespaces WHERE removal = ?"
+GRANTS_IN = {
+    NAMESPACE: "object_id IN (SELECT id FROM removed_namespaces WHERE removal = ?)",
+    TABLE: "object_id IN (SELECT id FROM removed_tables WHERE removal = ?)",
+}
 DELETE_TABLES_IN = "DELETE FROM removed_tables WHERE removal = ?"
 DELETE_NAMESPACES_IN = "DELETE FROM removed_namespaces WHERE removal = ?"
 
@@ -260,7 +264,7 @@ class Trash(Repository):
             check_no_overlap(self.connection, removed.location)
         self.connection.change(RESTORE_VERSIONS_OF, removed.id)
         self.connection.change(DELETE_TABLE, removed.id)
-        place_grants(self.connection, removed.id)
+        place_grants(self.connection, TABLE, "object_id = ?", removed.id)
         return TableRecord.of(row)
 
     @writes
@@ -292,6 +296,8 @@ class Trash(Repository):
         if len(tables) != restorable:
             raise ConcurrentModificationError(f"Namespace is being changed by others: {display_path(path)}")
         self.connection.change(RESTORE_VERSIONS_IN, removed.removal)
+        for kind, which in GRANTS_IN.items():
+            place_grants(self.connection, kind, which, removed.removal)
         self.connection.change(DELETE_TABLES_IN, removed.removal)
         self.connection.change(DELETE_NAMESPACES_IN, removed.removal)
         count_up(self.connection, GRANTS_GENERATION)  # inherited grants depend on the parent, which may be another one

@@ -72,7 +72,8 @@ class Broker:
         return {"bootstrap.servers": self.servers, "log_level": 0}
 
     def _new_producer(self) -> Producer:
-        return Producer({**self._options, "linger.ms": 1})
+        # Idempotent: messages keep their order where one is sent again, as the first to a new topic often are.
+        return Producer({**self._options, "linger.ms": 1, "enable.idempotence": True})
 
     def create(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         """Create a topic; return its URI."""

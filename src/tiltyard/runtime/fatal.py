@@ -15,7 +15,7 @@ Refuse = Callable[[str], NoReturn]
 def describe(error: BaseException) -> str:
     """Return an error's message for the operator, with what its cause notes: why a database was not reached, say."""
     notes = [note.partition("\n")[0] for note in getattr(error.__cause__, "__notes__", ())]
-    return " ".join([str(error), *notes])
+    return f"{' '.join([str(error), *notes]).rstrip('.')}."
 
 
 def refuse(message: str) -> NoReturn:

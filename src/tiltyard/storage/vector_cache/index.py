@@ -107,7 +107,8 @@ class MemoryIndex:
     def make_partitions(self, check: Callable[[], None]) -> None:
         """Divide the rows into partitions, and choose the effort of a search, before the first one.
 
-        It runs in the calling thread alone, and calls `check` several times a second, whose error ends it.
+        It runs in the calling thread alone, and calls `check` between its steps, whose error ends it. Of a million rows
+        of 128 numbers the longest step took 1.5 s.
         """
         if self.rows <= _EXACT_ROWS:
             return

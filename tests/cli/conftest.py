@@ -34,7 +34,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep profiles and the states of imports in a folder of the test; take nothing from the environment."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in ("SERVER", "ROOT", "DB", "KEY", "PROFILE", "CONFIG"):
+    for name in ("SERVER", "ROOT", "DB", "KEY", "PROFILE", "CONFIG", "URI", "URL"):
         monkeypatch.delenv(f"TILTYARD_{name}", raising=False)
 
 
@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     catalog.write("CreateTable", FILMS.select(["id", "title"]).to_reader(), "2", id=["library", "books"])
     catalog.write("InsertIntoTable", FILMS.slice(3).to_reader(), "3", id=["films"])
     catalog.call("CreateTableIndex", id=["films"], column="text", index_type="FTS")
-    wait_for(lambda: bool(catalog.call("ListTableIndices", id=["films"])["indexes"]))
+    wait_for(lambda: [each["status"] for each in catalog.call("ListTableIndices", id=["films"])["indexes"]] == ["done"])
     catalog.close()
     yield server
     assert server.stop() == 0

@@ -101,6 +101,53 @@ def test_a_mistyped_root_is_refused_and_not_created(tmp_path: Path, words: str) 
     assert not root.exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "job list",
+        "job show 1",
+        "job wait 1",
+        "job cancel 1",
+        "job resume 1",
+        "job errors films letters",
+        "job export films out",
+        "job index films vector IVF_PQ --untracked",
+        "job upsert rows.csv films --on id --submit",
+        "view create late --sql SELECT",
+        "maintain",
+    ],
+)
+def test_a_job_at_a_mistyped_root_is_refused_and_nothing_is_created(tmp_path: Path, words: str) -> None:
+    root = tmp_path / "tpyo"
+    said = refused(run_command(*words.split(), "--uri", str(root)), 4)
+    assert "There is no catalog at" in said and f"--root {root}" in said
+    assert not root.exists()
+
+
+def test_jobs_go_to_the_server_of_the_profile(
+    tmp_path: Path, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "tiltyard login" in refused(run_command("job", "list"), 2)
+    printed(run_command("login", secured.url, "--profile", "ann", stdin=f"{secured.keys['ann']}\n"))
+    printed(run_command("login", secured.url, stdin=f"{secured.keys['administrator']}\n"))
+    queued = printed(run_command("job", "export", "films", "out", "--submit")).strip()
+    assert queued in printed(run_command("job", "list"))
+    assert queued in printed(run_command("job", "list", "--uri", secured.url))  # with the profile's key
+    assert printed(run_command("job", "list", "--profile", "ann")) == ""
+    reach = ("--uri", secured.url, "--property", f"header.X-Api-Key={secured.keys['ann']}")
+    assert printed(run_command("job", "list", *reach)) == ""
+    assert printed(run_command("job", "list", "--uri", secured.url, "--key", secured.keys["ann"])) == ""
+    assert "No table needs a job" in printed(run_command("maintain"))
+    assert printed(run_command("job", "cancel", queued)) == f"{queued}: Canceled\n"
+    assert "leave one out" in refused(run_command("job", "list", "--uri", secured.url, "--profile", "ann"), 2)
+    assert "--key is for a server" in refused(run_command("job", "list", "--uri", str(tmp_path), "--key", "tilt_x"), 2)
+    monkeypatch.setenv("TILTYARD_URI", str(secured.server.root))
+    assert queued in printed(run_command("job", "list"))
+    assert printed(run_command("job", "list", "--profile", "ann")) == ""
+    assert "Unknown setting" in refused(run_command("job", "list", "--property", "colour=red"), 2)
+
+
 def test_a_database_that_cannot_be_reached_is_told_with_the_reason(tmp_path: Path) -> None:
     assert "postgresql://" in refused(run_command("db", "upgrade", "--db", "mysql://catalog"), 1)
     said = refused(run_command("db", "upgrade", "--db", "postgresql://catalog:hidden@127.0.0.1:1/tiltyard"), 1)

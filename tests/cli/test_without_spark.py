@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tiltyard.namespace import Namespace
+
 _WITHOUT_EXTRA = """
 import sys
 
@@ -55,6 +57,7 @@ def test_help_without_spark_is_shown() -> None:
 
 
 def test_create_view_without_spark_says_what_to_install(tmp_path: Path) -> None:
+    Namespace(str(tmp_path)).close()  # a catalog
     refused = _run(_COMMAND, "view", "create", "v", "--sql", "SELECT 1", "--uri", str(tmp_path))
     assert refused.returncode == 1
     assert "pip install 'tiltyard[spark]'" in refused.stderr

@@ -23,7 +23,7 @@ def install(folder: Path) -> None:
     (metadata / "entry_points.txt").write_text(f"[tiltyard.jobs]\ntoy = {__name__}\ntoy_on_spark = {__name__}\n")
 
 
-@job("toy", spark=False)
+@job("toy", spark=False, creates=True)
 def toy(
     run: Run,
     catalog: Any,

@@ -47,7 +47,7 @@ def tell(
 def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A job `tell` that needs no session, and what it was given."""
     monkeypatch.setitem(PIPELINE_JOBS, "tell", __name__)
-    job("tell", spark=False)(tell)
+    job("tell", spark=False, creates=True)(tell)
     SEEN.clear()
     pipeline_jobs.cache_clear()
     yield SEEN

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,11 +20,11 @@ from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.output.progress import progress_bar
+from tiltyard.cli.session.job_target import JobTarget, target_options
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.backfill.parked import PARKED_SCHEMA, parked_rows
-from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.catalog_client import table as catalog_table
 from tiltyard.pipeline.driver.lease import (
     LEASE_MS,
@@ -42,17 +41,14 @@ from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job, split_nam
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import figure_reader
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError, describe_canceled
-from tiltyard.pipeline.session import LazySession, spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.table_location import CatalogConnection
+    from tiltyard.pipeline.session import LazySession
 
-FIRST_CALL_SECONDS = 5.0
-"""How long a command retries a server that does not answer, before it has begun anything."""
 POLL_SECONDS = 0.5
 
 
@@ -64,54 +60,6 @@ def list_commands() -> list[str]:
 def find_command(name: str) -> click.Command | None:
     """Return the command of this name, if there is one."""
     return _steering_command(name) or _job_command(name)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The catalog that a command works on, and where Spark runs: the values of `target_options`."""
-
-    uri: str
-    properties: tuple[str, ...]
-    storage: tuple[str, ...]
-    master: str | None = None
-    remote: str | None = None
-    conf: tuple[str, ...] = ()
-
-    def connection(self) -> CatalogConnection:
-        """Return the connection to the catalog."""
-        return connection(self.uri, parse_pairs(self.properties), parse_pairs(self.storage))
-
-    def calls(self) -> OperationClient:
-        """Return a client of the catalog's operations for the first calls: it soon fails where the address is wrong."""
-        return OperationClient(self.connection(), FIRST_CALL_SECONDS)
-
-    def session(self, job: RegisteredJob, conf: Mapping[str, str] | None = None) -> SparkSession | LazySession | None:
-        """Return the Spark session, if the job needs one; `conf` is overridden by --conf. Raises SparkMissingError.
-
-        A job that needs it for much work alone gets one that has not started.
-        """
-        if not job.spark:
-            return None
-        config = {**(conf or {}), **parse_pairs(self.conf)}
-        start = partial(spark_session, self.master, remote=self.remote, name=f"tiltyard {job.name}", config=config)
-        return LazySession(start) if job.lazy else start()
-
-
-def target_options(*, spark: bool) -> list[click.Parameter]:
-    """Return the options for a Target; those for Spark, where `spark`."""
-    catalog = [
-        click.Option(["--uri"], required=True, envvar="TILTYARD_URI", help="A server, or the root of a catalog."),
-        click.Option(
-            ["--property", "properties"], multiple=True, help="NAME=VALUE for the catalog's client (header.…)."
-        ),
-        click.Option(["--storage"], multiple=True, help="NAME=VALUE for the object store, in Lance's keys."),
-    ]
-    session = [
-        click.Option(["--master"], help="Where Spark runs: local[*], spark://…, yarn, k8s://…"),
-        click.Option(["--remote"], help="A Spark Connect server, sc://…"),
-        click.Option(["--conf"], multiple=True, help="NAME=VALUE, a Spark property."),
-    ]
-    return [*catalog, *(session if spark else [])]
 
 
 def execution_options() -> list[click.Parameter]:
@@ -156,7 +104,7 @@ def _job_command(name: str) -> click.Command | None:
         values = {parameter.name: _value(parameter, options.pop(parameter.name)) for parameter in job.parameters}
         arguments = {key: value for key, value in values.items() if value is not None}
         with refusing(refuse):
-            run_job(job, arguments, Target(**options), submit_it=submit_it, untracked=untracked)
+            run_job(job, arguments, JobTarget(**options), submit_it=submit_it, untracked=untracked)
 
     help_text = inspect.getdoc(job.function) or ""
     params = [*(_option(parameter) for parameter in job.parameters), *execution_options(), *target_options(spark=True)]
@@ -189,13 +137,13 @@ def _value(parameter: Parameter, value: Any) -> Any:
 
 
 def run_job(
-    job: RegisteredJob, arguments: Mapping[str, Any], target: Target, *, submit_it: bool, untracked: bool
+    job: RegisteredJob, arguments: Mapping[str, Any], target: JobTarget, *, submit_it: bool, untracked: bool
 ) -> None:
     """Run a job here, or queue it and print its id. Raises what it fails with."""
     if submit_it:
         if target.master or target.remote or target.storage:
             raise click.UsageError("With --submit, the worker's settings choose Spark and the storage options.")
-        queued = submit_job(target.calls(), job, arguments, spark=parse_pairs(target.conf) or None)
+        queued = submit_job(target.calls(creates=job.creates), job, arguments, spark=parse_pairs(target.conf) or None)
         click.echo(queued.id)
     elif untracked:
         _run_untracked(job, job.validate(arguments), target)
@@ -203,23 +151,24 @@ def run_job(
         _run_tracked(job, arguments, target)
 
 
-def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], target: Target) -> None:
+def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], target: JobTarget) -> None:
     tune_allocator()
     run = LocalRun()
+    where = target.connection(creates=job.creates)
     spark = target.session(job)
     with interruptible() as interruption, progress_bar(job.name, figure_reader(run.figures)):
         interruption.on_signal(run.canceled.set)
         try:
-            figures = job.function(run, target.connection(), spark, **arguments)
+            figures = job.function(run, where, spark, **arguments)
         except RunCanceledError:
             _exit_canceled(job.name, run.figures)
     _print_figures({name: str(value) for name, value in figures.items()})
 
 
-def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], target: Target) -> None:
+def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], target: JobTarget) -> None:
     """Start the job as its driver. The session comes first: without one, there is no job to record."""
+    calls, owner = target.calls(creates=job.creates), new_owner()
     spark = target.session(job)
-    calls, owner = target.calls(), new_owner()
     with interruptible() as interruption:  # from here on, because a job that has started has to be canceled
         interruption.check()
         queued = submit_job(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
@@ -230,7 +179,7 @@ def _drive_here(
     job: RegisteredJob,
     queued: QueuedJob,
     owner: str,
-    target: Target,
+    target: JobTarget,
     spark: SparkSession | LazySession | None,
     interruption: Interruption,
 ) -> None:
@@ -278,13 +227,13 @@ def _steering_command(name: str) -> click.Command | None:
     def run(**values: Any) -> None:
         arguments = {option.name: values.pop(option.name) for option in options if option.name}
         with refusing(refuse):
-            function(Target(**values), **arguments)
+            function(JobTarget(**values), **arguments)
 
     help_text, params = inspect.getdoc(function) or "", [*options, *target_options(spark=spark)]
     return click.Command(name, callback=run, params=params, help=help_text, short_help=help_text.split("\n")[0])
 
 
-def _list(target: Target, name: str | None, status: str | None, limit: int) -> None:
+def _list(target: JobTarget, name: str | None, status: str | None, limit: int) -> None:
     """List jobs, newest first.
 
     \b
@@ -300,7 +249,7 @@ def _list(target: Target, name: str | None, status: str | None, limit: int) -> N
         click.echo(f"{job['id']}  {created}  {job['name']:<10} {status:<10} {percent:>4}  {table}")
 
 
-def _show(target: Target, job_id: str) -> None:
+def _show(target: JobTarget, job_id: str) -> None:
     """Show a job: its arguments, status and figures.
 
     \b
@@ -310,7 +259,7 @@ def _show(target: Target, job_id: str) -> None:
     _print_job(target.calls().call("DescribeJob", id=[job_id])["job"])
 
 
-def _cancel(target: Target, job_id: str) -> None:
+def _cancel(target: JobTarget, job_id: str) -> None:
     """Cancel a job: it stops within a second or so, and commits nothing.
 
     \b
@@ -322,7 +271,7 @@ def _cancel(target: Target, job_id: str) -> None:
     click.echo(f"{job_id}: Canceled")
 
 
-def _pause(target: Target, job_id: str) -> None:
+def _pause(target: JobTarget, job_id: str) -> None:
     """Pause a job: none starts it, and one that runs stops at its next checkpoint.
 
     \b
@@ -333,7 +282,7 @@ def _pause(target: Target, job_id: str) -> None:
     click.echo(f"{job_id}: Paused")
 
 
-def _unpause(target: Target, job_id: str) -> None:
+def _unpause(target: JobTarget, job_id: str) -> None:
     """Let a paused job go on: a worker resumes it from its last checkpoint.
 
     \b
@@ -344,7 +293,7 @@ def _unpause(target: Target, job_id: str) -> None:
     click.echo(f"{job_id}: Queued" if resumed else f"{job_id}: it was not paused")
 
 
-def _wait(target: Target, job_id: str) -> None:
+def _wait(target: JobTarget, job_id: str) -> None:
     """Wait until a job has ended, with a progress bar; exit with status 0 if it succeeded.
 
     \b
@@ -362,7 +311,7 @@ def _wait(target: Target, job_id: str) -> None:
         raise SystemExit(1)
 
 
-def _resume(target: Target, job_id: str) -> None:
+def _resume(target: JobTarget, job_id: str) -> None:
     """Resume here a job that failed, or whose driver died; finished parts are not repeated.
 
     \b
@@ -382,7 +331,7 @@ def _resume(target: Target, job_id: str) -> None:
         _drive_here(job, queued, owner, target, spark, interruption)
 
 
-def _errors(target: Target, table: str, column: str, limit: int) -> None:
+def _errors(target: JobTarget, table: str, column: str, limit: int) -> None:
     """List rows of a column that backfills have parked, and that have no value yet, with their errors.
 
     `tiltyard job backfill … --parked` computes them alone.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tiltyard.cli.options import settings_options
+from tiltyard.cli.session.job_target import JobTarget, catalog_options
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
@@ -125,10 +126,8 @@ def _format_size(number: float) -> str:
     return f"{number:.0f} {_UNITS[unit]}" if not unit else f"{number:.1f} {_UNITS[unit]}"
 
 
-@click.command("maintain", short_help="Queue the jobs that tables need.")
+@click.command("maintain", short_help="Queue the jobs that tables need.", params=catalog_options())
 @click.argument("tables", nargs=-1)
-@click.option("--uri", required=True, envvar="TILTYARD_URI", help="A server, or the root of a catalog.")
-@click.option("--property", "properties", multiple=True, help="NAME=VALUE for the catalog's client (header.…).")
 @click.option(
     "--small-fragments",
     type=click.IntRange(min=1),
@@ -147,12 +146,11 @@ def _format_size(number: float) -> str:
 @click.option("--dry-run", is_flag=True, help="Only report what is needed.")
 def maintain(
     tables: tuple[str, ...],
-    uri: str,
-    properties: tuple[str, ...],
     small_fragments: int,
     unindexed: float,
     every: float | None,
     dry_run: bool,
+    **target: Any,
 ) -> None:
     """Queue `optimize` for tables (these, or all) that need compaction or whose indexes lack rows.
 
@@ -164,13 +162,13 @@ def maintain(
       tiltyard maintain --uri http://127.0.0.1:2333 --dry-run
       tiltyard maintain --uri http://127.0.0.1:2333 films --every 3600
     """
-    from tiltyard.cli.jobs import Target, refusing
+    from tiltyard.cli.jobs import refusing
     from tiltyard.pipeline.optimize.maintenance import Thresholds, queue_needed_jobs
 
     while True:
         # A single run fails with its error; a repeated one reports it and tries again the next time.
         with refusing(refuse if every is None else _report):
-            calls, number = Target(uri, properties, ()).calls(), 0
+            calls, number = JobTarget(**target).calls(), 0
             for needed in queue_needed_jobs(calls, tables, Thresholds(small_fragments, unindexed), dry_run=dry_run):
                 state = "waits already" if needed.was_queued else "would be queued" if dry_run else "is queued"
                 click.echo(f"{needed.table}: {needed.job} {state}: {needed.reason}  {needed.job_id}".rstrip())

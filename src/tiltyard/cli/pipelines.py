@@ -9,8 +9,9 @@ from typing import Any
 import click
 import msgspec
 
-from tiltyard.cli.jobs import Target, execution_options, refusing, run_job, target_options
+from tiltyard.cli.jobs import execution_options, refusing, run_job
 from tiltyard.cli.options import parse_pairs
+from tiltyard.cli.session.job_target import JobTarget, target_options
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.plans.plan_file import describe_plan, read_plan
 from tiltyard.runtime.fatal import refuse
@@ -48,7 +49,7 @@ def _run(file: Path, values: tuple[str, ...], submit_it: bool, untracked: bool, 
     arguments: dict[str, Any] = {"plan": msgspec.json.encode(plan).decode()}
     if plan.functions:
         arguments["udf"] = plan.functions
-    run_job(find_job("pipeline"), arguments, Target(**target), submit_it=submit_it, untracked=untracked)
+    run_job(find_job("pipeline"), arguments, JobTarget(**target), submit_it=submit_it, untracked=untracked)
 
 
 def _check(file: Path, values: tuple[str, ...]) -> None:

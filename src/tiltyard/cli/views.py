@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from tiltyard.cli.jobs import refusing, target_options
-from tiltyard.cli.options import parse_pairs
-from tiltyard.lake import connect
+from tiltyard.cli.jobs import refusing
+from tiltyard.cli.session.job_target import JobTarget, target_options
 from tiltyard.runtime.fatal import refuse
 
 
@@ -31,17 +30,7 @@ def find_command(name: str) -> click.Command | None:
     return click.Command(name, callback=_create, params=params, help=help_text, short_help=help_text.split("\n")[0])
 
 
-def _create(  # the options of a Target, each by itself
-    name: str,
-    sql: str,
-    refresh: bool,
-    uri: str,
-    properties: tuple[str, ...],
-    storage: tuple[str, ...],
-    master: str | None,
-    remote: str | None,
-    conf: tuple[str, ...],
-) -> None:
+def _create(name: str, sql: str, refresh: bool, **options: Any) -> None:
     """Create a materialized view: a table that a query computes.
 
     Spark infers the columns now, so a wrong query is an error now; the rows come with a refresh.
@@ -50,10 +39,9 @@ def _create(  # the options of a Target, each by itself
     Example:
       tiltyard view create late --sql "SELECT id, title FROM films WHERE year >= 2000" --uri http://127.0.0.1:2333
     """
-    spark: dict[str, Any] = {"master": master, "remote": remote, "conf": parse_pairs(conf)}
+    target = JobTarget(**options)
     with refusing(refuse):
-        lake = connect(uri, properties=parse_pairs(properties), storage=parse_pairs(storage), **spark)
-        view = lake.create_view(name, sql)
+        view = target.lake().create_view(name, sql)
         click.echo(f"{view.name}: {', '.join(f'{field.name} {field.type}' for field in view.schema)}")
         if refresh:
             for figure, value in view.refresh().figures.items():

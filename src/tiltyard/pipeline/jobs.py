@@ -116,12 +116,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class RegisteredJob:
-    """A job function and its parameters; `spark` says whether it needs a session, `lazy` whether only for much work."""
+    """A job function and its parameters; `spark` says whether it needs a session, `lazy` whether only for much work.
+
+    `creates` says whether its command may begin a catalog where none is.
+    """
 
     name: str
     function: Callable[..., Mapping[str, object]]
     spark: bool
     lazy: bool = False
+    creates: bool = False
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -188,9 +192,11 @@ class RegisteredJob:
 _registry: dict[str, RegisteredJob] = {}
 
 
-def job(name: str, *, spark: bool = True, lazy: bool = False) -> Callable[[Function], Function]:
+def job(
+    name: str, *, spark: bool = True, lazy: bool = False, creates: bool = False
+) -> Callable[[Function], Function]:
     """Register a job function under a name; with `spark=False` no session is started for it, with `lazy` a
-    `LazySession` is handed to it.
+    `LazySession` is handed to it. One that makes tables `creates` the catalog, too, where none is at a root.
 
     A RefusedError of a task, or of code that tasks and the driver share, becomes an InvalidInputError for the caller.
     """
@@ -210,7 +216,7 @@ def job(name: str, *, spark: bool = True, lazy: bool = False) -> Callable[[Funct
             named = dict(zip(_positional(function), others[1:], strict=False))
             return observe(name, run, catalog, {**named, **current}, work)
 
-        _registry[name] = RegisteredJob(name, translated, spark, lazy)
+        _registry[name] = RegisteredJob(name, translated, spark, lazy, creates)
         return cast("Function", translated)
 
     return register

@@ -53,7 +53,7 @@ _SLOTS_KEY = "shares"
 WITHDRAWN = "withdrawn"
 
 
-@job("ingest", lazy=True)
+@job("ingest", lazy=True, creates=True)
 def ingest(
     run: Run,
     catalog: CatalogConnection,

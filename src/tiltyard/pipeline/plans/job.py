@@ -43,7 +43,7 @@ _MAX_ATTEMPTS = 3
 """Attempts to write and publish all tables, where others commit to the same tables meanwhile."""
 
 
-@job("pipeline")
+@job("pipeline", creates=True)
 def pipeline(
     run: Run,
     catalog: CatalogConnection,

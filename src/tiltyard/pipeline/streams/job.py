@@ -52,7 +52,7 @@ OUTAGE_SECONDS, OUTAGE_PAUSE_SECONDS = 120.0, 0.5
 _CHECKPOINT_KEY = "stream"
 
 
-@job("stream", spark=False)
+@job("stream", spark=False, creates=True)
 def stream(
     run: Run,
     catalog: CatalogConnection,

@@ -192,9 +192,7 @@ class RegisteredJob:
 _registry: dict[str, RegisteredJob] = {}
 
 
-def job(
-    name: str, *, spark: bool = True, lazy: bool = False, creates: bool = False
-) -> Callable[[Function], Function]:
+def job(name: str, *, spark: bool = True, lazy: bool = False, creates: bool = False) -> Callable[[Function], Function]:
     """Register a job function under a name; with `spark=False` no session is started for it, with `lazy` a
     `LazySession` is handed to it. One that makes tables `creates` the catalog, too, where none is at a root.
 

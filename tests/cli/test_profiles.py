@@ -145,7 +145,7 @@ def test_jobs_go_to_the_server_of_the_profile(
     monkeypatch.setenv("TILTYARD_URI", str(secured.server.root))
     assert queued in printed(run_command("job", "list"))
     assert printed(run_command("job", "list", "--profile", "ann")) == ""
-    assert "Unknown setting" in refused(run_command("job", "list", "--property", "colour=red"), 2)
+    assert "no setting 'colour'" in refused(run_command("job", "list", "--property", "colour=red"), 2)
 
 
 def test_a_database_that_cannot_be_reached_is_told_with_the_reason(tmp_path: Path) -> None:

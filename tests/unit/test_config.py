@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from tiltyard.config import ConfigError, load_settings
+from tiltyard.cli import main
+from tiltyard.config import ConfigError, load_settings, unknown_variables
 
 
 def test_load_settings_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
@@ -49,6 +51,54 @@ def test_load_settings_never_shows_what_may_be_a_secret(name: str, text: str) ->
     with pytest.raises(ConfigError, match=f"{name} cannot be like this") as caught:
         load_settings({}, None, {f"TILTYARD_{name.upper()}": text})
     assert "t0p" not in str(caught.value)
+
+
+def test_load_settings_unknown_key_names_it_the_file_and_the_nearest_name(tmp_path: Path) -> None:
+    file = tmp_path / "tiltyard.toml"
+    for key, told in (("worker_timout", "Did you mean worker_timeout?"), ("colour", "docs/settings.md")):
+        file.write_text(f"port = 1\n{key} = 3\n")
+        with pytest.raises(ConfigError) as caught:
+            load_settings({}, file, {})
+        assert all(text in str(caught.value) for text in (key, str(file), told)), caught.value
+    with pytest.raises(ConfigError, match=r"^There is no setting 'portt'\. Did you mean port\?$"):
+        load_settings({"portt": 1}, None, {})
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_settings({}, file, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[storage.lake]\nuri = 's3://lake'\nregoin = 'x'",
+        "[providers.corp]\nissuer = 'i'\naudience = 'a'\njwks_url = 'https://x/'\nleewya = 3",
+    ],
+)
+def test_load_settings_unknown_key_in_a_table_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "tiltyard.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"regoin|leewya"):
+        load_settings({}, file, {})
+
+
+def test_unknown_variables_are_told_with_the_nearest_name() -> None:
+    environ = {
+        **dict.fromkeys(("TILTYARD_ROTO", "TILTYARD_BUILD_TAG", "PATH", "TILTYARD_CONFIG", "TILTYARD_KEY"), "x"),
+        **dict.fromkeys(("TILTYARD_MOUNT_UNITY", "TILTYARD_OUR_SECRET", "TILTYARD_PORT"), "1"),
+    }
+    settings = load_settings({"secret_keys": ["env:TILTYARD_OUR_SECRET"]}, None, {})
+    told = unknown_variables(settings, environ)
+    assert told == [
+        "TILTYARD_BUILD_TAG is no setting, and is ignored.",
+        "TILTYARD_ROTO is no setting, and is ignored. Did you mean TILTYARD_ROOT?",
+    ]
+
+
+def test_command_warns_of_unknown_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TILTYARD_ROTO", "elsewhere")
+    done = CliRunner().invoke(main, ["db", "upgrade", "--root", str(tmp_path)])
+    assert done.exit_code == 0
+    assert done.stderr == "tiltyard: TILTYARD_ROTO is no setting, and is ignored. Did you mean TILTYARD_ROOT?\n"
 
 
 def test_load_settings_missing_file_is_one_sentence(tmp_path: Path) -> None:

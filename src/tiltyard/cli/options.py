@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tiltyard.config import ConfigError, Settings, load_settings
+from tiltyard.config import ConfigError, Settings, load_settings, unknown_variables
 from tiltyard.runtime.fatal import refuse
 
 Command = Callable[..., None]
@@ -32,7 +32,10 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
         def run(config: Path | None, **flags: Any) -> None:
             arguments = {name: flags.pop(name) for name in list(flags) if name not in names}
             try:
-                command(load_settings(flags, config), **arguments)
+                settings = load_settings(flags, config)
+                for warning in unknown_variables(settings):
+                    click.echo(f"tiltyard: {warning}", err=True)
+                command(settings, **arguments)
             except ConfigError as error:
                 refuse(str(error))
 

@@ -1,21 +1,25 @@
-"""Read which rows of a fragment are deleted, at the cost of its deletion file and not of its rows.
+"""Read which rows of a fragment are deleted, at the cost of its deletion file and not of its rows; delete more of them.
 
-pylance has no call for it. A deletion file is an Arrow file of row numbers, or, of many, a Roaring bitmap in the
+pylance has no call that reads it. A deletion file is an Arrow file of row numbers, or, of many, a Roaring bitmap in the
 portable format (https://github.com/RoaringBitmap/RoaringFormatSpec).
 """
 
 from __future__ import annotations
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from tiltyard.model.table_history import get_fragment, split_by_fragment
+
 if TYPE_CHECKING:
     import lance
     from lance.file import LanceFileSession
+    from lance.fragment import FragmentMetadata
     from numpy.typing import NDArray
 
     Positions = NDArray[np.uint32]
@@ -24,6 +28,28 @@ _WITHOUT_RUNS, _WITH_RUNS = 12346, 12347
 _MIN_CONTAINERS_WITH_OFFSETS = 4
 _MAX_ARRAY_VALUES = 4096
 _BITMAP_BYTES = 8192
+_MOST_THREADS = 16
+"""Deletion files that are written at the same time: each waits for one response of an object store."""
+
+
+def write_deletions(
+    dataset: lance.LanceDataset, addresses: NDArray[np.uint64]
+) -> tuple[list[FragmentMetadata], list[int]]:
+    """Write deletion files for rows by their addresses; nothing is committed.
+
+    Returns the fragments with these files, and the ids of the fragments that have no row left.
+    """
+    if not len(addresses):
+        return [], []
+    numbers, offsets, _ = split_by_fragment(np.sort(addresses))
+
+    def delete(number: int, rows: NDArray[np.uint64]) -> FragmentMetadata | None:
+        return get_fragment(dataset, number).delete_rows(rows.tolist())
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, len(numbers))) as pool:
+        remaining = list(pool.map(delete, numbers, offsets))
+    emptied = [number for number, fragment in zip(numbers, remaining, strict=True) if fragment is None]
+    return [fragment for fragment in remaining if fragment is not None], emptied
 
 
 def read_deletions(dataset: lance.LanceDataset, fragment: lance.LanceFragment, branch: str | None) -> Positions:

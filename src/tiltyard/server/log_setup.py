@@ -20,7 +20,7 @@ def set_up_logging(settings: Settings) -> None:
     """Log one line per event on standard error.
 
     psycopg's pool logs each attempt to connect; what came of them is logged once a minute
-    (`tiltyard.runtime.outage_log`).
+    (`tiltyard.runtime.outage_log`). FAISS logs each set of instructions that it tries, and what it lacks of it.
     """
     logging.basicConfig(
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -31,6 +31,7 @@ def set_up_logging(settings: Settings) -> None:
             handler.setFormatter(JsonFormatter())
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_no_connection_attempt)
+    logging.getLogger("faiss").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 def set_up_tracing(settings: Settings) -> None:

@@ -7,7 +7,6 @@ has: a scan for the rows, new fragments, and deletion files. What that cannot do
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,10 @@ import pyarrow as pa
 from lance.fragment import RowIdSequence
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.change_feed.deletions import write_deletions
 from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.model.columns.vector_columns import quote_path
-from tiltyard.model.table_history import field_ids, split_by_fragment
+from tiltyard.model.table_history import field_ids
 from tiltyard.storage.errors import translate_error
 from tiltyard.storage.writing import discard, write_rows
 
@@ -35,8 +35,6 @@ log = logging.getLogger("tiltyard.storage")
 
 MOST_ROWS = 1 << 20
 """Rows of a change, whose numbers are held in memory: more of them are left to Lance."""
-_MOST_THREADS = 16
-"""Deletion files that are written at the same time: each waits for one response of an object store."""
 _ADDRESS, _ID = "_rowaddr", "_rowid"
 
 
@@ -204,20 +202,7 @@ class _ChangedRows:
 
     def delete_from(self, dataset: lance.LanceDataset) -> tuple[list[FragmentMetadata], list[int]]:
         """Write the deletion files; return the fragments with theirs, and the ids of fragments that lost all rows."""
-        if not self.count:
-            return [], []
-        ids, offsets, _ = split_by_fragment(np.sort(np.concatenate(self._addresses)))
-
-        def delete(fragment_id: int, rows: NDArray[np.uint64]) -> FragmentMetadata | None:
-            fragment = dataset.get_fragment(fragment_id)
-            if fragment is None:
-                raise _LeftToLanceError(f"there is no fragment {fragment_id}")
-            return fragment.delete_rows(rows.tolist())
-
-        with ThreadPoolExecutor(min(_MOST_THREADS, len(ids))) as pool:
-            results = list(pool.map(delete, ids, offsets))
-        updated = [fragment for fragment in results if fragment is not None]
-        return updated, [id_ for id_, fragment in zip(ids, results, strict=True) if fragment is None]
+        return write_deletions(dataset, np.concatenate(self._addresses)) if self.count else ([], [])
 
     def with_ids(self, fragments: Sequence[FragmentMetadata]) -> list[FragmentMetadata]:
         """Return written fragments with the stable ids that their rows had before."""

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.change_feed.deletions import write_deletions
 from tiltyard.change_feed.row_digests import row_digests
 from tiltyard.change_feed.version_rows import VersionRows, take_rows
-from tiltyard.model.table_history import get_fragment, split_by_fragment
+from tiltyard.model.table_history import split_by_fragment
 from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
 from tiltyard.view_refresh.value_filters import is_filtered_type, values_filter
 
@@ -40,14 +41,7 @@ class Removal:
 
 def remove_rows(view: lance.LanceDataset, addresses: Addresses) -> Removal:
     """Delete rows by their addresses; nothing is committed."""
-    remaining: list[FragmentMetadata] = []
-    emptied: list[int] = []
-    for number, offsets in _by_fragment(addresses):
-        rest = get_fragment(view, number).delete_rows(offsets.tolist())
-        if rest is None:
-            emptied.append(number)
-        else:
-            remaining.append(rest)
+    remaining, emptied = write_deletions(view, addresses)
     return Removal(len(addresses), tuple(remaining), tuple(emptied))
 
 
@@ -128,17 +122,12 @@ def _read_digests(view: lance.LanceDataset, addresses: Addresses) -> list[bytes]
     names = view.schema.names
     version = VersionRows(view, None, tuple(names))
     digests: list[bytes] = []
-    for number, offsets in _by_fragment(addresses):
+    numbers, fragment_offsets, _ = split_by_fragment(addresses)
+    for number, offsets in zip(numbers, fragment_offsets, strict=True):
         positions = version.positions(number, offsets.astype(np.uint32))
         rows = take_rows(view, number, names, positions).combine_chunks()
         digests += row_digests([rows[name].combine_chunks() for name in names])
     return digests
-
-
-def _by_fragment(addresses: Addresses) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-    """Yield the fragments of rows, and the rows' offsets there, sorted."""
-    numbers, offsets, _ = split_by_fragment(np.sort(addresses))
-    yield from zip(numbers, offsets, strict=True)
 
 
 def _join(parts: Iterable[Addresses]) -> Addresses:

@@ -1,6 +1,8 @@
 """Bind a request to its model: path, query string, headers and body.
 
-The query wins over the body where both name a field; the id of the path has to agree with the one in the body.
+The query wins over the body where both name a field; the id of the path has to agree with the one in the body. Unknown
+fields and parameters are refused for our own operations, and ignored for those of the specification and of lancedb:
+`model.spec.strict_schemas` says why.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, Id, decode_segment, parse_id
 from tiltyard.model.spec import Operation, Shape, models
 
 NOT_FROM_QUERY = frozenset({"id", "identity", "context"})
+NOT_FIELDS = NOT_FROM_QUERY | {"delimiter"}
 SHORT_QUERY = 64
 """Bytes of a query string up to which what it says is remembered."""
 CONTEXT_HEADER = b"x-lance-ctx-"
@@ -97,6 +100,8 @@ class Binder:
         named: dict[str, Any] = {}
         for name, text in query:
             if name in NOT_FROM_QUERY or name not in self._readers:
+                if self.operation.is_own and name not in NOT_FIELDS:
+                    raise InvalidInputError(f"{self.operation.name} has no parameter '{name}'.")
                 continue
             value = self._readers[name](text)
             named[name] = [*named[name], *value] if isinstance(value, list) and name in named else value

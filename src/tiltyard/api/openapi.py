@@ -8,7 +8,7 @@ import msgspec
 
 from tiltyard import __version__
 from tiltyard.model.operations import bound_operations
-from tiltyard.model.spec import Json, document
+from tiltyard.model.spec import Json, document, schemas, strict_schemas
 
 SCHEMES: Json = {
     "OAuth2": {"type": "oauth2", "flows": {"clientCredentials": {"tokenUrl": "/oauth/token", "scopes": {}}}},
@@ -33,10 +33,15 @@ def openapi_json(requires_auth: bool) -> bytes:
             "openapi": "3.1.0",
             "info": {"title": "Tiltyard: Lance REST Namespace", "version": __version__},
             "paths": paths,
-            "components": {"schemas": document()["schemas"], "securitySchemes": SCHEMES},
+            "components": {"schemas": _schemas(), "securitySchemes": SCHEMES},
             "security": [*({name: []} for name in SCHEMES), *([] if requires_auth else [{}])],
         }
     )
+
+
+def _schemas() -> dict[str, Json]:
+    closed = {name: {"additionalProperties": False} for name in strict_schemas()}
+    return {name: schema | closed.get(name, {}) for name, schema in schemas().items()}
 
 
 def _operation(name: str, facts: Json, function: object) -> Json:

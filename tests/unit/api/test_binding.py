@@ -35,3 +35,30 @@ def test_query_value_of_another_type_is_refused_with_the_reason_alone(name: str,
 def test_request_without_a_required_field_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="lacks 'location'"):
         bind("RegisterTable", [])
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "named"),
+    [
+        ("CreateApiKey", b'{"principal": "ann", "expire_in_seconds": 60}', "expire_in_seconds"),
+        ("SetTablePolicy", b'{"name": "p", "mask": []}', "mask"),
+        ("SetTablePolicy", b'{"name": "p", "masks": [{"column": "a", "mask": "null", "role": "x"}]}', "role"),
+        ("GrantPrivileges", b'{"object_kind": "server", "grantee": "a", "privileges": [], "until": null}', "until"),
+    ],
+)
+def test_unknown_field_of_an_operation_of_our_own_is_refused(operation: str, body: bytes, named: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"unknown field `{named}`"):
+        bind(operation, [], body)
+    with pytest.raises(InvalidInputError, match=f"{operation} has no parameter '{named}'"):
+        bind(operation, [(named, "1")], b"{}")
+
+
+@pytest.mark.parametrize("operation", ["DescribeTable", "CreateTableIndex", "FetchTableBlobs"])
+def test_unknown_field_of_an_operation_of_stock_clients_is_ignored(operation: str) -> None:
+    body = b'{"column": "c", "index_type": "FTS", "row_ids": [], "newer": 1, "newest": null}'
+    assert getattr(bind(operation, [("newer", "1"), ("delimiter", "$")], body), "id", None) == ["n", "t"]
+
+
+def test_every_request_of_our_own_is_strict() -> None:
+    own = [operation for operation in operations().values() if operation.is_own and operation.request]
+    assert own and all(getattr(models, each.request).__struct_config__.forbid_unknown_fields for each in own)

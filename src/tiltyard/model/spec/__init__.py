@@ -73,6 +73,11 @@ class Operation:
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is Tiltyard's own, which neither the specification nor lancedb has."""
+        return self.path.startswith("/tiltyard/")
+
+    @property
     def object(self) -> str | None:
         """What `{id}` in the path identifies: namespace, table, transaction, materialized_view; None without one."""
         parts = self.path.split("/")
@@ -103,6 +108,20 @@ def schemas() -> dict[str, Json]:
     """Return the schemas by name."""
     by_name: dict[str, Json] = document()["schemas"]
     return by_name
+
+
+@cache
+def strict_schemas() -> frozenset[str]:
+    """Return the schemas whose objects may have no other fields: the requests of our own operations, and their parts.
+
+    Nobody but clients of ours sends those, so a field that the server does not know was mistyped, or it is of a newer
+    version: to ignore it could leave a mask out of a policy, or the end out of a key. Requests of the specification and
+    of lancedb are another matter: newer versions of stock clients send fields that are new, with their defaults, in
+    every request (`block_size` of a full-text index), and have to work.
+    """
+    own = {operation.request for operation in operations().values() if operation.is_own and operation.request}
+    parts = {part for name in own for part in re.findall(r"schemas/(\w+)", json.dumps(schemas()[name]))}
+    return frozenset(own | parts) - {"Context", "Identity"}
 
 
 @cache

@@ -37,7 +37,7 @@ class AddColumnsEntry(Model, kw_only=True):
     all_null: bool | None = None
 
 
-class AddRoleMemberRequest(Model, kw_only=True):
+class AddRoleMemberRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     role: str
@@ -80,7 +80,7 @@ class AlterColumnsEntry(Model, kw_only=True):
     virtual_column: AlterVirtualColumnEntry | None = None
 
 
-class AlterMountRequest(Model, kw_only=True):
+class AlterMountRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -96,7 +96,7 @@ class AlterMountResponse(Model, kw_only=True):
     mount: MountEntry
 
 
-class AlterPrincipalRequest(Model, kw_only=True):
+class AlterPrincipalRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     principal: str
@@ -351,7 +351,7 @@ class BatchDeleteTableVersionsResponse(Model, kw_only=True):
     transaction_id: str | None = None
 
 
-class BeatJobRequest(Model, kw_only=True):
+class BeatJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     id: list[str] | None = None
     identity: Identity | None = None
@@ -446,7 +446,7 @@ class CancelJobResponse(Model, kw_only=True):
     job_state: str
 
 
-class CheckMountRequest(Model, kw_only=True):
+class CheckMountRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -464,7 +464,7 @@ class CheckMountResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class CheckPrivilegesRequest(Model, kw_only=True):
+class CheckPrivilegesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     object_kind: str
@@ -502,7 +502,7 @@ class CherryPickTableBranchResponse(Model, kw_only=True):
     mainVersionAfter: Count64 | None = None
 
 
-class ClaimJobRequest(Model, kw_only=True):
+class ClaimJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     job_id: str | None = None
@@ -532,7 +532,7 @@ class CloneTableResponse(Model, kw_only=True):
     version: Count64 | None = None
 
 
-class CollectGarbageRequest(Model, kw_only=True):
+class CollectGarbageRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     dry_run: bool | None = None
     identity: Identity | None = None
@@ -545,7 +545,7 @@ class CollectGarbageResponse(Model, kw_only=True):
     transaction_id: str
 
 
-class CollectTableGarbageRequest(Model, kw_only=True):
+class CollectTableGarbageRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     dry_run: bool | None = None
     id: list[str] | None = None
@@ -563,7 +563,7 @@ class CollectTableGarbageResponse(Model, kw_only=True):
     transaction_id: str | None = None
 
 
-class ColumnMask(Model, kw_only=True):
+class ColumnMask(Model, kw_only=True, forbid_unknown_fields=True):
     column: str
     mask: str
     expression: str | None = None
@@ -630,7 +630,7 @@ class CountTableRowsRequest(Model, kw_only=True):
     predicate: str | None = None
 
 
-class CreateApiKeyRequest(Model, kw_only=True):
+class CreateApiKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     principal: str
@@ -719,7 +719,7 @@ class CreateNamespaceResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class CreatePublicationRequest(Model, kw_only=True):
+class CreatePublicationRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     publication: str
@@ -735,7 +735,7 @@ class CreatePublicationResponse(Model, kw_only=True):
     publication: PublicationEntry
 
 
-class CreateRoleRequest(Model, kw_only=True):
+class CreateRoleRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     role: str
@@ -756,7 +756,7 @@ class CreateSecretResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
-class CreateSnapshotRequest(Model, kw_only=True):
+class CreateSnapshotRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     name: str
@@ -991,7 +991,7 @@ class DescribeFunctionRequest(Model, kw_only=True):
     version: str | None = None
 
 
-class DescribeJobRequest(Model, kw_only=True):
+class DescribeJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     id: list[str] | None = None
     identity: Identity | None = None
@@ -1019,7 +1019,7 @@ class DescribeJobStateResponse(Model, kw_only=True):
     failure: JobFailure | None = None
 
 
-class DescribeLineageRequest(Model, kw_only=True):
+class DescribeLineageRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -1075,7 +1075,7 @@ class DescribeSecretResponse(Model, kw_only=True):
     updated_at_millis: Int64
 
 
-class DescribeSnapshotRequest(Model, kw_only=True):
+class DescribeSnapshotRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     name: str
@@ -1239,7 +1239,7 @@ class DropNamespaceResponse(Model, kw_only=True):
     transaction_id: list[str] | None = None
 
 
-class DropPublicationRequest(Model, kw_only=True):
+class DropPublicationRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     publication: str
@@ -1251,7 +1251,7 @@ class DropPublicationResponse(Model, kw_only=True):
     publication: PublicationEntry | None = None
 
 
-class DropRoleRequest(Model, kw_only=True):
+class DropRoleRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     role: str
@@ -1271,7 +1271,7 @@ class DropSecretResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
-class DropSnapshotRequest(Model, kw_only=True):
+class DropSnapshotRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     name: str
@@ -1294,7 +1294,7 @@ class DropTableIndexResponse(Model, kw_only=True):
     transaction_id: str | None = None
 
 
-class DropTablePolicyRequest(Model, kw_only=True):
+class DropTablePolicyRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -1306,7 +1306,7 @@ class DropTablePolicyResponse(Model, kw_only=True):
     policies: list[TablePolicy]
 
 
-class DropTablePrimaryKeyRequest(Model, kw_only=True):
+class DropTablePrimaryKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     id: list[str] | None = None
@@ -1389,7 +1389,7 @@ class FetchTableBlobsRequest(Model, kw_only=True):
     branch: str | None = None
 
 
-class FinishJobRequest(Model, kw_only=True):
+class FinishJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     error: str | None = None
     id: list[str] | None = None
@@ -1549,7 +1549,7 @@ class Grant(Model, kw_only=True):
     granted_at_millis: Int64
 
 
-class GrantPrivilegesRequest(Model, kw_only=True):
+class GrantPrivilegesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     object_kind: str
@@ -1652,7 +1652,7 @@ class JsonArrowSchema(Model, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-class KeepJobPartRequest(Model, kw_only=True):
+class KeepJobPartRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     id: list[str] | None = None
     identity: Identity | None = None
@@ -1712,7 +1712,7 @@ class ListAllTablesRequest(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListApiKeysRequest(Model, kw_only=True):
+class ListApiKeysRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     limit: Int32 | None = None
@@ -1726,7 +1726,7 @@ class ListApiKeysResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListAuditRecordsRequest(Model, kw_only=True):
+class ListAuditRecordsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     limit: Int32 | None = None
@@ -1745,7 +1745,7 @@ class ListAuditRecordsResponse(Model, kw_only=True):
     records: list[AuditEntry]
 
 
-class ListDroppedNamespacesRequest(Model, kw_only=True):
+class ListDroppedNamespacesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     limit: Int32 | None = None
@@ -1758,7 +1758,7 @@ class ListDroppedNamespacesResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListDroppedTablesRequest(Model, kw_only=True):
+class ListDroppedTablesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     limit: Int32 | None = None
@@ -1802,7 +1802,7 @@ class ListFunctionsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListGrantsRequest(Model, kw_only=True):
+class ListGrantsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     object_kind: str | None = None
@@ -1819,7 +1819,7 @@ class ListGrantsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListJobPartsRequest(Model, kw_only=True):
+class ListJobPartsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     id: list[str] | None = None
     identity: Identity | None = None
@@ -1833,7 +1833,7 @@ class ListJobPartsResponse(Model, kw_only=True):
     parts: dict[str, str]
 
 
-class ListJobsRequest(Model, kw_only=True):
+class ListJobsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     limit: Int32 | None = None
@@ -1862,7 +1862,7 @@ class ListMaterializedViewsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListMountsRequest(Model, kw_only=True):
+class ListMountsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     limit: Int32 | None = None
@@ -1889,7 +1889,7 @@ class ListNamespacesResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListPrincipalsRequest(Model, kw_only=True):
+class ListPrincipalsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     limit: Int32 | None = None
@@ -1902,7 +1902,7 @@ class ListPrincipalsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListPublicationsRequest(Model, kw_only=True):
+class ListPublicationsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     limit: Int32 | None = None
@@ -1915,7 +1915,7 @@ class ListPublicationsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListRolesRequest(Model, kw_only=True):
+class ListRolesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     limit: Int32 | None = None
@@ -1942,7 +1942,7 @@ class ListSecretsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListSnapshotsRequest(Model, kw_only=True):
+class ListSnapshotsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     limit: Int32 | None = None
@@ -1985,7 +1985,7 @@ class ListTableIndicesResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class ListTablePoliciesRequest(Model, kw_only=True):
+class ListTablePoliciesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -2110,7 +2110,7 @@ class MergeInsertIntoTableResponse(Model, kw_only=True):
     num_rows: Count64 | None = None
 
 
-class MountCatalogRequest(Model, kw_only=True):
+class MountCatalogRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -2147,7 +2147,7 @@ class MountFinding(Model, kw_only=True):
     converted: bool | None = None
 
 
-class MoveTableRequest(Model, kw_only=True):
+class MoveTableRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -2339,7 +2339,7 @@ class QueryTableResponse(Model, kw_only=True):
     data: bytes | None = None
 
 
-class ReadJobFunctionRequest(Model, kw_only=True):
+class ReadJobFunctionRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     id: list[str] | None = None
@@ -2365,7 +2365,7 @@ class ReadTableBlobRequest(Model, kw_only=True):
     branch: str | None = None
 
 
-class RecordFunctionErrorsRequest(Model, kw_only=True):
+class RecordFunctionErrorsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     id: list[str] | None = None
@@ -2384,7 +2384,7 @@ class RecordFunctionErrorsResponse(Model, kw_only=True):
     recorded: bool
 
 
-class RecordTableLineageRequest(Model, kw_only=True):
+class RecordTableLineageRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -2433,7 +2433,7 @@ class RegisterTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class RemoveRoleMemberRequest(Model, kw_only=True):
+class RemoveRoleMemberRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     role: str
@@ -2464,7 +2464,7 @@ class RepairFinding(Model, kw_only=True):
     kind: str
 
 
-class RepairTableRequest(Model, kw_only=True):
+class RepairTableRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     dry_run: bool | None = None
     id: list[str] | None = None
@@ -2501,7 +2501,7 @@ class ResumeJobResponse(Model, kw_only=True):
     still_pausing: bool
 
 
-class RevokeApiKeyRequest(Model, kw_only=True):
+class RevokeApiKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     key_id: str
@@ -2512,7 +2512,7 @@ class RevokeApiKeyResponse(Model, kw_only=True):
     key: ApiKey
 
 
-class RevokePrivilegesRequest(Model, kw_only=True):
+class RevokePrivilegesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     object_kind: str
@@ -2537,7 +2537,7 @@ class RoleMember(Model, kw_only=True):
     kind: str
 
 
-class RotateApiKeyRequest(Model, kw_only=True):
+class RotateApiKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     key_id: str
@@ -2552,7 +2552,7 @@ class RotateApiKeyResponse(Model, kw_only=True):
     key: ApiKey
 
 
-class RowFailure(Model, kw_only=True):
+class RowFailure(Model, kw_only=True, forbid_unknown_fields=True):
     row_offset: Count64 | None = None
     error_type: str
     error_message: str
@@ -2576,7 +2576,7 @@ class SetTableLsmWriteSpecResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
-class SetTablePolicyRequest(Model, kw_only=True):
+class SetTablePolicyRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -2591,7 +2591,7 @@ class SetTablePolicyResponse(Model, kw_only=True):
     policies: list[TablePolicy]
 
 
-class SetTablePrimaryKeyRequest(Model, kw_only=True):
+class SetTablePrimaryKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
     id: list[str] | None = None
@@ -2625,7 +2625,7 @@ class StructuredFtsQuery(Model, kw_only=True):
     query: FtsQuery
 
 
-class SubmitJobRequest(Model, kw_only=True):
+class SubmitJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
     arguments: dict[str, Any] | None = None
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -2642,7 +2642,7 @@ class SubmitJobResponse(Model, kw_only=True):
     job: JobEntry
 
 
-class SyncPublicationRequest(Model, kw_only=True):
+class SyncPublicationRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     publication: str
@@ -2693,7 +2693,7 @@ class TagContents(Model, kw_only=True):
     manifestSize: Count64
 
 
-class UndropNamespaceRequest(Model, kw_only=True):
+class UndropNamespaceRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     dropped_id: Int64 | None = None
     id: list[str] | None = None
@@ -2708,7 +2708,7 @@ class UndropNamespaceResponse(Model, kw_only=True):
     tables: Int64
 
 
-class UndropTableRequest(Model, kw_only=True):
+class UndropTableRequest(Model, kw_only=True, forbid_unknown_fields=True):
     context: dict[str, str] | None = None
     dropped_id: Int64 | None = None
     id: list[str] | None = None
@@ -2724,7 +2724,7 @@ class UndropTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class UnmountCatalogRequest(Model, kw_only=True):
+class UnmountCatalogRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -2816,7 +2816,7 @@ class VersionRange(Model, kw_only=True):
     end_version: Int64
 
 
-class WhoAmIRequest(Model, kw_only=True):
+class WhoAmIRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
 

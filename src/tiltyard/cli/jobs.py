@@ -316,7 +316,7 @@ def _resume(target: JobTarget, job_id: str) -> None:
 
     \b
     Example:
-      tiltyard job resume --uri http://127.0.0.1:2333 6f1c2d3e-… --master local[4]
+      tiltyard job resume --uri http://127.0.0.1:2333 6f1c2d3e-… --master 'local[4]'
     """
     calls, owner = OperationClient(target.connection()), new_owner()
     description = target.calls().call("DescribeJob", id=[job_id])["job"]

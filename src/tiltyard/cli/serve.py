@@ -43,7 +43,7 @@ def worker(settings: Settings) -> None:
     \b
     Examples:
       tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --jobs 2
-      tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --spark local[8]
+      tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --spark 'local[8]'
     """
     from tiltyard.runtime.lazy_imports import import_lazily
 

@@ -108,7 +108,7 @@ def ingest(
     \b
     Examples:
       tiltyard job ingest --uri http://127.0.0.1:2333 data/films.parquet films
-      tiltyard job ingest --uri ./data 's3://lake/*.jsonl' films --mode append --cast vector=float32[128] \\
+      tiltyard job ingest --uri ./data 's3://lake/*.jsonl' films --mode append --cast 'vector=float32[128]' \\
         --rejects ./bad --checks 'unique(id)'
     """
     for option, number in (("--rows-per-file", rows_per_file), ("--task-mb", task_mb)):

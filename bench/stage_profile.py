@@ -35,7 +35,7 @@ RULES: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     ("tiltyard.store", None, "store"),
     (
         "tiltyard.server.http_protocol",
-        frozenset({"_send_whole", "_on_response_sent", "on_response_complete"}),
+        frozenset({"send_whole", "_on_response_sent", "on_response_complete"}),
         "encode",
     ),
     ("tiltyard.api.app", frozenset({"_render"}), "encode"),

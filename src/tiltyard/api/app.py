@@ -269,7 +269,7 @@ class Api:
         own_id = headers.get(b"x-request-id", b"")
         if 0 < len(own_id) <= MAX_REQUEST_ID and own_id.isascii() and (text := own_id.decode()).isprintable():
             return text
-        return f"{self._random.getrandbits(128):032x}"
+        return self._random.randbytes(16).hex()
 
     @property
     def shared(self) -> Shared:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.context import NO_ENTRIES
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, decode_segment, parse_id
 from tiltyard.model.spec import Operation, Shape, models
 
@@ -133,8 +134,10 @@ _parse_short_query = lru_cache(maxsize=256)(_parse_query)
 """The same for query strings that many requests have, as `limit=100`; the list that it returns is not to be changed."""
 
 
-def context_entries(headers: Headers) -> dict[str, str]:
+def context_entries(headers: Headers) -> Mapping[str, str]:
     """Return the context entries of the headers `x-lance-ctx-<key>`."""
+    if b"\n".join(headers).find(CONTEXT_HEADER) < 0:  # most have none: a quarter of the time of a loop
+        return NO_ENTRIES
     prefix = len(CONTEXT_HEADER)
     return {
         name[prefix:].decode("latin-1"): headers[name].decode("latin-1")
@@ -152,7 +155,10 @@ def decode_json(body: bytes, kind: Any, source: str = "The body") -> Any:
 
 
 def _delimiter(query: QueryString) -> str:
-    return next((value for name, value in query if name == "delimiter"), DEFAULT_DELIMITER)
+    for name, value in query:
+        if name == "delimiter":
+            return value
+    return DEFAULT_DELIMITER
 
 
 def _is_number(kind: Any) -> bool:

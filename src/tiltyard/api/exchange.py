@@ -109,7 +109,8 @@ class Exchange:
 
         Raises ServiceUnavailableError, before a byte is sent, if the audit cannot be written.
         """
-        await self.begin(status)
+        if not self.started:
+            await self.begin(status)
         if not headers and self._send_whole is not None and len(body) <= SEND_WHOLE_BYTES:
             lines = b"content-type: %s\r\nx-request-id: %s\r\n%s%scontent-length: %d\r\n" % (
                 media.encode(),

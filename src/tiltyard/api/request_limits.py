@@ -146,16 +146,11 @@ class Limits:
 
     def _check_counts(self, value: msgspec.Struct) -> None:
         """Check the lists and maps of a request, and those inside them."""
-        kind = type(value)
-        for name in _repeating(kind):
+        for name, setting in _repeating(type(value)):
             inside = getattr(value, name)
             if not inside:
                 continue
-            if isinstance(inside, msgspec.Struct):
-                self._check_counts(inside)
-                continue
-            if isinstance(inside, list | dict):
-                setting = _NARROWER_LIMITS.get((kind, name), "max_operations")
+            if isinstance(inside, (list, dict)):
                 most = getattr(self._settings, setting) if setting else MAX_ORDER_BY
                 if len(inside) > most:
                     raise InvalidInputError(f"The request has {len(inside)} entries in '{name}': at most {most}.")
@@ -163,12 +158,18 @@ class Limits:
                     if not isinstance(entry, msgspec.Struct):
                         break  # strings or numbers: the entries of one list are alike
                     self._check_counts(entry)
+            elif isinstance(inside, msgspec.Struct):
+                self._check_counts(inside)
 
 
 @cache
-def _repeating(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the fields of a struct that are lists, maps, or structs that may have some; vectors do not count."""
-    return tuple(info.name for info in msgspec.structs.fields(kind) if _repeats(info.type))
+def _repeating(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """Return the fields of a struct that are lists, maps, or structs that may have some, each with its limit's setting.
+
+    Vectors do not count.
+    """
+    names = (info.name for info in msgspec.structs.fields(kind) if _repeats(info.type))
+    return tuple((name, _NARROWER_LIMITS.get((kind, name), "max_operations")) for name in names)
 
 
 def _repeats(kind: Any) -> bool:

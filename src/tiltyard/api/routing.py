@@ -5,7 +5,7 @@ Matching is on the raw path: `%2F` inside a name is not a separator. The routes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,9 @@ class _Node:
     routes: dict[str, Route] = field(default_factory=dict)
 
 
+_NamedParts = tuple[tuple[str, bytes], ...]
+
+
 class Router:
     """A tree of path segments, built once at start."""
 
@@ -110,11 +113,11 @@ class Router:
         `has_dot_delimiter` puts it back.
         Raises HttpError 404 for an unknown path, 406 for one under /v1, 405 for a wrong method.
         """
-        parts = [part for part in raw_path.split(b"/") if part]
+        parts = list(filter(None, raw_path.split(b"/")))
         end = None
         if has_dot_delimiter and parts[:2] == [b"v1", b"namespace"]:
-            end = self._walk([*parts[:2], b".", *parts[2:]])
-        end = end or self._walk(parts)
+            end = _walk(self._root, [*parts[:2], b".", *parts[2:]], 0, ())
+        end = end or _walk(self._root, parts, 0, ())
         if end is None:
             if parts[:1] == [b"v1"]:
                 raise HttpError(406, ErrorCode.UNSUPPORTED, "No operation has this path: see /openapi.json.")
@@ -131,26 +134,21 @@ class Router:
                 f"{method} is not allowed on this path: use {allowed}.",
                 ((b"allow", allowed.encode()),),
             )
-        return route, segments
+        return route, dict(segments)
 
-    def _walk(self, parts: list[bytes]) -> tuple[_Node, Segments] | None:
-        """Return the node of a path and its segments; goes back to an earlier name where a literal leads nowhere."""
-        node, at, segments = self._root, 0, Segments()
-        untried: list[tuple[_Node, int, Segments]] = []
-        while at < len(parts) or not node.routes:
-            part = parts[at] if at < len(parts) else None
-            child = None if part is None else node.children.get(part)
-            if child is not None:
-                if node.wildcard is not None:
-                    untried.append((node, at, dict(segments)))
-                node = child
-            else:
-                if part is None or node.wildcard is None:
-                    if not untried:
-                        return None
-                    node, at, segments = untried.pop()
-                assert node.wildcard is not None
-                name, node = node.wildcard
-                segments[name] = parts[at]
-            at += 1
-        return node, segments
+
+def _walk(node: _Node, parts: Sequence[bytes], at: int, segments: _NamedParts) -> tuple[_Node, _NamedParts] | None:
+    """Return the node of the parts from `at` on, and the segments that have names; None where there is none.
+
+    Tries a name where a literal leads nowhere.
+    """
+    if at == len(parts):
+        return (node, segments) if node.routes else None
+    part = parts[at]
+    child = node.children.get(part)
+    if child is not None and (end := _walk(child, parts, at + 1, segments)) is not None:
+        return end
+    if node.wildcard is None:
+        return None
+    name, child = node.wildcard
+    return _walk(child, parts, at + 1, (*segments, (name, part)))

@@ -11,6 +11,7 @@ from lance_namespace.errors import InvalidInputError
 DEFAULT_DELIMITER = "$"
 _UNIT_SEPARATOR = "\x1f"
 """A delimiter that no name has in it: none has a control character."""
+_PERCENT, _PLUS = b"%+"
 LONGEST_NAME = 256
 LONGEST_REF = 200
 """Characters of a tag's or branch's name: Lance writes a file of that name plus 40 characters; disks allow 255."""
@@ -48,7 +49,7 @@ def decode_segment(raw: bytes) -> str:
     try:
         # Most ids are encoded in nothing but their delimiter: that is a fifth of the work.
         plain = raw.replace(b"%24", b"$")
-        if b"%" not in plain and b"+" not in plain:
+        if _PERCENT not in plain and _PLUS not in plain:
             return plain.decode()
         return unquote_to_bytes(plain.replace(b"+", b"%20")).decode()
     except UnicodeDecodeError as error:
@@ -67,7 +68,7 @@ def parse_id(text: str, delimiter: str) -> Id:
     """
     if not delimiter:
         raise InvalidInputError("The delimiter is empty: leave it out for '$', or name one.")
-    if text in ("", delimiter):
+    if not text or text == delimiter:
         return Id()
     return check_id(Id(text.split(delimiter)))
 

@@ -75,8 +75,20 @@ class TableRecord(msgspec.Struct, frozen=True):
     def of(cls, row: tuple[Any, ...]) -> TableRecord:
         """Read a row of COLUMNS."""
         id_, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at, key = row
-        flags = bool(managed), bool(declared), bool(registered)
-        return cls(id_, namespace_id, name, location, decode(properties), *flags, created_at, updated_at, None, key)
+        return cls(
+            id_,
+            namespace_id,
+            name,
+            location,
+            decode(properties),
+            bool(managed),
+            bool(declared),
+            bool(registered),
+            created_at,
+            updated_at,
+            None,
+            key,
+        )
 
 
 class ListedTable(msgspec.Struct, frozen=True):

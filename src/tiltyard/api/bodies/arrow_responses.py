@@ -17,6 +17,7 @@ from tiltyard.runtime.current_request import add_rows
 CHUNK = 512 << 10
 """Bytes that are sent at once. Three chunks are held for a client that does not read: one that is sent, one that waits
 for that, and one that was encoded meanwhile."""
+_ARROW = (ArrowAnswer, StreamedAnswer)
 _STREAM, _FILE = ARROW_STREAM.encode(), ARROW_FILE.encode()
 _UNTHREADED = pa.ipc.IpcWriteOptions(use_threads=False)
 ENCODE_AHEAD = 16 << 20
@@ -87,7 +88,7 @@ def encode_response(response: Any, media: str, limit: int, byte_range: bytes | N
     """
     if isinstance(response, BytesAnswer):
         return ByteDownload(response, byte_range)
-    is_arrow = isinstance(response, ArrowAnswer | StreamedAnswer)
+    is_arrow = isinstance(response, _ARROW)
     return Download(response, response.media or media, limit) if is_arrow else response
 
 
@@ -121,7 +122,7 @@ class _Buffer:
 
 def media_type(accept: bytes) -> str:
     """Return the Arrow file format, which QueryTable's contract names, unless only the stream format is accepted."""
-    return ARROW_STREAM if _STREAM in accept and _FILE not in accept else ARROW_FILE
+    return ARROW_STREAM if accept.find(_STREAM) >= 0 and accept.find(_FILE) < 0 else ARROW_FILE
 
 
 def encode(response: ArrowAnswer, media: str) -> Iterator[bytes]:

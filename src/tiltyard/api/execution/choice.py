@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tiltyard.api.bodies.arrow_responses import encode_response, media_type
 from tiltyard.api.exchange import wait_for_disconnect
 from tiltyard.api.execution.batched import Batched
@@ -86,6 +88,8 @@ class Inline:
             return await self._execution.run(exchange, ctx, request)
         handler = self._handler
         response = handler.function(handler.authorize(inline_ctx, request), request)
+        if isinstance(response, msgspec.Struct):
+            return response
         return encode_response(response, media_type(exchange.accept), self._max_result_bytes)
 
 

@@ -46,12 +46,12 @@ def is_lancedb_request(raw_path: bytes, query_string: bytes, headers: Headers) -
     The client of `namespace_client()` sends the headers of its connection, the database's too, and reads the
     specification's responses. It names the delimiter `$` in each request, and lancedb never does.
     """
-    if query_string and any(mark in query_string for mark in _DOLLAR):
+    if query_string and (query_string.find(_DOLLAR) >= 0 or query_string.find(_ENCODED_DOLLAR) >= 0):
         return False
     return DATABASE_HEADER in headers or (raw_path.endswith(b"/") and raw_path.strip(b"/") != b"v1/table")
 
 
-_DOLLAR = (b"delimiter=%24", b"delimiter=$")
+_DOLLAR, _ENCODED_DOLLAR = b"delimiter=$", b"delimiter=%24"
 
 # lancedb retries 409, and shows any 404 as a missing table, version, tag or branch: other errors of the client are 400.
 _BAD_REQUEST = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -60,6 +61,12 @@ def raise_translated(error: Exception) -> NoReturn:
     raise error
 
 
+@cache
+def _as_array(sql: str) -> str:
+    """Return the statement that reads a column `text` as one JSON array. Cached: so its hash is, too."""
+    return f"SELECT json_group_array(text) FROM ({sql})"  # noqa: S608 - a constant of the code
+
+
 class SqliteConnection:
     """A `Connection` over sqlite3. It closes when the last reference to it goes."""
 
@@ -105,7 +112,7 @@ class SqliteConnection:
 
     def texts(self, sql: str, *values: object) -> list[str]:
         """Return the column as one JSON array: for each row, sqlite3 releases and takes the interpreter's lock."""
-        row = self.row(f"SELECT json_group_array(text) FROM ({sql})", *values)  # noqa: S608 - a constant of the code
+        row = self.row(_as_array(sql), *values)
         assert row is not None  # an aggregate of no rows is a row
         return _texts.decode(row[0])
 

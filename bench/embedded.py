@@ -49,6 +49,8 @@ def search(dataset: lance.LanceDataset, query: dict[str, Any]) -> pa.Table:
     if (predicate := query.get("count")) is not None:
         return pa.table({"count": [dataset.count_rows(predicate)]})
     columns = query["columns"]["column_names"]
+    if (row_ids := query.get("row_ids")) is not None:
+        return dataset._take_rows(row_ids, columns=columns)
     if (vector := query.get("prepared")) is not None:
         nearest = {"column": query["vector_column"], "q": vector, "k": query["k"], "nprobes": query["nprobes"]}
         return dataset.scanner(

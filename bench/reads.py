@@ -37,6 +37,7 @@ VOCABULARY, WORDS = 20_000, 12
 CALLERS = 8
 QUERIES = 500
 COLUMNS = ["id", "text"]
+NO_LIMIT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def rows() -> list[Row]:
     found = [{"text": pair, "columns": {"column_names": COLUMNS}, "k": 10} for pair in words]
     count = [f"id >= {bound} AND id < {bound + 10_000}" for bound in bounds]
     scanned = [f"name LIKE '%{bound}%'" for bound in bounds]
+    row_ids = [f"_rowid IN ({', '.join(map(str, some))})" for some in ids]
     lists = [f"id IN ({', '.join(map(str, some))})" for some in ids]
     return [
         Row("full text, 2 words, k = 10", [("query", query) for query in text], found),
@@ -111,6 +113,11 @@ def rows() -> list[Row]:
             "100 rows by ids in a BTREE",
             [("query", nothing | {"filter": some, "k": 100}) for some in lists],
             [{"filter": some, "k": 100, "columns": {"column_names": COLUMNS}} for some in lists],
+        ),
+        Row(
+            "100 rows by row ids, as lancedb's take_row_ids asks",
+            [("query", nothing | {"filter": some, "k": NO_LIMIT}) for some in row_ids],
+            [{"row_ids": some, "columns": {"column_names": COLUMNS}} for some in ids],
         ),
     ]
 

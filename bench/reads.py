@@ -141,9 +141,10 @@ def measure(row: Row, sides: list[Side], embedded: Embedded, place: dict[str, st
         cpu.append((embedded.cpu_seconds() - before) / (limits[-1] * (load.seconds + load.warm_up)))
     limit = median(limits) / row.calls
     cells = [side.words() for side in sides]
-    ratios = [sides[0].rate / row.calls / limit, sides[0].rate / max(sides[1].rate, 1e-9)]
+    to_peer = f"{sides[0].rate / sides[1].rate:.2f}x" if sides[1].rate else "refused"
+    ratios = [f"{sides[0].rate / row.calls / limit:.2f}x", to_peer]
     pylance = f"{limit:,.0f}/s, {median(cpu) * 1e3:.2f} ms CPU"
-    return "| " + " | ".join([row.title, *cells, pylance, *(f"{ratio:.2f}x" for ratio in ratios)]) + " |"
+    return "| " + " | ".join([row.title, *cells, pylance, *ratios]) + " |"
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.version_cache import Snapshot
     from tiltyard.store import NamespaceRecord, RequestClaim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
+    from tiltyard.tables.query.memory_search import SearchCall
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.upkeep.change_log import ChangeLog
 
@@ -93,12 +94,14 @@ class Services:
 class OpenTable:
     """A table's record in the catalog, and a snapshot of it.
 
-    `search` is the request's search of it, where that was planned to choose how the request is executed.
+    `search` is the request's search of it, where that was planned to choose how the request is executed, and
+    `search_call` its rows, where they are found in memory together with those of others.
     """
 
     record: TableRecord
     snapshot: Snapshot
     search: Search | None = None
+    search_call: SearchCall | None = None
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -193,7 +196,14 @@ class Context(msgspec.Struct, frozen=True, eq=False):
         before = self.services, self.request_id, self.entries, self.claims, self.before_commit
         resolved = ResolvedObjects(tables, namespaces)
         return Context(
-            *before, self.principal, resolved, self.check_deadline, None, self.mounted, self.freshness, self.database
+            *before,
+            self.principal,
+            resolved,
+            self.check_deadline,
+            self.open_table,  # it is used for no other record
+            self.mounted,
+            self.freshness,
+            self.database,
         )
 
     def with_open_table(self, path: Id, table: OpenTable, check_deadline: Callable[[], None] = do_nothing) -> Context:

@@ -157,6 +157,18 @@ def always(ctx: Any, request: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedWork:
+    """The part of inline requests that is done at once for all that wait at the same time.
+
+    `call(ctx)` returns what is to be done for a request, None for nothing. `run(calls)` does it for several, and leaves
+    what it found in them.
+    """
+
+    call: Callable[[Any], Any]
+    run: Callable[[Sequence[Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Handler:
     """The function that serves an operation, and its facts.
 
@@ -164,6 +176,7 @@ class Handler:
     - `inline(ctx, request)` returns the context to run in, possibly with more objects resolved, if this request needs
       only a few reads of the catalog: where those are fast (SQLite), the server runs it on its event loop, without a
       thread. Otherwise it returns None.
+    - `shared` is the part of inline requests that is done for several at once, before the function runs.
     - `begin` has the function's parameters. It does the short part that precedes the long one and returns a
       `PendingResponse`, or None where the function itself has to run.
     - `batch` runs several calls that wait at the same time for less than the sum of each alone.
@@ -189,6 +202,7 @@ class Handler:
     function: Callable[..., Any]
     inline: Inline
     needs: Needs | None
+    shared: SharedWork | None = None
     begin: Callable[..., PendingResponse | None] | None = None
     batch: Batch | None = None
     pool: Pool | None = None
@@ -232,6 +246,7 @@ class UndeclaredNeedsError(RuntimeError):
 class Facts(TypedDict, total=False):
     """The further arguments of `@operation`: fields of `Handler`."""
 
+    shared: SharedWork
     begin: Callable[..., PendingResponse | None]
     batch: Batch
     pool: Pool

@@ -66,6 +66,7 @@ class Datasets:
         column_cache_bytes: int = 0,
         has_shared_base: Callable[[str, str], bool] = no_shared_bases,
         vector_cache_bytes: int = 0,
+        processors: int = 1,
         disk_cache_bytes: int = 0,
         disk_cache_folder: str = "",
     ) -> None:
@@ -80,7 +81,7 @@ class Datasets:
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
         )
         self.column_cache = ColumnCache(column_cache_bytes)
-        self.vector_cache = VectorCache(vector_cache_bytes)
+        self.vector_cache = VectorCache(vector_cache_bytes, processors)
         self.disk_cache = DiskCache(disk_cache_folder, disk_cache_bytes, self.session)
         self._shared: OrderedDict[BranchKey, SharedSnapshot] = OrderedDict()
         self.openings = Openings()

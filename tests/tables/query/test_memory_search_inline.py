@@ -9,9 +9,10 @@ import pyarrow as pa
 from tests.tables.query.query_table import vectors
 from tests.tables.served import Server, ask
 
+from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.storage.vector_cache.cache import VectorCache
-from tiltyard.tables.query.memory_search import query_inline
+from tiltyard.tables.query.memory_search import query_inline, search_together, waiting_search
 from tiltyard.tables.query.query import query_table
 
 PLACES = np.random.default_rng(5).normal(size=(600, 8)).astype(np.float32)
@@ -26,15 +27,21 @@ def query(**fields: Any) -> models.QueryTableRequest:
     return request
 
 
-def test_searches_all_in_memory_run_inline(server: Server) -> None:
+def warm(server: Server) -> None:
+    """Create a table, and search until its vectors and ids are in memory."""
     server.create("t", ROWS).create_index("vec", "IVF_FLAT", metric="l2", num_partitions=1)
     datasets = server.ctx.storage.datasets
-    assert query_inline(server.ctx, query()) is None
-    datasets.vector_cache = VectorCache(1 << 26)
+    datasets.vector_cache = VectorCache(1 << 26, processors=3)
     for _ in range(6):
         query_table(server.ctx, query())
         datasets.vector_cache.wait()
         datasets.column_cache._threads.submit(int).result()
+
+
+def test_searches_all_in_memory_run_inline(server: Server) -> None:
+    datasets = server.ctx.storage.datasets
+    assert query_inline(server.ctx, query(id="nowhere")) is None
+    warm(server)
     ctx = query_inline(server.ctx, query())
     assert ctx is not None
     before = datasets.vector_cache.searches
@@ -50,3 +57,44 @@ def test_searches_all_in_memory_run_inline(server: Server) -> None:
     response = query_table(server.ctx, query())
     assert 3 not in pa.Table.from_batches(response.batches, response.schema)["id"].to_pylist()
     datasets.vector_cache.close()
+
+
+def test_searches_that_wait_are_done_together_each_with_its_own_rows(server: Server) -> None:
+    """Also those that look for more rows, or more widely: they are no part of the same search."""
+    warm(server)
+    datasets = server.ctx.storage.datasets
+    requests = [
+        query(vector={"single_vector": PLACES[place].tolist()}, k=5 + place % 2, offset=place % 3)
+        for place in range(0, 600, 40)
+    ]
+    requests.append(query(columns={"column_names": ["_distance", "id"]}, nprobes=7, with_row_id=True))
+    contexts = [query_inline(server.ctx, request) for request in requests]
+    calls = [call for ctx in contexts if ctx is not None and (call := waiting_search(ctx)) is not None]
+    assert len(calls) == len(requests)
+    before = datasets.vector_cache.searches
+    search_together(calls)
+    assert datasets.vector_cache.searches == before + len(calls)
+    for ctx, request in zip(contexts, requests, strict=True):
+        together = query_table(ctx, request)  # type: ignore[arg-type]
+        alone = query_table(server.ctx, request)
+        rows = pa.Table.from_batches(together.batches, together.schema)
+        assert rows.equals(pa.Table.from_batches(alone.batches, alone.schema))
+        assert rows.num_rows == request.k
+    assert datasets.vector_cache.searches == before + 2 * len(calls)  # none was searched for twice
+    datasets.vector_cache.close()
+
+
+def test_a_search_is_not_used_for_a_table_that_has_its_name_now(server: Server) -> None:
+    """What authorization finds counts: the rows of a search are those of the table that it was planned for."""
+    warm(server)
+    ctx = query_inline(server.ctx, query())
+    assert ctx is not None
+    call = waiting_search(ctx)
+    assert call is not None
+    search_together([call])
+    server.create("new", pa.table({"id": [7], "vec": vectors(PLACES[:1], pa.float32())}))
+    table = Id(("t",))
+    resolved = ctx.with_resolved({table: server.services.store.describe_table(("new",))})
+    answer = query_table(resolved, query())
+    assert pa.Table.from_batches(answer.batches, answer.schema)["id"].to_pylist() == [7]
+    server.ctx.storage.datasets.vector_cache.close()

@@ -16,7 +16,7 @@ from tests.tables.query.query_table import rows
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.query import shared_searches
 from tiltyard.tables.query.plan import Search
-from tiltyard.tables.query.shared_searches import MAX_BATCH, SharedSearches, can_share, processors_of
+from tiltyard.tables.query.shared_searches import MAX_BATCH, SharedSearches, can_share
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,8 +164,3 @@ def test_other_searches_are_not_shared(snapshot: Snapshot, tmp_path: Path) -> No
         assert not can_share(replace(plain, nearest=(plain.nearest[0] | option,)))
     numbered = lance.write_dataset(rows(10).append_column("query_index", [list(range(10))]), str(tmp_path / "t.lance"))
     assert not can_share(replace(plain, snapshot=Snapshot(numbered)))
-
-
-def test_processors_are_divided_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    assert [processors_of(processes) for processes in (1, 3, 8, 20)] == [8, 2, 1, 1]

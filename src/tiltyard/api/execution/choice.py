@@ -1,6 +1,7 @@
 """Choose how each route runs its operation, once, when the server starts.
 
-- `Inline`: a few reads of the catalog, on the event loop. Where they are slow, or a request needs more, another way.
+- `Inline`: a few reads of the catalog, or what is in memory, on the event loop. Where they are slow, or a request needs
+  more, another way.
 - `Threaded`: in a thread of the operation's pool.
 - `Batched`: calls that wait at the same time run together.
 - `Query`: in a thread with a slot and a deadline, its response streamed.
@@ -15,12 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from tiltyard.api.bodies.arrow_responses import encode_response, media_type
 from tiltyard.api.exchange import wait_for_disconnect
 from tiltyard.api.execution.batched import Batched
 from tiltyard.api.execution.commit_queue import CommitQueues, CommitTurn, LatestVersionTurn
+from tiltyard.api.execution.inline import Inline
 from tiltyard.api.execution.query import Query
 from tiltyard.api.execution.threaded import Authorization, Threaded
 from tiltyard.api.execution.upload import INLINE_BODY, Deferred, LoopBridge, Upload
@@ -71,26 +70,6 @@ class Executions:
             execution = CommitTurn(self._commit_queues, execution)
             idempotent = CommitTurn(self._commit_queues, idempotent)
         return execution, idempotent
-
-
-class Inline:
-    """Run a request that needs only a few reads of a fast catalog on the event loop; others by another execution."""
-
-    def __init__(self, handler: Handler, execution: Execution, max_result_bytes: int) -> None:
-        self._handler = handler
-        self._inline = handler.inline
-        self._execution = execution
-        self._max_result_bytes = max_result_bytes
-
-    async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
-        inline_ctx = self._inline(ctx, request)
-        if inline_ctx is None:
-            return await self._execution.run(exchange, ctx, request)
-        handler = self._handler
-        response = handler.function(handler.authorize(inline_ctx, request), request)
-        if isinstance(response, msgspec.Struct):
-            return response
-        return encode_response(response, media_type(exchange.accept), self._max_result_bytes)
 
 
 class Idempotent:

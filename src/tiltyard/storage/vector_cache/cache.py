@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.storage.column_cache import BranchKey
+    from tiltyard.storage.vector_cache.index import Effort
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,10 @@ _CHUNK_ROWS = 1024
 _EXTENSION_ROWS = 64
 """Rows added at once while searches wait: 1 ms."""
 _NICENESS = 10
+_MIN_PART = 2
+"""Queries for which it is worth a thread to search for a part of them."""
+_MAX_PART = 16
+"""Queries that are searched for at once: of more than 20, FAISS computes distances less exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +187,10 @@ class VectorCache:
     Safe to use from several threads.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        """`max_bytes` is the budget of this process, 0 for no index at all."""
+    def __init__(self, max_bytes: int, processors: int = 1) -> None:
+        """`max_bytes` is the budget of this process, 0 for no index at all; `processors` share several searches."""
         self.max_bytes = max_bytes
+        self._processors = processors
         self.searches = 0
         """Searches that an index in memory has answered."""
         self._entries: OrderedDict[VectorKey, _Entry] = OrderedDict()
@@ -192,6 +198,7 @@ class VectorCache:
         self._builders = ThreadPoolExecutor(1, "vector-build", initializer=_lower_priority)
         self._extenders = ThreadPoolExecutor(1, "vector-extend")
         """Of no lower priority: searches wait for its rows. It never waits for a build."""
+        self._searchers = ThreadPoolExecutor(processors, "vector-search")
         self._is_closed = False
 
     @property
@@ -221,6 +228,22 @@ class VectorCache:
         if len(rows.others) >= EXTEND_ROWS:
             self._start(self._extenders, entry, self._extend, dataset)
         return rows
+
+    def search(
+        self, rows: VersionRows, queries: Array, count: int, allowed: Allowed, effort: Effort
+    ) -> list[tuple[Array, Array]]:
+        """Return addresses and distances of the rows of a version nearest to each query, nearest first.
+
+        `queries` has the shape (queries, dimension). Each processor searches for a part of them.
+        """
+        self.searches += len(queries)
+        parts = max(min(self._processors, len(queries) // _MIN_PART), -(-len(queries) // _MAX_PART))
+        first, *others = np.array_split(queries, parts) if parts > 1 else (queries,)
+        searches = [self._searchers.submit(rows.search, part, count, allowed, effort) for part in others]
+        found = rows.search(first, count, allowed, effort)
+        for search in searches:
+            found += search.result()
+        return found
 
     def is_ready(self, table: BranchKey, column: str | None, dataset: lance.LanceDataset) -> bool:
         """Return whether a version can be searched at once by a column, or by any; nothing is read for it."""
@@ -253,6 +276,7 @@ class VectorCache:
         self._is_closed = True
         self._builders.shutdown(wait=False, cancel_futures=True)
         self._extenders.shutdown(wait=False, cancel_futures=True)
+        self._searchers.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait for builds and extensions that were started before."""

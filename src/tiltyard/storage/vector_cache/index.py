@@ -61,7 +61,7 @@ class MemoryIndex:
         """`metric` is `l2`, or `cosine` for vectors of length 1, whose squared distance is twice that."""
         import faiss  # noqa: PLC0415  # an extra, and loaded by the first index
 
-        self._faiss = faiss
+        self._faiss: Any = faiss
         self.metric = metric
         self.capacity = capacity
         self.dimension = dimension
@@ -138,29 +138,40 @@ class MemoryIndex:
         self._choose_effort(rows[rng.choice(self.rows, _CHECKED_ROWS, replace=False)], check)
 
     def search(
-        self, query: Array, count: int, allowed: Array, allowed_rows: int, effort: Effort
-    ) -> tuple[Array, Array]:
-        """Return addresses and distances of the nearest among the rows in the bitmap `allowed`, nearest first."""
-        faiss = self._faiss
-        selector = faiss.IDSelectorBitmap(allowed)
-        points = self._pad(query.reshape(1, -1))
+        self, queries: Array, count: int, allowed: Array, allowed_rows: int, effort: Effort
+    ) -> list[tuple[Array, Array]]:
+        """Return addresses and distances of the rows nearest to each query, nearest first, in the calling thread alone.
+
+        `queries` has the shape (queries, dimension); the bitmap `allowed` selects the rows that may be returned.
+        """
+        points = self._pad(queries)
+        self._faiss.omp_set_num_threads(1)
         with self._lock.read():
             rows = self.rows  # those that are being added to it are not allowed to any version yet
-            few = max(_EXACT_ROWS, 4 * count, rows // _EXACT_SHARE)
-            positions: Array = np.full(0, -1)
-            if self._refined is not None and allowed_rows > few:
+            if self._refined is None or allowed_rows <= max(_EXACT_ROWS, 4 * count, rows // _EXACT_SHARE):
+                distances, positions = self._compare_all(points, count, allowed)
+            else:
                 # The fewer rows of a partition a filter leaves, the farther apart are those that it leaves.
                 rarity = rows / allowed_rows
                 probes = int(max(self._effort.probes, effort.probes) * rarity**0.75)
                 candidates = min(rows, int(self._candidates(count, effort) * rarity**0.5))
-                found = self._nearest(points, count, probes, candidates, None if allowed_rows == rows else selector)
-                distances, positions = (column[0] for column in found)
-            if len(positions) == 0 or positions[-1] < 0:  # few rows, or too few of them in the partitions
-                parameters = faiss.SearchParameters(sel=selector)
-                distances, positions = (found[0] for found in self._vectors.search(points, count, params=parameters))
-        reached = positions >= 0
-        distances, positions = distances[reached], positions[reached]
-        return self.addresses[positions], distances if self.metric == "l2" else distances / 2
+                selector = None if allowed_rows == rows else self._faiss.IDSelectorBitmap(allowed)
+                distances, positions = self._nearest(points, count, probes, candidates, selector)
+                missing = positions[:, -1] < 0  # too few rows in the partitions
+                if missing.any():
+                    distances[missing], positions[missing] = self._compare_all(points[missing], count, allowed)
+        if self.metric == "cosine":
+            distances = distances / 2
+        ends = (positions >= 0).sum(axis=1)
+        return [
+            (self.addresses[position[:end]], distance[:end])
+            for position, distance, end in zip(positions, distances, ends, strict=True)
+        ]
+
+    def _compare_all(self, points: Array, count: int, allowed: Array) -> tuple[Array, Array]:
+        parameters = self._faiss.SearchParameters(sel=self._faiss.IDSelectorBitmap(allowed))
+        found: tuple[Array, Array] = self._vectors.search(points, count, params=parameters)
+        return found
 
     def _nearest(
         self, points: Array, count: int, probes: int, candidates: int, selector: Any = None
@@ -197,7 +208,8 @@ class MemoryIndex:
     def _rows(self) -> Array:
         """Return the vectors that are there, without a copy: they never move."""
         pointer = self._vectors.get_xb()
-        return self._faiss.rev_swig_ptr(pointer, self.rows * self._vectors.d).reshape(self.rows, self._vectors.d)
+        vectors: Array = self._faiss.rev_swig_ptr(pointer, self.rows * self._vectors.d)
+        return vectors.reshape(self.rows, self._vectors.d)
 
     def _pad(self, vectors: Array) -> Array:
         """Return vectors with zeros at their end, so that each code stands for equally many numbers."""

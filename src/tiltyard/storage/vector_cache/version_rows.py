@@ -40,15 +40,16 @@ class OtherRows:
             vectors.append(block.vectors[mask])
         return cls(np.concatenate(addresses), np.concatenate(vectors))
 
-    def nearest(self, query: Array, count: int, mask: Array, metric: str) -> tuple[Array, Array]:
-        """Return addresses and distances of the nearest among the rows that a mask selects, nearest first."""
+    def search(self, queries: Array, count: int, mask: Array, metric: str) -> list[tuple[Array, Array]]:
+        """Return addresses and distances of the rows nearest to each query, among those that a mask selects."""
         import faiss  # noqa: PLC0415  # an extra; an index was loaded before
 
         every = bool(mask.all())
         addresses, vectors = (self.addresses, self.vectors) if every else (self.addresses[mask], self.vectors[mask])
         kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-        distances, places = faiss.knn(query.reshape(1, -1), vectors, min(count, len(vectors)), kind)
-        return addresses[places[0]], distances[0] if metric == "l2" else 1 - distances[0]
+        faiss.omp_set_num_threads(1)
+        distances, places = faiss.knn(queries, vectors, min(count, len(vectors)), kind)
+        return list(zip(addresses[places], distances if metric == "l2" else 1 - distances, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,22 @@ class VersionRows:
         others = np.isin(self.others.addresses, addresses)
         return Allowed(np.packbits(positions, bitorder="little"), rows, others)
 
-    def search(self, query: Array, count: int, allowed: Allowed, effort: Effort) -> tuple[Array, Array]:
-        """Return addresses and distances of the nearest rows, nearest first."""
-        found = self.others.nearest(query, count, allowed.others, self.index.metric) if len(self.others) else None
-        if found is None or not allowed.rows:
-            addresses, distances = found or self.index.search(query, count, allowed.bitmap, allowed.rows, effort)
-        else:
-            indexed = self.index.search(query, count, allowed.bitmap, allowed.rows, effort)
-            addresses, distances = (np.concatenate(column) for column in zip(indexed, found, strict=True))
-        order = np.argsort(distances, kind="stable")[:count]
-        return addresses[order], distances[order].astype(np.float32)
+    def search(self, queries: Array, count: int, allowed: Allowed, effort: Effort) -> list[tuple[Array, Array]]:
+        """Return addresses and distances of the rows nearest to each query, nearest first.
+
+        `queries` has the shape (queries, dimension).
+        """
+        others = self.others.search(queries, count, allowed.others, self.index.metric) if len(self.others) else None
+        if others is not None and not allowed.rows:
+            return others
+        indexed = self.index.search(queries, count, allowed.bitmap, allowed.rows, effort)
+        if others is None:
+            return indexed
+        return [_merge(*found, count) for found in zip(indexed, others, strict=True)]
+
+
+def _merge(indexed: tuple[Array, Array], others: tuple[Array, Array], count: int) -> tuple[Array, Array]:
+    """Return addresses and distances of the nearest of both."""
+    addresses, distances = (np.concatenate(column) for column in zip(indexed, others, strict=True))
+    order = np.argsort(distances, kind="stable")[:count]
+    return addresses[order], distances[order]

@@ -28,7 +28,7 @@ from tiltyard.tables.query.point_lookups import LookupPace, point_lookup_inline
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import lance
 
@@ -53,6 +53,8 @@ _MAX_FOUND = 10_000
 """Rows of a search, those that its offset skips included, beyond which Lance finds them."""
 _MAX_INLINE_ROWS = 100
 _MAX_INLINE_DIMENSION = 2048
+_SLOW_SECONDS = 0.004
+"""What a search may take on average to run on the event loop: up to 16 block it together."""
 _CALL_OR_CLOCK = re.compile(r"(?!(?:in|and|or|not)\b)\b\w+\s*\(|\b(?:current_|local)", re.IGNORECASE)
 """Parts of a filter that may be true of other rows a moment later."""
 
@@ -73,25 +75,27 @@ class MemorySearch:
         rows = self.vectors.rows(key, search.dataset)
         if rows is None:
             return None
-        queries = [_query(nearest["q"], key.metric) for nearest in search.nearest]
-        if any(query is None for query in queries):
+        queries = [query for nearest in search.nearest if (query := _query(nearest["q"], key.metric)) is not None]
+        if len(queries) < len(search.nearest):
             return None
         allowed = _allowed(search, rows)
         response = _Response(search, self)
-        self.vectors.searches += len(queries)
-        return [
-            response.reader(rows.search(query, nearest["k"], allowed, _effort(nearest)))
-            for query, nearest in zip(queries, search.nearest, strict=True)
-            if query is not None
-        ]
+        nearest = search.nearest[0]  # the others differ in their vectors alone
+        found = self.vectors.search(rows, np.stack(queries), nearest["k"], allowed, _effort(nearest))
+        return [response.reader(rows_found) for rows_found in found]
 
-    def is_ready(self, search: Search) -> bool:
-        """Return whether a search by vectors alone needs nothing but what is in memory already."""
-        if "filter" in search.options or _reason(search) is not None:
-            return False
+    def call(self, search: Search) -> SearchCall | None:
+        """Return a search of one vector that needs nothing but what is in memory already; None for all others."""
+        if len(search.nearest) > 1 or "filter" in search.options or _reason(search) is not None:
+            return None
         names = tuple(name for name in _output_names(search) or () if name not in (_DISTANCE, ROW_ID))
-        is_cached = not names or self.columns.has(self.table, search.dataset, names)
-        return is_cached and self.vectors.is_ready(self.table, search.nearest[0]["column"], search.dataset)
+        if names and not self.columns.has(self.table, search.dataset, names):
+            return None
+        key, nearest = self._key(search), search.nearest[0]
+        if not self.vectors.is_ready(self.table, key.column, search.dataset):
+            return None
+        rows, query = self.vectors.rows(key, search.dataset), _query(nearest["q"], key.metric)
+        return None if rows is None or query is None else SearchCall(self, search, rows, query, _effort(nearest))
 
     def explain(self, search: Search) -> str | None:
         """Return a line for the plan of a search; None where no vectors are kept in memory or searched."""
@@ -107,6 +111,49 @@ class MemorySearch:
         nearest = search.nearest[0]
         metric = search.snapshot.fact(_index_metrics)[nearest["column"]]
         return VectorKey(self.table, nearest["column"], len(nearest["q"]), metric)
+
+
+@dataclass(slots=True)
+class SearchCall:
+    """A search for the event loop: `search_together` finds its rows with those of others, and `reader` has them."""
+
+    memory: MemorySearch
+    search: Search
+    rows: VersionRows
+    query: np.ndarray[Any, Any]
+    effort: Effort
+    found: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+
+    @property
+    def count(self) -> int:
+        count: int = self.search.nearest[0]["k"]
+        return count
+
+    def reader(self) -> BatchReader:
+        """Return the response."""
+        if self.found is None:
+            search_together([self])
+        assert self.found is not None
+        return _Response(self.search, self.memory).reader(self.found)
+
+
+def search_together(calls: Sequence[SearchCall]) -> None:
+    """Find the rows of several searches: at once for those of one version that look for as many rows as widely."""
+    groups: dict[tuple[int, int, Effort], list[SearchCall]] = {}
+    for call in calls:
+        groups.setdefault((id(call.rows), call.count, call.effort), []).append(call)
+    for group in groups.values():
+        first, started = group[0], perf_counter()
+        queries = np.stack([call.query for call in group])
+        found = first.memory.vectors.search(first.rows, queries, first.count, first.rows.live, first.effort)
+        for call, rows in zip(group, found, strict=True):
+            call.found = rows
+        first.search.snapshot.fact(_search_pace).record((perf_counter() - started) / len(group), _SLOW_SECONDS)
+
+
+def waiting_search(ctx: Context) -> SearchCall | None:
+    """Return the search in memory that an inline request waits for; None for other requests."""
+    return None if ctx.open_table is None else ctx.open_table.search_call
 
 
 def query_inline(ctx: Context, request: models.QueryTableRequest) -> Context | None:
@@ -131,12 +178,9 @@ def query_inline(ctx: Context, request: models.QueryTableRequest) -> Context | N
         search = plan_search(table.snapshot, request)  # reads nothing: a search of this version was planned before
     except LanceNamespaceError:
         return None  # the operation raises it again, in a thread
-    pace = table.snapshot.fact(_search_pace)
-    if not pace.is_fast or not memory.is_ready(search):
+    if not table.snapshot.fact(_search_pace).is_fast or (call := memory.call(search)) is None:
         return None
-    started = perf_counter()
-    planned = OpenTable(table.record, table.snapshot, search)
-    return ctx.with_open_table(table_id(request.id), planned, lambda: pace.record(perf_counter() - started))
+    return ctx.with_open_table(table_id(request.id), OpenTable(table.record, table.snapshot, search, call))
 
 
 def _search_pace(_: lance.LanceDataset) -> LookupPace:

@@ -57,10 +57,10 @@ class LookupPace:
     def is_fast(self) -> bool:
         return monotonic() >= self.slow_until
 
-    def record(self, seconds: float) -> None:
-        """Record the duration of one look-up."""
+    def record(self, seconds: float, max_seconds: float | None = None) -> None:
+        """Record the duration of one look-up. On average it may take `max_seconds`, or `SLOW_SECONDS`."""
         self.average += (seconds - self.average) / _WEIGHT
-        if self.average > SLOW_SECONDS:
+        if self.average > (SLOW_SECONDS if max_seconds is None else max_seconds):
             self.average, self.slow_until = 0.0, monotonic() + PAUSE_SECONDS
 
 

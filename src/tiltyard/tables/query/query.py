@@ -19,14 +19,15 @@ from lance_namespace.errors import (
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
-from tiltyard.model.operations import ArrowAnswer, operation
+from tiltyard.model.operations import ArrowAnswer, SharedWork, operation
 from tiltyard.model.principals import EVERYBODY
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.runtime.processors import processors_of
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import explain_copy_on_disk, open_for_reading, with_copy_on_disk
 from tiltyard.tables.query.batch_sizes import batch_options
-from tiltyard.tables.query.memory_search import query_inline
+from tiltyard.tables.query.memory_search import query_inline, search_together, waiting_search
 from tiltyard.tables.query.plan import QUERY_INDEX, Search, plan_search
 from tiltyard.tables.query.point_lookups import count_inline
 from tiltyard.tables.query.policy_enforcement import (
@@ -40,7 +41,6 @@ from tiltyard.tables.query.policy_enforcement import (
 from tiltyard.tables.query.readers import CachedColumns, Reader, open_readers
 from tiltyard.tables.query.scanners import make_scanner
 from tiltyard.tables.query.search_effort import choose_effort
-from tiltyard.tables.query.shared_searches import processors_of
 from tiltyard.tables.query.view_rows import VIEW_BYTES, count_view, find_view, load_view, scan_view
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -65,7 +65,13 @@ _SMALL_ROWS = 1000
 _SMALL_BYTES = 1 << 20
 
 
-@operation(needs=on_table(Privilege.READ, enforces_policies=True), inline=query_inline, changes=False, query=True)
+@operation(
+    needs=on_table(Privilege.READ, enforces_policies=True),
+    inline=query_inline,
+    shared=SharedWork(waiting_search, search_together),
+    changes=False,
+    query=True,
+)
 def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     """Return the rows that a query selects by vector, by text, by filter, or all of them.
 
@@ -82,6 +88,9 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
         return _query_view(ctx, view, request)
 
     def answer(table: OpenTable) -> ArrowAnswer:
+        if table.search_call is not None and scope is None:
+            reader = table.search_call.reader()
+            return ArrowAnswer(reader.schema, [*reader.batches])
         cached_columns = _caches_for(ctx, table, branch, request)
         if scope is not None:
             return _query_with_policies(ctx, table.snapshot, request, scope, cached_columns)

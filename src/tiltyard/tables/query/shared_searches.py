@@ -7,7 +7,6 @@ if nothing but their vectors differs. No search waits for others to come.
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -107,11 +106,6 @@ class SharedSearches:
         if following:
             following[0].batch = following
             following[0].turn.release()
-
-
-def processors_of(processes: int) -> int:
-    """Return how many processors each of so many processes has, at least 1."""
-    return max(1, (os.cpu_count() or 1) // processes)
 
 
 def can_share(search: Search) -> bool:

@@ -21,7 +21,7 @@ MARK = "<!-- reference: made by `make cli-docs` from the commands' own help; do 
 PEOPLE = (
     *("login", "logout", "profiles", "completion", "ls", "tree", "du", "show", "schema", "head", "count", "search"),
     *("sql", "versions", "diff", "changes", "tag", "restore", "snapshot", "lineage", "import", "export", "cp", "mv"),
-    *("rm", "open", "spark-conf"),
+    *("rm", "mkdir", "open", "spark-conf"),
 )
 """The commands for people, in the order of the page."""
 

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
-from tests.cli.conftest import Run, printed, records, refused
+from tests.cli.conftest import Run, printed, records, refused, run_command
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
 
@@ -239,6 +239,47 @@ def test_missing_names_are_told_with_the_nearest_ones(run: Run) -> None:
     assert refused(run("ls", "libary"), 4) == "There is no libary. Did you mean library?"
     assert "is a namespace" in refused(run("count", "library"), 4)
     assert "year" in refused(run("head", "films", "--where", "yaer = 1"), 4)
+
+
+def test_a_missing_name_without_near_ones_is_told_with_what_to_do(run: Run) -> None:
+    listing = "`tiltyard ls` lists what there is."
+    assert refused(run("show", "qqqq"), 4) == f"Table not found: qqqq. {listing}"
+    assert refused(run("head", "qqqq.wwww"), 4) == f"Namespace not found: qqqq. {listing}"
+    assert "Did you mean films?" in refused(run("snapshot", "create", "june", "library.books", "flims"), 4)
+    for command in ("ls", "tree", "du"):
+        said = run(command, "library.books")
+        assert refused(said, 4) == "library.books is a table, not a namespace: tiltyard show library.books"
+        assert said.stdout == ""
+
+
+def test_a_namespace_that_a_command_needs_is_created_as_its_error_says(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("n\n1\n")
+    named = "There is no namespace qqqq: create it with tiltyard mkdir qqqq."
+    assert refused(run("import", str(tmp_path / "n.csv"), "qqqq.numbers"), 4) == named
+    assert refused(run("import", str(tmp_path / "n.csv"), "qqqq.numbers", "--append"), 4) == named
+    assert refused(run("cp", "films", "qqqq.copy"), 4) == named
+    assert refused(run("mv", "films", "qqqq.films"), 4) == named
+    near = "There is no libary. Did you mean library? If not, create it with tiltyard mkdir libary."
+    assert refused(run("cp", "films", "libary.copy"), 4) == near
+    assert "tiltyard mkdir -p qqqq.inner." in refused(run("cp", "films", "qqqq.inner.copy"), 4)
+    assert "create it with tiltyard mkdir qqqq." in refused(run("mkdir", "qqqq.inner"), 4)
+    assert "`tiltyard mkdir` creates a namespace" in refused(run("grants", "--on", "namespace:qqqq"), 1)
+
+    printed(run("mkdir", "-p", "qqqq.inner.'most inner'"))
+    assert "qqqq.inner.'most inner'" in printed(run("tree", "--format", "jsonl"))
+    assert "exists already" in refused(run("mkdir", "qqqq"), 1)
+    assert printed(run("mkdir", "-p", "qqqq")) == "The namespace qqqq is there\n"
+    assert "root exists" in refused(run("mkdir", "."), 2)
+    printed(run("import", str(tmp_path / "n.csv"), "qqqq.numbers"))
+    printed(run("rm", "-r", "qqqq", "--yes"))
+
+
+def test_mkdir_begins_a_catalog_in_a_root(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("n\n1\n")
+    at = ("--root", str(tmp_path / "lake"))
+    printed(run_command("mkdir", "library", *at))
+    printed(run_command("import", str(tmp_path / "n.csv"), "library.numbers", *at))
+    assert printed(run_command("ls", "library", *at)) == "library.numbers\n"
 
 
 def test_open_prints_the_page_of_a_table(run: Run, server: ServerProcess) -> None:

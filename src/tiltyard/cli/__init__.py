@@ -19,6 +19,7 @@ COMMANDS = {
     "browsing.description": ("schema", "show"),
     "browsing.diff": ("diff",),
     "browsing.listing": ("du", "ls", "tree"),
+    "browsing.namespaces": ("mkdir",),
     "browsing.rows": ("count", "head"),
     "browsing.search": ("search",),
     "browsing.snapshots": ("snapshot",),

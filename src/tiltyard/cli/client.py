@@ -13,6 +13,7 @@ import msgspec
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.cli.database import require_database
+from tiltyard.cli.session.failures import describe_failure
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.operations import bound_operations
@@ -54,7 +55,7 @@ def connect(settings: Settings, url: str, key: str, *, creates: bool = False) ->
         finally:
             services.store.close()
     except LanceNamespaceError as error:
-        refuse(str(error))
+        refuse(describe_failure(error, str(error)))
 
 
 def _run_in_process(ctx: Context, name: str, fields: dict[str, Any]) -> dict[str, Any]:

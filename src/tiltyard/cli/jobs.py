@@ -20,6 +20,7 @@ from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.output.progress import progress_bar
+from tiltyard.cli.session.failures import describe_failure
 from tiltyard.cli.session.job_target import JobTarget, target_options
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
@@ -82,7 +83,7 @@ def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
     except RefusedError as error:
         refuse(str(error))
     except LanceNamespaceError as error:
-        refuse(short_message(error))
+        refuse(describe_failure(error, short_message(error)))
     except Exception as error:
         # What fails within Spark is a page of Java and Python, which Spark has logged; without PySpark nothing does.
         failures = getattr(sys.modules.get("pyspark.errors"), "PySparkException", ())

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import catalog_command
 
@@ -84,8 +86,9 @@ def tree(catalog: Catalog, namespace: TypedId, depth: int | None, form: Format) 
         records = ({"id": str(entry.id), "kind": entry.kind, "depth": entry.depth} for entry in entries)
         print_records(records, ("id", "kind", "depth"), form)
         return
+    first = list(islice(entries, 1))  # what does not exist fails before anything is printed
     click.echo(str(namespace))
-    for entry in entries:
+    for entry in chain(first, entries):
         stems = "".join("    " if is_last else "│   " for is_last in entry.is_last[:-1])
         name = printable(entry.id[-1]) + ("." if entry.kind == NAMESPACE else "")
         click.echo(f"{stems}{'└── ' if entry.is_last[-1] else '├── '}{name}")
@@ -139,13 +142,31 @@ def walk(catalog: Catalog, namespace: TypedId, depth: int | None, stems: tuple[b
 
 
 def _entries_in(catalog: Catalog, namespace: TypedId) -> Iterator[Entry]:
-    """Yield the namespaces, then the tables in a namespace. Raises lance_namespace.errors."""
+    """Yield the namespaces, then the tables in a namespace. Raises lance_namespace.errors, CommandError for a table."""
+    from lance_namespace.errors import NamespaceNotFoundError
+
     from tiltyard.cli.session.catalog import list_namespaces, list_tables
 
-    for name in list_namespaces(catalog, namespace):
-        yield Entry(TypedId((*namespace, name)), NAMESPACE)
+    try:
+        for name in list_namespaces(catalog, namespace):
+            yield Entry(TypedId((*namespace, name)), NAMESPACE)
+    except NamespaceNotFoundError as error:
+        if not _is_table(catalog, namespace):
+            raise
+        message = f"{namespace} is a table, not a namespace: tiltyard show {namespace}"
+        raise CommandError(message, ExitStatus.NOT_FOUND) from error
     for name in list_tables(catalog, namespace):
         yield Entry(TypedId((*namespace, name)), TABLE)
+
+
+def _is_table(catalog: Catalog, name: TypedId) -> bool:
+    from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
+
+    try:
+        catalog.call("TableExists", id=list(name))
+    except (NamespaceNotFoundError, TableNotFoundError):
+        return False
+    return True
 
 
 def _measure(catalog: Catalog, entries: list[Entry]) -> Iterator[dict[str, Any]]:

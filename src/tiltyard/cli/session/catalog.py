@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -87,6 +88,31 @@ def describe_missing(catalog: Catalog, names: TypedId) -> str | None:
         return f"{names} is a namespace, not a table: tiltyard ls {names}"
     near = [format_id((*parent, name)) for name in suggest(names[-1], [*tables, *namespaces])]
     return f"There is no {names}. Did you mean {' or '.join(near)}?" if near else None
+
+
+def describe_missing_namespace(catalog: Catalog, namespace: TypedId) -> str | None:
+    """Return a sentence on a namespace that something new was to be in, and on how to create it.
+
+    None where it exists, or cannot be looked for.
+    """
+    if not namespace or not _is_missing(catalog, namespace):
+        return None
+    flag = "-p " if _is_missing(catalog, TypedId(namespace[:-1])) else ""
+    near = describe_missing(catalog, namespace)
+    create = f"create it with tiltyard mkdir {flag}{shlex.quote(str(namespace))}"
+    return f"{near} If not, {create}." if near else f"There is no namespace {namespace}: {create}."
+
+
+def _is_missing(catalog: Catalog, namespace: TypedId) -> bool:
+    if not namespace:
+        return False
+    try:
+        catalog.call("NamespaceExists", id=list(namespace))
+    except NamespaceNotFoundError:
+        return True
+    except LanceNamespaceError:
+        return False
+    return False
 
 
 def _first(names: Iterator[str]) -> list[str]:

@@ -8,12 +8,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+if TYPE_CHECKING:
+    from lance_namespace.errors import LanceNamespaceError
+
 _NOT_FOUND = frozenset({1, 4, 6, 8, 10, 11, 12, 22})
 """The specification's codes of what does not exist."""
+_NAMESPACE_NOT_FOUND = 1
 _NOT_ALLOWED = frozenset({15, 16})
 _UNAVAILABLE = frozenset({17, 21})
 _CODES_OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -61,6 +65,13 @@ def status_of_code(code: int) -> ExitStatus:
     if code in _NOT_ALLOWED:
         return ExitStatus.NOT_ALLOWED
     return ExitStatus.UNAVAILABLE if code in _UNAVAILABLE else ExitStatus.FAILED
+
+
+def describe_failure(error: LanceNamespaceError, message: str) -> str:
+    """Return what an operation failed with, with what to do about a namespace that is not there."""
+    if int(error.code) == _NAMESPACE_NOT_FOUND:
+        return f"{message.rstrip('.')}. `tiltyard ls` lists what there is, `tiltyard mkdir` creates a namespace."
+    return message
 
 
 @contextmanager

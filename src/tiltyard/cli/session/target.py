@@ -107,25 +107,37 @@ def open_catalog(target: Target, *, creates: bool = False) -> Catalog:
 
 
 @contextmanager
-def opened_catalog(target: Target, ids: tuple[TypedId, ...] = (), *, creates: bool = False) -> Iterator[Catalog]:
+def opened_catalog(
+    target: Target, ids: tuple[TypedId, ...] = (), *, new_ids: tuple[TypedId, ...] = (), creates: bool = False
+) -> Iterator[Catalog]:
     """Yield the catalog; what its operations raise ends the command with one sentence.
 
-    `ids` are the objects that have to exist: where one does not, the nearest names are told.
+    `ids` are the objects that have to exist: where one does not, the nearest names are told. `new_ids` are those that
+    the command makes: where the namespace of one does not exist, how to create it is told.
     """
     from lance_namespace.errors import LanceNamespaceError, NamespaceNotFoundError, TableNotFoundError
-
-    from tiltyard.cli.session.catalog import describe_missing
 
     catalog = open_catalog(target, creates=creates)
     try:
         yield catalog
     except LanceNamespaceError as error:
-        message = None
+        message = str(error)
         if isinstance(error, TableNotFoundError | NamespaceNotFoundError):
-            message = next(filter(None, (describe_missing(catalog, names) for names in ids)), None)
-        raise CommandError(message or str(error), status_of_code(int(error.code))) from error
+            message = _describe_missing(catalog, ids, new_ids) or f"{message}. `tiltyard ls` lists what there is."
+        raise CommandError(message, status_of_code(int(error.code))) from error
     finally:
         catalog.close()
+
+
+def _describe_missing(catalog: Catalog, ids: tuple[TypedId, ...], new_ids: tuple[TypedId, ...]) -> str | None:
+    """Return a sentence on the first of these that is missing; None where there is nothing more to say."""
+    from tiltyard.cli.session.catalog import describe_missing, describe_missing_namespace
+
+    sentences = (
+        *(describe_missing(catalog, names) for names in ids),
+        *(describe_missing_namespace(catalog, TypedId(names[:-1])) for names in new_ids),
+    )
+    return next(filter(None, sentences), None)
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,8 +159,11 @@ def catalog_command(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(*, target: Target, **arguments: Any) -> None:
         defer_imports()
-        ids = tuple(value for name, value in arguments.items() if isinstance(value, TypedId) and name != "new_id")
-        with opened_catalog(target, ids) as catalog:
+        ids: dict[bool, list[TypedId]] = {True: [], False: []}
+        for name, value in arguments.items():
+            values = value if isinstance(value, tuple) and not isinstance(value, TypedId) else (value,)
+            ids[name == "new_id"] += [each for each in values if isinstance(each, TypedId)]
+        with opened_catalog(target, tuple(ids[False]), new_ids=tuple(ids[True])) as catalog:
             command(catalog, **arguments)
 
     return target_options(run)

@@ -84,7 +84,7 @@ def import_file(
 
     defer_imports()
     import_lazily()
-    with opened_catalog(target, (TypedId(table[:-1]),), creates=True) as catalog:
+    with opened_catalog(target, new_ids=(table,), creates=True) as catalog:
         from tiltyard.cli.transfer.import_source import open_source
 
         schema = _table_schema(catalog, table)

@@ -92,6 +92,9 @@ class CachedRows:
         self._fragments = fragments
         self._only_fragment = fragments.get(0) if len(fragments) == 1 else None
         self._has_deletions = has_deletions
+        self._lengths = {number: batch.num_rows for number, batch in fragments.items()}
+        self.has_row_at_each_id = by_id and not has_deletions
+        """Whether row ids are the addresses of rows, and none of these is deleted."""
         self._sorted: dict[str, _SortedColumn | None] = {}
         self._lookups = 0
         self.response_schemas: dict[tuple[str, ...], pa.Schema] = {}
@@ -104,6 +107,13 @@ class CachedRows:
         """
         column = self._sorted_column(name)
         return None if column is None else column.find(integers)
+
+    def find_ids(self, ids: tuple[int, ...]) -> pa.UInt64Array | None:
+        """Return the addresses of the rows with these row ids, ascending; None where Lance has to find them."""
+        if not self.has_row_at_each_id or min(ids) < 0:
+            return None
+        lengths = self._lengths
+        return pa.array([at for at in sorted(set(ids)) if at & _OFFSET_MASK < lengths.get(at >> 32, 0)], pa.uint64())
 
     def count(self, name: str, integers: Integers) -> int | None:
         """Return how many rows have an integer in a column; None where Lance has to count them, as in `find`."""

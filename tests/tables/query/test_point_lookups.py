@@ -14,6 +14,7 @@ from tiltyard.model.spec import models
 from tiltyard.storage import cached_rows
 from tiltyard.tables.indexes.indexes import prewarm_table_page_cache
 from tiltyard.tables.query import point_lookups
+from tiltyard.tables.query.plan import NO_LIMIT
 from tiltyard.tables.query.point_lookups import (
     PAUSE_SECONDS,
     SLOW_SECONDS,
@@ -142,6 +143,68 @@ def test_list_or_range_runs_on_the_loop_once_it_is_found_in_memory(fields: dict[
     for _ in range(cached_rows._LOOKUPS_BEFORE_SORT):
         query_rows(server, **fields)
     assert query_rows(server, inline=True, **fields) == expected
+
+
+ROW_IDS: list[dict[str, Any]] = [
+    {"filter": f"_rowid IN ({3 << 32}, 7, 1499, 7, {1 << 32 | 3})"},
+    {"filter": f"_rowid in ({3 << 32},7)", "k": NO_LIMIT, "with_row_id": True},
+    {"filter": f"_rowid IN (7, 1500, {9 << 32}, {10**17})", "k": NO_LIMIT},
+    {"filter": f"_rowid IN (8, 7, {2 << 32})", "k": 2},
+    {"filter": f"_rowid = {2 << 32 | 5}", "k": 100},
+    {"filter": "_rowid = 1500"},
+]
+
+
+@pytest.mark.parametrize("fields", ROW_IDS, ids=str)
+def test_rows_by_ids_are_found_without_lance_and_on_the_loop(
+    fields: dict[str, Any], server: Server, table: lance.LanceDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"with_row_id": fields.get("with_row_id", False), "limit": min(fields.get("k", 10), 100)}
+    expected = table.to_table(filter=fields["filter"], **names)
+    monkeypatch.setattr("tiltyard.tables.query.plan.make_scanner", refuse_scanner)
+    found = response_of(server, fields)
+    assert found.equals(expected) and found.schema.equals(expected.schema, check_metadata=True)
+    assert query_rows(server, inline=True, **fields) == expected.to_pylist()
+    page = response_of(server, fields | {"columns": {"column_names": ["kind"]}})
+    assert page["kind"].to_pylist() == expected["kind"].to_pylist()
+
+
+@pytest.mark.parametrize("fields", ROW_IDS, ids=str)
+def test_rows_by_ids_are_found_by_lance_where_rows_are_deleted(
+    fields: dict[str, Any], server: Server, table: lance.LanceDataset
+) -> None:
+    table.delete("id = 7 OR id = 4500")
+    prewarm(server)
+    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    expected = server.open("t").to_table(filter=fields["filter"], limit=min(fields.get("k", 10), 100))
+    assert response_of(server, fields).select(expected.schema.names).equals(expected)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"offset": 1}, {"order_by": [{"column_name": "id", "ascending": False}]}, {"k": 0}, {"version": 1}],
+    ids=str,
+)
+@pytest.mark.usefixtures("table")
+def test_rows_by_ids_with_other_options_are_those_of_a_scan(others: dict[str, Any], server: Server) -> None:
+    fields = {"filter": f"_rowid IN (9, 7, {3 << 32})", "k": NO_LIMIT} | others
+    expected = {"offset": [9, 4500], "order_by": [4500, 9, 7], "k": [], "version": [7, 9, 4500]}[next(iter(others))]
+    assert [row["id"] for row in query_rows(server, **fields)] == expected
+
+
+def test_rows_by_ids_that_are_no_addresses_are_found_by_lance(server: Server) -> None:
+    server.create("t", ROWS, max_rows_per_file=1500, enable_stable_row_ids=True)
+    prewarm(server)
+    fields = {"filter": "_rowid IN (4501, 7)", "k": NO_LIMIT}
+    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    assert [row["id"] for row in query_rows(server, **fields)] == [7, 4501]
+
+
+def test_row_id_below_zero_is_refused_as_by_lance(server: Server, table: lance.LanceDataset) -> None:
+    with pytest.raises(ValueError, match="-1"):
+        table.to_table(filter="_rowid IN (-1, 7)")
+    with pytest.raises(LanceNamespaceError, match="-1"):
+        query_rows(server, filter="_rowid IN (-1, 7)")
 
 
 def test_more_rows_than_a_look_up_orders_are_found_by_lance(

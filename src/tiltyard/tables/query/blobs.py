@@ -25,7 +25,7 @@ from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer, 
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import ARROW_STREAM, models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.query.plan import ROW_ID
+from tiltyard.tables.query.integer_filters import ROW_ID
 from tiltyard.tables.query.policy_enforcement import open_with_policies, redact_errors
 from tiltyard.tables.query.scanners import make_scanner
 from tiltyard.tables.schema.field_paths import arrow_field, path_names

@@ -11,6 +11,8 @@ from functools import lru_cache
 
 from tiltyard.storage.cached_rows import IntegerRange, Integers
 
+ROW_ID = "_rowid"
+
 _FLAGS = re.IGNORECASE | re.ASCII
 _COLUMN = r"\s*(?!(?:true|false|null)\b|current_|local)([a-z_]\w*)"
 """Not a column whose name is a value to SQL."""
@@ -48,6 +50,14 @@ def parse_integer_filter(expression: str) -> IntegerFilter | None:
     if match := _BOUNDS.fullmatch(expression):
         return _bounded(*match.groups())
     return None
+
+
+def parse_row_ids(expression: str) -> tuple[int, ...] | None:
+    """Return the row ids that a filter selects rows by; None for all other filters."""
+    selected = parse_integer_filter(expression)
+    if selected is None or selected.column != ROW_ID or not isinstance(selected.integers, tuple):
+        return None
+    return selected.integers
 
 
 def _bounded(

@@ -23,7 +23,8 @@ from tiltyard.model.ids import table_id
 from tiltyard.storage.vector_cache.cache import VectorKey
 from tiltyard.storage.vector_cache.index import Effort
 from tiltyard.tables.opening import open_cached
-from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, plan_search
+from tiltyard.tables.query.integer_filters import ROW_ID
+from tiltyard.tables.query.plan import STREAMING_OPTION_NAMES, plan_search
 from tiltyard.tables.query.point_lookups import LookupPace, point_lookup_inline
 from tiltyard.tables.query.scanners import make_scanner
 

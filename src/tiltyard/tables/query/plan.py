@@ -19,11 +19,13 @@ import msgspec
 import pyarrow as pa
 from lance.dataset import ColumnOrdering
 from lance_namespace.errors import InvalidInputError
+from msgspec import structs
 
 from tiltyard.model.columns.vector_columns import VectorColumn, vector_columns
 from tiltyard.model.index_types import GRANULARITY, LIST_ELEMENT
 from tiltyard.tables.query.batch_sizes import ORDER_BYTES, SMALL_RESPONSE_ROWS, batch_options, estimate_ordering
 from tiltyard.tables.query.full_text import FullTextQueryBuilder
+from tiltyard.tables.query.integer_filters import ROW_ID, parse_row_ids
 from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array
 from tiltyard.tables.query.scanners import make_scanner
 from tiltyard.tables.query.search_effort import index_types
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from tiltyard.storage.version_cache import Snapshot
 
 NO_LIMIT = 2**63 - 1
-ROW_ID = "_rowid"
 QUERY_INDEX = "query_index"
 DISTANCES = ("l2", "cosine", "dot", "hamming")
 APPROXIMATIONS = ("fast", "normal", "accurate")
@@ -194,6 +195,18 @@ class Search:
             yield make_scanner(self.dataset, self.options)
         for nearest in self.nearest:
             yield make_scanner(self.dataset, self.options, nearest)
+
+
+def limit_to_row_ids(request: models.QueryTableRequest) -> models.QueryTableRequest:
+    """Return a request for rows by their ids with a limit of as many rows; other requests as they are.
+
+    lancedb asks for such rows without a limit, as for a large response.
+    """
+    vector = request.vector
+    if request.filter is None or request.full_text_query or (vector and (vector.single_vector or vector.multi_vector)):
+        return request
+    ids = parse_row_ids(request.filter)
+    return request if ids is None or len(ids) >= request.k else structs.replace(request, k=len(ids))
 
 
 def plan_search(snapshot: Snapshot, request: models.QueryTableRequest) -> Search:

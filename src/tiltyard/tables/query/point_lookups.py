@@ -18,8 +18,8 @@ from tiltyard.access.authorization import effective_policy_of
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
 from tiltyard.tables.opening import open_cached
-from tiltyard.tables.query.integer_filters import IntegerFilter, parse_integer_filter
-from tiltyard.tables.query.plan import column_names
+from tiltyard.tables.query.integer_filters import IntegerFilter, parse_integer_filter, parse_row_ids
+from tiltyard.tables.query.plan import column_names, limit_to_row_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,13 +85,13 @@ def lookup_columns(dataset: lance.LanceDataset) -> LookupColumns:
 def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Context | None:
     """For `inline`: return a context for a point look-up in a cached local table without policies for the principal.
 
-    A list or a range of integers is one if its rows are found in memory.
+    A list or a range of integers is one if its rows are found in memory, and so are row ids.
     """
+    request = limit_to_row_ids(request)
     expression = _looked_up(request)
     if expression is None:
         return None
-    match, integers = _LOOKUP.fullmatch(expression), None
-    if match is None and (integers := parse_integer_filter(expression)) is None:
+    if _LOOKUP.fullmatch(expression) is None and parse_integer_filter(expression) is None:
         return None
     try:
         table = _open_inline(ctx, request.id)
@@ -104,17 +104,11 @@ def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Cont
     names = column_names(snapshot) if requested is None else tuple(requested)
     if not cache.has(key, snapshot.dataset, names):
         return None
-    lookups = snapshot.fact(lookup_columns)
-    if not lookups.pace.is_fast:
-        return None
-    if integers is None:
-        assert match is not None
-        if match[1] not in lookups.columns:
-            return None
-    elif _count_at_once(cache, key, table, integers) is None:
+    pace = snapshot.fact(lookup_columns).pace
+    if not pace.is_fast or not _is_found_at_once(cache, key, table, names, expression):
         return None
     started = perf_counter()
-    return ctx.with_open_table(table_id(request.id), table, lambda: lookups.pace.record(perf_counter() - started))
+    return ctx.with_open_table(table_id(request.id), table, lambda: pace.record(perf_counter() - started))
 
 
 def count_inline(ctx: Context, request: models.CountTableRowsRequest) -> Context | None:
@@ -144,6 +138,19 @@ def _open_inline(ctx: Context, names: list[str] | None) -> OpenTable | None:
     """Return a cached local table without policies for the principal; None for others. Raises as `open_cached` does."""
     table = open_cached(ctx, names)
     return None if table is None or effective_policy_of(ctx, table.record) is not None else table
+
+
+def _is_found_at_once(
+    cache: ColumnCache, key: BranchKey, table: OpenTable, names: tuple[str, ...], expression: str
+) -> bool:
+    """Return whether an index finds the rows that a look-up selects, or they are found in these cached columns."""
+    if parse_row_ids(expression) is not None:
+        rows = cache.rows(key, table.dataset, names)
+        return rows is not None and rows.has_row_at_each_id
+    if (match := _LOOKUP.fullmatch(expression)) is not None:
+        return match[1] in table.snapshot.fact(lookup_columns).columns
+    selected = parse_integer_filter(expression)
+    return selected is not None and _count_at_once(cache, key, table, selected) is not None
 
 
 def _count_at_once(cache: ColumnCache, key: BranchKey, table: OpenTable, selected: IntegerFilter) -> int | None:

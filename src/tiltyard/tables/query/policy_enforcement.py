@@ -24,7 +24,8 @@ from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.spec import models
 from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.opening import open_for_reading
-from tiltyard.tables.query.plan import ROW_ID, Search, full_text_columns
+from tiltyard.tables.query.integer_filters import ROW_ID
+from tiltyard.tables.query.plan import Search, full_text_columns
 from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:

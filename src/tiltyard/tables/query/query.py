@@ -28,7 +28,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import explain_copy_on_disk, open_for_reading, with_copy_on_disk
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.query.memory_search import query_inline, search_together, waiting_search
-from tiltyard.tables.query.plan import QUERY_INDEX, Search, plan_search
+from tiltyard.tables.query.plan import QUERY_INDEX, Search, limit_to_row_ids, plan_search
 from tiltyard.tables.query.point_lookups import count_inline
 from tiltyard.tables.query.policy_enforcement import (
     PolicyScope,
@@ -86,6 +86,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
         if (view := find_view(ctx, request.id)) is None:
             raise
         return _query_view(ctx, view, request)
+    request = limit_to_row_ids(request)
 
     def answer(table: OpenTable) -> ArrowAnswer:
         if table.search_call is not None and scope is None:
@@ -270,6 +271,7 @@ def _plan_nested_query(
     read_branch = Branch.parse(branch or query.branch)
     table = open_for_reading(ctx, names, branch=read_branch, version=query.version, by_catalog=True)
     table = with_copy_on_disk(ctx, table, read_branch, query.version)
+    query = limit_to_row_ids(query)
     with _query_errors(table.dataset):
         lines = [explain_copy_on_disk(ctx, table, read_branch, query.version)]
         return plan_search(table.snapshot, query), _caches_for(ctx, table, read_branch, query), lines

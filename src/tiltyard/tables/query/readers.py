@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from tiltyard.tables.query.integer_filters import ROW_ID, parse_row_ids
 from tiltyard.tables.query.memory_search import BatchReader, MemorySearch
-from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, column_names
+from tiltyard.tables.query.plan import STREAMING_OPTION_NAMES, column_names
 from tiltyard.tables.query.point_lookups import count_in_memory, find_in_memory, unlimited_lookup
 from tiltyard.tables.query.search_effort import choose_effort
 from tiltyard.tables.query.shared_searches import can_share, find_shared
@@ -129,9 +130,12 @@ def _rows_in_memory(
     if (with_row_id and rows.address != ROW_ID) or not rows.fields.keys() >= set(output):
         return []
     cache, key = cached_columns.cache, cached_columns.key
-    addresses = find_in_memory(
-        search.snapshot, options["filter"], lambda name: cache.rows(key, search.dataset, (name,))
-    )
+    if (ids := parse_row_ids(options["filter"])) is not None:
+        addresses = rows.find_ids(ids)
+    else:
+        addresses = find_in_memory(
+            search.snapshot, options["filter"], lambda name: cache.rows(key, search.dataset, (name,))
+        )
     if addresses is None:
         return []
     addresses = addresses.slice(0, search.max_rows)

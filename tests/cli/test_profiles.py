@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 from pathlib import Path
 
@@ -91,9 +92,47 @@ def test_administration_goes_to_the_server_of_the_profile(
     assert printed(run_command("whoami")).startswith("principal:  operator")
 
 
+def test_undrop_goes_to_the_server_of_the_profile_with_ids_as_they_are_listed(
+    tmp_path: Path, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "n.csv").write_text("n\n1\n")
+    assert "no catalog" in refused(run_command("undrop"), 1)
+    printed(run_command("login", secured.url, "--profile", "ann", stdin=f"{secured.keys['ann']}\n"))
+    printed(run_command("login", secured.url, stdin=f"{secured.keys['administrator']}\n"))
+    printed(run_command("mkdir", "lost"))
+    for name in ("lost.found", 'lost."a.b"'):
+        printed(run_command("import", "n.csv", name))
+        said = printed(run_command("rm", name, "--yes"))
+        words = shlex.split(said.partition("tiltyard ")[2])
+        assert name in printed(run_command("undrop")) and name not in printed(run_command("undrop", "--profile", "ann"))
+        assert printed(run_command(*words)).startswith(f"{name} is back, at ")
+    assert "No dropped table" in refused(run_command("undrop", "lost.found"), 1)
+    printed(run_command("rm", "lost.found", "--yes"))
+    assert "lost.again is back" in printed(run_command("undrop", "lost.found", "--as", "lost.again"))
+    said = printed(run_command("rm", "-r", "lost", "--yes"))
+    assert (
+        printed(run_command("undrop", "--namespace", "lost", "--url", secured.url)) == "lost is back, with 2 tables\n"
+    )
+    root = str(secured.server.root)
+    assert printed(run_command("undrop", "--root", root)) == printed(run_command("undrop"))
+    printed(run_command("rm", "-r", "lost", "--yes"))
+
+
 @pytest.mark.parametrize(
     "words",
-    ["whoami", "grants", "role list", "policy list films", "mount list", "key list", "principal list", "audit", "gc"],
+    [
+        "whoami",
+        "grants",
+        "role list",
+        "policy list films",
+        "mount list",
+        "key list",
+        "principal list",
+        "audit",
+        "gc",
+        "undrop",
+    ],
 )
 def test_a_mistyped_root_is_refused_and_not_created(tmp_path: Path, words: str) -> None:
     root = tmp_path / "tpyo"

@@ -3,104 +3,88 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.options import DATABASE, settings_options
+from tiltyard.cli.options import catalog_options
+from tiltyard.cli.session.ids import TABLE, TABLE_OR_NAMESPACE, TypedId
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
-    from tiltyard.context import Context
-    from tiltyard.model.ids import Id
+    from tiltyard.cli.client import Call
 
 
 @click.command("undrop", short_help="Bring back a dropped table or namespace.")
-@click.argument("table", required=False)
-@click.option("--namespace", help="Bring back this namespace, with all that was dropped with it.")
-@click.option("--as", "new_name", help="The new name; the old one by default.")
+@click.argument("table", required=False, type=TABLE)
+@click.option(
+    "--namespace", type=TABLE_OR_NAMESPACE, help="Bring back this namespace, with all that was dropped with it."
+)
+@click.option("--as", "new_id", type=TABLE, help="The new name; the old one by default.")
 @click.option(
     "--which", "dropped_id", type=int, help="The number from the list, where several dropped objects had this name."
 )
-@settings_options(*DATABASE)
+@catalog_options
 def undrop(
-    settings: Settings, table: str | None, namespace: str | None, new_name: str | None, dropped_id: int | None
+    settings: Settings,
+    table: TypedId | None,
+    namespace: TypedId | None,
+    new_id: TypedId | None,
+    dropped_id: int | None,
+    url: str,
+    key: str,
 ) -> None:
     """Bring back a dropped or deregistered table, or a dropped namespace; without arguments, list them.
 
     \b
     Examples:
-      tiltyard undrop --root ./data
-      tiltyard undrop --root ./data films
-      tiltyard undrop --root ./data 'library$books' --as 'library$books_of_may'
-      tiltyard undrop --root ./data --namespace library
+      tiltyard undrop
+      tiltyard undrop films
+      tiltyard undrop library.books --as library.books_of_may
+      tiltyard undrop --namespace library --root ./data
     """
-    from tiltyard.cli.client import open_context
+    from tiltyard.cli.client import connect
 
     if table is not None and namespace is not None:
         refuse("Name a table or a --namespace, not both.")
-    if (new_name is not None or dropped_id is not None) and table is namespace is None:
+    if (new_id is not None or dropped_id is not None) and table is namespace is None:
         refuse("Name the table or the --namespace to bring back.")
-    with open_context(settings) as ctx:
+    with connect(settings, url, key) as call:
         if table is not None:
-            _undrop_table(ctx, _parse(table), _parse(table if new_name is None else new_name), dropped_id)
+            _undrop_table(call, table, new_id or table, dropped_id)
         elif namespace is not None:
-            _undrop_namespace(ctx, _parse(namespace), _parse(namespace if new_name is None else new_name), dropped_id)
+            _undrop_namespace(call, namespace, new_id or namespace, dropped_id)
         else:
-            _list_dropped(ctx)
+            _list_dropped(call)
 
 
-def _undrop_table(ctx: Context, path: Id, new_path: Id, dropped_id: int | None) -> None:
-    from tiltyard.catalog.undrop import undrop_table
-    from tiltyard.model.ids import Id
-    from tiltyard.model.spec import models
-
-    new_name = new_path.name if new_path else None
-    request = models.UndropTableRequest(
-        id=list(path), dropped_id=dropped_id, new_namespace_id=list(new_path.parent), new_table_name=new_name
+def _undrop_table(call: Call, table: TypedId, new_id: TypedId, dropped_id: int | None) -> None:
+    restored = call(
+        "UndropTable",
+        id=list(table),
+        dropped_id=dropped_id,
+        new_namespace_id=list(new_id[:-1]),
+        new_table_name=new_id[-1],
     )
-    table = undrop_table(ctx, request)
-    click.echo(f"{Id(table.id)} is back, at {table.location}")
+    click.echo(f"{TypedId(restored['id'])} is back, at {restored['location']}")
 
 
-def _undrop_namespace(ctx: Context, path: Id, new_path: Id, dropped_id: int | None) -> None:
-    from tiltyard.catalog.undrop import undrop_namespace
-    from tiltyard.model.ids import Id
-    from tiltyard.model.spec import models
-
-    request = models.UndropNamespaceRequest(id=list(path), dropped_id=dropped_id, new_namespace_id=list(new_path))
-    namespace = undrop_namespace(ctx, request)
-    click.echo(f"{Id(namespace.id)} is back, with {namespace.tables} tables")
+def _undrop_namespace(call: Call, namespace: TypedId, new_id: TypedId, dropped_id: int | None) -> None:
+    restored = call("UndropNamespace", id=list(namespace), dropped_id=dropped_id, new_namespace_id=list(new_id))
+    click.echo(f"{TypedId(restored['id'])} is back, with {restored['tables']} tables")
 
 
-def _list_dropped(ctx: Context) -> None:
+def _list_dropped(call: Call) -> None:
     """Print all namespaces and tables that can be brought back, newest first."""
-    from tiltyard.catalog.undrop import list_dropped_namespaces, list_dropped_tables
-    from tiltyard.model.spec import models
+    from tiltyard.cli.client import list_pages
 
-    token, is_first = None, True
-    while is_first or token:
-        namespaces = list_dropped_namespaces(ctx, models.ListDroppedNamespacesRequest(page_token=token))
-        for namespace in namespaces.namespaces:
-            _print_dropped(namespace.dropped_id, "namespace", namespace.due_at_millis, namespace.id)
-        token, is_first = namespaces.page_token, False
-    token, is_first = None, True
-    while is_first or token:
-        tables = list_dropped_tables(ctx, models.ListDroppedTablesRequest(page_token=token))
-        for table in tables.tables:
-            _print_dropped(table.dropped_id, f"{table.kind} table", table.due_at_millis, table.id)
-        token, is_first = tables.page_token, False
+    for namespace in list_pages(call, "ListDroppedNamespaces", "namespaces"):
+        _print_dropped(namespace, "namespace")
+    for table in list_pages(call, "ListDroppedTables", "tables"):
+        _print_dropped(table, f"{table['kind']} table")
 
 
-def _print_dropped(dropped_id: int, kind: str, due_at_millis: int, names: list[str]) -> None:
-    from tiltyard.model.ids import Id
-
-    until = datetime.fromtimestamp(due_at_millis / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-    click.echo(f"{dropped_id:>8}  {kind:<18}  until {until}  {Id(names)}")
-
-
-def _parse(text: str) -> Id:
-    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-
-    return parse_id(text, DEFAULT_DELIMITER)
+def _print_dropped(dropped: dict[str, Any], kind: str) -> None:
+    until = datetime.fromtimestamp(dropped["due_at_millis"] / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    click.echo(f"{dropped['dropped_id']:>8}  {kind:<18}  until {until}  {TypedId(dropped['id'])}")

@@ -10,7 +10,7 @@ from lance_namespace.errors import InternalError, InvalidInputError, LanceNamesp
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.runs import RunCanceledError
-from tiltyard.pipeline.task_errors import clean_message
+from tiltyard.pipeline.task_errors import clean_message, drop_repeated_prefix
 
 __all__ = ["RunCanceledError", "RunFailedError", "naming", "translate"]
 
@@ -34,7 +34,7 @@ def translate() -> Iterator[None]:
     except RefusedError as error:
         raise InvalidInputError(_name_arguments(str(error))) from error
     except LanceNamespaceError as error:
-        error.args = (_name_arguments(str(error)),)
+        error.args = (_name_arguments(drop_repeated_prefix(str(error))),)
         raise
 
 

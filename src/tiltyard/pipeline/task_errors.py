@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 _SOURCE_POSITION = re.compile(r",? (?:location: )?/\S*\.rs:\d+:\d+|\n\s*Debug source:.*", re.DOTALL)
 _PREFIXES = re.compile(r"^(?:(?:Invalid user input|Namespace error|Schema error|LanceError\(\w+\)|External error): )+")
 
+_REPEATED_PREFIX = re.compile(r"^([^:]+: )\1+")
+"""What generated clients put before an error's message, which begins with the same."""
+
 
 class RowsFailedError(RefusedError):
     """A function failed on rows, of which others may have values: those of its last call are `rows`."""
@@ -28,3 +31,8 @@ class RowsFailedError(RefusedError):
 def clean_message(error: BaseException) -> str:
     """Return the message of an error of Lance or an object store, without source positions and final full stop."""
     return _PREFIXES.sub("", _SOURCE_POSITION.sub("", str(error))).strip().rstrip(".,")
+
+
+def drop_repeated_prefix(message: str) -> str:
+    """Return a message without what it begins with twice: `Table not found: Table not found: films`."""
+    return _REPEATED_PREFIX.sub(r"\1", message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -123,5 +124,4 @@ def _count_rows(catalog: Catalog, table: TypedId) -> str:
 
 def _way_back(object_id: TypedId, flag: str = "") -> str:
     """Return a sentence on how a dropped object comes back."""
-    quoted = "$".join(object_id)
-    return f"An operator can bring it back while it is in the trash: tiltyard undrop {flag}'{quoted}'"
+    return f"While it is in the trash it can be brought back: tiltyard undrop {flag}{shlex.quote(str(object_id))}"

@@ -27,6 +27,7 @@ from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
 from tiltyard.pipeline.session import LazySession, describe_application
+from tiltyard.pipeline.task_errors import drop_repeated_prefix
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -331,14 +332,12 @@ def public_message(error: BaseException, job_id: str) -> str:
 MAX_MESSAGE_LENGTH = 2_000
 _CONDITION = re.compile(r"[A-Z0-9_.]{1,200}")
 _TRACE = "Traceback (most recent call last)"
-_REPEATED_PREFIX = re.compile(r"^([^:]+: )\1+")
-"""What generated clients put before an error's message, which begins with the same."""
 
 
 def short_message(error: BaseException) -> str:
     """Return why a job failed, in a few sentences at most; the pages of Spark and Java are in their logs."""
     text = str(error) if isinstance(error, LanceNamespaceError) else f"{type(error).__name__}: {_last_line(error)}"
-    text = _REPEATED_PREFIX.sub(r"\1", text)
+    text = drop_repeated_prefix(text)
     return text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:MAX_MESSAGE_LENGTH]} …"
 
 

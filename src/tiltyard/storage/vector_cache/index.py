@@ -98,7 +98,7 @@ class MemoryIndex:
     def add(self, addresses: Array, vectors: Array) -> None:
         """Add rows, in the calling thread alone."""
         with self._lock.write():
-            self._faiss.omp_set_num_threads(1)
+            stay_in_this_thread()
             start = self.rows
             self.addresses[start : start + len(addresses)] = addresses
             index = self._vectors if self._refined is None else self._refined
@@ -113,7 +113,7 @@ class MemoryIndex:
         if self.rows <= _EXACT_ROWS:
             return
         faiss, dimension, number = self._faiss, self._vectors.d, _partitions(self.rows)
-        faiss.omp_set_num_threads(1)
+        stay_in_this_thread()
         rng = np.random.default_rng(0)
         rows = self._rows()
         sample = rows[np.sort(rng.choice(self.rows, min(self.rows, _TRAINING_ROWS * number), replace=False))]
@@ -145,7 +145,7 @@ class MemoryIndex:
         `queries` has the shape (queries, dimension); the bitmap `allowed` selects the rows that may be returned.
         """
         points = self._pad(queries)
-        self._faiss.omp_set_num_threads(1)
+        stay_in_this_thread()
         with self._lock.read():
             rows = self.rows  # those that are being added to it are not allowed to any version yet
             if self._refined is None or allowed_rows <= max(_EXACT_ROWS, 4 * count, rows // _EXACT_SHARE):
@@ -227,6 +227,18 @@ def _padded(dimension: int) -> int:
 
 def _partitions(rows: int) -> int:
     return max(1, int(rows**0.5))
+
+
+def stay_in_this_thread() -> None:
+    """Let FAISS compute what the calling thread asks for in that thread alone."""
+    import faiss  # noqa: PLC0415  # an extra, and loaded by the first index
+
+    if not getattr(_thread, "is_alone", False):  # the call gives the interpreter to another thread
+        faiss.omp_set_num_threads(1)
+        _thread.is_alone = True
+
+
+_thread = threading.local()
 
 
 class _ReadWriteLock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tiltyard.storage.vector_cache.fragments import Array, Block
-from tiltyard.storage.vector_cache.index import Effort, MemoryIndex
+from tiltyard.storage.vector_cache.index import Effort, MemoryIndex, stay_in_this_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class OtherRows:
         every = bool(mask.all())
         addresses, vectors = (self.addresses, self.vectors) if every else (self.addresses[mask], self.vectors[mask])
         kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-        faiss.omp_set_num_threads(1)
+        stay_in_this_thread()
         distances, places = faiss.knn(queries, vectors, min(count, len(vectors)), kind)
         return list(zip(addresses[places], distances if metric == "l2" else 1 - distances, strict=True))
 

@@ -22,6 +22,7 @@ from statistics import median
 
 from bench.load import Load
 from bench.rounds import Side
+from bench.servers import Server
 from bench.vector_clients import LIBRARIES, lancedb_client, measure_client
 from bench.vector_subjects import CHECKED, NEAREST, TABLE, Chroma, Matrix, Subject, Tiltyard, Vectors
 from bench.wire import ARROW, call, call_json, of_table, stream
@@ -189,8 +190,13 @@ def main() -> None:
         if "callers" in arguments.only:
             address = subjects[1].server.address
             url, client = f"http://{address.host}:{address.port}", "Tiltyard, in memory, by lancedb's client"
-            for line in measure_client(client, lancedb_client, url, shape, CALLERS, arguments.seconds):
-                print(line, flush=True)
+            replay = Server("replay", ["bench.replay", url], folder / "replay.log")
+            stack.callback(replay.stop)
+            at_once = f"http://{replay.address.host}:{replay.address.port}"
+            limit = "a server that answers at once, by lancedb's client (the recall is no figure)"
+            for name, target in ((client, url), (limit, at_once)):
+                for line in measure_client(name, lancedb_client, target, shape, CALLERS, arguments.seconds):
+                    print(line, flush=True)
         for kind, library in LIBRARIES.items() if "libraries" in arguments.only else ():
             for line in measure_client(kind, library, str(folder / "root"), shape, CALLERS, arguments.seconds):
                 print(line, flush=True)

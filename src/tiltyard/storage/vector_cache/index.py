@@ -231,9 +231,9 @@ def _partitions(rows: int) -> int:
 
 def stay_in_this_thread() -> None:
     """Let FAISS compute what the calling thread asks for in that thread alone."""
-    import faiss  # noqa: PLC0415  # an extra, and loaded by the first index
-
     if not getattr(_thread, "is_alone", False):  # the call gives the interpreter to another thread
+        import faiss  # noqa: PLC0415  # an extra, and loaded by the first index
+
         faiss.omp_set_num_threads(1)
         _thread.is_alone = True
 

@@ -17,6 +17,8 @@ from lance_namespace.errors import (
 
 import tiltyard
 from tests.access.conftest import ROWS_AS_STREAM, Catalog
+from tiltyard.access.rights import Rights
+from tiltyard.model.principals import Principal
 from tiltyard_conformance.cases import ROWS
 
 
@@ -83,6 +85,23 @@ def test_namespace_on_the_way_to_a_granted_table_is_seen_by_its_name_alone(catal
     ann.namespace_exists({"id": ["s"]})
     assert type(error_of(ann.describe_namespace, {"id": ["s"]})) is PermissionDeniedError
     assert type(error_of(ann.list_namespaces, {"id": ["z"]})) is NamespaceNotFoundError
+
+
+def test_list_of_all_tables_is_a_fast_read_unless_many_namespaces_inherit(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiltyard.access.rights.FEW_NAMESPACES", 2)
+    for path in (("s",), ("s", "deep")):
+        catalog.namespace(*path)
+    for name in ("t", "u", "v"):
+        catalog.table("s", name)
+        catalog.grant("ann", "read", table=("s", name))
+    ann = Principal("ann", (), "test")
+    assert Rights(catalog.store, ann).has_few_namespaces
+    catalog.grant("ann", "read", namespace=("s", "deep"))
+    assert Rights(catalog.store, ann).has_few_namespaces
+    catalog.grant("ann", "read", namespace=("s",))
+    assert not Rights(catalog.store, ann).has_few_namespaces
 
 
 def test_nobody_without_grants_sees_anything(catalog: Catalog) -> None:

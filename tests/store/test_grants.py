@@ -12,7 +12,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.modes import CreateMode
 from tiltyard.store import GRANTS_GENERATION, Creator
 from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
-from tiltyard.store.access.visibility import _page_of_namespaces
+from tiltyard.store.access.visibility import _page_of_all_tables, _page_of_namespaces
 from tiltyard.store.schema import migrations
 
 if TYPE_CHECKING:
@@ -235,6 +235,34 @@ class History:
         return {path[:depth] for path in granted for depth in range(len(path) + 1)}
 
 
+def check_tables(store: Store, history: History, grantees: list[str], size: int) -> None:
+    """Check the list of all tables, by pages of a size, against a filter of all tables."""
+    namespaces = {path for path, id_ in history.namespaces.items() if (NAMESPACE, id_) in history.granted}
+
+    def is_visible(path: Path, id_: int) -> bool:
+        return (TABLE, id_) in history.granted or any(path[:depth] in namespaces for depth in range(len(path)))
+
+    found: list[Path] = []
+    after = None
+    while page := store.all_visible_tables(grantees, after, size):
+        assert len(page) <= size
+        found += [(*entry.namespace, entry.name) for entry in page]
+        after = page[-1].namespace_id, page[-1].name
+        if len(page) < size:
+            break
+    paths = [path for path, id_ in history.tables.items() if is_visible(path, id_)]
+    assert found == sorted(paths, key=lambda path: (history.namespaces[path[:-1]], path[-1]))
+
+
+@pytest.mark.parametrize(("seed", "grantees"), [(11, 2), (12, 16), (13, 40)])
+def test_all_visible_tables_under_any_history_are_those_of_a_filter(store: Store, seed: int, grantees: int) -> None:
+    history = History(store, seed)
+    names = [ANN, OPS, *(f"group:{number}" for number in range(2, grantees))]
+    for number in range(150):
+        history.step()
+        check_tables(store, history, names, (1, 2, 3, 50)[number % 4])
+
+
 def check_namespaces(store: Store, history: History, grantees: list[str]) -> None:
     """Check every list of namespaces, by pages of two."""
     visible = history.visible()
@@ -302,6 +330,41 @@ def test_page_of_visible_namespaces_reads_no_other_grants(store: Store, database
     explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}"
     ((found,),) = store._database.read(lambda connection: connection.rows(explain, *values))
     assert 0 < rows_read(found[0]["Plan"]) <= 30  # of 1,000 grants: two groups, to the first table in each
+
+
+@pytest.mark.parametrize("after", [None, (9, "t3")])
+def test_page_of_all_visible_tables_reads_no_other_grants_and_tables(
+    store: Store, database_kind: str, after: tuple[int, str] | None
+) -> None:
+    for number in range(60):
+        home = store.create_namespace((f"n{number:02}",), {}).id
+        for table in range(10):
+            add_table(store, f"n{number:02}", f"t{table}", creator=Creator("ann", READ) if table % 2 else None)
+    store.grant(ANN, NAMESPACE, home, READ, "root")
+    sql, values = _page_of_all_tables([ANN, OPS], after, 4, True)
+    if database_kind == "sqlite":
+        plan = store._database.read(lambda connection: connection.rows(f"EXPLAIN QUERY PLAN {sql}", *values))
+        steps = [row[-1] for row in plan]
+        assert not [step for step in steps if step.startswith(("SCAN grants", "SCAN tables", "SCAN namespaces"))]
+        read = [step for step in steps if step.startswith("SEARCH grants")]
+        assert read
+        assert all(
+            "grantee=?" in step and ("object_id" in step or "namespace_id" in step or "kind=?" in step) for step in read
+        )
+        return
+    explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}"
+    ((found,),) = store._database.read(lambda connection: connection.rows(explain, *values))
+    assert 0 < rows_read(found[0]["Plan"]) <= 50  # of 300 grants and 600 tables
+
+
+def test_namespaces_that_inherit_are_counted_once_up_to_a_limit(store: Store, tree: dict[str, int]) -> None:
+    assert store.count_inheriting_namespaces([ANN, OPS], 9) == 0
+    store.grant(ANN, TABLE, tree["ct"], READ, "root")
+    assert store.count_inheriting_namespaces([ANN, OPS], 9) == 0
+    for grantee, name in ((ANN, "a"), (OPS, "a"), (OPS, "ab")):
+        store.grant(grantee, NAMESPACE, tree[name], READ, "root")
+    assert store.count_inheriting_namespaces([ANN, OPS], 9) == 2
+    assert store.count_inheriting_namespaces([ANN, OPS], 1) == 1
 
 
 def test_all_visible_tables_pages_through_single_and_inherited_ones(store: Store, tree: dict[str, int]) -> None:

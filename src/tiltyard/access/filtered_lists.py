@@ -23,6 +23,16 @@ def inline_unless_many_grants(ctx: Context, request: object) -> Context | None:
     return ctx if ctx.principal.administrator or caller_rights(ctx).has_few_grants else None
 
 
+def inline_unless_many_namespaces(ctx: Context, request: object) -> Context | None:
+    """Return the context, as `inline` of a list of all tables: a short read, unless very many namespaces inherit.
+
+    However many grants there are on tables, a page reads those on it alone.
+    """
+    if ctx.principal.administrator or (rights := caller_rights(ctx)).on_namespace(ROOT) or rights.has_few_namespaces:
+        return ctx
+    return None
+
+
 def list_namespaces(ctx: Context, path: Id, after: str | None, count: int) -> list[str]:
     """Return the names of the namespaces directly in one. Raises NamespaceNotFoundError."""
     store = ctx.store

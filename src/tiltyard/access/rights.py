@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tiltyard.store import Store, TableRecord
 
 FEW_GRANTS = 1_000
-"""Up to so many grants, filtered lists are fast reads."""
+"""Up to so many grants, filtered lists of what was removed are fast reads."""
+FEW_NAMESPACES = 1_000
+"""Up to so many namespaces that inherit a principal's grants, its list of all tables is a fast read."""
 RECOUNT_SECONDS = 10.0
 MOST_PRINCIPALS = 10_000
 MOST_OBJECTS = 100_000
@@ -34,9 +36,11 @@ class Rights:
     __slots__ = (
         "_effective_policies",
         "_has_few_grants",
+        "_has_few_namespaces",
         "_namespaces",
         "_principal",
         "_recount_at",
+        "_recount_namespaces_at",
         "_store",
         "_tables",
         "grantees",
@@ -55,12 +59,22 @@ class Rights:
         self._namespaces: dict[int, int] = {}
         self._tables: dict[int, int] = {}
         self._effective_policies: dict[int, EffectivePolicy | None] = {}
-        self._has_few_grants = False
-        self._recount_at = 0.0
+        self._has_few_grants = self._has_few_namespaces = False
+        self._recount_at = self._recount_namespaces_at = 0.0
+
+    @property
+    def has_few_namespaces(self) -> bool:
+        """Whether its list of all tables is fast: few namespaces inherit. Raises ServiceUnavailableError."""
+        now = time.monotonic()
+        if now >= self._recount_namespaces_at:
+            count = self._store.count_inheriting_namespaces(self.grantees, FEW_NAMESPACES)
+            self._has_few_namespaces = count < FEW_NAMESPACES
+            self._recount_namespaces_at = now + RECOUNT_SECONDS  # namespaces come without a new generation
+        return self._has_few_namespaces
 
     @property
     def has_few_grants(self) -> bool:
-        """Whether lists that are filtered by its grants are fast. Raises ServiceUnavailableError."""
+        """Whether lists of what was removed, which all grants filter, are fast. Raises ServiceUnavailableError."""
         now = time.monotonic()
         if now >= self._recount_at:
             self._has_few_grants = self._store.count_grants(self.grantees, FEW_GRANTS) < FEW_GRANTS

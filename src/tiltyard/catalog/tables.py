@@ -13,7 +13,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.authorization import effective_policy_of
-from tiltyard.access.filtered_lists import inline_unless_many_grants
+from tiltyard.access.filtered_lists import inline_unless_many_namespaces
 from tiltyard.access.filtered_lists import list_all_tables as all_visible_tables
 from tiltyard.access.filtered_lists import list_tables as visible_tables
 from tiltyard.access.needs import (
@@ -275,7 +275,7 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
 
 def _inline_without_database(ctx: Context, request: models.ListAllTablesRequest) -> Context | None:
     """Return the context, as `inline`, for a list of all tables: for those of a database all are read."""
-    return None if ctx.database else inline_unless_many_grants(ctx, request)
+    return None if ctx.database else inline_unless_many_namespaces(ctx, request)
 
 
 @operation(needs=ANY_CALLER, inline=_inline_without_database, changes=False)

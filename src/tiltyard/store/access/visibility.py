@@ -14,7 +14,7 @@ from tiltyard.store.jobs import NEWEST as NEWEST_JOB
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
 from tiltyard.store.repository import Repository, reads
-from tiltyard.store.tables.tables import WITH_ANCESTORS, read_listed_tables
+from tiltyard.store.tables.tables import WITH_ANCESTORS, planned_limit, read_listed_tables
 from tiltyard.store.tables.trash import NEWEST as NEWEST_REMOVAL
 
 if TYPE_CHECKING:
@@ -32,11 +32,13 @@ GRANTED_TABLES = """
             SELECT 1 FROM tables WHERE tables.id = object_id AND tables.namespace_id = grants.namespace_id
                 AND tables.name = table_name AND (? OR NOT declared) AND (? OR mount_id IS NULL)
         ) IS NOT NULL
-        GROUP BY grants.namespace_id, table_name ORDER BY grants.namespace_id, table_name LIMIT ?
+        GROUP BY grants.namespace_id, table_name ORDER BY grants.namespace_id, table_name LIMIT {limit}
     ) granted
 """
 TABLES_IN_NAMESPACE = GRANTED_TABLES.replace("{place}", "grants.namespace_id = ? AND table_name > ?")
 TABLES_IN_CATALOG = GRANTED_TABLES.replace("{place}", "(grants.namespace_id, table_name) > (?, ?)")
+# A subquery hides the grantee from PostgreSQL's planner, so that a plan for any grantee looks as good as one for this.
+TABLES_OF_GRANTEE = TABLES_IN_CATALOG.replace("IN ({grantees})", "= (SELECT CAST(? AS TEXT))")
 MOST_SELECTS = 16
 """Up to so many grantees have a select each, which ends with the page; for more, all their grants there are sorted."""
 TABLES = "SELECT table_name FROM ({granted}) found ORDER BY 1 LIMIT ?"
@@ -88,22 +90,45 @@ WITH_DESCENDANTS = """, down (id) AS (
         UNION SELECT namespaces.id FROM down CROSS JOIN namespaces WHERE namespaces.parent_id = down.id
     )
 """
-GRANTED_NAMESPACES = """
-    WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
-        SELECT DISTINCT kind, object_id FROM grants WHERE grantee IN ({grantees}) AND kind = 'namespace'
+# Namespaces with a grant on them or above them: each is reached once, from the nearest one with a grant, so that there
+# are no duplicates to remove. BETWEEN as in ALL_BELOW.
+INHERITING = """
+    WITH RECURSIVE inheriting (id) AS (
+        SELECT DISTINCT object_id FROM (VALUES {grantee_rows}) own CROSS JOIN grants
+        WHERE grantee = own.column1 AND kind = 'namespace'
+        UNION ALL
+        SELECT namespaces.id FROM inheriting CROSS JOIN namespaces
+        WHERE namespaces.parent_id BETWEEN inheriting.id AND inheriting.id AND (
+            SELECT count(*) FROM grants
+            WHERE grantee IN ({grantees}) AND kind = 'namespace' AND object_id = namespaces.id
+        ) = 0
     )
 """
-ALL_TABLES = f"""{GRANTED_NAMESPACES}{WITH_DESCENDANTS}, page (namespace_id, name) AS (
+COUNT_INHERITING = f"{INHERITING} SELECT count(*) FROM (SELECT 1 FROM inheriting LIMIT ?) found"
+# In three parts: tables with a grant of their own; the rest of the namespace where the last page ended, if it inherits;
+# the later namespaces that inherit. All are read by an index, which PostgreSQL uses for an array, but not surely for a
+# subquery.
+ALL_TABLES = f"""{INHERITING}, later (id) AS (SELECT id FROM inheriting WHERE id > ?), page (namespace_id, name) AS (
         {{granted}}
+        {{rest}}
         UNION
         SELECT * FROM (
             SELECT namespace_id, name FROM tables
-            WHERE namespace_id IN (SELECT id FROM down) AND (namespace_id, name) > (?, ?) AND (? OR NOT declared)
-                AND mount_id IS NULL
-            ORDER BY namespace_id, name LIMIT ?
+            WHERE (namespace_id /*+ = ANY (ARRAY(SELECT id FROM later)) OR FALSE AND namespace_id */
+                IN (SELECT id FROM later)) AND (? OR NOT declared) AND mount_id IS NULL
+            ORDER BY namespace_id, name LIMIT {{limit}}
         ) inherited
         ORDER BY 1, 2 LIMIT ?
     ){WITH_ANCESTORS}
+"""
+REST_OF_NAMESPACE = """
+        UNION
+        SELECT * FROM (
+            SELECT namespace_id, name FROM tables
+            WHERE namespace_id = ? AND name > ? AND (SELECT count(*) FROM inheriting WHERE id = ?) > 0
+                AND (? OR NOT declared) AND mount_id IS NULL
+            ORDER BY namespace_id, name LIMIT {limit}
+        ) rest
 """
 # Objects in the trash still have their grants and their parent: those with one of the privileges given as bits.
 GRANTED_IN_TRASH = """
@@ -197,11 +222,15 @@ class Visibility(Repository):
         self, grantees: Sequence[str], after: tuple[int, str] | None, limit: int, include_declared: bool = True
     ) -> list[ListedTable]:
         """Return up to `limit` tables with a grant on them or an ancestor, as `list_all_tables` does."""
-        place = after or (0, "")
-        granted, values = _for_each(grantees, TABLES_IN_CATALOG, (*place, include_declared, False, limit))
-        sql = ALL_TABLES.format(grantees=placeholders(grantees), granted=granted)
-        inherited = *place, include_declared, limit
-        return read_listed_tables(self.connection.rows(sql, *grantees, *values, *inherited, limit))
+        sql, values = _page_of_all_tables(grantees, after, limit, include_declared)
+        return read_listed_tables(self.connection.rows(sql, *values))
+
+    @reads
+    def count_inheriting_namespaces(self, grantees: Sequence[str], limit: int) -> int:
+        """Return the number of namespaces with a grant on them or above them, counted up to `limit`."""
+        sql = COUNT_INHERITING.format(grantee_rows=_rows_of(grantees), grantees=placeholders(grantees))
+        row = self.connection.row(sql, *grantees, *grantees, limit)
+        return int(row[0]) if row else 0
 
     @reads
     def visible_jobs(
@@ -245,8 +274,33 @@ def _page_of_namespaces(namespace_id: int, grantees: Sequence[str], after: str, 
     return NAMESPACES.format(visible=visible, page=page), [*grantees, *values, limit]
 
 
-def _for_each(grantees: Sequence[str], select: str, values: Sequence[object]) -> tuple[str, list[object]]:
+def _page_of_all_tables(
+    grantees: Sequence[str], after: tuple[int, str] | None, limit: int, include_declared: bool
+) -> tuple[str, list[object]]:
+    """Return SQL for a page of the tables with a grant of some grantees on them or above them, and its values."""
+    namespace_id, name = after or (0, "")
+    in_text = str(planned_limit(limit))
+    select = TABLES_OF_GRANTEE if len(grantees) <= MOST_SELECTS else TABLES_IN_CATALOG
+    granted, values = _for_each(grantees, select, (namespace_id, name, include_declared, False), in_text)
+    rest = ""
+    if after:
+        rest = REST_OF_NAMESPACE.format(limit=in_text)
+        values += [namespace_id, name, namespace_id, include_declared]
+    sql = ALL_TABLES.format(
+        grantee_rows=_rows_of(grantees), grantees=placeholders(grantees), granted=granted, rest=rest, limit=in_text
+    )
+    return sql, [*grantees, *grantees, namespace_id, *values, include_declared, limit]
+
+
+def _rows_of(grantees: Sequence[str]) -> str:
+    """Return a row with a placeholder for each grantee, as VALUES takes them."""
+    return ", ".join(["(?)"] * len(grantees))
+
+
+def _for_each(
+    grantees: Sequence[str], select: str, values: Sequence[object], limit: str = "?"
+) -> tuple[str, list[object]]:
     """Return the UNION of a select of a page for each of some grantees, whose values come first, and all values."""
     parts = [(grantee,) for grantee in grantees] if len(grantees) <= MOST_SELECTS else [tuple(grantees)]
-    selects = [select.format(grantees=placeholders(part)) for part in parts]
+    selects = [select.format(grantees=placeholders(part), limit=limit) for part in parts]
     return " UNION ".join(selects), [value for part in parts for value in (*part, *values)]

@@ -38,6 +38,7 @@ def reach(request: pytest.FixtureRequest, secured: Secured) -> list[str]:
 
 def test_grants_and_roles_are_given_listed_and_taken_back(secured: Secured, reach: list[str]) -> None:
     table = ["--on", "table:sales$orders"]
+    assert run("role", "add", "analysts", *reach).stdout == "analysts is a role.\n"
     assert run("role", "add", "analysts", "ann", "group:night", *reach).exit_code == 0
     assert run("role", "list", *reach).stdout == "analysts  group:night principal:ann\n"
     assert run("grant", "read,drop", *table, "--to", "role:analysts", *reach).stdout == (

@@ -264,6 +264,10 @@ def test_a_namespace_that_a_command_needs_is_created_as_its_error_says(run: Run,
     assert refused(run("cp", "films", "libary.copy"), 4) == near
     assert "tiltyard mkdir -p qqqq.inner." in refused(run("cp", "films", "qqqq.inner.copy"), 4)
     assert "create it with tiltyard mkdir qqqq." in refused(run("mkdir", "qqqq.inner"), 4)
+    assert "`tiltyard job list` lists the jobs" in refused(run("job", "show", "nope"), 1)
+    assert "`tiltyard mkdir` creates a namespace" in refused(
+        run("job", "export", "qqqq$w", str(tmp_path), "--submit"), 1
+    )
     assert "`tiltyard mkdir` creates a namespace" in refused(run("grants", "--on", "namespace:qqqq"), 1)
 
     printed(run("mkdir", "-p", "qqqq.inner.'most inner'"))

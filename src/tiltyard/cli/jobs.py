@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError
+from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError, TransactionNotFoundError
 
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
@@ -82,6 +82,8 @@ def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
         yield
     except RefusedError as error:
         refuse(str(error))
+    except TransactionNotFoundError as error:
+        refuse(f"{short_message(error)}. `tiltyard job list` lists the jobs.")
     except LanceNamespaceError as error:
         refuse(describe_failure(error, short_message(error)))
     except Exception as error:

@@ -52,6 +52,8 @@ def add(settings: Settings, name: str, members: tuple[str, ...], url: str, key: 
     with connect(settings, url, key) as call:
         if not any(entry["name"] == name for entry in list_pages(call, "ListRoles", "roles")):
             call("CreateRole", role=name)
+        if not members:
+            click.echo(f"{name} is a role.")
         for member in members:
             grantee = parse_grantee(member)
             call("AddRoleMember", role=name, member=grantee["grantee"], member_kind=grantee["grantee_kind"])

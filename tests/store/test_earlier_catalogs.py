@@ -101,7 +101,7 @@ def _check_access(namespace: tiltyard.Namespace, root: str, url: str, number: in
         with open_store(url, migrate=False) as store:
             assert verify_key(store, KEY.encode(), now_ms=0)[1].name == "ann"
     if number >= 5:
-        (record,) = namespace.call("ListAuditRecords", {"id": ["gone"]})["records"]
+        (record,) = namespace.call("ListAuditRecords", {"object": "gone"})["records"]
         assert (record["operation"], record["principal"]) == ("DropTable", "ann")
     if number >= 6:
         with tiltyard.Namespace(root, url, principal="ann", jobs=0) as ann:

@@ -65,7 +65,7 @@ def open_for_reading(
     """
     record = find_table(ctx, names)
     opened = ctx.open_table
-    if opened is not None and opened.record is record and branch.is_main and version is None and tag is None:
+    if opened is not None and opened.record == record and branch.is_main and version is None and tag is None:
         return opened
     if ctx.freshness is not None and version is None and tag is None:
         return OpenTable(record, _open_fresh(ctx, record, branch, ctx.freshness))

@@ -6,12 +6,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 from tests.tables.query.query_table import vectors
 from tests.tables.served import Server, ask
 
 from tiltyard.model.ids import Id
+from tiltyard.model.operations import bound_operations
+from tiltyard.model.principals import Principal
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.vector_cache.cache import VectorCache
+from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.query.memory_search import query_inline, search_together, waiting_search
 from tiltyard.tables.query.query import query_table
 
@@ -98,3 +103,23 @@ def test_a_search_is_not_used_for_a_table_that_has_its_name_now(server: Server) 
     answer = query_table(resolved, query())
     assert pa.Table.from_batches(answer.batches, answer.schema)["id"].to_pylist() == [7]
     server.ctx.storage.datasets.vector_cache.close()
+
+
+def test_a_grantee_searches_once_too(server: Server) -> None:
+    """Authorization looks the table up again: what was opened and found before is for that record, if it is the same."""
+    warm(server)
+    record = server.services.store.describe_table(("t",))
+    ann = replace(server.ctx, principal=Principal("ann", (), "test"))
+    server.services.store.grant("principal:ann", TABLE, record.id, Privilege.READ.value, "test")
+    datasets = server.ctx.storage.datasets
+    (_, handler) = bound_operations()["QueryTable"]
+    assert handler is not None
+    before = datasets.vector_cache.searches
+    authorized = handler.authorize(query_inline(ann, query()), query())
+    call = waiting_search(authorized)
+    assert call is not None
+    search_together([call])
+    answer = query_table(authorized, query())
+    assert pa.Table.from_batches(answer.batches, answer.schema)["id"][0].as_py() == 3
+    assert datasets.vector_cache.searches == before + 1
+    datasets.vector_cache.close()

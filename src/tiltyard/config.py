@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
@@ -16,9 +16,9 @@ import msgspec
 from tiltyard.model.settings.mounts import mounts_problem
 from tiltyard.model.settings.oidc_providers import OidcProvider, providers_problem
 from tiltyard.model.settings.openlineage import openlineage_problem
+from tiltyard.model.settings.setting_names import names_problem
 from tiltyard.model.settings.spark_properties import spark_limits_problem
 from tiltyard.model.settings.storages import NamedStorage, is_reference, storages_problem
-from tiltyard.model.typed_ids import suggest
 
 _COLLECTOR = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 
@@ -375,17 +375,7 @@ class Settings:
 
 
 NAMES = frozenset(spec.name for spec in fields(Settings))
-_PREFIX = "TILTYARD_"
-_OTHER_VARIABLES = frozenset(
-    (
-        *("CONFIG", "SERVER", "URL", "URI", "PROFILE", "KEY"),
-        *("FAULT", "FUNCTION_ENVIRONMENTS", "CONNECTIONS", "COUNTED", "SHARED_RATES"),
-    )
-)
-"""Variables that are no settings: where commands find their catalog, and those between our own processes.
-
-Those of jobs and the secrets of mounts begin with JOB_ and MOUNT_.
-"""
+"""The names of all settings."""
 
 
 def load_settings(
@@ -405,7 +395,8 @@ def load_settings(
         if (text := environ.get(f"TILTYARD_{name.upper()}")) is not None:
             values[name] = text
     values |= {key: value for key, value in flags.items() if value is not None}
-    _check_names(values)
+    if problem := names_problem(values, NAMES):
+        raise ConfigError(problem)
     settings = Settings(**{name: _convert(name, value) for name, value in values.items()})
     _check_values(settings)
     _check_embeddings(settings)
@@ -417,31 +408,6 @@ def load_settings(
     if problem := spark_limits_problem(settings.spark_limits):
         raise ConfigError(problem)
     return settings
-
-
-def unknown_variables(settings: Settings, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a sentence for each variable TILTYARD_… that neither is a setting nor has another meaning to Tiltyard.
-
-    Those to which a setting refers, as `env:NAME`, have one.
-    """
-    known = {name.upper() for name in NAMES} | _OTHER_VARIABLES
-    referred = set(re.findall(rf"env:{_PREFIX}(\w+)", repr(settings)))
-    names = {name.removeprefix(_PREFIX) for name in environ if name.startswith(_PREFIX)}
-    unknown = sorted(name for name in names - known - referred if not name.startswith(("MOUNT_", "JOB_")))
-    return [f"{_PREFIX}{name} is no setting, and is ignored.{_nearest(name, known, _PREFIX)}" for name in unknown]
-
-
-def _check_names(values: Mapping[str, Any], source: str = "") -> None:
-    """Raise ConfigError for a name that no setting has."""
-    for name in sorted(set(values) - NAMES):
-        hint = _nearest(name, NAMES) or " docs/settings.md has all settings."
-        raise ConfigError(f"There is no setting '{name}'{source}.{hint}")
-
-
-def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return the sentence that names the known name nearest to another; "" where none is near."""
-    near = suggest(name, known)
-    return f" Did you mean {prefix}{near[0]}?" if near else ""
 
 
 def _check_values(settings: Settings) -> None:
@@ -496,7 +462,8 @@ def _read_file(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The settings file {file} is not TOML: {error}.") from error
     values = {key.replace("-", "_"): value for key, value in values.items()}
-    _check_names(values, f" in the settings file {file}")
+    if problem := names_problem(values, NAMES, f" in the settings file {file}"):
+        raise ConfigError(problem)
     return values
 
 

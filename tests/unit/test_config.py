@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from tiltyard.cli import main
-from tiltyard.config import ConfigError, load_settings, unknown_variables
+from tiltyard.config import NAMES, ConfigError, load_settings
+from tiltyard.model.settings.setting_names import unknown_variables
 
 
 def test_load_settings_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_unknown_variables_are_told_with_the_nearest_name() -> None:
         **dict.fromkeys(("TILTYARD_MOUNT_UNITY", "TILTYARD_OUR_SECRET", "TILTYARD_PORT"), "1"),
     }
     settings = load_settings({"secret_keys": ["env:TILTYARD_OUR_SECRET"]}, None, {})
-    told = unknown_variables(settings, environ)
+    told = unknown_variables(settings, NAMES, environ)
     assert told == [
         "TILTYARD_BUILD_TAG is no setting, and is ignored.",
         "TILTYARD_ROTO is no setting, and is ignored. Did you mean TILTYARD_ROOT?",

@@ -17,6 +17,8 @@ from tiltyard.store import FRESH_SECONDS, GRANTS_GENERATION
 from tiltyard.store.access.grants import SERVER, TABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tiltyard.model.principals import Principal
     from tiltyard.store import Store, TableRecord
 
@@ -34,13 +36,10 @@ class Rights:
     """The rights of one principal: bits of privileges, with all that they imply; 0 where it has none."""
 
     __slots__ = (
+        "_counted",
         "_effective_policies",
-        "_has_few_grants",
-        "_has_few_namespaces",
         "_namespaces",
         "_principal",
-        "_recount_at",
-        "_recount_namespaces_at",
         "_store",
         "_tables",
         "grantees",
@@ -59,27 +58,30 @@ class Rights:
         self._namespaces: dict[int, int] = {}
         self._tables: dict[int, int] = {}
         self._effective_policies: dict[int, EffectivePolicy | None] = {}
-        self._has_few_grants = self._has_few_namespaces = False
-        self._recount_at = self._recount_namespaces_at = 0.0
+        self._counted: dict[str, tuple[bool, float]] = {}
+        """Of what there were few, and when that was counted."""
 
     @property
     def has_few_namespaces(self) -> bool:
         """Whether its list of all tables is fast: few namespaces inherit. Raises ServiceUnavailableError."""
-        now = time.monotonic()
-        if now >= self._recount_namespaces_at:
-            count = self._store.count_inheriting_namespaces(self.grantees, FEW_NAMESPACES)
-            self._has_few_namespaces = count < FEW_NAMESPACES
-            self._recount_namespaces_at = now + RECOUNT_SECONDS  # namespaces come without a new generation
-        return self._has_few_namespaces
+        return self._are_few("namespaces", self._store.count_inheriting_namespaces, FEW_NAMESPACES)
 
     @property
     def has_few_grants(self) -> bool:
         """Whether lists of what was removed, which all grants filter, are fast. Raises ServiceUnavailableError."""
+        return self._are_few("grants", self._store.count_grants, FEW_GRANTS)
+
+    def _are_few(self, what: str, count: Callable[[Sequence[str], int], int], few: int) -> bool:
+        """Return whether a count is below `few`; counted anew after RECOUNT_SECONDS.
+
+        A creator's grants, and namespaces, come without a new generation.
+        """
+        are_few, counted_at = self._counted.get(what, (False, -RECOUNT_SECONDS))
         now = time.monotonic()
-        if now >= self._recount_at:
-            self._has_few_grants = self._store.count_grants(self.grantees, FEW_GRANTS) < FEW_GRANTS
-            self._recount_at = now + RECOUNT_SECONDS  # a creator's grants come without a new generation
-        return self._has_few_grants
+        if now >= counted_at + RECOUNT_SECONDS:
+            are_few = count(self.grantees, few) < few
+            self._counted[what] = are_few, now
+        return are_few
 
     def on_namespace(self, namespace_id: int) -> int:
         """Return the privileges on a namespace, granted on it or above it, or on the server.

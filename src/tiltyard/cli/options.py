@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from tiltyard.config import ConfigError, Settings, load_settings, unknown_variables
+from tiltyard.config import NAMES, ConfigError, Settings, load_settings
+from tiltyard.model.settings.setting_names import unknown_variables
 from tiltyard.runtime.fatal import refuse
 
 Command = Callable[..., None]
@@ -33,7 +34,7 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
             arguments = {name: flags.pop(name) for name in list(flags) if name not in names}
             try:
                 settings = load_settings(flags, config)
-                for warning in unknown_variables(settings):
+                for warning in unknown_variables(settings, NAMES):
                     click.echo(f"tiltyard: {warning}", err=True)
                 command(settings, **arguments)
             except ConfigError as error:

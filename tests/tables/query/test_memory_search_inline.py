@@ -106,7 +106,7 @@ def test_a_search_is_not_used_for_a_table_that_has_its_name_now(server: Server) 
 
 
 def test_a_grantee_searches_once_too(server: Server) -> None:
-    """Authorization looks the table up again: what was opened and found before is for that record, if it is the same."""
+    """Authorization looks the table up again: what was found before is used if the record is the same."""
     warm(server)
     record = server.services.store.describe_table(("t",))
     ann = replace(server.ctx, principal=Principal("ann", (), "test"))

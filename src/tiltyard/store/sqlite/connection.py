@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -61,7 +61,7 @@ def raise_translated(error: Exception) -> NoReturn:
     raise error
 
 
-@cache
+@lru_cache(maxsize=256)
 def _as_array(sql: str) -> str:
     """Return the statement that reads a column `text` as one JSON array. Cached: so its hash is, too."""
     return f"SELECT json_group_array(text) FROM ({sql})"  # noqa: S608 - a constant of the code

@@ -283,9 +283,13 @@ def test_target_that_is_no_folder_is_refused_in_a_sentence_and_not_made(tmp_path
     for arguments in (("create", file, "--root", root), ("verify", file)):
         done = CliRunner().invoke(main, ["backup", *map(str, arguments)])
         assert (done.exit_code, done.stderr) == (1, f"tiltyard: {file} is not a folder.\n")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = CliRunner().invoke(main, ["backup", "prune", str(empty), "--keep", "1"])
+    assert (done.exit_code, done.stderr) == (4, f"tiltyard: There is no backup at {empty}.\n")
     for command in ("list", "verify"):
         done = CliRunner().invoke(main, ["backup", command, str(nowhere)])
-        assert (done.exit_code, done.stderr) == (1, f"tiltyard: There is no backup at {nowhere}.\n")
+        assert (done.exit_code, done.stderr) == (4, f"tiltyard: There is no backup at {nowhere}.\n")
     assert not nowhere.exists()
 
 

@@ -211,6 +211,18 @@ def test_cp_mv_rm_and_restore(run: Run) -> None:
     printed(run("rm", "deep", "-y"))
 
 
+def test_jobs_take_ids_as_other_commands_do(run: Run, tmp_path: Path) -> None:
+    queued = printed(run("job", "export", "library.books", str(tmp_path), "--submit")).strip()
+    assert printed(run("job", "list", "--name", "export")).splitlines()[0].endswith("library.books")
+    assert "table: library$books" in printed(run("job", "show", queued))
+    printed(run("job", "cancel", queued))
+    assert "library.books: optimize would be queued" in printed(
+        run("maintain", "library.books", "--small-fragments", "1", "--dry-run")
+    )
+    assert "no names with $" in run("job", "export", '"a$b"', str(tmp_path), "--submit").stderr
+    assert "a name is empty" in run("job", "export", "a..b", str(tmp_path), "--submit").stderr
+
+
 def test_restore_asks_and_makes_an_older_version_the_newest(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "numbers.csv"
     file.write_text("n\n1\n2\n")
@@ -264,11 +276,11 @@ def test_a_namespace_that_a_command_needs_is_created_as_its_error_says(run: Run,
     assert refused(run("cp", "films", "libary.copy"), 4) == near
     assert "tiltyard mkdir -p qqqq.inner." in refused(run("cp", "films", "qqqq.inner.copy"), 4)
     assert "create it with tiltyard mkdir qqqq." in refused(run("mkdir", "qqqq.inner"), 4)
-    assert "`tiltyard job list` lists the jobs" in refused(run("job", "show", "nope"), 1)
+    assert "`tiltyard job list` lists the jobs" in refused(run("job", "show", "nope"), 4)
     assert "`tiltyard mkdir` creates a namespace" in refused(
-        run("job", "export", "qqqq$w", str(tmp_path), "--submit"), 1
+        run("job", "export", "qqqq$w", str(tmp_path), "--submit"), 4
     )
-    assert "`tiltyard mkdir` creates a namespace" in refused(run("grants", "--on", "namespace:qqqq"), 1)
+    assert "`tiltyard mkdir` creates a namespace" in refused(run("grants", "--on", "namespace:qqqq"), 4)
 
     printed(run("mkdir", "-p", "qqqq.inner.'most inner'"))
     assert "qqqq.inner.'most inner'" in printed(run("tree", "--format", "jsonl"))

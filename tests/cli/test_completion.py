@@ -81,6 +81,8 @@ def test_bash_completes_commands_options_and_ids(shell_environ: dict[str, str]) 
     assert "import" in complete("tiltyard", "im")
     assert complete("tiltyard", "head", "fi") == ["films"]
     assert complete("tiltyard", "count", "lib") == ["library.books"]
+    assert complete("tiltyard", "job", "export", "lib") == ["library.books"]
+    assert complete("tiltyard", "job", "export", "--uri", "http://127.0.0.1:1", "lib") == []
     assert "--where" in complete("tiltyard", "head", "films", "--w")
 
 

@@ -72,7 +72,7 @@ def test_administration_goes_to_the_server_of_the_profile(
     tmp_path: Path, secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "no catalog" in refused(run_command("whoami"), 1)
+    assert "no catalog" in refused(run_command("whoami"), 4)
     assert "--url" in refused(run_command("whoami", "--key", secured.keys["ann"]), 2)
     printed(run_command("login", secured.url, "--profile", "ann", stdin=f"{secured.keys['ann']}\n"))
     printed(run_command("login", secured.url, stdin=f"{secured.keys['administrator']}\n"))
@@ -92,12 +92,43 @@ def test_administration_goes_to_the_server_of_the_profile(
     assert printed(run_command("whoami")).startswith("principal:  operator")
 
 
+def test_keys_and_principals_are_those_of_the_server_of_the_profile(
+    tmp_path: Path, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed(run_command("login", secured.url, "--profile", "ann", stdin=f"{secured.keys['ann']}\n"))
+    printed(run_command("login", secured.url, stdin=f"{secured.keys['administrator']}\n"))
+    key = run_command("key", "create", "yan", "--expires-days", "2", "--note", "by profile").stdout.strip()
+    key_id = key.split("_")[1]
+    assert list(tmp_path.glob("tiltyard-data")) == []
+    assert printed(run_command("whoami", "--url", secured.url, "--key", key)).startswith("principal:  yan\n")
+    listed = printed(run_command("key", "list", "yan"))
+    assert listed == printed(run_command("key", "list", "yan", "--root", str(secured.server.root)))
+    assert listed.startswith(key_id) and listed.endswith("yan  by profile\n") and "until 20" in listed
+    assert "yan" not in printed(run_command("key", "list", "--profile", "ann"))
+    assert "administer" in refused(run_command("key", "create", "zed", "--profile", "ann"), 5)
+    newer = run_command("key", "rotate", key_id, "--overlap-hours", "0").stdout.strip()
+    refused(run_command("whoami", "--url", secured.url, "--key", key), 5)
+    assert printed(run_command("key", "revoke", newer.split("_")[1])) == f"{newer.split('_')[1]} is revoked.\n"
+    assert "--root" in refused(run_command("key", "revoke", "--all-tokens"), 1)
+    assert printed(run_command("principal", "alter", "yan", "--disabled")) == "yan is disabled, no administrator.\n"
+    assert "yan  disabled" in printed(run_command("principal", "list"))
+    assert "lock you out" in refused(run_command("principal", "alter", "administrator", "--disabled"), 1)
+
+
+def test_a_principal_named_as_the_operator_can_be_disabled_on_the_database(tmp_path: Path) -> None:
+    reach = ("--root", str(tmp_path))
+    assert run_command("key", "create", "operator", *reach).exit_code == 0
+    said = printed(run_command("principal", "alter", "operator", "--disabled", *reach))
+    assert said == "operator is disabled, no administrator.\n"
+
+
 def test_undrop_goes_to_the_server_of_the_profile_with_ids_as_they_are_listed(
     tmp_path: Path, secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "n.csv").write_text("n\n1\n")
-    assert "no catalog" in refused(run_command("undrop"), 1)
+    assert "no catalog" in refused(run_command("undrop"), 4)
     printed(run_command("login", secured.url, "--profile", "ann", stdin=f"{secured.keys['ann']}\n"))
     printed(run_command("login", secured.url, stdin=f"{secured.keys['administrator']}\n"))
     printed(run_command("mkdir", "lost"))
@@ -107,7 +138,7 @@ def test_undrop_goes_to_the_server_of_the_profile_with_ids_as_they_are_listed(
         words = shlex.split(said.partition("tiltyard ")[2])
         assert name in printed(run_command("undrop")) and name not in printed(run_command("undrop", "--profile", "ann"))
         assert printed(run_command(*words)).startswith(f"{name} is back, at ")
-    assert "No dropped table" in refused(run_command("undrop", "lost.found"), 1)
+    assert "No dropped table" in refused(run_command("undrop", "lost.found"), 4)
     printed(run_command("rm", "lost.found", "--yes"))
     assert "lost.again is back" in printed(run_command("undrop", "lost.found", "--as", "lost.again"))
     said = printed(run_command("rm", "-r", "lost", "--yes"))
@@ -136,7 +167,7 @@ def test_undrop_goes_to_the_server_of_the_profile_with_ids_as_they_are_listed(
 )
 def test_a_mistyped_root_is_refused_and_not_created(tmp_path: Path, words: str) -> None:
     root = tmp_path / "tpyo"
-    assert "There is no catalog at" in refused(run_command(*words.split(), "--root", str(root)), 1)
+    assert "There is no catalog at" in refused(run_command(*words.split(), "--root", str(root)), 4)
     assert not root.exists()
 
 

@@ -95,9 +95,9 @@ def wait_for_mounts(wire: Wire, status: int, name: str) -> None:
         time.sleep(0.1)
 
 
-def assert_refused(result: Result, *sentences: str) -> None:
+def assert_refused(result: Result, *sentences: str, status: int = 1) -> None:
     """Assert that a command has failed with one sentence for the operator."""
-    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1, result.output
+    assert result.exit_code == status and len(result.stderr.splitlines()) == 1, result.output
     for sentence in sentences:
         assert sentence in result.stderr
 
@@ -136,14 +136,14 @@ def test_what_cannot_be_mounted_is_refused_in_one_sentence_that_says_what_to_do(
     add = reach.run
     assert_refused(add("add", "x", "hivee", "thrift://h"), "no kind of mount 'hivee'", "dir, glue, hive, iceberg")
     assert_refused(add("add", "x", "dir", str(lake), "--set", "rooot=1"), "no setting 'rooot'", "it has root")
-    assert_refused(add("add", "x", "dir", str(lake / "away")), "is not there", "make the folder")
-    assert_refused(add("add", "x", "dir", "/elsewhere"), "not below the server's root", "allowed_roots")
+    assert_refused(add("add", "x", "dir", str(lake / "away")), "is not there", "make the folder", status=6)
+    assert_refused(add("add", "x", "dir", "/elsewhere"), "not below the server's root", "allowed_roots", status=5)
     assert_refused(add("add", name, "dir", str(lake)), "already exists")
     assert_refused(add("add", f"{name}$below", "dir", str(lake)), f"{name} is a mount")
-    assert_refused(add("add", "no$x", "dir", str(lake)), "not found: no")
-    assert_refused(add("add", "x", "hive", "thrift://127.0.0.1:1"), "does not answer")
+    assert_refused(add("add", "no$x", "dir", str(lake)), "not found: no", status=4)
+    assert_refused(add("add", "x", "hive", "thrift://127.0.0.1:1"), "does not answer", status=6)
     for command in ("alter", "remove", "doctor"):
-        assert_refused(reach.run(command, "none"), "no mount none")
+        assert_refused(reach.run(command, "none"), "no mount none", status=4)
 
 
 def test_secrets_are_references_that_are_meant_for_mounts(reach: Reach) -> None:
@@ -176,7 +176,7 @@ def test_usage_that_cannot_be_is_explained(database: Reach, arguments: tuple[str
 def test_only_administrators_mount(secured: Secured, lakes: Path) -> None:
     reach = Reach(["--url", secured.url, "--key", secured.keys["ann"]], lakes)
     for arguments in (("add", "x", "dir", str(lakes)), ("list",), ("remove", "x"), ("doctor", "x")):
-        assert_refused(reach.run(*arguments), "administer")
+        assert_refused(reach.run(*arguments), "administer", status=5)
 
 
 def test_doctor_finds_nothing_wrong_in_a_sound_catalog(reach: Reach) -> None:

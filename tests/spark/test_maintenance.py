@@ -58,4 +58,4 @@ def test_maintain_command_without_anything_to_do_says_so(
 
 def test_maintain_command_of_a_table_that_is_not_there_is_one_sentence(shared_server: ServerProcess) -> None:
     done = run_tiltyard("maintain", "nowhere", "--uri", shared_server.url)
-    assert (done.returncode, done.stdout) == (1, "") and "nowhere" in done.stderr
+    assert (done.returncode, done.stdout) == (4, "") and "nowhere" in done.stderr

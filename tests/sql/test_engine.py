@@ -165,6 +165,22 @@ def test_table_function_with_bad_arguments_is_refused(queries: Queries, call: st
     wait_until_idle(queries)
 
 
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELEC 1", "Expected: an SQL statement, found: SELEC at Line: 1, Column: 1."),
+        ("SELECT * FROM", "Expected: identifier, found: EOF."),
+        ("SELECT 'a", "Unterminated string literal at Line: 1, Column: 8."),
+        ('SELECT * FROM (SELECT 1) a "b"', 'Expected: end of statement, found: "b" at Line: 1, Column: 28.'),
+        ("SELECT CAST('x' AS INT)", "Cannot cast string 'x' to value of Int32 type."),
+    ],
+)
+def test_mistake_in_a_query_is_told_without_the_names_of_its_layers(queries: Queries, query: str, message: str) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        queries.run(query)
+    assert str(refusal.value) == message
+
+
 def test_query_of_a_missing_table_says_so(queries: Queries) -> None:
     with pytest.raises(TableNotFoundError):
         queries.rows("SELECT * FROM nothing")

@@ -61,6 +61,12 @@ def test_a_stream_shows_its_lag_and_is_canceled(streams_server: ServerProcess, f
     assert lake.table("followed").count() == 2
 
 
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for source in (tmp_path / "tpyo", tmp_path / "tpyo" / "*.jsonl"):
+        with pytest.raises(InvalidInputError, match=r"There is no folder .*tpyo: create it"):
+            tiltyard.connect(tmp_path / "lake").stream(str(source), "films", available_now=True)
+
+
 def test_a_stream_of_a_publication_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="stream"), tiltyard.connect(tmp_path / "root").publish() as change:
         change.stream("in", "films")

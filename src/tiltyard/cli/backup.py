@@ -10,6 +10,7 @@ import click
 
 from tiltyard.cli.options import parse_pairs, settings_options
 from tiltyard.cli.output.cells import format_size
+from tiltyard.cli.session.failures import ExitStatus
 from tiltyard.config import ConfigError, Settings
 from tiltyard.runtime.fatal import refuse
 
@@ -163,10 +164,14 @@ def prune(settings: Settings, target: str, keep: int, force: bool) -> None:
     Example:
       tiltyard backup prune /mnt/backups --keep 14
     """
+    from tiltyard.backup.points import list_points
     from tiltyard.backup.prune import prune_points
 
     with _refusing():
-        pruned = prune_points(_open_target(settings, target), keep, force=force)
+        opened = _open_target(settings, target)
+        if not list_points(opened):
+            refuse(f"There is no backup at {target}.", ExitStatus.NOT_FOUND)
+        pruned = prune_points(opened, keep, force=force)
     click.echo(f"Removed {len(pruned.points)} backups, {pruned.files} files, {format_size(pruned.size)}.")
 
 
@@ -186,7 +191,7 @@ def _open_target(settings: Settings, text: str, *, creates: bool = False) -> Tar
         if Path(location).exists():
             refuse(f"{location} is not a folder.")
         if not creates:
-            refuse(f"There is no backup at {location}.")
+            refuse(f"There is no backup at {location}.", ExitStatus.NOT_FOUND)
     return Target(location, storage_options_of(settings, location))
 
 

@@ -13,11 +13,11 @@ import msgspec
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.cli.database import require_database
-from tiltyard.cli.session.failures import describe_failure
+from tiltyard.cli.session.failures import describe_failure, status_of
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.operations import bound_operations
-from tiltyard.model.principals import SERVER, Principal
+from tiltyard.model.principals import OPERATOR, SERVER
 from tiltyard.model.spec import models
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.table_location import CatalogConnection
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     Call = Callable[..., dict[str, Any]]
     """Run an operation by its name, with the fields of its request; return its response as a mapping."""
 
-OPERATOR = Principal("operator", method="command line", administrator=True)
-"""The principal of commands that open the catalog's database themselves."""
 PATIENCE_SECONDS = 5.0
 """How long a command retries a server that does not answer."""
 
@@ -55,7 +53,7 @@ def connect(settings: Settings, url: str, key: str, *, creates: bool = False) ->
         finally:
             services.store.close()
     except LanceNamespaceError as error:
-        refuse(describe_failure(error, str(error)))
+        refuse(describe_failure(error, str(error)), status_of(error))
 
 
 def _run_in_process(ctx: Context, name: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +88,6 @@ def open_context(settings: Settings) -> Iterator[Context]:
     try:
         yield Context(services, "cli", principal=SERVER)
     except LanceNamespaceError as error:
-        refuse(str(error))
+        refuse(str(error), status_of(error))
     finally:
         services.store.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiltyard.cli.options import DATABASE, settings_options
+from tiltyard.cli.session.failures import ExitStatus
 from tiltyard.config import ConfigError, Settings
 from tiltyard.runtime.fatal import describe, refuse
 
@@ -44,7 +45,7 @@ def require_database(settings: Settings) -> None:
     except ConfigError as error:
         refuse(str(error))
     if not database_exists(url):
-        refuse(f"There is no catalog at {url}: look at --root and --db.")
+        refuse(f"There is no catalog at {url}: look at --root and --db.", ExitStatus.NOT_FOUND)
 
 
 @click.group("db", short_help="Manage the catalog's database.")

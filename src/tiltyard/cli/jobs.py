@@ -20,8 +20,9 @@ from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError, 
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.output.progress import progress_bar
-from tiltyard.cli.session.failures import describe_failure
-from tiltyard.cli.session.job_target import JobTarget, target_options
+from tiltyard.cli.session.failures import ExitStatus, describe_failure, status_of
+from tiltyard.cli.session.ids import TABLE_OF_JOB, format_id
+from tiltyard.cli.session.job_target import JobTarget, job_target_options
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.refusals import RefusedError
@@ -76,22 +77,22 @@ def execution_options() -> list[click.Parameter]:
 
 
 @contextmanager
-def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
-    """Pass an error of the block to `refuse`, as one sentence for the operator."""
+def refusing(refuse: Callable[[str, int], None]) -> Iterator[None]:
+    """Pass an error of the block to `refuse`, as one sentence for the operator, with the exit status for it."""
     try:
         yield
     except RefusedError as error:
-        refuse(str(error))
+        refuse(str(error), ExitStatus.FAILED)
     except TransactionNotFoundError as error:
-        refuse(f"{short_message(error)}. `tiltyard job list` lists the jobs.")
+        refuse(f"{short_message(error)}. `tiltyard job list` lists the jobs.", status_of(error))
     except LanceNamespaceError as error:
-        refuse(describe_failure(error, short_message(error)))
+        refuse(describe_failure(error, short_message(error)), status_of(error))
     except Exception as error:
         # What fails within Spark is a page of Java and Python, which Spark has logged; without PySpark nothing does.
         failures = getattr(sys.modules.get("pyspark.errors"), "PySparkException", ())
         if not isinstance(error, failures):
             raise
-        refuse(f"Spark failed; its log above has the details. {short_message(error)}")
+        refuse(f"Spark failed; its log above has the details. {short_message(error)}", ExitStatus.FAILED)
 
 
 # The commands of jobs
@@ -110,13 +111,17 @@ def _job_command(name: str) -> click.Command | None:
             run_job(job, arguments, JobTarget(**options), submit_it=submit_it, untracked=untracked)
 
     help_text = inspect.getdoc(job.function) or ""
-    params = [*(_option(parameter) for parameter in job.parameters), *execution_options(), *target_options(spark=True)]
+    params = [
+        *(_option(parameter) for parameter in job.parameters),
+        *execution_options(),
+        *job_target_options(spark=True),
+    ]
     return click.Command(name, callback=run, params=params, help=help_text, short_help=help_text.split("\n")[0])
 
 
 def _option(parameter: Parameter) -> click.Parameter:
     if parameter.positional and parameter.is_required:
-        return click.Argument([parameter.name])
+        return click.Argument([parameter.name], type=TABLE_OF_JOB if parameter.name == "table" else None)
     flag = f"--{parameter.name.replace('_', '-')}"
     text = f"NAME=VALUE. {parameter.help}" if parameter.is_mapping else parameter.help
     flags = [flag, *(f"--{alias.replace('_', '-')}" for alias in parameter.aliases)]
@@ -232,7 +237,7 @@ def _steering_command(name: str) -> click.Command | None:
         with refusing(refuse):
             function(JobTarget(**values), **arguments)
 
-    help_text, params = inspect.getdoc(function) or "", [*options, *target_options(spark=spark)]
+    help_text, params = inspect.getdoc(function) or "", [*options, *job_target_options(spark=spark)]
     return click.Command(name, callback=run, params=params, help=help_text, short_help=help_text.split("\n")[0])
 
 
@@ -247,7 +252,7 @@ def _list(target: JobTarget, name: str | None, status: str | None, limit: int) -
         created = datetime.fromtimestamp(job["created_at_millis"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
         share = job["properties"].get("progress")
         percent = f"{float(share):.0%}" if share else ""
-        table = "$".join(job.get("table") or ())
+        table = format_id(job.get("table") or ()) if job.get("table") else ""
         status = "Paused" if job.get("paused") else job["status"]
         click.echo(f"{job['id']}  {created}  {job['name']:<10} {status:<10} {percent:>4}  {table}")
 
@@ -374,7 +379,7 @@ _STEERING_COMMANDS: Mapping[str, tuple[Callable[..., None], list[click.Parameter
     "errors": (
         _errors,
         [
-            click.Argument(["table"]),
+            click.Argument(["table"], type=TABLE_OF_JOB),
             click.Argument(["column"]),
             click.Option(["--limit"], type=click.IntRange(min=0), default=50, show_default=True, help="How many rows."),
         ],

@@ -1,26 +1,21 @@
-"""`tiltyard key …` and `tiltyard principal …`, on the catalog's database: servers notice within seconds."""
+"""`tiltyard key …` and `tiltyard principal …`: on a server, or on the catalog's database."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from tiltyard.cli.database import open_database
-from tiltyard.cli.options import DATABASE, settings_options
-from tiltyard.config import DAY_MS, Settings
-from tiltyard.runtime.clocks import wall_clock
+from tiltyard.cli.options import catalog_options
+from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
-
-if TYPE_CHECKING:
-    from tiltyard.identity.keys import CreatedKey
-    from tiltyard.store import KeyRecord
 
 DAYS = click.FloatRange(min=0, min_open=True, max=36_500)
 HOURS = click.FloatRange(min=0, max=876_000)
-HOUR_MS = 3_600_000
-PAGE_SIZE = 1_000
+DAY_SECONDS, HOUR_SECONDS = 86_400, 3_600
+LIFETIME = "expires_in_seconds"
 
 
 @click.group("key", short_help="Manage API keys.")
@@ -30,7 +25,7 @@ def key() -> None:
     \b
     Examples:
       tiltyard key create ann --root ./data
-      tiltyard key list --root ./data
+      tiltyard key list
     """
 
 
@@ -39,86 +34,101 @@ def key() -> None:
 @click.option("--administrator", is_flag=True, help="Make the principal an administrator, too.")
 @click.option("--expires-days", type=DAYS, help="Days after which the key expires [default: never].")
 @click.option("--note", default="", help="What the key is for.")
-@settings_options(*DATABASE)
-def create(settings: Settings, principal: str, administrator: bool, expires_days: float | None, note: str) -> None:
+@catalog_options
+def create(
+    settings: Settings,
+    principal: str,
+    administrator: bool,
+    expires_days: float | None,
+    note: str,
+    url: str,
+    key: str,
+) -> None:
     """Create an API key for a principal, which is created if missing, and print it on standard output.
 
     \b
     Examples:
-      tiltyard key create ann --root ./data --expires-days 90 --note "the nightly load"
+      tiltyard key create ann --url https://lake.example.org --expires-days 90 --note "the nightly load"
       tiltyard key create --administrator --root ./data
     """
-    from tiltyard.identity.keys import NewKeyOptions, create_key
+    from tiltyard.cli.client import connect
 
-    with open_database(settings, creates=True) as store:
-        options = NewKeyOptions(note, _expiry(expires_days))
-        new_key = create_key(store, wall_clock, principal, options, administrator=administrator)
-    _print_key(new_key)
+    with connect(settings, url, key, creates=True) as call:
+        lifetime = {LIFETIME: _seconds(expires_days, DAY_SECONDS)}
+        created = call("CreateApiKey", principal=principal, administrator=administrator, note=note, **lifetime)
+    _print_key(created)
 
 
 @key.command("list", short_help="List keys, without their secrets.")
 @click.argument("principal", required=False)
-@settings_options(*DATABASE)
-def list_keys(settings: Settings, principal: str | None) -> None:
+@catalog_options
+def list_keys(settings: Settings, principal: str | None, url: str, key: str) -> None:
     """List the keys of a principal, or all: their ids, principals, last use and expiry.
+
+    Who is no administrator of the server sees the own ones.
 
     \b
     Example:
       tiltyard key list ann --root ./data
     """
-    with open_database(settings) as store:
-        after: tuple[object, ...] | None = None
-        while page := store.list_keys(principal, after, PAGE_SIZE):
-            for record in page:
-                click.echo(_format_key(record))
-            after = (page[-1].principal, page[-1].created_at, page[-1].id)
+    from tiltyard.cli.client import connect, list_pages
+
+    with connect(settings, url, key) as call:
+        for entry in list_pages(call, "ListApiKeys", "keys", principal=principal):
+            click.echo(_format_key(entry))
 
 
 @key.command("rotate", short_help="Replace a key by a new one.")
 @click.argument("key_id")
 @click.option("--overlap-hours", type=HOURS, default=24.0, show_default=True, help="Hours for which both keys work.")
 @click.option("--expires-days", type=DAYS, help="Days after which the new key expires [default: never].")
-@settings_options(*DATABASE)
-def rotate(settings: Settings, key_id: str, overlap_hours: float, expires_days: float | None) -> None:
+@catalog_options
+def rotate(
+    settings: Settings, key_id: str, overlap_hours: float, expires_days: float | None, url: str, key: str
+) -> None:
     """Create a key that replaces another one, which keeps working for a while; print it on standard output.
 
     \b
     Example:
-      tiltyard key rotate 0f3c9a6b12d4e578 --overlap-hours 1 --root ./data
+      tiltyard key rotate 0f3c9a6b12d4e578 --overlap-hours 1
     """
-    from tiltyard.identity.keys import NewKeyOptions, rotate_key
+    from tiltyard.cli.client import connect
 
-    with open_database(settings) as store:
-        options = NewKeyOptions(expires_at=_expiry(expires_days))
-        new_key = rotate_key(store, wall_clock, key_id, options, int(overlap_hours * HOUR_MS))
-    _print_key(new_key)
+    with connect(settings, url, key) as call:
+        lifetime = {LIFETIME: _seconds(expires_days, DAY_SECONDS)}
+        overlap = int(overlap_hours * HOUR_SECONDS)
+        created = call("RotateApiKey", key_id=key_id, overlap_seconds=overlap, **lifetime)
+    _print_key(created)
 
 
 @key.command("revoke", short_help="Revoke keys, or all tokens.")
 @click.argument("key_ids", nargs=-1)
-@click.option("--all-tokens", is_flag=True, help="Revoke all tokens that the servers have signed.")
-@settings_options(*DATABASE)
-def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool) -> None:
+@click.option("--all-tokens", is_flag=True, help="Revoke all tokens that the servers have signed; on the database.")
+@catalog_options
+def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool, url: str, key: str) -> None:
     """Revoke keys, on every server within seconds, with the tokens that were issued for them.
 
     \b
     Examples:
-      tiltyard key revoke 0f3c9a6b12d4e578 --root ./data
+      tiltyard key revoke 0f3c9a6b12d4e578
       tiltyard key revoke --all-tokens --root ./data
     """
-    from tiltyard.identity.keys import get_key
+    from tiltyard.cli.client import connect
+    from tiltyard.cli.database import open_database
 
     if not key_ids and not all_tokens:
         refuse("Name the keys to revoke, or set --all-tokens.")
-    with open_database(settings) as store:
-        for key_id in key_ids:
-            get_key(store, key_id)
-        for key_id in key_ids:
-            store.revoke_key(key_id)
-            click.echo(f"{key_id} is revoked.")
-        if all_tokens:
+    if all_tokens and url:
+        refuse("--all-tokens works on the catalog's database: name it by --root or --db.")
+    if key_ids:
+        with connect(settings, url, key) as call:
+            for key_id in key_ids:
+                call("RevokeApiKey", key_id=key_id)
+                click.echo(f"{key_id} is revoked.")
+    if all_tokens:
+        with open_database(settings) as store:
             store.delete_signing_keys()
-            click.echo("All tokens are revoked.")
+        click.echo("All tokens are revoked.")
 
 
 @click.group("principal", short_help="Manage principals.")
@@ -132,68 +142,68 @@ def principal() -> None:
 
 
 @principal.command("list", short_help="List principals.")
-@settings_options(*DATABASE)
-def list_principals(settings: Settings) -> None:
+@catalog_options
+def list_principals(settings: Settings, url: str, key: str) -> None:
     """List the principals that have keys or were altered.
 
     \b
     Example:
       tiltyard principal list --root ./data
     """
-    with open_database(settings) as store:
-        after: str | None = None
-        while page := store.list_principals(after, PAGE_SIZE):
-            for record in page:
-                flags = (("administrator", record.administrator), ("disabled", record.disabled))
-                words = " ".join(word for word, is_set in flags if is_set)
-                click.echo(f"{_format_time(record.created_at)}  {record.name}  {words}".rstrip())
-            after = page[-1].name
+    from tiltyard.cli.client import connect, list_pages
+
+    with connect(settings, url, key) as call:
+        for entry in list_pages(call, "ListPrincipals", "principals"):
+            words = " ".join(word for word in ("administrator", "disabled") if entry[word])
+            click.echo(f"{_format_time(entry['created_at_millis'])}  {entry['name']}  {words}".rstrip())
 
 
 @principal.command("alter", short_help="Disable a principal, or make it an administrator.")
 @click.argument("name")
 @click.option("--administrator/--no-administrator", default=None, help="Whether it has all privileges.")
 @click.option("--disabled/--enabled", default=None, help="Whether its requests are refused.")
-@settings_options(*DATABASE)
-def alter(settings: Settings, name: str, administrator: bool | None, disabled: bool | None) -> None:
+@catalog_options
+def alter(settings: Settings, name: str, administrator: bool | None, disabled: bool | None, url: str, key: str) -> None:
     """Disable a principal or make it an administrator, or revert that. A new name is added.
 
     \b
     Examples:
-      tiltyard principal alter ann --disabled --root ./data
+      tiltyard principal alter ann --disabled
       tiltyard principal alter corp:zoe --administrator --root ./data
     """
-    from tiltyard.identity.keys import alter_principal
-    from tiltyard.model.ids import check_name
+    from tiltyard.cli.client import connect
 
     if administrator is None and disabled is None:
         refuse("Choose what to change: --administrator, --no-administrator, --disabled or --enabled.")
-    with open_database(settings) as store:
-        record = alter_principal(store, check_name(name, "principal's name"), administrator, disabled)
-    state = "disabled" if record.disabled else "enabled"
-    click.echo(f"{record.name} is {state}, {'an' if record.administrator else 'no'} administrator.")
+    with connect(settings, url, key) as call:
+        entry = call("AlterPrincipal", principal=name, administrator=administrator, disabled=disabled)["principal"]
+    state = "disabled" if entry["disabled"] else "enabled"
+    click.echo(f"{entry['name']} is {state}, {'an' if entry['administrator'] else 'no'} administrator.")
 
 
-def _print_key(new_key: CreatedKey) -> None:
+def _print_key(created: Mapping[str, Any]) -> None:
     """Print the key alone on standard output, so that a script can read it."""
-    click.echo(f"The key {new_key.record.id} of '{new_key.record.principal}', shown this once:", err=True)
-    click.echo(new_key.text)
+    entry = created["key"]
+    click.echo(f"The key {entry['key_id']} of '{entry['principal']}', shown this once:", err=True)
+    click.echo(created["api_key"])
 
 
-def _format_key(record: KeyRecord) -> str:
-    used = f"used {_format_time(record.last_used_at)}" if record.last_used_at else "never used"
-    if record.revoked_at is not None:
-        end = f"revoked {_format_time(record.revoked_at)}"
+def _format_key(entry: Mapping[str, Any]) -> str:
+    used_at, revoked_at = entry.get("last_used_at_millis"), entry.get("revoked_at_millis")
+    expires_at = entry.get("expires_at_millis")
+    used = f"used {_format_time(used_at)}" if used_at else "never used"
+    if revoked_at is not None:
+        end = f"revoked {_format_time(revoked_at)}"
     else:
-        end = f"until {_format_time(record.expires_at)}" if record.expires_at is not None else "for ever"
-    created = _format_time(record.created_at)
-    return f"{record.id}  {created}  {end:<22}  {used:<21}  {record.principal}  {record.note}".rstrip()
+        end = f"until {_format_time(expires_at)}" if expires_at is not None else "for ever"
+    created, note = _format_time(entry["created_at_millis"]), entry.get("note") or ""
+    return f"{entry['key_id']}  {created}  {end:<22}  {used:<21}  {entry['principal']}  {note}".rstrip()
 
 
 def _format_time(millis: int) -> str:
     return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _expiry(days: float | None) -> int | None:
-    """Return the time in so many days, in milliseconds since 1970; None for no end."""
-    return None if days is None else wall_clock() + int(days * DAY_MS)
+def _seconds(number: float | None, unit: int) -> int | None:
+    """Return a number of units in seconds, one at least; None for none."""
+    return None if number is None else max(1, int(number * unit))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tiltyard.cli.options import settings_options
-from tiltyard.cli.session.job_target import JobTarget, catalog_options
+from tiltyard.cli.output.cells import format_size
+from tiltyard.cli.session.ids import TABLE, TABLE_OF_JOB, TypedId, format_id
+from tiltyard.cli.session.job_target import JobTarget, job_catalog_options
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
@@ -19,17 +21,16 @@ if TYPE_CHECKING:
     from tiltyard.store import TableRecord
 
 MAINTENANCE_SETTINGS = ("root", "db", "gc_safety_days")
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 @click.command("gc", short_help="Remove files that no version needs.")
-@click.argument("table", required=False)
+@click.argument("table", required=False, type=TABLE)
 @click.option("--dry-run", is_flag=True, help="Only list the files, with their sizes.")
 @click.option("--keep-versions-days", type=float, help="Also remove older versions, except tagged ones.")
 @click.option("--unknown-folders", is_flag=True, help="Also remove folders of tables that are not in the catalog.")
 @settings_options(*MAINTENANCE_SETTINGS)
 def gc(
-    settings: Settings, table: str | None, dry_run: bool, keep_versions_days: float | None, unknown_folders: bool
+    settings: Settings, table: TypedId | None, dry_run: bool, keep_versions_days: float | None, unknown_folders: bool
 ) -> None:
     """Remove the files of a table, or of all tables, that no version, tag or branch needs.
 
@@ -55,13 +56,13 @@ def gc(
         for path, record in _tables(ctx, () if table is None else (table,)):
             collection = try_collect(ctx, record, options) if table is None else collect(ctx, record, options)
             for file in collection.garbage:
-                click.echo(f"{_format_size(file.size):>12}  {file.kind:<16}  {path}  {file.path}")
+                click.echo(f"{format_size(file.size):>12}  {file.kind:<16}  {format_id(path)}  {file.path}")
             for note in collection.notes:
-                click.echo(f"{path}: {note}", err=True)
+                click.echo(f"{format_id(path)}: {note}", err=True)
             files, size = files + len(collection.garbage), size + collection.size
         if table is None:
             _collect_folders(ctx, remove=unknown_folders and not dry_run)
-        click.echo(f"{'Found' if dry_run else 'Removed'} {files} files, {_format_size(size)}.")
+        click.echo(f"{'Found' if dry_run else 'Removed'} {files} files, {format_size(size)}.")
 
 
 def _collect_folders(ctx: Context, *, remove: bool) -> None:
@@ -71,20 +72,20 @@ def _collect_folders(ctx: Context, *, remove: bool) -> None:
 
     folders = garbage.find_unknown_folders(ctx)
     for folder in folders:
-        click.echo(f"{_format_size(folder.size):>12}  {'unknown folder':<16}  {folder.location}")
+        click.echo(f"{format_size(folder.size):>12}  {'unknown folder':<16}  {folder.location}")
     if remove:
         removed = garbage.schedule_deletion(ctx, folders)
         while sweep(ctx):
             pass
         size = sum(folder.size for folder in removed)
-        click.echo(f"Removed {len(removed)} unknown folders, {_format_size(size)}.")
+        click.echo(f"Removed {len(removed)} unknown folders, {format_size(size)}.")
 
 
 @click.command("repair", short_help="Repair tables after changes that bypassed the server.")
-@click.argument("tables", nargs=-1)
+@click.argument("tables", nargs=-1, type=TABLE)
 @click.option("--dry-run", is_flag=True, help="Only report the problems.")
 @settings_options(*MAINTENANCE_SETTINGS)
-def repair(settings: Settings, tables: tuple[str, ...], dry_run: bool) -> None:
+def repair(settings: Settings, tables: tuple[TypedId, ...], dry_run: bool) -> None:
     """Find what bypassed the server or was left half done in the tables (all without names), and repair it.
 
     \b
@@ -99,35 +100,27 @@ def repair(settings: Settings, tables: tuple[str, ...], dry_run: bool) -> None:
         number = 0
         for path, record in _tables(ctx, tables):
             for finding in repair_table(ctx, record, dry_run=dry_run):
-                click.echo(f"{path}: {finding.kind}: {finding.found} {finding.done}".rstrip())
+                click.echo(f"{format_id(path)}: {finding.kind}: {finding.found} {finding.done}".rstrip())
                 number += 1
         if not number:
             click.echo("Nothing is wrong.")
 
 
-def _tables(ctx: Context, names: tuple[str, ...]) -> Iterator[tuple[Id, TableRecord]]:
-    """Yield the tables of these names, all tables without names."""
+def _tables(ctx: Context, ids: tuple[TypedId, ...]) -> Iterator[tuple[Id, TableRecord]]:
+    """Yield the tables of these ids, all tables without ids."""
     from tiltyard.catalog.garbage import all_tables
-    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+    from tiltyard.model.ids import Id
     from tiltyard.tables.opening import find_table
 
-    if not names:
+    if not ids:
         yield from all_tables(ctx)
-    for name in names:
-        path = parse_id(name, DEFAULT_DELIMITER)
+    for id_ in ids:
+        path = Id(id_)
         yield path, find_table(ctx, path)
 
 
-def _format_size(number: float) -> str:
-    """Format a number of bytes for people."""
-    unit = 0
-    while number >= 1024 and unit < len(_UNITS) - 1:
-        number, unit = number / 1024, unit + 1
-    return f"{number:.0f} {_UNITS[unit]}" if not unit else f"{number:.1f} {_UNITS[unit]}"
-
-
-@click.command("maintain", short_help="Queue the jobs that tables need.", params=catalog_options())
-@click.argument("tables", nargs=-1)
+@click.command("maintain", short_help="Queue the jobs that tables need.", params=job_catalog_options())
+@click.argument("tables", nargs=-1, type=TABLE_OF_JOB)
 @click.option(
     "--small-fragments",
     type=click.IntRange(min=1),
@@ -165,13 +158,17 @@ def maintain(
     from tiltyard.cli.jobs import refusing
     from tiltyard.pipeline.optimize.maintenance import Thresholds, queue_needed_jobs
 
+    # A single run fails with its error; a repeated one reports it and tries again the next time.
+    on_error: Callable[[str, int], None] = refuse
+    if every is not None:
+        on_error = _report
     while True:
-        # A single run fails with its error; a repeated one reports it and tries again the next time.
-        with refusing(refuse if every is None else _report):
+        with refusing(on_error):
             calls, number = JobTarget(**target).calls(), 0
             for needed in queue_needed_jobs(calls, tables, Thresholds(small_fragments, unindexed), dry_run=dry_run):
                 state = "waits already" if needed.was_queued else "would be queued" if dry_run else "is queued"
-                click.echo(f"{needed.table}: {needed.job} {state}: {needed.reason}  {needed.job_id}".rstrip())
+                table = format_id(needed.table.split("$"))
+                click.echo(f"{table}: {needed.job} {state}: {needed.reason}  {needed.job_id}".rstrip())
                 number += 1
             if not number:
                 click.echo("No table needs a job.")
@@ -180,5 +177,5 @@ def maintain(
         time.sleep(every)
 
 
-def _report(message: str) -> None:
+def _report(message: str, _status: int) -> None:
     click.echo(f"tiltyard: {message}", err=True)

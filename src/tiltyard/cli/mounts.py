@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.options import catalog_options, parse_pairs
+from tiltyard.cli.session.failures import ExitStatus
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
@@ -291,7 +292,7 @@ def _find_mount(call: Call, name: str) -> dict[str, Any]:
 
     path = _parse_name(name)
     entry = next((entry for entry in list_pages(call, "ListMounts", "mounts") if entry["id"] == path), None)
-    return entry or refuse(f"There is no mount {name}: `tiltyard mount list` shows all.")
+    return entry or refuse(f"There is no mount {name}: `tiltyard mount list` shows all.", ExitStatus.NOT_FOUND)
 
 
 def _parse_name(name: str) -> list[str]:

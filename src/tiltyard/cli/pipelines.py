@@ -11,7 +11,7 @@ import msgspec
 
 from tiltyard.cli.jobs import execution_options, refusing, run_job
 from tiltyard.cli.options import parse_pairs
-from tiltyard.cli.session.job_target import JobTarget, target_options
+from tiltyard.cli.session.job_target import JobTarget, job_target_options
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.plans.plan_file import describe_plan, read_plan
 from tiltyard.runtime.fatal import refuse
@@ -72,6 +72,6 @@ def _plan_parameters() -> list[click.Parameter]:
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], Callable[[], list[click.Parameter]]]] = {
-    "run": (_run, lambda: [*execution_options(), *target_options(spark=True)]),
+    "run": (_run, lambda: [*execution_options(), *job_target_options(spark=True)]),
     "check": (_check, list),
 }

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from tiltyard.cli.jobs import refusing
-from tiltyard.cli.session.job_target import JobTarget, target_options
+from tiltyard.cli.session.ids import TABLE_OF_JOB
+from tiltyard.cli.session.job_target import JobTarget, job_target_options
 from tiltyard.runtime.fatal import refuse
 
 
@@ -21,10 +22,10 @@ def find_command(name: str) -> click.Command | None:
     if name not in list_commands():
         return None
     params = [
-        click.Argument(["name"]),
+        click.Argument(["name"], type=TABLE_OF_JOB),
         click.Option(["--sql"], required=True, help="The query, in Spark's SQL; tables by their ids: `shop$orders`."),
         click.Option(["--refresh"], is_flag=True, help="Compute the rows at once."),
-        *target_options(spark=True),
+        *job_target_options(spark=True),
     ]
     help_text = _create.__doc__ or ""
     return click.Command(name, callback=_create, params=params, help=help_text, short_help=help_text.split("\n")[0])

@@ -13,6 +13,7 @@ from tiltyard.identity import keys
 from tiltyard.identity.keys import CreatedKey, NewKeyOptions
 from tiltyard.model.ids import check_name
 from tiltyard.model.operations import operation
+from tiltyard.model.principals import OPERATOR
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 
@@ -104,7 +105,11 @@ def alter_principal(ctx: Context, request: models.AlterPrincipalRequest) -> mode
     name; or the caller would disable itself, or end being an administrator).
     """
     name = check_name(request.principal, "principal's name")
-    if name == ctx.principal.name and (request.disabled or request.administrator is False):
+    if (
+        name == ctx.principal.name
+        and ctx.principal != OPERATOR
+        and (request.disabled or request.administrator is False)
+    ):
         raise InvalidInputError("This would lock you out: let another administrator do it.")
     record = keys.alter_principal(ctx.store, name, request.administrator, request.disabled)
     return models.AlterPrincipalResponse(principal=to_principal_entry(record))

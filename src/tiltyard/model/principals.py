@@ -21,5 +21,8 @@ class Principal(msgspec.Struct, frozen=True):
 EVERYBODY = Principal("everybody", administrator=True)
 """The principal of all callers of a server without authentication."""
 
+OPERATOR = Principal("operator", method="command line", administrator=True)
+"""The principal of commands that open the catalog's database themselves; a principal with keys may have its name."""
+
 SERVER = Principal("tiltyard", method="server", administrator=True)
 """The server itself: its sweeps, and jobs that no caller has submitted."""

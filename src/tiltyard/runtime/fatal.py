@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import NoReturn
 
 import click
-
-Refuse = Callable[[str], NoReturn]
-"""The type of `refuse`, for commands whose tests replace it."""
 
 
 def describe(error: BaseException) -> str:
@@ -18,7 +14,7 @@ def describe(error: BaseException) -> str:
     return f"{' '.join([str(error), *notes]).rstrip('.')}."
 
 
-def refuse(message: str) -> NoReturn:
-    """Print the message to standard error and exit with status 1."""
+def refuse(message: str, status: int = 1) -> NoReturn:
+    """Print the message to standard error and exit with this status."""
     click.echo(f"tiltyard: {message}", err=True)
-    sys.exit(1)
+    sys.exit(status)

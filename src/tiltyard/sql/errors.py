@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 READ_ONLY = "Queries only read: send one SELECT, WITH, VALUES, EXPLAIN or DESCRIBE, and no other statement."
 
 _PREFIXES = re.compile(
-    r"^(?:DataFusion error|FFI error|External error|Error during planning|SQL error|Schema error|Execution error"
-    r"|Arrow error|Optimizer rule '\w+' failed|caused by|ParserError|Invalid argument error|Cast error|Context"
-    r"|This feature is not implemented|Invalid user input|type_coercion|simplify_expressions): ?\n?"
+    r"^(?:Optimizer rule '\w+' failed\s+caused by\s+|(?:DataFusion error|FFI error|External error|Context"
+    r"|Error during planning|SQL error|Schema error|Execution error|Arrow error|caused by|Invalid argument error"
+    r"|Cast error|This feature is not implemented|Invalid user input|type_coercion|simplify_expressions): ?\n?)"
 )
+_PARSER = re.compile(r'^(?:Parser|Tokenizer)Error\("(.*)"\)', re.DOTALL)
+"""How the parser's errors are printed, whose message is in quotes."""
 _READ_ONLY = re.compile(r"(?:DDL|DML|Statement) not supported|Unsupported SQL statement")
 _RESOURCES = re.compile(r"Resources exhausted|Not enough memory|[Mm]emory [Ll]imit|max_temp_directory_size")
 _MISSING = re.compile(r"table '([^']*)' not found")
@@ -86,5 +88,6 @@ def _clean(text: str) -> str:
     """Return a message of one line without the names of DataFusion's layers."""
     while (shorter := _PREFIXES.sub("", text)) != text:
         text = shorter
+    text = _PARSER.sub(r"\1", text).replace('\\"', '"')
     text = " ".join(_OWN_CATALOG.sub("", text).split())[:_MAX_LENGTH].rstrip(" .:,")
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}"

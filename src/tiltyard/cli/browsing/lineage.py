@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.output.formats import Format, format_option
-from tiltyard.cli.session.failures import CommandError, status_of_code
+from tiltyard.cli.session.failures import CommandError, status_of
 from tiltyard.cli.session.ids import IdType, TypedId, format_id
 from tiltyard.cli.session.target import catalog_command
 
@@ -76,7 +76,7 @@ def lineage(
         if isinstance(source, TypedId) and _looks_like_file(name):
             raise CommandError(
                 f"There is no table {source}: for what was made from a file, write its path with a slash, ./{name}.",
-                status_of_code(int(error.code)),
+                status_of(error),
             ) from error
         raise
     nodes = {node["key"]: node for node in found["nodes"]}

@@ -35,12 +35,14 @@ def completion(shell: str) -> None:
 def complete_id(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     """Return the ids that begin as `incomplete` does; nothing where the catalog cannot be asked."""
     from tiltyard.cli.session.failures import CommandError
-    from tiltyard.cli.session.target import choose_target, defer_imports, open_catalog
+    from tiltyard.cli.session.target import choose_target, defer_imports, is_server_address, open_catalog
 
     defer_imports()
     from lance_namespace.errors import LanceNamespaceError
 
     chosen = {name: ctx.params.get(name) or "" for name in ("server", "root", "db", "profile", "key")}
+    if where := ctx.params.get("url") or ctx.params.get("uri"):
+        chosen["server" if is_server_address(where) else "root"] = where
     try:
         catalog = open_catalog(choose_target(**chosen))
         try:

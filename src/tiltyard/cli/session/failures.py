@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-import click
+from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
     from lance_namespace.errors import LanceNamespaceError
@@ -52,14 +52,9 @@ class CommandError(Exception):
         self.status = status
 
 
-def exit_failed(message: str, status: ExitStatus) -> NoReturn:
-    """Print one sentence to standard error, and exit. Raises SystemExit."""
-    click.echo(f"tiltyard: {message}", err=True)
-    sys.exit(status)
-
-
-def status_of_code(code: int) -> ExitStatus:
-    """Return the exit status for an error with a code of the specification."""
+def status_of(error: LanceNamespaceError) -> ExitStatus:
+    """Return the exit status for an error of an operation."""
+    code = int(error.code)
     if code in _NOT_FOUND:
         return ExitStatus.NOT_FOUND
     if code in _NOT_ALLOWED:
@@ -81,18 +76,18 @@ def exit_on_failure() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except CommandError as error:
-        exit_failed(str(error), error.status)
+        refuse(str(error), error.status)
     except BrokenPipeError:
         # What is buffered cannot be written any more: Python must not try at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitStatus.CLOSED_PIPE)
     except ConnectionError as error:
-        exit_failed(f"{error}: try again.", ExitStatus.UNAVAILABLE)
+        refuse(f"{error}: try again.", ExitStatus.UNAVAILABLE)
     except OSError as error:
         if error.filename is None and error.errno not in _CODES_OF_WRITES:
             raise
-        exit_failed(f"{error.filename or 'The output'}: {error.strerror}.", ExitStatus.LOCAL_FILE)
+        refuse(f"{error.filename or 'The output'}: {error.strerror}.", ExitStatus.LOCAL_FILE)
     except Exception as error:
         if not isinstance(error, getattr(sys.modules.get("pyarrow"), "ArrowException", ())):
             raise
-        exit_failed(f"{str(error).strip()}", ExitStatus.FAILED)
+        refuse(f"{str(error).strip()}", ExitStatus.FAILED)

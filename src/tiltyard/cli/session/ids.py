@@ -9,7 +9,8 @@ import click
 from tiltyard.model.typed_ids import TypedId, format_id, format_name, parse_typed_id, suggest
 
 __all__ = [
-    "TABLE", "TABLE_OR_NAMESPACE", "IdType", "TypedId", "format_id", "format_name", "parse_typed_id", "suggest",
+    "TABLE", "TABLE_OF_JOB", "TABLE_OR_NAMESPACE",
+    "IdType", "TypedId", "format_id", "format_name", "parse_typed_id", "suggest",
 ]  # fmt: skip
 
 
@@ -41,5 +42,19 @@ class IdType(click.ParamType):  # type: ignore[type-arg]  # not generic before c
         return complete_id(ctx, incomplete)
 
 
+class JobTableType(IdType):
+    """The type of an argument that a job gets as text: a table's id, its names joined by the delimiter."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # type: ignore[override]
+        """Parse the id. Raises click.BadParameter, also for a name with the delimiter in it."""
+        from tiltyard.model.ids import DEFAULT_DELIMITER
+
+        names = super().convert(value, param, ctx)
+        if any(DEFAULT_DELIMITER in name for name in names):
+            self.fail(f"{format_id(names)}: jobs take no names with {DEFAULT_DELIMITER} in them.", param, ctx)
+        return DEFAULT_DELIMITER.join(names)
+
+
 TABLE = IdType()
+TABLE_OF_JOB = JobTableType()
 TABLE_OR_NAMESPACE = IdType(namespaces=True)

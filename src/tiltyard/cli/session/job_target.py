@@ -30,7 +30,7 @@ _CREDENTIALS = frozenset({"header.authorization", "header.x-api-key"})
 
 @dataclass(frozen=True, slots=True)
 class JobTarget:
-    """The catalog that a command works on, and where Spark runs: the values of `target_options`."""
+    """The catalog that a command works on, and where Spark runs: the values of `job_target_options`."""
 
     uri: str = ""
     profile: str = ""
@@ -132,7 +132,7 @@ def _require_catalog(root: str, properties: Mapping[str, str]) -> None:
         )
 
 
-def catalog_options() -> list[click.Parameter]:
+def job_catalog_options() -> list[click.Parameter]:
     """Return the options for the catalog of a JobTarget."""
     return [
         click.Option(
@@ -150,7 +150,7 @@ def catalog_options() -> list[click.Parameter]:
     ]
 
 
-def target_options(*, spark: bool) -> list[click.Parameter]:
+def job_target_options(*, spark: bool) -> list[click.Parameter]:
     """Return the options for a JobTarget; those for Spark, where `spark`."""
     storage = click.Option(["--storage"], multiple=True, help="NAME=VALUE for the object store, in Lance's keys.")
     session = [
@@ -158,4 +158,4 @@ def target_options(*, spark: bool) -> list[click.Parameter]:
         click.Option(["--remote"], help="A Spark Connect server, sc://…"),
         click.Option(["--conf"], multiple=True, help="NAME=VALUE, a Spark property."),
     ]
-    return [*catalog_options(), storage, *(session if spark else [])]
+    return [*job_catalog_options(), storage, *(session if spark else [])]

@@ -31,9 +31,9 @@ class LocalCatalog:
 
         import_lazily()
         from tiltyard.bootstrap import open_services, register_operations
-        from tiltyard.cli.client import OPERATOR
         from tiltyard.context import Context
         from tiltyard.model.operations import bound_operations
+        from tiltyard.model.principals import OPERATOR
         from tiltyard.storage import StorageError
         from tiltyard.store import StoreVersionError, database_exists
 

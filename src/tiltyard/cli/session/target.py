@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure, status_of_code
+from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure, status_of
 from tiltyard.cli.session.ids import TypedId
 
 if TYPE_CHECKING:
@@ -83,9 +83,14 @@ def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Ta
     return Target(stored.url, key or stored.key)
 
 
+def is_server_address(text: str) -> bool:
+    """Return whether a text is the address of a server; all else is the root of a catalog here."""
+    return text.startswith(("http://", "https://"))
+
+
 def _check_url(url: str) -> str:
     """Return the URL of a server without its last slash. Raises CommandError."""
-    if not url.startswith(("http://", "https://")):
+    if not is_server_address(url):
         raise CommandError(f"'{url}' is no address of a server: write http://… or https://…", ExitStatus.USAGE)
     return url.rstrip("/")
 
@@ -124,7 +129,7 @@ def opened_catalog(
         message = str(error)
         if isinstance(error, TableNotFoundError | NamespaceNotFoundError):
             message = _describe_missing(catalog, ids, new_ids) or f"{message}. `tiltyard ls` lists what there is."
-        raise CommandError(message, status_of_code(int(error.code))) from error
+        raise CommandError(message, status_of(error)) from error
     finally:
         catalog.close()
 

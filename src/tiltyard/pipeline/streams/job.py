@@ -23,7 +23,7 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.lineage import file_lineage
 from tiltyard.pipeline.runs import Run, RunCanceledError
-from tiltyard.pipeline.sources.filesystem import absolute_path
+from tiltyard.pipeline.sources.filesystem import absolute_path, base_folder, is_remote, local_path
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.streams.avro import AvroDecoder
 from tiltyard.pipeline.streams.batches import BatchLimits, StreamSource
@@ -162,11 +162,13 @@ def _open_topic(
 def _open_folder(
     path: str, format_: str | None, options: StreamOptions, of_topics: str | None, position: dict[str, int]
 ) -> StreamSource:
-    """Open a folder. Raises RefusedError."""
+    """Open a folder; one on a disk has to be there, or a mistyped one would be waited for. Raises RefusedError."""
     if format_ == "debezium" or of_topics is not None:
         raise RefusedError(
             "--kafka, --schema-registry and the format debezium are for topics (kafka://HOST:PORT/TOPIC)."
         )
+    if not is_remote(path) and not local_path(base_folder(path)).exists():
+        raise RefusedError(f"There is no folder {base_folder(path)}: create it, or look at the name.")
     return FolderSource(path, Format(format_) if format_ else None, options.storage, position)
 
 

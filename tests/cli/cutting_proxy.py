@@ -1,4 +1,4 @@
-"""A proxy that forwards requests, and cuts the connection where the answer to an upload should be."""
+"""A proxy that forwards requests, and cuts the connection where the answer to some of them should be."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _OF_THE_CONNECTION = ("host", "content-length", "transfer-encoding", "connection
 
 
 class CuttingProxy:
-    """Forwards requests to `target`; of the uploads after the first `spared` ones, it cuts off the next `cuts`.
+    """Forwards requests to `target`; of those of `path` after the first `spared` ones, it cuts off the next `cuts`.
 
     The server has done what such a request asks for: its client cannot know. `cut` is how many were cut off. With
     `answer` nothing is forwarded: all requests get these bytes as a part of a longer response.
     """
 
-    def __init__(self, target: str, cuts: int, spared: int = 0) -> None:
+    def __init__(self, target: str, cuts: int, spared: int = 0, path: str = "/insert") -> None:
         self.target, self.cuts, self.spared, self.cut = target, cuts, spared, 0
+        self.path = path
         self.answer: bytes | None = None
         proxy = self
 
@@ -32,7 +33,7 @@ class CuttingProxy:
 
     def cuts_off(self, path: str) -> bool:
         """Return whether the answer to this request is cut off, and count it."""
-        if "/insert" not in path:
+        if self.path not in path:
             return False
         if self.spared:
             self.spared -= 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import printed, records, refused, run_command
+from tests.cli.cutting_proxy import CuttingProxy
 from tests.services.secured import Secured, secured_server
 
 
@@ -114,6 +115,13 @@ def test_keys_and_principals_are_those_of_the_server_of_the_profile(
     assert printed(run_command("principal", "alter", "yan", "--disabled")) == "yan is disabled, no administrator.\n"
     assert "yan  disabled" in printed(run_command("principal", "list"))
     assert "lock you out" in refused(run_command("principal", "alter", "administrator", "--disabled"), 1)
+
+
+def test_a_key_whose_answer_is_lost_is_not_created_twice(secured: Secured) -> None:
+    cutting = CuttingProxy(secured.url, cuts=1, path="/key/create")
+    reach = ("--url", cutting.url, "--key", secured.keys["administrator"])
+    assert "did not answer" in refused(run_command("key", "create", "late", *reach), 6)
+    assert cutting.cut == 1 and printed(run_command("key", "list", "late", *reach)).count("late") == 1
 
 
 def test_a_principal_named_as_the_operator_can_be_disabled_on_the_database(tmp_path: Path) -> None:

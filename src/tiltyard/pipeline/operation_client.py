@@ -28,6 +28,8 @@ RETRY_SECONDS = 120.0
 """Seconds for which requests to a server that does not answer are retried: longer than its replacement takes."""
 KEYED = frozenset({"SubmitJob", "ClaimJob", "FinishJob", "MoveTable", "AlterTableAddColumns"})
 """Operations that are idempotent only with a key: their requests carry one."""
+ONCE = frozenset({"CreateApiKey", "RotateApiKey"})
+"""Operations that take no key, and make something new each time: their requests are not retried."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _TLS_FILES = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "ca_certs"}
 """A client's `tls.…` properties with files, and urllib3's arguments for them."""
@@ -45,16 +47,14 @@ class OperationClient:
     def call(self, name: str, /, *, retry_seconds: float | None = None, **request: Any) -> dict[str, Any]:
         """Call an operation with a JSON request and response (`SubmitJob`); fields that are None are left out.
 
-        Where the server cannot be reached, the request is retried for `retry_seconds` instead of the client's
-        default; its key makes a change happen once. Raises lance_namespace.errors, ServiceUnavailableError for a server
-        that stays unreachable.
+        Where the server cannot be reached, the request is retried for `retry_seconds` instead of the client's default,
+        unless it is of `ONCE`; its key makes a change happen once. Raises lance_namespace.errors,
+        ServiceUnavailableError for a server that stays unreachable.
         """
         fields = {key: value for key, value in request.items() if value is not None}
-        deadline, pause, key = (
-            time.monotonic() + (self._retry_seconds if retry_seconds is None else retry_seconds),
-            _FIRST_PAUSE,
-            uuid.uuid4().hex,
-        )
+        patience = self._retry_seconds if retry_seconds is None else retry_seconds
+        deadline = time.monotonic() + (0 if name in ONCE else patience)
+        pause, key = _FIRST_PAUSE, uuid.uuid4().hex
         while True:
             try:
                 return self._send(name, fields, key)

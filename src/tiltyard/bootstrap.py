@@ -38,9 +38,10 @@ def register_operations() -> None:
             importlib.import_module(module.name)
 
 
-def open_services(settings: Settings) -> Services:
+def open_services(settings: Settings, *, database_alone: bool = False) -> Services:
     """Open the services of a server or a worker; the database is migrated if it is older than the code.
 
+    For operations that need the `database_alone`, the storage is not tried, and the mounts of the settings not made.
     Raises StorageError, StoreVersionError, ServiceUnavailableError, ConfigError: each one sentence for the operator.
     """
     database = settings.database_url
@@ -50,7 +51,8 @@ def open_services(settings: Settings) -> Services:
     except SecretError as error:
         raise ConfigError(str(error)) from error
     storage = Storage(settings, wall_clock)
-    storage.prepare()
+    if not database_alone:
+        storage.prepare()
     try:
         store = open_store(database, clock=wall_clock, connections=settings.db_connections)
     except ValueError as error:
@@ -58,7 +60,8 @@ def open_services(settings: Settings) -> Services:
     storage.datasets.has_shared_base = store.may_share_files
     mounts = Mounts(store)
     try:
-        make_mounts(mounts, store, settings)
+        if not database_alone:
+            make_mounts(mounts, store, settings)
     except LanceNamespaceError as error:
         raise ConfigError(f"The mounts of the settings cannot be made: {error}") from error
     storage.vended_credentials = mounts.server_credentials

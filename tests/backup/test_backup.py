@@ -183,6 +183,14 @@ def test_backup_of_a_table_that_is_dropped_meanwhile_takes_another_snapshot(tmp_
     assert "no problems" in run("backup", "verify", tmp_path / "target")
 
 
+def test_prune_removes_what_a_killed_first_backup_left(tmp_path: Path) -> None:
+    file = tmp_path / "files" / "0123" / "data" / "rows.lance"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x")
+    assert run("backup", "prune", tmp_path, "--keep", 1).startswith("Removed 0 backups, 1 files")
+    assert not file.exists()
+
+
 @pytest.mark.parametrize("point", ["before_backup_copy", "before_backup_point"])
 def test_backup_that_is_killed_leaves_no_backup_and_the_next_one_is_whole(
     point: str, tmp_path: Path, start: Start

@@ -48,6 +48,19 @@ def test_key_create_administrator_recovers_a_catalog_whose_keys_are_lost(tmp_pat
     assert run(tmp_path, "principal", "list").stdout.split("  ")[1:] == ["administrator", "administrator\n"]
 
 
+def test_key_commands_need_the_database_alone(tmp_path: Path) -> None:
+    """An operator without the storage's credentials and the mounts' secrets makes keys, and no root is made for it."""
+    config = tmp_path / "tiltyard.toml"
+    config.write_text(
+        f'root = "{tmp_path}/root"\ndb = "sqlite:///{tmp_path}/catalog.db"\n'
+        '[mounts.a]\nkind = "unity"\nuri = "https://unity.example.org"\ntoken = "env:TILTYARD_MOUNT_NOT_HERE"\n'
+    )
+    for arguments in (("key", "create", "ann"), ("key", "list"), ("principal", "alter", "ann", "--disabled")):
+        done = CliRunner().invoke(main, [*arguments, "--config", str(config)])
+        assert done.exit_code == 0, done.output
+    assert not (tmp_path / "root").exists()
+
+
 def test_key_commands_that_fail_print_one_sentence(tmp_path: Path) -> None:
     assert run(tmp_path, "key", "create", "ann").exit_code == 0
     for arguments, says in (

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was removed."""
+    """What was removed, and how many backups stay."""
 
+    kept: int
     points: list[str]
     files: int
     size: int
@@ -47,4 +48,4 @@ def prune_points(target: Target, keep: int, *, force: bool = False) -> Pruned:
                 if entry.path not in needed and entry.path.rpartition("/")[0] not in needed
             ]
             target.delete([entry.path for entry in garbage])
-            return Pruned(removed, len(garbage), sum(entry.size for entry in garbage))
+            return Pruned(len(kept), removed, len(garbage), sum(entry.size for entry in garbage))

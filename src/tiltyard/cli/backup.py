@@ -164,14 +164,12 @@ def prune(settings: Settings, target: str, keep: int, force: bool) -> None:
     Example:
       tiltyard backup prune /mnt/backups --keep 14
     """
-    from tiltyard.backup.points import list_points
     from tiltyard.backup.prune import prune_points
 
     with _refusing():
-        opened = _open_target(settings, target)
-        if not list_points(opened):
-            refuse(f"There is no backup at {target}.", ExitStatus.NOT_FOUND)
-        pruned = prune_points(opened, keep, force=force)
+        pruned = prune_points(_open_target(settings, target), keep, force=force)
+    if not (pruned.kept or pruned.files):
+        refuse(f"There is no backup at {target}.", ExitStatus.NOT_FOUND)
     click.echo(f"Removed {len(pruned.points)} backups, {pruned.files} files, {format_size(pruned.size)}.")
 
 

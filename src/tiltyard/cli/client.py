@@ -33,10 +33,13 @@ PATIENCE_SECONDS = 5.0
 
 
 @contextmanager
-def connect(settings: Settings, url: str, key: str, *, creates: bool = False) -> Iterator[Call]:
+def connect(
+    settings: Settings, url: str, key: str, *, creates: bool = False, database_alone: bool = False
+) -> Iterator[Call]:
     """Yield a function that runs operations: on the server at `url`, or in this process where that is empty.
 
     A catalog that does not exist is made only if the command `creates`: a mistyped root would look like an empty one.
+    Operations that need the `database_alone` run in this process without its storage and its mounts.
     """
     try:
         if url:
@@ -46,7 +49,7 @@ def connect(settings: Settings, url: str, key: str, *, creates: bool = False) ->
             return
         if not creates:
             require_database(settings)
-        services = open_services_or_refuse(settings)
+        services = open_services_or_refuse(settings, database_alone=database_alone)
         try:
             ctx = Context(services, "cli", principal=OPERATOR)
             yield lambda name, /, **fields: _run_in_process(ctx, name, fields)

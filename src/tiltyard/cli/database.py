@@ -18,17 +18,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_database(settings: Settings, *, creates: bool = False) -> Iterator[Store]:
+def open_database(settings: Settings) -> Iterator[Store]:
     """Yield the store of the catalog's database; its errors end the command with one sentence for the operator.
 
-    A database that does not exist is made only if the command `creates`: a mistyped root would look like an empty one.
+    A database that does not exist is not made: a mistyped root would look like an empty one.
     """
     from lance_namespace.errors import LanceNamespaceError
 
     from tiltyard.store import StoreVersionError, open_store
 
-    if not creates:
-        require_database(settings)
+    require_database(settings)
     try:
         with open_store(settings.database_url) as store:
             yield store

@@ -252,7 +252,7 @@ def _list(target: JobTarget, name: str | None, status: str | None, limit: int) -
         created = datetime.fromtimestamp(job["created_at_millis"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
         share = job["properties"].get("progress")
         percent = f"{float(share):.0%}" if share else ""
-        table = format_id(job.get("table") or ()) if job.get("table") else ""
+        table = format_id(job["table"]) if job.get("table") else ""
         status = "Paused" if job.get("paused") else job["status"]
         click.echo(f"{job['id']}  {created}  {job['name']:<10} {status:<10} {percent:>4}  {table}")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,10 +13,12 @@ from tiltyard.cli.options import catalog_options
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
+if TYPE_CHECKING:
+    from tiltyard.cli.client import Call
+
 DAYS = click.FloatRange(min=0, min_open=True, max=36_500)
 HOURS = click.FloatRange(min=0, max=876_000)
 DAY_SECONDS, HOUR_SECONDS = 86_400, 3_600
-LIFETIME = "expires_in_seconds"
 
 
 @click.group("key", short_help="Manage API keys.")
@@ -51,11 +54,14 @@ def create(
       tiltyard key create ann --url https://lake.example.org --expires-days 90 --note "the nightly load"
       tiltyard key create --administrator --root ./data
     """
-    from tiltyard.cli.client import connect
-
-    with connect(settings, url, key, creates=True) as call:
-        lifetime = {LIFETIME: _seconds(expires_days, DAY_SECONDS)}
-        created = call("CreateApiKey", principal=principal, administrator=administrator, note=note, **lifetime)
+    with _connect(settings, url, key, creates=True) as call:
+        created = call(
+            "CreateApiKey",
+            principal=principal,
+            administrator=administrator,
+            note=note,
+            expires_in_seconds=_lifetime(expires_days),
+        )
     _print_key(created)
 
 
@@ -71,9 +77,9 @@ def list_keys(settings: Settings, principal: str | None, url: str, key: str) -> 
     Example:
       tiltyard key list ann --root ./data
     """
-    from tiltyard.cli.client import connect, list_pages
+    from tiltyard.cli.client import list_pages
 
-    with connect(settings, url, key) as call:
+    with _connect(settings, url, key) as call:
         for entry in list_pages(call, "ListApiKeys", "keys", principal=principal):
             click.echo(_format_key(entry))
 
@@ -92,12 +98,10 @@ def rotate(
     Example:
       tiltyard key rotate 0f3c9a6b12d4e578 --overlap-hours 1
     """
-    from tiltyard.cli.client import connect
-
-    with connect(settings, url, key) as call:
-        lifetime = {LIFETIME: _seconds(expires_days, DAY_SECONDS)}
+    with _connect(settings, url, key) as call:
         overlap = int(overlap_hours * HOUR_SECONDS)
-        created = call("RotateApiKey", key_id=key_id, overlap_seconds=overlap, **lifetime)
+        lifetime = _lifetime(expires_days)
+        created = call("RotateApiKey", key_id=key_id, overlap_seconds=overlap, expires_in_seconds=lifetime)
     _print_key(created)
 
 
@@ -113,7 +117,6 @@ def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool, url: 
       tiltyard key revoke 0f3c9a6b12d4e578
       tiltyard key revoke --all-tokens --root ./data
     """
-    from tiltyard.cli.client import connect
     from tiltyard.cli.database import open_database
 
     if not key_ids and not all_tokens:
@@ -121,7 +124,7 @@ def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool, url: 
     if all_tokens and url:
         refuse("--all-tokens works on the catalog's database: name it by --root or --db.")
     if key_ids:
-        with connect(settings, url, key) as call:
+        with _connect(settings, url, key) as call:
             for key_id in key_ids:
                 call("RevokeApiKey", key_id=key_id)
                 click.echo(f"{key_id} is revoked.")
@@ -150,9 +153,9 @@ def list_principals(settings: Settings, url: str, key: str) -> None:
     Example:
       tiltyard principal list --root ./data
     """
-    from tiltyard.cli.client import connect, list_pages
+    from tiltyard.cli.client import list_pages
 
-    with connect(settings, url, key) as call:
+    with _connect(settings, url, key) as call:
         for entry in list_pages(call, "ListPrincipals", "principals"):
             words = " ".join(word for word in ("administrator", "disabled") if entry[word])
             click.echo(f"{_format_time(entry['created_at_millis'])}  {entry['name']}  {words}".rstrip())
@@ -171,14 +174,19 @@ def alter(settings: Settings, name: str, administrator: bool | None, disabled: b
       tiltyard principal alter ann --disabled
       tiltyard principal alter corp:zoe --administrator --root ./data
     """
-    from tiltyard.cli.client import connect
-
     if administrator is None and disabled is None:
         refuse("Choose what to change: --administrator, --no-administrator, --disabled or --enabled.")
-    with connect(settings, url, key) as call:
+    with _connect(settings, url, key) as call:
         entry = call("AlterPrincipal", principal=name, administrator=administrator, disabled=disabled)["principal"]
     state = "disabled" if entry["disabled"] else "enabled"
     click.echo(f"{entry['name']} is {state}, {'an' if entry['administrator'] else 'no'} administrator.")
+
+
+def _connect(settings: Settings, url: str, key: str, *, creates: bool = False) -> AbstractContextManager[Call]:
+    """Reach the server or the database: keys can be made where the storage cannot be reached, or has no credentials."""
+    from tiltyard.cli.client import connect
+
+    return connect(settings, url, key, creates=creates, database_alone=True)
 
 
 def _print_key(created: Mapping[str, Any]) -> None:
@@ -204,6 +212,6 @@ def _format_time(millis: int) -> str:
     return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _seconds(number: float | None, unit: int) -> int | None:
-    """Return a number of units in seconds, one at least; None for none."""
-    return None if number is None else max(1, int(number * unit))
+def _lifetime(days: float | None) -> int | None:
+    """Return a number of days in seconds, one at least; None for no end."""
+    return None if days is None else max(1, int(days * DAY_SECONDS))

@@ -114,8 +114,7 @@ def _tables(ctx: Context, ids: tuple[TypedId, ...]) -> Iterator[tuple[Id, TableR
 
     if not ids:
         yield from all_tables(ctx)
-    for id_ in ids:
-        path = Id(id_)
+    for path in map(Id, ids):
         yield path, find_table(ctx, path)
 
 

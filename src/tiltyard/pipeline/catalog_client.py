@@ -18,6 +18,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+from tiltyard.model.addresses import is_server_address
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.pipeline.table_location import CatalogConnection, Pairs, TableLocation
 
@@ -133,11 +134,6 @@ def _checkout(dataset: lance.LanceDataset, version: Any, missing: Exception) -> 
         if "not found" not in str(error).lower():
             raise
         raise missing from error
-
-
-def is_server_address(uri: str) -> bool:
-    """Return whether a URI is that of a server; all else is the root of a catalog in this process."""
-    return uri.startswith(("http://", "https://"))
 
 
 def connection(

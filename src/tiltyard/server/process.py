@@ -123,15 +123,15 @@ class Application:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def open_services_or_refuse(settings: Settings) -> Services:
-    """Open the services of the process; end it with one sentence for the operator where that fails."""
+def open_services_or_refuse(settings: Settings, *, database_alone: bool = False) -> Services:
+    """Open the services of the process; end it with one sentence for the operator where `open_services` fails."""
     try:
         set_up_logging(settings)
         set_up_tracing(settings)
         raise_descriptor_limit()
         keep_large_buffers()
         register_operations()
-        services = open_services(settings)
+        services = open_services(settings, database_alone=database_alone)
         return replace(services, sql_processes=QueryProcesses(settings, partial(start_query_process, settings)))
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
         refuse(describe(error))

@@ -88,6 +88,6 @@ def _clean(text: str) -> str:
     """Return a message of one line without the names of DataFusion's layers."""
     while (shorter := _PREFIXES.sub("", text)) != text:
         text = shorter
-    text = _PARSER.sub(r"\1", text).replace('\\"', '"')
+    text = _PARSER.sub(lambda printed: printed[1].replace('\\"', '"'), text)
     text = " ".join(_OWN_CATALOG.sub("", text).split())[:_MAX_LENGTH].rstrip(" .:,")
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}"

@@ -12,6 +12,7 @@ import click
 
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure
+from tiltyard.model.addresses import is_server_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +86,6 @@ class JobTarget:
 
     def _locate(self, *, creates: bool = False) -> tuple[str, dict[str, str]]:
         """Return the address, and the properties of the catalog's client. Exits where there is no catalog."""
-        from tiltyard.pipeline.catalog_client import is_server_address
 
         with exit_on_failure():
             uri, properties = self._choose()
@@ -97,7 +97,6 @@ class JobTarget:
         """Return the address, and the properties of the catalog's client. Raises CommandError."""
         from tiltyard.cli.session.target import choose_target
         from tiltyard.lake.catalog import API_KEY_PROPERTY
-        from tiltyard.pipeline.catalog_client import is_server_address
 
         properties = parse_pairs(self.properties)
         uri = self.uri or ("" if self.profile else os.environ.get("TILTYARD_URI", ""))

@@ -33,13 +33,12 @@ def login(url: str, name: str, no_key: bool) -> None:
       tiltyard login https://lake.example.org < key.txt
     """
     from tiltyard.cli.session.profiles import Profile, profiles_path, write_profiles
-    from tiltyard.cli.session.target import Target, defer_imports, opened_catalog
+    from tiltyard.cli.session.target import Target, check_url, defer_imports, opened_catalog
 
     with exit_on_failure():
-        if not url.startswith(("http://", "https://")):
-            raise CommandError(f"'{url}' is no address of a server: write http://… or https://…", ExitStatus.USAGE)
+        address = check_url(url)
         profiles = _read()
-        profile = Profile(url.rstrip("/"), "" if no_key else _ask_key())
+        profile = Profile(address, "" if no_key else _ask_key())
         defer_imports()
         with opened_catalog(Target(profile.url, profile.key)) as catalog:
             caller = catalog.call("WhoAmI")

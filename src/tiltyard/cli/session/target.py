@@ -13,6 +13,7 @@ import click
 
 from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure, status_of
 from tiltyard.cli.session.ids import TypedId
+from tiltyard.model.addresses import is_server_address
 
 if TYPE_CHECKING:
     from tiltyard.cli.session.catalog import Catalog
@@ -67,10 +68,10 @@ def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Ta
         profiles = read_profiles()
     except ProfileError as error:
         if server:
-            return Target(_check_url(server), key)
+            return Target(check_url(server), key)
         raise CommandError(str(error), ExitStatus.LOCAL_FILE) from error
     if server:
-        url = _check_url(server)
+        url = check_url(server)
         by_name = profiles.by_name
         known = [each for each in (by_name.get(profiles.current), *by_name.values()) if each and each.url == url]
         return Target(url, key or (known[0].key if known else ""))
@@ -83,12 +84,7 @@ def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Ta
     return Target(stored.url, key or stored.key)
 
 
-def is_server_address(text: str) -> bool:
-    """Return whether a text is the address of a server; all else is the root of a catalog here."""
-    return text.startswith(("http://", "https://"))
-
-
-def _check_url(url: str) -> str:
+def check_url(url: str) -> str:
     """Return the URL of a server without its last slash. Raises CommandError."""
     if not is_server_address(url):
         raise CommandError(f"'{url}' is no address of a server: write http://… or https://…", ExitStatus.USAGE)

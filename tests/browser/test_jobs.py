@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -42,6 +44,22 @@ def test_page_of_a_job_follows_it_until_it_ends(viewer: Viewer, server: ServerPr
     viewer.page.locator("[data-state=QUEUED]").wait_for()
     viewer.page.get_by_role("button", name="Cancel").click()  # the viewer confirms the question
     viewer.page.locator("[data-state=CANCELLED]").wait_for()
+
+
+def test_form_of_a_job_starts_it_with_what_was_entered(viewer: Viewer, server: ServerProcess) -> None:
+    page = viewer.open(f"jobs/start?name=index&table={'$'.join(FILMS)}")
+    entered = {"table": "$".join(FILMS), "column": "year", "type": "BTREE", "name": "by_year", "replace": True}
+    for label, text in entered.items():
+        if text is True:
+            page.get_by_label(label, exact=True).check()
+        elif label != "table":  # the page that led here has filled it
+            page.get_by_label(re.compile(rf"^{label}( \(required\))?$")).fill(str(text))
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_url("**/console/job?id=*")
+    (job_id,) = parse_qs(urlsplit(page.url).query)["id"]
+    job = call(server, "DescribeJob", {"id": [job_id]}).json()["job"]
+    call(server, "CancelJob", {"job_id": job_id})
+    assert (job["name"], job["table"], {**job["arguments"], **entered}) == ("index", list(FILMS), job["arguments"])
 
 
 def test_pages_of_jobs_are_accessible_and_fit(viewer: Viewer, server: ServerProcess) -> None:

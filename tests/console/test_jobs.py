@@ -10,6 +10,7 @@ import pytest
 
 from tests.access.scenes import send
 from tests.services.console_data import FILMS
+from tests.services.forms import find_form
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire
 from tiltyard.console.jobs.start import JobForm, JobParameter, read_arguments
@@ -17,6 +18,7 @@ from tiltyard.model.spec import operations
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 TABLE = "$".join(FILMS)
+START = "/console/jobs/start"
 
 
 def submit(server: ServerProcess, name: str = "delete", where: str = "id < 0") -> str:
@@ -107,13 +109,10 @@ def test_unknown_action_is_refused(server: ServerProcess, http: httpx.Client) ->
 
 def test_form_starts_a_job_and_keeps_what_was_entered_where_that_is_wrong(http: httpx.Client) -> None:
     page = http.get("/jobs/start", params={"name": "optimize", "table": TABLE}).text
-    token = CSRF.search(page)
-    assert token is not None and f'value="{TABLE}"' in page and "keep_versions_days" in page
-    fields = {"csrf": token[1], "name": "optimize", "table": TABLE, "rows_per_fragment": "many"}
-    wrong = http.post("/jobs/start", data=fields)
+    assert f'value="{TABLE}"' in page and "keep_versions_days" in page
+    wrong = find_form(page, START).fill(rows_per_fragment="many").send(http)
     assert wrong.status_code == 400 and "whole number" in wrong.text and 'value="many"' in wrong.text
-    fields["rows_per_fragment"] = "1000"
-    started = http.post("/jobs/start", data=fields, follow_redirects=True)
+    started = find_form(wrong.text, START).fill(rows_per_fragment="1000").send(http)
     assert 'data-state="QUEUED"' in started.text and "1000" in started.text
     act(http, str(started.url.params["id"]), "cancel")
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DESCRIBE_SECONDS = 120
 """How long it may take to import the modules of all jobs."""
+FIELD_PREFIX = "argument."
+"""What stands before a parameter's name in its field: whatever a job calls one, it is none of the form's own fields."""
 
 
 class JobParameter(msgspec.Struct, frozen=True):
@@ -30,6 +32,11 @@ class JobParameter(msgspec.Struct, frozen=True):
     choices: list[str]
     is_required: bool
     default: Any
+
+    @property
+    def field(self) -> str:
+        """The name of its field in a form."""
+        return f"{FIELD_PREFIX}{self.name}"
 
     @property
     def default_text(self) -> str:
@@ -92,7 +99,7 @@ def submit(page: PageRequest) -> Page | Redirect:
     """Queue a job with the form's arguments; show the form again where they are none of its own."""
     name = page.text("name")
     form = _find(_forms.read(), name)
-    texts = {parameter.name: page.text(parameter.name) for parameter in form.parameters}
+    texts = {parameter.name: page.text(parameter.field) for parameter in form.parameters}
     try:
         arguments = read_arguments(form, texts)
         table = arguments.get("table")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.viewer import Viewer
+from tests.services.console_data import pictures
 from tests.services.node_openid import install_provider, provider_settings, running_provider
 from tests.services.openid import OpenIdProvider, openid_provider
 from tests.services.ports import reserve_port
 from tests.services.secured import Secured, secured_server
+from tests.services.wire import stream
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -60,6 +62,20 @@ def test_person_signs_in_by_key_and_out_by_keyboard(visitor: Viewer, secured: Se
     page.get_by_role("button", name="Sign out").focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/console/sign-in")
+
+
+def test_bytes_of_a_cell_are_in_no_cache_after_signing_out(visitor: Viewer, secured: Secured) -> None:
+    with secured.wire("administrator") as wire:
+        wire.good(wire.table(["pictures"], "create", stream(pictures())))
+    page = visitor.open("rows/pictures?at=v1")
+    page.get_by_label("API key").fill(secured.keys["administrator"])
+    page.keyboard.press("Enter")
+    source = page.locator("img[src*='/console/bytes/']").first.get_attribute("src")
+    fetch = "async source => { const got = await fetch(source, {cache: 'force-cache'}); return [got.url, got.status]; }"
+    assert page.evaluate(fetch, source)[1] == 200
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/console/sign-in")
+    assert "/console/sign-in" in page.evaluate(fetch, source)[0]
 
 
 def test_person_signs_in_at_a_provider_of_another_site(visitor: Viewer) -> None:

@@ -30,6 +30,7 @@ def check(response: httpx.Response) -> httpx.Response:
     """The same answer; it is a success, or an error of the client's in its one shape."""
     assert response.status_code < 500, f"{response.request.method} {response.request.url}: {response.text}"
     assert response.headers["x-request-id"]
+    assert response.headers["cache-control"] == "no-store"
     if response.status_code >= 400:
         check_error(response)
     return response

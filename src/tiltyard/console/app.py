@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, quote
 from lance_namespace.errors import ErrorCode, LanceNamespaceError, UnauthenticatedError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route
 
 from tiltyard.access.authorization import is_administrator
 from tiltyard.api.connection_limits import RECOGNIZE
@@ -20,7 +20,7 @@ from tiltyard.api.deadlines import Deadline
 from tiltyard.api.errors import HttpError, clear_tracebacks, error_response
 from tiltyard.api.exchange import WATCH_CLIENT
 from tiltyard.console.browse.tree import read_tree
-from tiltyard.console.browser_checks import HEADERS, check_request
+from tiltyard.console.browser_checks import HEADERS, NO_STORE, check_request
 from tiltyard.console.calls import Calls, ClientLeftError
 from tiltyard.console.cookies import Cookies
 from tiltyard.console.errors import advice_for
@@ -62,7 +62,7 @@ class Console:
         self._templates = make_templates(self._static)
         self._seals: Seals | None = None
         self.sign_in = SignIn(shared.services, shared.authentication.authenticator)
-        self._router = Router([_route(self, page) for page in ROUTES], redirect_slashes=False, default=self._missing)
+        self._routes = [(page, Route(page.address, _no_endpoint, methods=[page.method])) for page in ROUTES]
 
     async def __call__(
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
@@ -77,13 +77,10 @@ class Console:
             found = self._static.respond(path.removeprefix(f"{PREFIX}/"), encodings)
             await (found or Response("There is no such file.", 404, HEADERS))(scope, receive, send)
             return
-        await self._router(scope, receive, send)
-
-    async def _missing(self, scope: Any, receive: Any, send: Any) -> None:
-        response = await self.serve(None, Request(scope, receive))
+        response = await self._serve(Request(scope, receive))
         await response(scope, receive, send)
 
-    async def serve(self, route: PageRoute | None, request: Request) -> Response:
+    async def _serve(self, request: Request) -> Response:
         """Return the response to a request for a page; every failure becomes a page of its own."""
         logged = self._shared.log.start(dict(request.scope), os.urandom(16).hex())
         session: Session | None = None
@@ -92,13 +89,33 @@ class Console:
             changes = request.method not in ("GET", "HEAD")
             check_request(request.headers, changes=changes, is_open=is_open)
             session, principal = await self._authenticate(request)
-            response = await self._respond(route, request, logged, session, principal)
+            response = await self._respond(self._find_route(request.scope), request, logged, session, principal)
         except Exception as error:  # noqa: BLE001  # the one place where every failure becomes a page
             response = self._error(error, request, logged, session)
         logged.status, logged.complete = response.status_code, True
         logged.end()
         response.headers.setdefault("x-request-id", logged.request_id)
+        response.headers["cache-control"] = NO_STORE  # whoever signs out, or has a grant revoked, leaves nothing behind
         return response
+
+    def _find_route(self, scope: Any) -> PageRoute | None:
+        """Return the page at an address, and put its parameters into the scope; None for an address without a page.
+
+        Raises HttpError 405 for another method than the page has.
+        """
+        methods: set[str] = set()
+        for page, route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                return page
+            if match is Match.PARTIAL:
+                methods |= route.methods or set()
+        if methods:
+            allowed = ", ".join(sorted(methods))
+            message = f"This page is asked for by {allowed}, not by {scope['method'][:20]}."
+            raise HttpError(405, ErrorCode.UNSUPPORTED, message, ((b"allow", allowed.encode()),))
+        return None
 
     async def _authenticate(self, request: Request) -> tuple[Session | None, Principal | None]:
         """Return the session and its principal; none for a visitor who has not signed in.
@@ -261,7 +278,7 @@ class Console:
             "request_id": logged.request_id,
         }
         text = self._templates.get_template("error_part.html" if is_fragment else "error.html").render(values)
-        further = {name.decode(): value.decode() for name, value in headers if name == b"retry-after"}
+        further = {name.decode(): value.decode() for name, value in headers if name in (b"retry-after", b"allow")}
         return HTMLResponse(text, status, HEADERS | further)
 
     def close(self) -> None:
@@ -269,11 +286,9 @@ class Console:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _route(console: Console, page: PageRoute) -> Route:
-    async def serve(request: Request) -> Response:
-        return await console.serve(page, request)
-
-    return Route(page.address, serve, methods=[page.method])
+async def _no_endpoint(request: Request) -> Response:
+    """Stand for the endpoint of a route that is used to match addresses alone."""
+    raise NotImplementedError
 
 
 def _ask_to_sign_in(request: Request) -> Response:

@@ -23,13 +23,15 @@ CONTENT_SECURITY_POLICY = "; ".join(
 """Nothing inline, nothing from elsewhere, and no page of others around these."""
 CELL_POLICY = "default-src 'none'; sandbox"
 """Of bytes out of tables: even where a browser shows them as a page of their own, nothing in them runs."""
+NO_STORE = "no-store"
+"""The Cache-Control of all but the console's own files: what a page shows, a policy or a revoked grant can hide."""
 HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
+    "cache-control": NO_STORE,
 }
 _OWN_SITE = frozenset({"same-origin", "none"})
 

@@ -75,7 +75,6 @@ def send(page: PageRequest) -> Response:
             "content-security-policy": CELL_POLICY,
             "content-disposition": disposition,
             "accept-ranges": "bytes",
-            "cache-control": "private, max-age=600" if page.text("at") else "no-store",
         }
         kind = media.type if media is not None else "application/octet-stream"
         asked = _RANGE.fullmatch(page.range)

@@ -11,6 +11,7 @@ removed from messages.
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.runtime.durability import BrokenFileError
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.runtime.tracing import end_span, is_tracing, start_child
 
@@ -53,6 +55,8 @@ _PREFIX = re.compile(
 )
 _STATEMENT = re.compile(r"SELECT 1 FROM t WHERE ")
 _PATH = re.compile(r"(?:\w+://|/)?(?:[\w.%~=-]+/){2,}[\w.%~=-]+")
+_FAILED_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+"""What the system says of a write, or an fsync, to a disk that is full or fails."""
 _MAX_MESSAGE_LENGTH = 500
 _MAX_END_LENGTH = 2000
 """Characters searched at both ends of a text: some patterns take quadratic time, and Lance quotes what a client has
@@ -98,6 +102,7 @@ CONFLICT = re.compile(
 
 _NO_DATA = "This table has no data yet: insert rows or create it first."
 _REFUSED = "The storage refuses this: check the server's credentials for it."
+_FULL = "The storage has no room for this: nothing was committed. Send it again when there is room."
 _SILENT = "The storage did not respond as expected: try again in a moment."
 
 _RULES = (
@@ -180,6 +185,8 @@ def is_conflict(error: BaseException) -> bool:
 def may_have_committed(error: BaseException) -> bool:
     """Whether a commit that raised this may have succeeded after all: then its files must not be deleted."""
     translated = translate_error(error)
+    if isinstance(translated, IncompleteFileError):
+        return False
     return translated is None or translated.code in (ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.INTERNAL)
 
 
@@ -187,10 +194,14 @@ def translate_error(error: BaseException, columns: Iterable[str] = ()) -> LanceN
     """Translate an error of Lance, pyarrow or the object store to the namespace's; None for an unexpected one."""
     if isinstance(error, LanceNamespaceError):
         return error
+    if isinstance(error, BrokenFileError):
+        return IncompleteFileError()
     if type(error).__name__ == "PanicException":
         return InternalError("Lance failed on this request.")
     if isinstance(error, store_errors.BaseError | FileNotFoundError | PermissionError | TimeoutError | ConnectionError):
         return _translate_storage_error(error)
+    if isinstance(error, OSError) and error.errno in _FAILED_WRITES:
+        return ServiceUnavailableError(_SILENT)
     text = _LOCATION.sub("", _message(error))
     matches = (rule.error(text, columns) for rule in _RULES)
     return next((match for match in matches if match), None) or _translate_by_class(error, text)
@@ -226,6 +237,13 @@ def _translate_storage_error(error: BaseException) -> LanceNamespaceError:
     return ServiceUnavailableError(_SILENT)
 
 
+class IncompleteFileError(StorageUnavailableError):
+    """A file that was just written is not whole, as on a full disk: nothing is recorded that names it."""
+
+    def __init__(self, location: str = "") -> None:
+        super().__init__(_FULL, location)
+
+
 class lance_errors:  # noqa: N801  # used like a function; a class, because `contextmanager` is slower and this is created most often
     """Translate errors of Lance inside a `with` block to the namespace's errors.
 
@@ -257,6 +275,8 @@ class lance_errors:  # noqa: N801  # used like a function; a class, because `con
         if translated is not None and translated is not error:
             if type(translated) is ServiceUnavailableError:
                 translated = StorageUnavailableError(str(translated), _location(self._table))
+            elif isinstance(translated, IncompleteFileError):
+                translated.location = _location(self._table)
             raise translated from error
 
 

@@ -16,6 +16,7 @@ from uuid import uuid4
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.runtime.durability import write_temporary
 from tiltyard.storage.locations import check_no_links
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class LocalFiles:
     def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
         """Write a temporary file and link it, so that it appears with all its content or not at all; see Files."""
         Path(location).parent.mkdir(parents=True, exist_ok=True)
-        temporary = _write_temporary(location, content)
+        temporary = write_temporary(location, content)
         try:
             os.link(temporary, location)
         except FileExistsError:
@@ -242,10 +243,6 @@ class LocalFiles:
         finally:
             temporary.unlink(missing_ok=True)
         return self.stat(location)
-
-    def replace(self, location: str, content: bytes) -> None:
-        """Replace a file atomically: readers see the old content or the new."""
-        _write_temporary(location, content).replace(location)
 
     def rename_if_not_exists(self, source: str, target: str) -> bool:
         """Link the new name, which fails if it is taken, then unlink the old one; see Files."""
@@ -304,19 +301,12 @@ class LocalFiles:
             probe.unlink(missing_ok=True)
 
 
-def _write_temporary(location: str, content: bytes) -> Path:
-    """Write content durably to a temporary file in the folder of its final location."""
-    target = Path(location)
-    temporary = target.with_name(f".{target.name}.{uuid4().hex}")
+def is_written_since(location: str, since: int) -> bool:
+    """Whether a local file exists, and was written at a time (milliseconds since 1970) or later."""
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
+        return os.stat(location).st_mtime_ns >= since * 1_000_000  # noqa: PTH116  # as everywhere here
+    except FileNotFoundError:
+        return False
 
 
 def _file_stat(status: os.stat_result) -> FileStat:

@@ -26,19 +26,19 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import TypeAlias
 from urllib.parse import quote
-from uuid import UUID
 
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.computed_columns import PREFIX
+from tiltyard.runtime.durability import WrittenFile
 
 LAST_VERSION = 2**64 - 1
 _V2_DIGITS = 20
 MAX_NAME_BYTES = 255
 """Bytes of a file's name, on any disk."""
 _FOOTER = struct.Struct("<QHH4s")
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 _MAGIC = b"LANC"
 _COLUMNS_FIELD = 1
 _NAME_FIELD = 2
@@ -47,20 +47,12 @@ _PARENT_FIELD = 4
 _NO_PARENT = 2**64 - 1
 """-1, as protobuf writes it."""
 _METADATA_FIELD = 10
-_FRAGMENTS_FIELD = 2
-_FILES_FIELD = 2
-_PATH_FIELD = 1
-_BASE_FIELD = 7
-_DELETIONS_FIELD = 3
-_FRAGMENT_ID_FIELD = 1
-_BITMAP_FIELD, _READ_VERSION_FIELD, _DELETION_ID_FIELD = 1, 2, 3
-_INDICES_FIELD = 6
-_INDEX_FIELD = 1
-_UUID_FIELD, _INDEX_BASE_FIELD, _INDEX_FILES_FIELD = 1, 9, 10
+FRAGMENTS_FIELD = 2
+INDICES_FIELD = 6
 _VERSION_FIELD = 3
-_TRANSACTION_FIELD, _INLINE_TRANSACTION_FIELD = 12, 23
-_BASES_FIELD = 18
-_BASE_ID_FIELD, _BASE_IS_TABLE_FIELD, _BASE_PATH_FIELD = 1, 3, 4
+TRANSACTION_FIELD, INLINE_TRANSACTION_FIELD = 12, 23
+BASES_FIELD = 18
+_BASE_PATH_FIELD = 4
 _MAX_FIELDS = 200_000
 """Fields of a manifest besides fragments: columns, pairs of metadata, bases."""
 _FIXED_WIDTHS = {1: 8, 5: 4}
@@ -123,7 +115,8 @@ class Manifest:
 
     `bases` are locations outside the table's folder that have files of it, `code_declarations` those of its columns,
     `backtick_columns` the names of columns with a backtick, which Lance cannot look up, `transaction_file` the name of
-    a file in _transactions, which is not read where the manifest has the transaction inline, too (`has_transaction`).
+    a file in _transactions, which is not read where the manifest has the transaction inline, too (`has_transaction`),
+    `new_files` the files on a disk that it names and the version before it does not.
     """
 
     version: int = 0
@@ -132,6 +125,7 @@ class Manifest:
     bases: list[str] = field(default_factory=list)
     code_declarations: list[CodeDeclaration] = field(default_factory=list)
     backtick_columns: list[str] = field(default_factory=list)
+    new_files: list[WrittenFile] = field(default_factory=list)
 
 
 def parse_manifest(content: bytes, version: int) -> Manifest:
@@ -146,24 +140,32 @@ def parse_manifest(content: bytes, version: int) -> Manifest:
     return manifest
 
 
+def is_complete(content: bytes) -> bool:
+    """Whether a manifest is as long as its end says: it does not check its message."""
+    try:
+        position, _, _, magic = _FOOTER.unpack(content[-_FOOTER.size :])
+        (length,) = LENGTH.unpack_from(content, position)
+    except (struct.error, OverflowError, IndexError):
+        return False
+    return bool(magic == _MAGIC and position + LENGTH.size + length + _FOOTER.size == len(content))
+
+
 def _read_manifest(content: bytes) -> Manifest | None:
     """Parse a manifest; None if it is invalid or incomplete."""
     manifest = Manifest()
+    if not is_complete(content):
+        return None
     try:
-        position, _, _, magic = _FOOTER.unpack(content[-_FOOTER.size :])
-        (length,) = _LENGTH.unpack_from(content, position)
-        message = content[position + _LENGTH.size : -_FOOTER.size]
-        if magic != _MAGIC or len(message) != length:
-            return None
-        for count, (key, value) in enumerate(message_fields(message, skipping=_FRAGMENTS_FIELD)):
+        message = message_of(content)
+        for count, (key, value) in enumerate(message_fields(message, skipping=FRAGMENTS_FIELD)):
             if count > _MAX_FIELDS:
                 return None
             if isinstance(value, bytes):
                 _add_bytes_field(manifest, key, value)
             elif key == _VERSION_FIELD and isinstance(value, int):
                 manifest.version = value
-            elif key in (_INDICES_FIELD, _INLINE_TRANSACTION_FIELD) and isinstance(value, int):
-                manifest.has_transaction |= key == _INLINE_TRANSACTION_FIELD
+            elif key in (INDICES_FIELD, INLINE_TRANSACTION_FIELD) and isinstance(value, int):
+                manifest.has_transaction |= key == INLINE_TRANSACTION_FIELD
                 if not _has_section(content, value):
                     return None
     except (struct.error, IndexError, OverflowError, UnicodeDecodeError):
@@ -173,27 +175,27 @@ def _read_manifest(content: bytes) -> Manifest | None:
 
 def _add_bytes_field(manifest: Manifest, key: int, value: bytes) -> None:
     """Add a message, bytes or string field to a parsed manifest. Raises IndexError, UnicodeDecodeError."""
-    if key == _BASES_FIELD:
+    if key == BASES_FIELD:
         manifest.bases += [path.decode() for path in byte_fields(value, _BASE_PATH_FIELD)]
     elif key == _COLUMNS_FIELD:
         if _CODE_PREFIX in value:  # rare
             manifest.code_declarations.append(_code_declaration(value))
         if b"`" in value:
             manifest.backtick_columns += _backtick_names(value)
-    elif key == _TRANSACTION_FIELD:
+    elif key == TRANSACTION_FIELD:
         manifest.transaction_file = value.decode()
 
 
 def _has_section(content: bytes, position: int) -> bool:
     """Whether a section, which begins with its length, ends within the file. Raises struct.error."""
-    length: int = _LENGTH.unpack_from(content, position)[0]
-    return position + _LENGTH.size + length <= len(content)
+    length: int = LENGTH.unpack_from(content, position)[0]
+    return position + LENGTH.size + length <= len(content)
 
 
 def message_of(content: bytes) -> bytes:
     """Return the protobuf message of a valid manifest."""
     (position,) = struct.unpack_from("<Q", content, len(content) - _FOOTER.size)
-    return content[position + _LENGTH.size : -_FOOTER.size]
+    return content[position + LENGTH.size : -_FOOTER.size]
 
 
 def column_ids(content: bytes) -> frozenset[int]:
@@ -201,71 +203,6 @@ def column_ids(content: bytes) -> frozenset[int]:
     message = message_of(content)
     columns = (value for key, value in takewhile(lambda pair: pair[0] == _COLUMNS_FIELD, message_fields(message)))
     return frozenset(_column_id(column) for column in columns if isinstance(column, bytes))
-
-
-def referenced_files(content: bytes) -> list[str]:
-    """List the data, deletion and index files that a valid manifest references in the folder of its table or branch."""
-    return [path for base, path in _references(content) if base is None]
-
-
-def files_of_bases(content: bytes) -> set[str]:
-    """Return the locations of the data, deletion and index files that a valid manifest references in its bases."""
-    folders = dict[int, tuple[str, bool]]()
-    for fields in map(dict, map(message_fields, byte_fields(message_of(content), _BASES_FIELD))):
-        path = fields[_BASE_PATH_FIELD]
-        assert isinstance(path, bytes)
-        folder = path.decode().removeprefix("file://").rstrip("/")
-        folders[_number(fields, _BASE_ID_FIELD)] = folder, bool(_number(fields, _BASE_IS_TABLE_FIELD))
-    locations = set[str]()
-    for base, name in _references(content):
-        if base is not None:
-            folder, is_table = folders[base]
-            locations.add(f"{folder}/{name if is_table else name.removeprefix('data/')}")
-    return locations
-
-
-def _references(content: bytes) -> Iterator[tuple[int | None, str]]:
-    """Iterate over the files that a valid manifest references: the id of the base (None: its own folder), the path."""
-    message = message_of(content)
-    for fragment in byte_fields(message, _FRAGMENTS_FIELD):
-        yield from _fragment_files(fragment)
-    section = dict(message_fields(message)).get(_INDICES_FIELD)
-    if isinstance(section, int):
-        (length,) = _LENGTH.unpack_from(content, section)
-        indices = content[section + _LENGTH.size : section + _LENGTH.size + length]
-        for index in byte_fields(indices, _INDEX_FIELD):
-            yield from _index_files(index)
-
-
-def _fragment_files(fragment: bytes) -> Iterator[tuple[int | None, str]]:
-    """Iterate over a fragment's data and deletion files, each after the id of its base."""
-    for file in map(dict, map(message_fields, byte_fields(fragment, _FILES_FIELD))):
-        path = file[_PATH_FIELD]
-        if isinstance(path, bytes):
-            yield _base_of(file, _BASE_FIELD), f"data/{path.decode()}"
-    for deletions in map(dict, map(message_fields, byte_fields(fragment, _DELETIONS_FIELD))):
-        fragment_id = _number(dict(message_fields(fragment)), _FRAGMENT_ID_FIELD)
-        read_version = _number(deletions, _READ_VERSION_FIELD)
-        deletion_id = _number(deletions, _DELETION_ID_FIELD)
-        suffix = "bin" if _number(deletions, _BITMAP_FIELD) else "arrow"
-        name = f"_deletions/{fragment_id}-{read_version}-{deletion_id}.{suffix}"
-        yield _base_of(deletions, _BASE_FIELD), name
-
-
-def _index_files(index: bytes) -> Iterator[tuple[int | None, str]]:
-    """Iterate over an index's files, as far as its metadata lists them, each after the id of its base."""
-    fields = dict(message_fields(index))
-    uuid = fields.get(_UUID_FIELD)
-    if isinstance(uuid, bytes):
-        folder = UUID(bytes=next(byte_fields(uuid, _UUID_FIELD)))
-        for file in byte_fields(index, _INDEX_FILES_FIELD):
-            path = f"_indices/{folder}/{next(byte_fields(file, _PATH_FIELD)).decode()}"
-            yield _base_of(fields, _INDEX_BASE_FIELD), path
-
-
-def _base_of(fields: Mapping[int, int | bytes | None], field: int) -> int | None:
-    """Return the id of a file's base; None for one in the folder of its table or branch. 0 is an id."""
-    return _number(fields, field) if field in fields else None
 
 
 def with_bases(content: bytes, convert: Callable[[str], str]) -> bytes:
@@ -277,16 +214,16 @@ def with_bases(content: bytes, convert: Callable[[str], str]) -> bytes:
     message, converted, start = message_of(content), bytearray(), 0
     for key, end in _field_ends(message):
         field_bytes = message[start:end]
-        if key == _BASES_FIELD:
+        if key == BASES_FIELD:
             base = next(value for number, value in message_fields(field_bytes) if number == key)
             assert isinstance(base, bytes)
             field_bytes = _encode_bytes(key, _with_path(base, convert))
         converted += field_bytes
         start = end
-    sections = (value for key, value in message_fields(message) if key in (_INDICES_FIELD, _INLINE_TRANSACTION_FIELD))
+    sections = (value for key, value in message_fields(message) if key in (INDICES_FIELD, INLINE_TRANSACTION_FIELD))
     if any(isinstance(section, int) and section > position for section in sections):
         raise InvalidInputError("A manifest has sections after its message: its locations cannot be changed.")
-    return content[:position] + _LENGTH.pack(len(converted)) + bytes(converted) + content[-_FOOTER.size :]
+    return content[:position] + LENGTH.pack(len(converted)) + bytes(converted) + content[-_FOOTER.size :]
 
 
 def _with_path(base: bytes, convert: Callable[[str], str]) -> bytes:
@@ -312,7 +249,7 @@ def branch_file(branch: Branch) -> str:
 
 
 def _column_id(column: bytes) -> int:
-    return _number(dict(message_fields(column)), _ID_FIELD)
+    return number_of(dict(message_fields(column)), _ID_FIELD)
 
 
 def with_column_ids(column: bytes, ids: Mapping[int, int]) -> bytes | None:
@@ -328,7 +265,7 @@ def with_column_ids(column: bytes, ids: Mapping[int, int]) -> bytes | None:
         if key not in (_ID_FIELD, _PARENT_FIELD):
             renumbered += column[start:end]
         start = end
-    parent = _number(dict(message_fields(column)), _PARENT_FIELD)
+    parent = number_of(dict(message_fields(column)), _PARENT_FIELD)
     for key, value in ((_ID_FIELD, ids[number]), (_PARENT_FIELD, ids.get(parent, parent))):
         renumbered += bytes([key << 3]) + _encode_varint(value)
     return bytes(renumbered)
@@ -355,8 +292,9 @@ def _encode_varint(value: int) -> bytes:
     return bytes([*encoded, value])
 
 
-def _number(fields: Mapping[int, int | bytes | None], field: int) -> int:
-    value = fields.get(field, 0)  # protobuf leaves a zero out
+def number_of(fields: Mapping[int, int | bytes | None], field: int) -> int:
+    """Return the number in a field of a parsed message; 0 without one, which protobuf leaves out."""
+    value = fields.get(field, 0)
     assert isinstance(value, int)
     return value
 

@@ -6,6 +6,7 @@ To finalize a manifest is to give it its final name, which no second one ever ge
 from __future__ import annotations
 
 import re
+import struct
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.model.branches import MAIN
-from tiltyard.storage.errors import lance_errors
+from tiltyard.runtime.durability import WrittenFile, replace_file
+from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.files import FileContent, FileTooLargeError, LocalFiles, check_size
 from tiltyard.storage.locations import check_no_links, is_local, path_in_table
 from tiltyard.storage.manifest_format import (
@@ -21,12 +23,14 @@ from tiltyard.storage.manifest_format import (
     MAX_NAME_BYTES,
     Manifest,
     NamingScheme,
+    is_complete,
     manifest_name,
     naming_scheme_of,
     newest_manifest,
     parse_manifest,
     versions_folder,
 )
+from tiltyard.storage.manifest_references import FileReference, new_files, transaction_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +38,6 @@ if TYPE_CHECKING:
     from tiltyard.model.branches import Branch
     from tiltyard.storage.datasets import Datasets
     from tiltyard.storage.files import Files, FileStat
-    from tiltyard.storage.fsync import DiskSync
 
 T = TypeVar("T")
 
@@ -51,10 +54,18 @@ class ManifestStore:
     Methods raise ServiceUnavailableError and PermissionDeniedError for a storage that does not answer or refuses.
     """
 
-    def __init__(self, files: Callable[[str], Files], disks: DiskSync, datasets: Datasets, max_bytes: int) -> None:
-        """`files` maps a location to its files; manifests and transactions of more than `max_bytes` are refused."""
+    def __init__(
+        self,
+        files: Callable[[str], Files],
+        make_durable: Callable[..., None],
+        datasets: Datasets,
+        max_bytes: int,
+    ) -> None:
+        """`files` maps a location to its files, `make_durable` is the storage's; manifests and transactions of more
+        than `max_bytes` are refused.
+        """
         self._files = files
-        self._disks = disks
+        self._make_durable = make_durable
         self._datasets = datasets
         self._max_bytes = max_bytes
         self._reading_large = threading.Lock()
@@ -115,10 +126,41 @@ class ManifestStore:
             self._check_transaction(location, path, manifest.transaction_file)
         for base in manifest.bases:
             if not self._datasets.allows_base(location, base):
-                raise InvalidInputError(
-                    "The staged manifest names files outside the table's folder: nothing was committed."
-                )
+                raise _foreign_files_error()
+        manifest.new_files = self.new_files(location, path, file.content, version)
         return file, manifest
+
+    def new_files(self, location: str, path: str, content: bytes, version: int) -> list[WrittenFile]:
+        """List the files that a staged manifest names and the version before it does not, as far as they are on a disk.
+
+        None of a table on an object store, whose objects are whole and durable: to ask for each would take a request.
+        Where the version before is missing, all files count as new. The path is one from `resolve_path`. Raises
+        InvalidInputError for a manifest that is damaged or names a file outside the folders of the table.
+        """
+        if not is_local(location):
+            return []
+        folder = path.rpartition("/")[0]
+        names = (f"{folder}/{manifest_name(version - 1, scheme)}" for scheme in NamingScheme)
+        with lance_errors(location):
+            found = (_read_if_exists(self._files(location), name) for name in names)
+            previous = next((before for before in found if before), None)
+        try:
+            named = new_files(content, _if_complete(previous), folder.removesuffix("/_versions"))
+        except (LookupError, ValueError, AssertionError, RuntimeError, struct.error) as error:
+            raise InvalidInputError("The staged file is not a Lance manifest: nothing was committed.") from error
+        if any(".." in file.path.split("/") for _, file in named):
+            raise _foreign_files_error()
+        return [_written(place, file) for place, file in named if is_local(place)]
+
+    def staged_files(self, location: str, path: str, content: bytes) -> list[WrittenFile]:
+        """Check that a manifest that was staged here is whole; return the file of its transaction, on a disk alone.
+
+        Raises IncompleteFileError.
+        """
+        if not is_complete(content):
+            raise IncompleteFileError(location)
+        file = transaction_file(content, path.rpartition("/_versions/")[0])
+        return [] if file is None else [_written(*file)]
 
     def check_size(self, location: str, branch: Branch, version: int | None = None) -> None:
         """Check the size of a version's manifest (None: the latest version's) before Lance reads all of it.
@@ -194,9 +236,8 @@ class ManifestStore:
             files = self._files(location)
             if staged == final:
                 return _require(files.stat(final))
-            if is_local(staged):
-                self._disks.sync([staged])
             try:
+                self._make_durable([staged], missing_ok=True)
                 if not files.rename_if_not_exists(staged, final):
                     if files.read(final) != files.read(staged):
                         raise _version_conflict()
@@ -251,7 +292,7 @@ class ManifestStore:
             if final_content != content:
                 if _is_valid(final_content, version):
                     raise _version_conflict()
-                disk.replace(final, content)
+                replace_file(final, content)
             if staged != final:
                 disk.delete([staged])
             return _require(disk.stat(final))
@@ -285,6 +326,17 @@ def _read_client_path(location: str, read: Callable[[str], T]) -> T:
         raise
 
 
+def _written(location: str, file: FileReference) -> WrittenFile:
+    """Return what is to be checked of a file that a manifest names: it has its transaction itself, mostly."""
+    is_copy = file.size is not None and file.path.startswith("_transactions/")
+    return WrittenFile(location, file.size, file.deleted_rows, is_copy)
+
+
+def _if_complete(content: bytes | None) -> bytes | None:
+    """Return the content of a manifest; None for one that a full disk or a loss of power has left damaged."""
+    return content if content is not None and is_complete(content) else None
+
+
 def _read_if_exists(files: Files, location: str) -> bytes | None:
     try:
         return files.read(location)
@@ -305,6 +357,10 @@ def _is_valid(content: bytes, version: int) -> bool:
     except InvalidInputError:
         return False
     return True
+
+
+def _foreign_files_error() -> InvalidInputError:
+    return InvalidInputError("The staged manifest names files outside the table's folder: nothing was committed.")
 
 
 def _version_conflict() -> ConcurrentModificationError:

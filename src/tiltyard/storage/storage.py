@@ -17,13 +17,13 @@ from lance_namespace.errors import (
 
 from tiltyard.runtime.batcher import Batcher
 from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.durability import Durability, WrittenFile
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.runtime.processors import processors_of
 from tiltyard.storage.availability import AvailabilityMonitor
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.errors import lance_errors, translate_error
 from tiltyard.storage.files import Files, FileStat, LocalFiles
-from tiltyard.storage.fsync import DiskSync
 from tiltyard.storage.locations import (
     TABLE_SUFFIX,
     check_no_links,
@@ -82,14 +82,14 @@ class Storage:
             raise StorageError("vector_cache_bytes needs FAISS: install tiltyard[vectors], or leave the setting out.")
         self.append_batcher = Batcher()
         self.locks = Locks()
-        self._disks = DiskSync()
+        self.disks = Durability()
         self._max_file_bytes = settings.max_manifest_bytes
         self._local_files = LocalFiles(self._max_file_bytes)
         self._object_files: dict[str, tuple[dict[str, str], Files]] = {}
         self.vended_credentials: Callable[[str], Credentials | None] = _vend_nothing
         """Credentials that another catalog vends to this server for a table of its own, by the table's location."""
         self._last_vended: dict[str, Credentials] = {}
-        self.manifests = ManifestStore(self.files, self._disks, self.datasets, self._max_file_bytes)
+        self.manifests = ManifestStore(self.files, self.make_durable, self.datasets, self._max_file_bytes)
         self.datasets.check_size = self.manifests.check_size
         self.datasets.check_references = self.manifests.check_references
         self._root_ignores_case: dict[str, bool] = {}
@@ -266,43 +266,47 @@ class Storage:
         """
         return is_local(location) and os.access(f"{location}/_refs", os.F_OK)
 
-    def syncing(self, paths: Iterable[str]) -> AbstractContextManager[None]:
-        """Fsync files and folders in the background while the block runs; they are durable when it has ended.
+    def make_durable(
+        self, files: Iterable[WrittenFile | str], *, folders: Iterable[str] = (), missing_ok: bool = False
+    ) -> None:
+        """Check that files are whole, and make them durable, as `Durability.make_durable`, up to their roots.
 
-        Ignores paths that were moved or deleted in the meantime. Objects are durable as soon as they are stored.
+        Nothing is done for objects: what is stored there is whole and durable. Raises IncompleteFileError for a file
+        that is not whole, InvalidTableStateError for a missing one, ServiceUnavailableError.
         """
-        local_paths = [path for path in paths if is_local(path)]
-        return self._disks.syncing(local_paths) if local_paths else nullcontext()
+        by_root = dict[str, tuple[list[WrittenFile | str], list[str]]]()
+        for file in files:
+            location = file if isinstance(file, str) else file.location
+            if is_local(location):
+                by_root.setdefault(self._root_above(location), ([], []))[0].append(file)
+        for folder in folders:
+            if is_local(folder):
+                by_root.setdefault(self._root_above(folder), ([], []))[1].append(folder)
+        for root, (written, changed) in by_root.items():
+            with lance_errors(root):
+                self.disks.make_durable(written, root, folders=changed, missing_ok=missing_ok)
 
-    def sync(self, paths: Iterable[str]) -> None:
-        """Fsync files and folders, as `syncing` does, and wait for it."""
-        local_paths = [path for path in paths if is_local(path)]
-        with lance_errors(next(iter(local_paths), "")):
-            self._disks.sync(local_paths)
+    def _root_above(self, location: str) -> str:
+        """Return the root that a location is below, whose own name is durable."""
+        return innermost_root(location, self._root_locations) or location
 
     def settle_manifests(self, manifests: Iterable[tuple[str, str, str]]) -> None:
         """Leave final manifests with one name, and durable: each is a table's location, the staged name, the final one.
 
-        On a disk files and folders are fsynced; on an object store the staged objects are deleted, which are no longer
-        needed, with the credentials for the table.
+        On a disk their files and names are made so; on an object store the staged objects are deleted, which are no
+        longer needed, with the credentials for the table.
         """
-        paths, staged_by_files = set[str](), dict[Files, list[str]]()
+        finals, staged_by_files = list[str](), dict[Files, list[str]]()
         for location, staged, final in manifests:
             if is_local(location):
-                paths.update((final, final.rpartition("/")[0]))
+                finals.append(final)
             elif staged != final:
                 staged_by_files.setdefault(self.files(location), []).append(staged)
         for files, names in staged_by_files.items():
             with lance_errors(names[0]):
                 files.delete(names)
-        self.sync(paths)
+        self.make_durable(finals, missing_ok=True)
 
     def writing_back(self, folder: str) -> AbstractContextManager[None]:
-        """Start write-back of a folder's new files while the block writes them: less is left for `sync`."""
-        return self._disks.writing_back(folder) if is_local(folder) else nullcontext()
-
-    def sync_written(self, folders: Iterable[str], since: int = 0) -> None:
-        """Fsync everything below some folders that was written since a time (milliseconds since 1970)."""
-        local_folders = [folder for folder in folders if is_local(folder)]
-        with lance_errors(next(iter(local_folders), "")):
-            self._disks.sync({path for folder in local_folders for path in self._disks.list_written(folder, since)})
+        """Start write-back of a folder's new files while the block writes them: less is left to sync."""
+        return self.disks.writing_back(folder) if is_local(folder) else nullcontext()

@@ -20,6 +20,7 @@ from lance.fragment import write_fragments
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.model.table_history import ids_of_field
+from tiltyard.runtime.durability import WrittenFile
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import is_conflict, lance_errors, may_have_committed
 from tiltyard.storage.locations import is_local
@@ -48,7 +49,7 @@ def write_rows(storage: Storage, rows: Rows, dataset: lance.LanceDataset, base: 
     """
     with _writing_back(storage, base, rows):
         fragments: list[FragmentMetadata] = write_fragments(rows, dataset, mode="append")
-    _sync(storage, base, fragments)
+    _make_durable(storage, base, fragments)
     return fragments
 
 
@@ -56,7 +57,7 @@ def write_overwrite(storage: Storage, rows: Rows, dataset: lance.LanceDataset, b
     """Write rows that are to replace all rows and the schema of a table. Like `write_rows` in all else."""
     with _writing_back(storage, base, rows):
         transaction: lance.Transaction = write_fragments(rows, dataset, mode="overwrite", return_transaction=True)
-    _sync(storage, base, fragments_of(transaction))
+    _make_durable(storage, base, fragments_of(transaction))
     return transaction
 
 
@@ -76,7 +77,7 @@ def write_first_version(storage: Storage, location: str, rows: Rows, options: Ma
             session=storage.datasets.session,
             **options,
         )
-    _sync(storage, location, fragments_of(transaction), (location, location.rpartition("/")[0]))
+    _make_durable(storage, location, fragments_of(transaction))
     return transaction
 
 
@@ -85,23 +86,27 @@ def _writing_back(storage: Storage, base: str, rows: Rows) -> AbstractContextMan
     return nullcontext() if isinstance(rows, pa.Table) else storage.writing_back(f"{base}/data")
 
 
-def _sync(storage: Storage, base: str, fragments: Iterable[FragmentMetadata], new_folders: Sequence[str] = ()) -> None:
-    """Fsync written fragments and new folders; delete the fragments' files if that fails."""
-    files = [f"{base}/data/{file.path}" for fragment in fragments for file in fragment.files]
+def _make_durable(storage: Storage, base: str, fragments: Iterable[FragmentMetadata]) -> None:
+    """Make written fragments durable; delete their files if that fails. Raises IncompleteFileError for a broken one."""
+    files = [
+        WrittenFile(f"{base}/data/{file.path}", file.file_size_bytes or None)
+        for fragment in fragments
+        for file in fragment.files
+    ]
     if not files:
         return
+    locations = [file.location for file in files]
     try:
-        storage.sync([*files, f"{base}/data", *new_folders])
-        if blobs := [folder for folder in _blob_folders(files) if is_local(folder) and Path(folder).is_dir()]:
-            storage.sync_written(blobs)
+        blobs = [f"{folder}/" for folder in _blob_folders(locations) if is_local(folder) and Path(folder).is_dir()]
+        storage.make_durable([*files, *blobs])
     except BaseException:
-        _delete(storage, files)
+        _delete(storage, locations)
         raise
 
 
-def sync_files(storage: Storage, base: str, names: Sequence[str]) -> None:
-    """Fsync written data files of a table, or of its branch's folder `base`. Raises ServiceUnavailableError."""
-    storage.sync([*(f"{base}/data/{name}" for name in names), f"{base}/data"])
+def make_files_durable(storage: Storage, base: str, names: Sequence[str]) -> None:
+    """Make written data files of a table, or of its branch's folder `base`, durable. Raises as `make_durable`."""
+    storage.make_durable([f"{base}/data/{name}" for name in names])
 
 
 def discard_files(storage: Storage, base: str, names: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.runtime.durability import WrittenFile
 
 Path = tuple[str, ...]
 """The names from the root to a namespace or a table; () is the root namespace."""
@@ -207,7 +208,8 @@ class NewVersion(msgspec.Struct, frozen=True):
     stored: to finalize it, no one has to read it again. `finalized_by_rename` says that finalizing renames the
     staged file, so that its size and ETag are known already. With `expected_name`, a (namespace id, name), the version
     is recorded only while the table has that name; it is recorded only while the table has this `primary_key`.
-    `checked_key` names the declaration of the key that all rows of this version were found to fulfil.
+    `checked_key` names the declaration of the key that all rows of this version were found to fulfil. `files` are those
+    on a disk that have to be whole and durable before the version is recorded.
     """
 
     table_id: int
@@ -226,6 +228,7 @@ class NewVersion(msgspec.Struct, frozen=True):
     primary_key: str | None = None
     checked_key: str | None = None
     content: bytes | None = None
+    files: tuple[WrittenFile, ...] = ()
 
 
 class VersionRecord(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from tiltyard.model.spec.models import (
     MergeInsertIntoTableRequest,
     UpdateTableRequest,
 )
-from tiltyard.tables.commits import commit_handler
+from tiltyard.tables.commits import commit
 from tiltyard.tables.indexes.indexes import create_table_index
 from tiltyard.tables.rows import create, update_delete
 from tiltyard.tables.rows.insert import insert_into_table
@@ -41,7 +41,7 @@ def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
     """Collect for each commit the files of tables that were not synced when it was recorded."""
     synced: dict[str, int] = {}
     unsynced: list[list[str]] = []
-    sync, commit = os.fsync, commit_handler.commit_staged
+    sync, record = os.fsync, commit.record_with_retry
 
     def remember(descriptor: int) -> None:
         sync(descriptor)
@@ -49,7 +49,7 @@ def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
 
     def look(*arguments: Any, **named: Any) -> Any:
         unsynced.append(not_synced())
-        return commit(*arguments, **named)
+        return record(*arguments, **named)
 
     def not_synced() -> list[str]:
         below = [path for path in Path(server.ctx.storage.root).rglob("*") if path.parts[-2:-1] != ("_versions",)]
@@ -57,7 +57,7 @@ def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
         return [str(path) for path in there if synced.get(str(path)) != path.stat().st_mtime_ns]
 
     monkeypatch.setattr(os, "fsync", remember)
-    monkeypatch.setattr(commit_handler, "commit_staged", look)
+    monkeypatch.setattr(commit, "record_with_retry", look)
     yield unsynced
     unsynced.append(not_synced())
     assert len(unsynced) > 1, "nothing was committed"

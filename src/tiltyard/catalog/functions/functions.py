@@ -137,7 +137,7 @@ def _write_source(ctx: Context, artifact: str, source: bytes) -> None:
     with lance_errors(artifact):
         if not ctx.storage.files(artifact).is_file(file):
             ctx.storage.files(artifact).write_if_not_exists(file, source)
-            ctx.storage.sync([file, artifact])
+    ctx.storage.make_durable([file])
 
 
 def read_source(ctx: Context, record: FunctionRecord) -> bytes:

@@ -223,7 +223,7 @@ def _add_staged(
     if not ctx.storage.has_table(location):
         raise InvalidInputError(f"There is no copy in {location} yet: copy the table there first.")
     ctx.storage.list_foreign_bases(location)
-    ctx.storage.sync_written([location])
+    ctx.storage.make_durable([f"{location}/"])
     version = ctx.storage.datasets.open_for_reading(location, ctx.storage.options(location)).version
     return add_clone(ctx, path, location, version, properties, complete)
 

@@ -31,7 +31,7 @@ from tiltyard.tables.commits.commit_requests import (
     check_commits_here,
     check_same_manifest,
     explain_conflict,
-    manifests_to_sync,
+    make_durable,
     record_with_retry,
     validate_versions,
 )
@@ -170,9 +170,9 @@ def _record(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> 
             )
         return models.BatchCommitTablesResponse(transaction_id=transaction.id, results=results)
 
+    make_durable(ctx, batch.news)
     reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing(manifests_to_sync(batch.news)):
-        return record_with_retry(ctx, batch.news, lambda: ctx.transact(work))
+    return record_with_retry(ctx, batch.news, lambda: ctx.transact(work))
 
 
 def _steps(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> Iterator[Step]:

@@ -25,7 +25,7 @@ from tiltyard.tables.commits.commit_requests import (
     check_same_manifest,
     create_version_response,
     delete_lost_records,
-    manifests_to_sync,
+    make_durable,
     validate_version,
 )
 from tiltyard.tables.commits.finalizing import MOST_THREADS, finalize_each
@@ -150,18 +150,16 @@ def _refusal(ctx: Context, new: NewVersion, error: LanceNamespaceError) -> Lance
 
 
 def _record_each(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
-    """Record versions in one transaction; the outcome is an error where another manifest has the version.
+    """Record versions in one transaction, once they are durable.
 
-    Raises _REFUSALS.
+    The outcome is an error where another manifest has the version. Raises _REFUSALS.
     """
+    make_durable(ctx, news)
     reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing(manifests_to_sync(news)):
+    pairs = ctx.store.record_versions(news)
+    blocked = [new for new, (record, inserted) in zip(news, pairs, strict=True) if not inserted and record.finalized]
+    if blocked and delete_lost_records(ctx, blocked):
         pairs = ctx.store.record_versions(news)
-        blocked = [
-            new for new, (record, inserted) in zip(news, pairs, strict=True) if not inserted and record.finalized
-        ]
-        if blocked and delete_lost_records(ctx, blocked):
-            pairs = ctx.store.record_versions(news)
     return [_same_or_error(new, *pair) for new, pair in zip(news, pairs, strict=True)]
 
 

@@ -25,7 +25,7 @@ from tiltyard.tables.commits.commit_requests import (
     check_same_manifest,
     create_version_response,
     explain_conflict,
-    manifests_to_sync,
+    make_durable,
     record_with_retry,
     trusted_version,
     validate_version,
@@ -64,21 +64,23 @@ def commit_staged(
     checked_appends: Sequence[CheckedAppend] | None = None,
     content: bytes | None = None,
     queued_appends: Sequence[tuple[str, list[str]]] = (),
+    *,
+    durable: bool = True,
 ) -> VersionRecord:
     """Record a staged manifest as a version, and finalize it. Raises what CreateTableVersion raises.
 
     With `checked_appends`, perhaps none, the manifest was staged by Lance in this process: it is not validated, the
     catalog and storage decide alone, and the table's key unless it is one of these appends. `content` is that of the
-    staged manifest, if the caller has it. Raises AppendNotWaitingError if one of the `queued_appends` that it brings
-    does not wait any more.
+    staged manifest, if the caller has it, `durable` says that its other files are so. Raises AppendNotWaitingError if
+    one of the `queued_appends` that it brings does not wait any more, IncompleteFileError.
     """
     if checked_appends is None:
         new = validate_version(ctx, table, entry)
     else:
-        new = trusted_version(ctx, table, entry, checked_appends, content)
+        new = trusted_version(ctx, table, entry, checked_appends, content, durable=durable)
+    make_durable(ctx, [new], written_here=checked_appends is not None)
     reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing(manifests_to_sync([new])):
-        record = record_with_retry(ctx, [new], lambda: check_same_manifest(new, *_record(ctx, new, queued_appends)))
+    record = record_with_retry(ctx, [new], lambda: check_same_manifest(new, *_record(ctx, new, queued_appends)))
     return finalize(ctx, table, record, new)
 
 
@@ -128,9 +130,9 @@ def _record_entries(
         for table, entry in zip(tables, entries, strict=True):
             check_commits_here(table_id(entry.id), table)
     news = validate_versions(ctx, list(zip(tables, entries, strict=True)))
+    make_durable(ctx, news)
     reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing(manifests_to_sync(news)):
-        records = record_with_retry(ctx, news, lambda: ctx.store.transact(lambda catalog: _record_all(catalog, news)))
+    records = record_with_retry(ctx, news, lambda: ctx.store.transact(lambda catalog: _record_all(catalog, news)))
     return news, records
 
 

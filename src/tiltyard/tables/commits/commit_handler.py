@@ -6,6 +6,7 @@ that it has staged. Tables are known there by the id of their record, which a re
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.commit_route import Check, CommitRoute
-from tiltyard.storage.manifest_format import versions_folder
+from tiltyard.storage.errors import IncompleteFileError, lance_errors
+from tiltyard.storage.files import is_written_since
 from tiltyard.store import AppendNotWaitingError, RequestLeaseLostError
 from tiltyard.tables.commits.commit import commit_staged
 from tiltyard.tables.keys.errors import DuplicateKeyError
@@ -38,11 +40,9 @@ if TYPE_CHECKING:
     from tiltyard.tables.keys.checked_appends import CheckedAppend
 
 
-_WRITTEN_FOLDERS = ("data", "_deletions", "_indices")
-"""Folders of the files that a commit may bring; its transaction is in the manifest, too."""
 _REFUSALS = (
     *(DuplicateKeyError, TableSchemaValidationError, InvalidInputError),
-    *(AppendNotWaitingError, RequestLeaseLostError),
+    *(AppendNotWaitingError, RequestLeaseLostError, IncompleteFileError),
 )
 """Errors of a commit that nothing can be recorded for, on no later version either."""
 _MTIME_LAG_MS = 2000
@@ -127,18 +127,28 @@ class CommitNamespace:
         """Commit a staged manifest as `create_table_version` does; its content is not read again if it is given."""
         record, entry = self._table_to_commit(request), _decode(request, models.CreateTableVersionRequest)
         self._check(record, entry)
-        if self._written_since is not None:
-            base = f"{record.location}/{versions_folder(Branch.parse(entry.branch))}".removesuffix("/_versions")
-            self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITTEN_FOLDERS], self._written_since)
+        is_durable = self._written_since is None
+        appends, queued = self._checked_appends, self._queued_appends
         try:
-            committed = commit_staged(self._ctx, record, entry, self._checked_appends, content, self._queued_appends)
+            committed = commit_staged(self._ctx, record, entry, appends, content, queued, durable=is_durable)
         except _REFUSALS as error:
             self.refusals.append(error)
-            self._ctx.storage.delete_files(
-                [self._ctx.storage.manifests.resolve_path(record.location, entry.manifest_path)]
-            )
+            storage = self._ctx.storage
+            staged = storage.manifests.resolve_path(record.location, entry.manifest_path)
+            if self._written_since is not None and isinstance(error, IncompleteFileError):
+                self._delete_written(record, staged, entry.version, self._written_since)
+            storage.delete_files([staged])
             raise
         return _Response(version=msgspec.to_builtins(wire_version(record, committed)))
+
+    def _delete_written(self, record: TableRecord, staged: str, version: int, since: int) -> None:
+        """Delete the files that Lance has written for a version which was refused, as far as its manifest is whole."""
+        storage = self._ctx.storage
+        content = storage.manifests.read(record.location, staged).content
+        with suppress(InvalidInputError):
+            files = [file.location for file in storage.manifests.new_files(record.location, staged, content, version)]
+            with lance_errors(record.location):
+                storage.delete_files([file for file in files if is_written_since(file, since)])
 
     def _check(self, record: TableRecord, entry: models.CreateTableVersionRequest) -> None:
         """Run the checks; delete a staged manifest that is refused."""

@@ -29,7 +29,8 @@ from tiltyard.model.modes import parse_mode
 from tiltyard.model.primary_keys import PrimaryKey
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import refuse_view
-from tiltyard.storage.errors import lance_errors
+from tiltyard.runtime.durability import WrittenFile
+from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
@@ -98,7 +99,7 @@ def _validate_version(
         if not _is_recorded(ctx, new := _new_version(table, branch, entry, staged, None)):
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
         return new
-    new = _new_version(table, branch, entry, staged, file)
+    new = _new_version(table, branch, entry, staged, file, manifest.new_files)
     if manifest.code_declarations:
         check_declared(ctx, table_id(entry.id), table, branch, manifest.code_declarations)
     if manifest.backtick_columns:
@@ -224,16 +225,24 @@ def trusted_version(
     entry: Entry,
     checked_appends: Sequence[CheckedAppend] = (),
     content: bytes | None = None,
+    *,
+    durable: bool = True,
 ) -> NewVersion:
     """Return the version to record for a manifest that Lance staged in this process.
 
     Only its path is checked, and the table's key, unless this is one of the appends whose rows were checked before.
-    `content` is that of a staged object, if the caller has it.
+    `content` is that of a staged object, if the caller has it. Unless what the version brings is `durable` already, its
+    files are those of the manifest. Raises IncompleteFileError for a manifest that is not whole.
     """
-    branch = Branch.parse(entry.branch)
+    branch, manifests = Branch.parse(entry.branch), ctx.storage.manifests
     staged = _check_staged_path(ctx, table, branch, entry.manifest_path)
-    file = ctx.storage.manifests.read(table.location, staged) if is_local(table.location) else None
-    new = _new_version(table, branch, entry, staged, file)
+    file = manifests.read(table.location, staged) if is_local(table.location) else None
+    files = list[WrittenFile]()
+    if file is not None:
+        files = manifests.staged_files(table.location, staged, file.content)
+        if not durable:
+            files = manifests.new_files(table.location, staged, file.content, entry.version)
+    new = _new_version(table, branch, entry, staged, file, files)
     if file is None:
         new = structs.replace(new, content=content)
     for checked in checked_appends:
@@ -242,9 +251,25 @@ def trusted_version(
     return _check_key(ctx, table, new, content or b"" if file is None else file.content)
 
 
-def manifests_to_sync(news: Iterable[NewVersion]) -> list[str]:
-    """Return the staged manifests whose files have to be durable before their versions are recorded."""
-    return [new.staged_path for new in news if new.manifest is None]
+def make_durable(ctx: Context, news: Iterable[NewVersion], *, written_here: bool = False) -> None:
+    """Check that the files of versions are whole, and make them durable: what comes before each record of a version.
+
+    Raises InvalidInputError for a file that is missing or not whole; where it was `written_here`, IncompleteFileError,
+    and nothing for a missing one: its table was dropped meanwhile, which the record will say.
+    """
+    files = [file for new in news for file in new.files]
+    try:
+        ctx.storage.make_durable(files, missing_ok=written_here)
+    except (IncompleteFileError, InvalidTableStateError) as error:
+        if written_here:
+            raise
+        for number in {new.table_id for new in news} - {0}:  # 0: of a table that is declared with it
+            ctx.store.table_by_id(number)  # it may have been dropped meanwhile
+        found = error.__cause__ if isinstance(error.__cause__, OSError) else None
+        name = str(found.filename).rpartition("/")[2] if found is not None else "a file"
+        raise InvalidInputError(
+            f"The staged manifest names {name}, which is missing or not whole: nothing was committed. Write it again."
+        ) from error
 
 
 def _check_staged_path(ctx: Context, table: TableRecord, branch: Branch, path: str) -> str:
@@ -256,14 +281,24 @@ def _check_staged_path(ctx: Context, table: TableRecord, branch: Branch, path: s
     return staged
 
 
-def _new_version(table: TableRecord, branch: Branch, entry: Entry, staged: str, file: FileContent | None) -> NewVersion:
-    """Return the version to record for a request and its staged file, None if that was not read.
+def _new_version(
+    table: TableRecord,
+    branch: Branch,
+    entry: Entry,
+    staged: str,
+    file: FileContent | None,
+    files: Sequence[WrittenFile] = (),
+) -> NewVersion:
+    """Return the version to record for a request and its staged file, None if that was not read, and its new `files`.
 
     On a disk the whole of a small manifest is stored with its record, and renaming it leaves its tag as it is. Objects
     are durable as they are, and get another tag.
     """
     scheme = parse_mode(NamingScheme, entry.naming_scheme, naming_scheme_of(staged), "naming scheme")
     local_file = file if is_local(table.location) else None
+    is_stored = local_file is not None and local_file.stat.size <= MAX_STORED_MANIFEST
+    if local_file is not None and not is_stored:
+        files = [*files, WrittenFile(staged, local_file.stat.size)]
     return NewVersion(
         table_id=table.id,
         branch=branch.key,
@@ -274,10 +309,11 @@ def _new_version(table: TableRecord, branch: Branch, entry: Entry, staged: str, 
         e_tag=local_file.stat.e_tag if local_file else entry.e_tag,
         metadata=entry.metadata,
         naming_scheme=scheme,
-        manifest=local_file.content if local_file and local_file.stat.size <= MAX_STORED_MANIFEST else None,
+        manifest=local_file.content if local_file and is_stored else None,
         finalized_by_rename=local_file is not None,
         primary_key=table.primary_key,
         content=_content_to_keep(file),
+        files=tuple(files),
     )
 
 

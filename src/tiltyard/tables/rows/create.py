@@ -259,7 +259,7 @@ def _write_table(ctx: Context, location: str, new: NewTable) -> int:
             session=ctx.storage.datasets.session,
             **new.options,
         )
-    ctx.storage.sync_written([location])
+    ctx.storage.make_durable([f"{location}/"])
     ctx.storage.datasets.cache(location, MAIN, dataset)
     return int(dataset.version)
 

@@ -29,7 +29,7 @@ from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.version_cache import Snapshot
-from tiltyard.storage.writing import commit_next, discard_files, sync_files
+from tiltyard.storage.writing import commit_next, discard_files, make_files_durable
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.sql.expressions import check_expression
@@ -157,7 +157,7 @@ class _WorkerHost:
                 written = write_column_files(
                     dataset, plan, computation, f"{self._target.base}/data", batch_rows=batch_rows, **options
                 )
-                sync_files(storage, self._target.base, names)
+                make_files_durable(storage, self._target.base, names)
                 files = tuple(DataFile.create(dataset, name) for name in names)
         except BaseException:
             discard_files(storage, self._target.base, names)

@@ -182,4 +182,4 @@ def _copy(ctx: Context, source: str, target: str, copies: Mapping[str, str]) -> 
     with lance_errors(target):
         for name, new_name in copies.items():
             ctx.storage.files(target).copy(f"{source}/{name}", f"{target}/{new_name}")
-    ctx.storage.sync([target, *(f"{target}/{new_name}" for new_name in copies.values())])
+    ctx.storage.make_durable(f"{target}/{new_name}" for new_name in copies.values())

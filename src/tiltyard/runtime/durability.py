@@ -1,0 +1,338 @@
+"""Make files whole and durable on local disks: the one way by which contents, names and folders become so.
+
+A file is durable when a loss of power right now would take nothing of it:
+
+- its content is whole, and fsynced: writers may end as if nothing was wrong when a disk was full, so its size and its
+  end are looked at (`file_forms`) where it is opened for its fsync;
+- its name, the entry of its folder, is durable: the folder was fsynced since its entries last changed;
+- so are the names of the folders above it, up to one whose own name is durable: a root, which is made durable when it
+  is created.
+
+Whatever acknowledges a write calls `Durability` before: nothing else in this package calls fsync, and an architecture
+test holds it. Objects of an object store are durable, and whole, as soon as they are stored: no call is for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from uuid import uuid4
+
+from tiltyard.runtime.background_thread import run_in_background
+from tiltyard.runtime.file_forms import BrokenFileError, check_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+__all__ = ["BrokenFileError", "Durability", "WrittenFile", "replace_file", "write_temporary"]
+
+_THREADS = 8
+"""Files synced concurrently."""
+_SYNCFS_THRESHOLD = 64
+"""From so many files on, whole file systems are synced: one journal transaction then, instead of one for each."""
+WRITE_BACK_SECONDS = 0.2
+"""How often write-back is started for files that are being written."""
+_SYNC_FILE_RANGE_WRITE = 2
+"""A flag of sync_file_range(2): start writing dirty pages, without waiting."""
+_MIN_LINUX = 5, 8
+"""The first Linux whose syncfs reports write errors."""
+_TIMESTAMP_NS = 200_000_000
+"""Changes of a folder within so many nanoseconds may have one timestamp: the clock of file systems is a coarse one."""
+MAX_SYNCED_FOLDERS = 100_000
+"""Folders that are remembered as synced, before the memory is emptied."""
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Non-blocking: what a client names might be a pipe."""
+
+_Stamp: TypeAlias = tuple[int, int, int]
+"""Which folder has a name, and when its entries last changed."""
+
+
+def _libc() -> ctypes.CDLL | None:
+    """Load the C library; None where its syncfs does not report errors."""
+    release = [int(number) for number in re.findall(r"\d+", os.uname().release)[:2]]
+    return ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" and tuple(release) >= _MIN_LINUX else None
+
+
+_LIBC = _libc()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that was just written, and what is known of it: None stands for what is not.
+
+    A location that ends with a slash is a folder with all that is below it.
+    """
+
+    location: str
+    size: int | None = None
+    """Bytes."""
+    deleted_rows: int | None = None
+    """Of a deletion file: how many rows it names."""
+    is_copy: bool = False
+    """Whether another file has its content, too: then it only has to be whole, if it is there."""
+
+
+class Durability:
+    """Make files of this machine's disks, or file systems mounted like one, durable. Safe to use from several threads.
+
+    Methods raise BrokenFileError for a file that is not whole, and OSError.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, "sync")
+        self._synced: dict[str, _Stamp] = {}
+
+    def make_durable(
+        self, files: Iterable[WrittenFile | str], below: str, *, folders: Iterable[str] = (), missing_ok: bool = False
+    ) -> None:
+        """Check that files are whole, and make their contents and names durable; wait for it.
+
+        `below` is a folder above them whose own name is durable: a root. `folders` are further folders whose entries
+        are made durable, in the same way: where a file was deleted, or that may be empty. Raises FileNotFoundError for
+        a missing file, unless that is no fault (`missing_ok`): one that may be renamed or deleted meanwhile.
+        """
+        written = [WrittenFile(file) if isinstance(file, str) else file for file in files]
+        if any(file.location.endswith("/") for file in written):
+            written, listed = _list_files(written)
+            folders = [*folders, *listed]
+        parents = {file.location.rpartition("/")[0] for file in written if not file.is_copy} | set(folders)
+        chain = {folder for parent in parents for folder in _folders_up_to(parent, below)}
+        if len(written) < _SYNCFS_THRESHOLD or _LIBC is None:
+            self._sync_each(written, [folder for folder in chain if not self._is_synced(folder)], missing_ok)
+            return
+        for file in written:
+            _check_and_sync(file, missing_ok, sync=False)
+        for folder in _folder_per_disk(chain):
+            _sync_disk(folder)
+
+    def make_tree_durable(self, folder: str, below: str) -> None:
+        """Make a folder durable with all that is below it, and its own name; symbolic links are not followed."""
+        self.make_durable([f"{folder}/"], below, missing_ok=True)
+
+    def make_folder(self, folder: str) -> None:
+        """Create a folder, and those above it, durably; one that exists already is left as it is, but for its name."""
+        missing = [folder]
+        while not Path(above := missing[-1].rpartition("/")[0] or "/").is_dir():
+            missing.append(above)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._sync_each([], [name.rpartition("/")[0] or "/" for name in missing], missing_ok=False)
+
+    def _is_synced(self, folder: str) -> bool:
+        """Return whether a folder was synced here since its entries last changed."""
+        known = self._synced.get(folder)
+        if known is None:
+            return False
+        try:
+            return known == _stamp(os.stat(folder))  # noqa: PTH116  # each commit does this
+        except FileNotFoundError:
+            return False
+
+    def _sync_each(self, files: Sequence[WrittenFile], folders: Sequence[str], missing_ok: bool) -> None:
+        """Sync files and folders concurrently: they share a disk's writes then, and take a fraction of the time."""
+        work: list[WrittenFile | str] = [*files, *folders]
+        share = -(-len(work) // _THREADS)
+        first, *others = [work[start : start + share] for start in range(0, len(work), share or 1)] or [[]]
+        running = [self._start(part, missing_ok) for part in others]
+        try:
+            self._sync(first, missing_ok)
+        finally:
+            errors = [error for future in running if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    def _start(self, part: Sequence[WrittenFile | str], missing_ok: bool) -> Future[None]:
+        try:
+            return self._threads.submit(self._sync, part, missing_ok)
+        except RuntimeError:  # the interpreter shuts down, and its pools take no more work
+            self._sync(part, missing_ok)
+            done = Future[None]()
+            done.set_result(None)
+            return done
+
+    def _sync(self, part: Sequence[WrittenFile | str], missing_ok: bool) -> None:
+        for each in part:
+            if isinstance(each, str):
+                self._sync_folder(each)
+            else:
+                _check_and_sync(each, missing_ok)
+
+    def _sync_folder(self, folder: str) -> None:
+        """Fsync a folder, and remember when its entries had last changed; ignore one that was deleted meanwhile."""
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return
+        try:
+            stamp = _stamp(os.fstat(descriptor))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if time.time_ns() - stamp[2] > _TIMESTAMP_NS:
+            if len(self._synced) >= MAX_SYNCED_FOLDERS:
+                self._synced = {}
+            self._synced[folder] = stamp
+
+    @contextmanager
+    def writing_back(self, folder: str) -> Iterator[None]:
+        """Start write-back of a folder's new files while the block writes them: less is left to sync.
+
+        Linux starts it by itself only when a tenth of the memory is dirty; until then the disk would be idle.
+        """
+        if _LIBC is None or not hasattr(_LIBC, "sync_file_range"):
+            yield
+            return
+        old_names = set(_list_names(folder))
+
+        def write_back(done: threading.Event) -> None:
+            while not done.wait(WRITE_BACK_SECONDS):
+                for name in set(_list_names(folder)) - old_names:
+                    _start_write_back(f"{folder}/{name}")
+
+        with run_in_background("write-back", write_back):
+            yield
+
+
+def write_temporary(location: str, content: bytes, mode: int = 0o666) -> Path:
+    """Write content durably to a temporary file in the folder of its final location, to be linked or renamed there."""
+    target = Path(location)
+    temporary = target.with_name(f".{target.name}.{uuid4().hex}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def replace_file(location: str, content: bytes, mode: int = 0o666) -> None:
+    """Replace a file, or write a new one, atomically and durably: readers see the old content or the new."""
+    temporary = write_temporary(location, content, mode)
+    try:
+        temporary.replace(location)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _fsync(location.rpartition("/")[0] or "/")
+
+
+def _folders_up_to(folder: str, below: str) -> Iterator[str]:
+    """Iterate over a folder and those above it, up to `below`; the folder alone if it is not there."""
+    yield folder
+    if folder.startswith(f"{below.rstrip('/')}/"):
+        while len(folder) > len(below):
+            folder = folder.rpartition("/")[0] or "/"
+            yield folder
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _list_names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208  # only names are needed
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _list_tree(folder: str) -> tuple[list[str], list[str]]:
+    """List the files and the folders below a folder, which is among these."""
+    files, folders, pending = list[str](), list[str](), [folder]
+    while pending:
+        folders.append(parent := pending.pop())
+        with suppress(FileNotFoundError), os.scandir(parent) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    files.append(entry.path)
+    return files, folders
+
+
+def _list_files(written: Iterable[WrittenFile]) -> tuple[list[WrittenFile], list[str]]:
+    """Return files, and those below the folders that are among them; and these folders, with those below."""
+    files, folders = list[WrittenFile](), list[str]()
+    for file in written:
+        if file.location.endswith("/"):
+            found, below = _list_tree(file.location.rstrip("/"))
+            files += map(WrittenFile, found)
+            folders += below
+        else:
+            files.append(file)
+    return files, folders
+
+
+def _folder_per_disk(folders: Iterable[str]) -> Collection[str]:
+    """Return one folder on each file system that has some of these folders; ignore deleted ones."""
+    by_device: dict[int, str] = {}
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            by_device[os.stat(folder).st_dev] = folder  # noqa: PTH116  # a Path costs as much again
+    return by_device.values()
+
+
+def _sync_disk(folder: str) -> None:
+    """Sync the file system of a folder with syncfs(2)."""
+    assert _LIBC is not None
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _LIBC.syncfs(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), folder)
+    finally:
+        os.close(descriptor)
+
+
+def _start_write_back(location: str) -> bool:
+    """Start write-back of a file's dirty pages; return whether the system accepted it.
+
+    A failed write is reported when the file is synced.
+    """
+    assert _LIBC is not None
+    try:
+        descriptor = os.open(location, _OPEN)
+    except FileNotFoundError:
+        return False
+    try:
+        status: int = _LIBC.sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
+        return status == 0
+    finally:
+        os.close(descriptor)
+
+
+def _check_and_sync(file: WrittenFile, missing_ok: bool, *, sync: bool = True) -> None:
+    """Check that a file is whole, and fsync it, with one opening."""
+    try:
+        descriptor = os.open(file.location, _OPEN)
+    except FileNotFoundError:
+        if missing_ok or file.is_copy:
+            return
+        raise
+    try:
+        check_whole(descriptor, file.location, file.size, file.deleted_rows)
+        if sync and not file.is_copy:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fsync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

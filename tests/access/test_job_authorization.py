@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
     LanceNamespaceError,
-    NamespaceNotFoundError,
     PermissionDeniedError,
     TableNotFoundError,
     TransactionNotFoundError,
@@ -93,7 +92,9 @@ def test_claim_job_of_an_administrator_of_then_asks_what_they_are_now(home: Cata
         "delete", record.table_id, {**record.payload, "asker": submitter}, {}, requested_by="eve"
     ).id
     home.store.add_principal("eve", administrator=False)
-    assert type(claim_error(home, job_id)) is NamespaceNotFoundError
+    error = claim_error(home, job_id)
+    assert type(error) is PermissionDeniedError
+    assert "eve, who submitted this job" in str(error) and "Namespace not found" in str(error)
     home.store.alter_principal("eve", True, None)
     assert claim(home, job_id)["id"] == job_id
 

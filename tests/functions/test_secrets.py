@@ -139,7 +139,11 @@ class Vault:
         self.client = tiltyard.Namespace(str(root), jobs=0, secret_keys=self.setting)
 
     def read(self, *path: str) -> str:
-        return read_secret_value(Context(self.client._services), Id(path))
+        ctx, id_ = Context(self.client._services), Id(path)
+        record = ctx.store.describe_secret(ctx.store.describe_namespace(id_.parent).id, id_.name)
+        if record is None:
+            raise TableNotFoundError(f"Secret not found: {id_}")
+        return read_secret_value(ctx, id_, record)
 
 
 def reencrypt(root: Path, setting: str) -> subprocess.CompletedProcess[str]:

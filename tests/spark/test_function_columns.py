@@ -225,6 +225,30 @@ def test_secret_reaches_the_function_through_its_jobs_driver_alone(
         assert (ended.status_code, ended.json()["code"]) == (409, 14)
 
 
+def test_value_of_a_secret_is_not_written_once_its_registrant_has_lost_the_right(
+    secured: Secured, db: Any, drive: Callable[..., Any], fresh: Callable[[str], str]
+) -> None:
+    name, grants, ann = fresh("team"), Admin(secured.http("administrator")), connect(secured, "ann")
+    db.create_namespace([name])
+    db.create_secret("api", SECRET, namespace_path=[name])
+    grants.grant("ann", "all", [name])
+    secrets = [EnvVarSecret("api", env_variable="API_KEY", secret_namespace_path=[name])]
+    bound = ann.create_function(definitions.greeting, namespace_path=[name], secrets=secrets)
+    table = ann.create_table("names", pa.table({"name": ["Ann"]}), namespace_path=[name])
+    table.add_columns({"greeting": bound(name=col("name"))})
+    grants.call(
+        "RevokePrivileges",
+        {"object_kind": "namespace", "id": [name], "grantee": "ann", "privileges": ["manage_secrets", "administer"]},
+    )
+    db.alter_secret("api", f"{SECRET}-new", namespace_path=[name])
+    with pytest.raises(PermissionDeniedError, match="ann, who registered this function"):
+        drive(table.refresh_column_async("greeting"))
+    assert values(table, "greeting") == [None]
+    grants.grant("ann", "manage_secrets", [name])
+    drive(table.refresh_column_async("greeting"))
+    assert values(table, "greeting") == [f"hello Ann {SECRET}-new"]
+
+
 def test_function_runs_for_those_alone_who_may_run_it(
     secured: Secured, db: Any, drive: Callable[..., Any], fresh: Callable[[str], str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from tiltyard.store.store import open_database
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tiltyard.store.backend import Connection
 
 NAMES = [migration.name for migration in migrations()]
 
@@ -34,6 +37,53 @@ def test_upgrade_from_each_earlier_version(url: str, version: int) -> None:
 
 def test_migrations_are_numbered_without_gaps() -> None:
     assert [migration.version for migration in migrations()] == list(range(1, len(NAMES) + 1))
+
+
+def test_names_of_functions_and_publications_become_ids_at_the_upgrade(url: str) -> None:
+    database = open_database(url)
+    migrate(database, wall_clock, upto=28)
+    database.write(_write_names)
+    database.close()
+    with open_store(url) as store:
+        team = store.describe_namespace(("team",)).id
+        record = store.describe_secret(team, "api")
+        assert record is not None and record.id and store.find_secret(record.id) == record
+        version = store.find_function(team, "f", None)
+        assert version is not None and (dict(version.secret_ids), version.registrant) == ({"KEY": record.id}, "")
+        ids = {name: publication.namespace_id for name in "ab" if (publication := store.find_publication(name))}
+        assert ids == {"a": team, "b": None}
+
+
+def _write_names(connection: Connection) -> None:
+    """Write a function that names a secret that is there and one that is not, and two publications likewise."""
+    connection.change("INSERT INTO namespaces (parent_id, name, properties, created_at) VALUES (1, 'team', '{}', 0)")
+    row = connection.row("SELECT id FROM namespaces WHERE name = 'team'")
+    assert row is not None
+    connection.change(
+        "INSERT INTO named_secrets (namespace_id, name, key_id, value, created_at, updated_at)"
+        " VALUES (?, 'api', 'k', '', 1, 1)",
+        row[0],
+    )
+    connection.change(
+        "INSERT INTO functions (object_id, namespace_id, name, last_version) VALUES ('o', ?, 'f', 1)", row[0]
+    )
+    bindings = [
+        {"kind": "env", "variable": variable, "secret_ref": {"name": name, "namespace_path": ["team"]}}
+        for variable, name in (("KEY", "api"), ("OTHER", "none"))
+    ]
+    connection.change(
+        "INSERT INTO function_versions"
+        " (object_id, version, definition, manifest_digest, artifact, created_at, created_by)"
+        " VALUES ('o', 1, ?, 'd', '/a', 1, 'ann')",
+        json.dumps({"secret_bindings": bindings}),
+    )
+    for name, path in ("a", ["team"]), ("b", ["gone"]):
+        connection.change(
+            "INSERT INTO publications (name, kind, settings, namespace, target, has_columns, removing, fingerprint,"
+            " verified_at, failures, due_at, lease_until, created_at)"
+            " VALUES (?, 'dir', '{}', ?, '[]', FALSE, FALSE, '', 0, 0, 0, 0, 0)",
+            *(name, json.dumps(path)),
+        )
 
 
 def test_open_store_refuses_a_database_newer_than_the_code(url: str) -> None:

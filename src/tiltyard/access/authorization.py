@@ -134,14 +134,19 @@ def authorize_namespace(ctx: Context, path: Id, required: int) -> int:
     except NamespaceNotFoundError:
         _can_see_id(ctx, 0)
         raise
-    bits = caller_rights(ctx).on_namespace(record.id)
+    authorize_namespace_id(ctx, path, record.id, required)
+    return record.id
+
+
+def authorize_namespace_id(ctx: Context, path: Id, namespace_id: int, required: int) -> None:
+    """Check what `authorize_namespace` checks, for a namespace that was looked up already; raises the same."""
+    bits = caller_rights(ctx).on_namespace(namespace_id)
     if required and bits & required == required:
-        return record.id
-    if not (bits or not path or _can_see_id(ctx, record.id)):
+        return
+    if not (bits or not path or _can_see_id(ctx, namespace_id)):
         raise namespace_not_found(path)
-    if not required:
-        return record.id
-    raise missing_privileges(required & ~bits, f"the namespace {path}" if path else "the root namespace")
+    if required:
+        raise missing_privileges(required & ~bits, f"the namespace {path}" if path else "the root namespace")
 
 
 def can_see_namespace(ctx: Context, path: Id) -> bool:

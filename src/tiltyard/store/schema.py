@@ -8,12 +8,17 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from tiltyard.store.earlier_names import pin_names
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tiltyard.store.backend import Connection, Database
 
 CREATE_LEDGER = "CREATE TABLE IF NOT EXISTS schema_migrations (version BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)"
+
+COMPLETED_BY: Mapping[int, Callable[[Connection], None]] = {29: pin_names}
+"""What SQL of both databases cannot do, by the number of the migration: run in its transaction, after its file."""
 
 
 class StoreVersionError(Exception):
@@ -69,6 +74,8 @@ def apply_missing(connection: Connection, database: Database, clock: Callable[[]
     for migration in missing:
         for statement in migration.statements:
             connection.change(_substitute(statement, database))
+        if complete := COMPLETED_BY.get(migration.version):
+            complete(connection)
         connection.change("INSERT INTO schema_migrations VALUES (?, ?)", migration.version, clock())
     return [migration.name for migration in missing]
 

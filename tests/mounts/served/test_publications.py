@@ -288,3 +288,18 @@ def test_columns_are_a_property_of_the_entry_and_follow(
     wire.good(wire.table([ours, "t"], "add_columns", {"new_columns": [{"name": "y", "expression": "x + 1"}]}))
     publisher.sync()
     assert columns() == ["x", "y"]
+
+
+def test_namespace_that_takes_the_name_of_a_published_one_is_not_published(publisher: Publisher) -> None:
+    ours = new_name("films")
+    publisher.namespace(ours)
+    publisher.create(ours, "a")
+    publisher.publish(namespace=[ours])
+    assert publisher.wait()["tables"] == 1
+    dropped = publisher.wire.http.post(f"/v1/namespace/{ours}/drop", json={"behavior": "Cascade"})
+    assert dropped.status_code == 200, dropped.text
+    publisher.namespace(ours)
+    publisher.create(ours, "secret_plans")
+    publisher.sync()
+    assert publisher.wait()["tables"] == 0
+    assert publisher.names(ours) == []

@@ -20,13 +20,13 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.authorization import authorize_namespace
 from tiltyard.access.needs import on_namespace, on_parent
-from tiltyard.catalog.functions.secrets import find_namespace_id, secret_not_found
+from tiltyard.catalog.functions.pinned_secrets import find_secret_ids, may_have_secrets, read_definition
+from tiltyard.catalog.functions.secrets import find_namespace_id
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.computed_columns import FunctionDeclaration, read_declaration
 from tiltyard.model.functions import Definition, check_function_name, parse_definition
-from tiltyard.model.ids import Id, check_id, namespace_id, table_id
+from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.jobs import job_result
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import Pool, operation
@@ -66,8 +66,8 @@ def create_function(ctx: Context, request: models.CreateFunctionRequest) -> mode
     parent_id = find_namespace_id(ctx, path.parent, "Functions")
     definition, source = parse_definition(_definition_fields(request))
     _check_image(ctx, definition)
-    _check_secrets(ctx, definition)
-    record = _add_version(ctx, parent_id, path.name, definition, source)
+    secret_ids = find_secret_ids(ctx, definition)
+    record = _add_version(ctx, parent_id, path.name, definition, source, secret_ids)
     version = msgspec.json.encode(_to_version(path, record)).decode()
 
     def work(catalog: UnitOfWork) -> models.CreateFunctionResponse:
@@ -110,24 +110,23 @@ def _check_image(ctx: Context, definition: Definition) -> None:
         raise InvalidInputError(f"The image '{image}' is not among those of the server's setting 'udf_images'.")
 
 
-def _check_secrets(ctx: Context, definition: Definition) -> None:
-    """Check that the secrets of a function exist, and that the caller may manage them: its code can read them."""
-    for binding in definition.secret_bindings:
-        path = check_id(Id((*binding.secret_ref.namespace_path, binding.secret_ref.name)))
-        if not ctx.principal.administrator:
-            authorize_namespace(ctx, path.parent, Privilege.MANAGE_SECRETS.value)
-        if ctx.store.describe_secret(ctx.store.describe_namespace(path.parent).id, path.name) is None:
-            raise secret_not_found(path)
+def _add_version(
+    ctx: Context, parent_id: int, name: str, definition: Definition, source: bytes, secret_ids: Mapping[str, str]
+) -> FunctionRecord:
+    """Store the source, then the version. What is found of a source that was scheduled for deletion stays.
 
-
-def _add_version(ctx: Context, parent_id: int, name: str, definition: Definition, source: bytes) -> FunctionRecord:
-    """Store the source, then the version. What is found of a source that was scheduled for deletion stays."""
+    A version of the same definition stays, too; where its secrets are not to be had any more, the caller is its
+    registrant from now on.
+    """
     text = definition.canonical_json()
     digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
     artifact = f"{ctx.storage.root}/{FOLDER}/{definition.artifact.digest.removeprefix('sha256:')}"
     _write_source(ctx, artifact, source)
-    new = NewFunction(text.decode(), digest, artifact, ctx.principal.name)
+    registrant = msgspec.json.encode(ctx.principal).decode()
+    new = NewFunction(text.decode(), digest, artifact, ctx.principal.name, registrant, secret_ids)
     record = ctx.store.add_function(parent_id, name, new)
+    if secret_ids and not may_have_secrets(ctx, record):
+        ctx.store.replace_registrant(record.object_id, record.version, new)
     _write_source(ctx, artifact, source)  # a deletion may have ended between the two
     return record
 
@@ -148,11 +147,6 @@ def read_source(ctx: Context, record: FunctionRecord) -> bytes:
     if f"sha256:{hashlib.sha256(source).hexdigest()}" != definition.artifact.digest:
         raise InternalError("The source of the function is damaged in storage: register it again.")
     return source
-
-
-def read_definition(record: FunctionRecord) -> Definition:
-    """Return the definition of a version."""
-    return msgspec.json.decode(record.definition, type=Definition)
 
 
 @operation(needs=on_parent(Privilege.USE, "function"), changes=False)

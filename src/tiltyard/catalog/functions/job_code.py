@@ -17,11 +17,11 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.authorization import authorize_namespace, authorize_server
+from tiltyard.access.authorization import authorize_server
 from tiltyard.access.needs import OWN_JOB, on_table
-from tiltyard.catalog.functions.functions import function_not_found, read_definition, read_source
-from tiltyard.catalog.functions.secrets import read_secret_value
-from tiltyard.catalog.jobs.authorization import authorize_submitter
+from tiltyard.catalog.functions.functions import function_not_found, read_source
+from tiltyard.catalog.functions.pinned_secrets import read_definition, read_secrets
+from tiltyard.catalog.jobs.authorization import authorize_submitter, job_submitter
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.computed_columns import FunctionDeclaration, read_declaration
@@ -48,10 +48,11 @@ _MOST_TEXT = 1000
 def read_job_function(ctx: Context, request: models.ReadJobFunctionRequest) -> models.ReadJobFunctionResponse:
     """Return the function that computes the column which a job fills, its source and its secrets, to the job's driver.
 
-    The submitter needs `run_udfs` on the function's namespace, and where it has secrets the caller `run_udfs` on the
-    server, as workers have it. Raises ConcurrentModificationError (not the owner of the lease), InvalidTableStateError
-    (no function computes the column), TableNotFoundError (it or a secret was dropped), PermissionDeniedError,
-    UnsupportedOperationError (code of clients is switched off).
+    The submitter needs `run_udfs` on the function's namespace; where it has secrets, its registrant needs
+    `manage_secrets` on their namespaces, and the caller `run_udfs` on the server, as workers have it. Raises
+    ConcurrentModificationError (not the owner of the lease), InvalidTableStateError (no function computes the column),
+    TableNotFoundError (it or a secret was dropped), PermissionDeniedError, UnsupportedOperationError (code of clients
+    is switched off).
     """
     job_id = transaction_id(request.id)
     if not ctx.settings.udfs:
@@ -77,9 +78,10 @@ def _function_of(ctx: Context, job: TransactionRecord) -> FunctionRecord:
     record = ctx.store.find_pinned_function(declaration.object_id, declaration.version)
     if record is None or record.manifest_digest != declaration.manifest_digest:
         raise function_not_found(Id(declaration.function), str(declaration.version))
-    submitter_ctx, _ = authorize_submitter(ctx, job)
-    if not submitter_ctx.principal.administrator:
-        authorize_namespace(submitter_ctx, _namespace_of(ctx, record), Privilege.RUN_UDFS.value)
+    own, _ = authorize_submitter(ctx, job)
+    job_submitter(own.principal).authorize_namespace(
+        own, _namespace_of(ctx, record), record.namespace_id, Privilege.RUN_UDFS.value
+    )
     return record
 
 
@@ -105,15 +107,12 @@ def _namespace_of(ctx: Context, record: FunctionRecord) -> Id:
 
 
 def _read_secrets(ctx: Context, record: FunctionRecord) -> dict[str, str] | None:
-    """Decrypt the secrets that a function names, by their variables."""
-    bindings = read_definition(record).secret_bindings
-    if bindings and not ctx.principal.administrator:
+    """Decrypt the secrets that a function names, by their variables, for a caller that is a worker."""
+    if not read_definition(record).secret_bindings:
+        return None
+    if not ctx.principal.administrator:
         authorize_server(ctx, Privilege.RUN_UDFS.value)
-    values = {
-        binding.variable: read_secret_value(ctx, Id((*binding.secret_ref.namespace_path, binding.secret_ref.name)))
-        for binding in bindings
-    }
-    return values or None
+    return read_secrets(ctx, record)
 
 
 @operation(needs=OWN_JOB, audited=False)

@@ -101,15 +101,11 @@ def drop_secret(ctx: Context, request: models.DropSecretRequest) -> models.DropS
     return models.DropSecretResponse()
 
 
-def read_secret_value(ctx: Context, path: Id) -> str:
-    """Decrypt a secret, for the driver of a job whose function names it.
+def read_secret_value(ctx: Context, path: Id, record: SecretRecord) -> str:
+    """Decrypt a secret, for the driver of a job whose function names it as `path`.
 
-    Raises TableNotFoundError (it was dropped), InvalidTableStateError (no key of the server decrypts it).
+    Raises InvalidTableStateError (no key of the server decrypts it).
     """
-    parent_id = ctx.store.describe_namespace(path.parent).id
-    record = ctx.store.describe_secret(parent_id, path.name)
-    if record is None:
-        raise secret_not_found(path)
     try:
         return decrypt_record(ctx.services.secret_keys, record)
     except DecryptionError as error:

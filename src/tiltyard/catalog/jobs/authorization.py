@@ -11,16 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError, TableNotFoundError
+from lance_namespace.errors import InvalidTableStateError, NamespaceNotFoundError, TableNotFoundError
 
-from tiltyard.access.authorization import (
-    authorize_namespace,
-    authorize_record,
-    authorize_server,
-    authorize_table,
-    caller_rights,
-    refresh_principal,
-)
+from tiltyard.access.authorization import caller_rights
+from tiltyard.access.stored_definitions import Definer
 from tiltyard.model.ids import Id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER, Principal
@@ -79,16 +73,11 @@ def authorize_submitter(ctx: Context, record: TransactionRecord) -> tuple[Contex
     NamespaceNotFoundError, InvalidTableStateError (the submitter was not recorded).
     """
     table = None if record.table_id is None else _job_table(ctx, record.table_id)
-    submitter = _submitter(ctx, record)
-    submitter_ctx = msgspec.structs.replace(ctx, principal=submitter, resolved=None)
+    submitter = _submitter(record)
+    own = submitter.context(ctx)
     path = Id(record.payload.get("table") or ()) if table is None else _current_path(ctx, table)
-    if not submitter.administrator:
-        try:
-            _authorize(submitter_ctx, path, table, int(record.payload.get("wanted", 0)))
-        except PermissionDeniedError as error:
-            sentence = f"{submitter.name}, who submitted this job, lacks the privileges for it now."
-            raise PermissionDeniedError(f"{sentence} {error}") from error
-    return submitter_ctx, path
+    _authorize(own, submitter, path, table, int(record.payload.get("wanted", 0)))
+    return own, path
 
 
 def visible_job_table(ctx: Context, record: TransactionRecord) -> tuple[Id, str] | None:
@@ -127,29 +116,35 @@ def _current_path(ctx: Context, table: TableRecord) -> Id:
     return Id(path)
 
 
-def _submitter(ctx: Context, record: TransactionRecord) -> Principal:
-    """Return a job's submitter as it is now; the server itself where it has none."""
+def _submitter(record: TransactionRecord) -> Definer:
+    """Return a job's submitter; the server itself where it has none. Raises InvalidTableStateError."""
     if record.requested_by is None:
-        return SERVER
+        return job_submitter(SERVER)
     recorded = record.payload.get("asker")
     if recorded is None:
         raise InvalidTableStateError(
             "This job is of an older server, which did not record its submitter: submit it again."
         )
-    try:
-        return refresh_principal(ctx, msgspec.convert(recorded, Principal))
-    except PermissionDeniedError as error:
-        raise PermissionDeniedError(f"{error} Let another principal submit this job.") from error
+    return job_submitter(msgspec.convert(recorded, Principal))
 
 
-def _authorize(ctx: Context, path: Id, table: TableRecord | None, required: int) -> None:
+def job_submitter(principal: Principal) -> Definer:
+    """Return a principal as the one who submitted a job."""
+    return Definer(
+        principal, "{name}, who submitted this job, lacks the privileges for it now: let another principal submit it."
+    )
+
+
+def _authorize(own: Context, submitter: Definer, path: Id, table: TableRecord | None, required: int) -> None:
     """Check what SUBMIT_JOB checks: on the table, or on the namespace where the job is to create the table."""
-    if table is not None:
-        authorize_record(ctx, path, table, required)
-    elif not path:
-        authorize_server(ctx, required)
+    if own.principal.administrator:
+        return
+    if not path:
+        submitter.authorize_server(own, required)
+        return
+    try:
+        record = table or own.look_up_table(path)
+    except (TableNotFoundError, NamespaceNotFoundError):
+        submitter.authorize_namespace(own, path.parent, own.find_namespace(path.parent).id, required)
     else:
-        try:
-            authorize_table(ctx, path, required)
-        except TableNotFoundError:
-            authorize_namespace(ctx, path.parent, required)
+        submitter.authorize_table(own, path, record, required)

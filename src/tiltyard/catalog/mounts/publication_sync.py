@@ -252,18 +252,19 @@ class _Sync:
     def _scope(self, namespaces: Mapping[int, OwnNamespace], namespace_id: int) -> tuple[Id, bool] | None:
         """Return the id of a namespace, and whether all tables in it are published; None if it is not there."""
         names: list[str] = []
+        ids: list[int] = []
         is_named = False
         following: int | None = namespace_id
         while following is not None:
             namespace = namespaces.get(following)
             if namespace is None:
                 return None
+            ids.append(namespace.id)
             is_named = is_named or self._is_named(namespace.properties.get(PUBLISH_TO, ""))
             if namespace.parent_id is not None:
                 names.append(namespace.name)
             following = namespace.parent_id
-        path, scope = Id(reversed(names)), self._publication.namespace
-        return path, is_named or (scope is not None and path[: len(scope)] == scope)
+        return Id(reversed(names)), is_named or self._publication.namespace_id in ids
 
     def _is_named(self, text: str) -> bool:
         return self._publication.name in (name.strip() for name in text.split(","))

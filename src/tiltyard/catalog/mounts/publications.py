@@ -44,8 +44,7 @@ def create_publication(ctx: Context, request: models.CreatePublicationRequest) -
     if "," in name:
         raise InvalidInputError("A publication's name has no comma: it parts names in a table's property.")
     scope = None if request.namespace is None else namespace_id(request.namespace)
-    if scope is not None:
-        _check_is_own(ctx, scope)
+    scope_id = None if scope is None else _own_namespace_id(ctx, scope)
     settings = checked_settings(ctx, request.kind, request.settings or {})
     catalog = open_catalog(request.kind, settings)
     catalog.close()
@@ -57,6 +56,7 @@ def create_publication(ctx: Context, request: models.CreatePublicationRequest) -
         namespace=scope,
         target=namespace_id(request.target),
         has_columns=bool(request.columns),
+        namespace_id=scope_id,
     )
     if not added:
         raise InvalidInputError(f"There is a publication '{name}' already.")
@@ -115,10 +115,10 @@ def find_publication(ctx: Context, name: str) -> PublicationRecord:
     return record
 
 
-def _check_is_own(ctx: Context, scope: Id) -> None:
+def _own_namespace_id(ctx: Context, scope: Id) -> int:
     if (found := ctx.services.mounts.find(scope)) is not None:
         raise InvalidInputError(f"{found[0].path} is a mount: what is in it belongs to another catalog.")
-    ctx.store.describe_namespace(scope)
+    return ctx.store.describe_namespace(scope).id
 
 
 def _sync_now(ctx: Context, record: PublicationRecord) -> None:

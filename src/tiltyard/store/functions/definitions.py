@@ -4,18 +4,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from lance_namespace.errors import ConcurrentModificationError, NamespaceNotFoundError
 
+from tiltyard.store.records import decode, encode
 from tiltyard.store.repository import Repository, reads, writes
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionRecord:
-    """One version of a function. `artifact` is the folder of its source, `definition` JSON of all else."""
+    """One version of a function. `artifact` is the folder of its source, `definition` JSON of all else.
+
+    `registrant` is a principal as JSON, "" where `created_by` alone is known; `secret_ids` has the ids of the secrets
+    that the definition names, by their variables.
+    """
 
     namespace_id: int
     name: str
@@ -26,13 +32,19 @@ class FunctionRecord:
     artifact: str
     created_at: int
     created_by: str
+    registrant: str
+    secret_ids: Mapping[str, str]
 
-    COLUMNS = "namespace_id, name, object_id, version, definition, manifest_digest, artifact, created_at, created_by"
+    COLUMNS = (
+        "namespace_id, name, object_id, version, definition, manifest_digest, artifact, created_at, created_by,"
+        " registrant, secret_ids"
+    )
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> FunctionRecord:
         """Read a row of COLUMNS."""
-        return cls(*row)
+        values: list[Any] = [*row[:-1], decode(row[-1])]
+        return cls(*values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,8 @@ class NewFunction:
     manifest_digest: str
     artifact: str
     created_by: str
+    registrant: str = ""
+    secret_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +81,12 @@ NEXT_VERSION = """
     RETURNING object_id, last_version
 """
 ADD_VERSION = """
-    INSERT INTO function_versions (object_id, version, definition, manifest_digest, artifact, created_at, created_by)
-    VALUES (?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO function_versions
+        (object_id, version, definition, manifest_digest, artifact, created_at, created_by, registrant, secret_ids)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+REPLACE_REGISTRANT = """
+    UPDATE function_versions SET registrant = ?, secret_ids = ?, created_by = ? WHERE object_id = ? AND version = ?
 """
 _FROM = f"SELECT {FunctionRecord.COLUMNS} FROM function_versions JOIN functions USING (object_id)"
 SAME = f"{_FROM} WHERE namespace_id = ? AND name = ? AND manifest_digest = ?"
@@ -125,9 +143,15 @@ class Functions(Repository):
         if (row := self.connection.row(NEXT_VERSION, namespace_id, name)) is None:
             raise ConcurrentModificationError(f"The function '{name}' was dropped just now: register it again.")
         object_id, version = row
-        values = new.definition, new.manifest_digest, new.artifact, self._clock(), new.created_by
-        self.connection.change(ADD_VERSION, object_id, version, *values)
-        return FunctionRecord(namespace_id, name, object_id, version, *values)
+        values = new.definition, new.manifest_digest, new.artifact, self._clock(), new.created_by, new.registrant
+        self.connection.change(ADD_VERSION, object_id, version, *values, encode(dict(new.secret_ids)))
+        return FunctionRecord(namespace_id, name, object_id, version, *values, new.secret_ids)
+
+    @writes
+    def replace_registrant(self, object_id: str, version: int, new: NewFunction) -> None:
+        """Let a version stand on the rights of another registrant, who has named the secrets anew."""
+        values = new.registrant, encode(dict(new.secret_ids)), new.created_by
+        self.connection.change(REPLACE_REGISTRANT, *values, object_id, version)
 
     @reads
     def find_function(self, namespace_id: int, name: str, version: int | None) -> FunctionRecord | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from lance_namespace.errors import NamespaceNotFoundError
 
@@ -19,27 +20,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SecretRecord:
-    """A secret with its encrypted value; times in ms since 1970."""
+    """A secret with its encrypted value; times in ms since 1970. Another secret of the same name has another `id`."""
 
     namespace_id: int
     name: str
     value: EncryptedValue
     created_at: int
     updated_at: int
+    id: str
 
-    COLUMNS = "namespace_id, name, key_id, value, created_at, updated_at"
+    COLUMNS = "namespace_id, name, key_id, value, created_at, updated_at, secret_id"
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> SecretRecord:
         """Read a row of COLUMNS."""
-        namespace_id, name, key_id, value, created_at, updated_at = row
-        return cls(namespace_id, name, EncryptedValue(key_id, b64decode(value)), created_at, updated_at)
+        namespace_id, name, key_id, value, *rest = row
+        return cls(namespace_id, name, EncryptedValue(key_id, b64decode(value)), *rest)
 
 
 LOCK_NAMESPACE = "SELECT id FROM namespaces WHERE id = ? /*+ FOR KEY SHARE */"
-ADD = f"INSERT INTO named_secrets ({SecretRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+ADD = f"INSERT INTO named_secrets ({SecretRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 ALTER = "UPDATE named_secrets SET key_id = ?, value = ?, updated_at = ? WHERE namespace_id = ? AND name = ?"
 DESCRIBE = f"SELECT {SecretRecord.COLUMNS} FROM named_secrets WHERE namespace_id = ? AND name = ?"
+FIND = f"SELECT {SecretRecord.COLUMNS} FROM named_secrets WHERE secret_id = ?"
 LIST = "SELECT name FROM named_secrets WHERE namespace_id = ? AND name > ? ORDER BY name LIMIT ?"
 DROP = "DELETE FROM named_secrets WHERE namespace_id = ? AND name = ?"
 OF_OTHER_KEYS = f"""
@@ -64,7 +67,8 @@ class Secrets(Repository):
         if self.connection.row(LOCK_NAMESPACE, namespace_id) is None:
             raise NamespaceNotFoundError("Namespace not found: it was just dropped")
         now = self._clock()
-        return self.connection.change(ADD, namespace_id, name, value.key_id, _text(value), now, now) == 1
+        values = value.key_id, _text(value), now, now, uuid4().hex
+        return self.connection.change(ADD, namespace_id, name, *values) == 1
 
     @writes
     def alter_secret(self, namespace_id: int, name: str, value: EncryptedValue) -> bool:
@@ -75,6 +79,12 @@ class Secrets(Repository):
     def describe_secret(self, namespace_id: int, name: str) -> SecretRecord | None:
         """Return a secret, None if there is none of this name."""
         row = self.connection.row(DESCRIBE, namespace_id, name)
+        return SecretRecord.of(row) if row else None
+
+    @reads
+    def find_secret(self, secret_id: str) -> SecretRecord | None:
+        """Return a secret by its id, also one of a dropped namespace that can be restored; None if it was dropped."""
+        row = self.connection.row(FIND, secret_id)
         return SecretRecord.of(row) if row else None
 
     @reads

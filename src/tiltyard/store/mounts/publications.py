@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "id, name, kind, settings, levels, namespace, target, has_columns, removing, fingerprint, synced_at, verified_at,"
-    " failures, error, due_at, lease_owner, lease_until, created_at"
+    " failures, error, due_at, lease_owner, lease_until, created_at, namespace_id"
 )
 INSERT = """
     INSERT INTO publications (name, kind, settings, levels, namespace, target, has_columns, removing, fingerprint,
-        verified_at, failures, due_at, lease_until, created_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, FALSE, '', ?, 0, ?, 0, ?) ON CONFLICT (name) DO NOTHING
+        verified_at, failures, due_at, lease_until, created_at, namespace_id)
+    VALUES (?, ?, ?, ?, ?, ?, ?, FALSE, '', ?, 0, ?, 0, ?, ?) ON CONFLICT (name) DO NOTHING
 """
 LIST = f"SELECT {COLUMNS} FROM publications WHERE name > ? ORDER BY name LIMIT ?"
 FIND = f"SELECT {COLUMNS} FROM publications WHERE name = ?"
@@ -66,7 +66,8 @@ OWN_TABLES = """
 class PublicationRecord(msgspec.Struct, frozen=True):
     """A publication: the other catalog, what is published there, and how far that has come.
 
-    Published are the tables in `namespace` and below it (None: in none), and those whose property says so. `target` is
+    Published are the tables in `namespace` and below it (None: in none), for as long as that is the one with
+    `namespace_id`, and those whose property says so. `target` is
     the namespace there, () where it follows from the tables' own; `levels` is how many levels of namespaces there are,
     None for any number. Without entries to keep, it is `removing` them, and goes then. `fingerprint` is that of our
     tables at `synced_at`, when all was last in step. After `failures` in a row with `error` it is next due at `due_at`.
@@ -90,6 +91,7 @@ class PublicationRecord(msgspec.Struct, frozen=True):
     lease_owner: str | None
     lease_until: int
     created_at: int
+    namespace_id: int | None
 
     @classmethod
     def of(cls, row: Row) -> PublicationRecord:
@@ -163,11 +165,12 @@ class Publications(Repository):
         namespace: Path | None,
         target: Path,
         has_columns: bool,
+        namespace_id: int | None = None,
     ) -> bool:
         """Add a publication, due at once; return False if there is one of this name, which stays as it is."""
         scope, now = None if namespace is None else json.dumps(namespace), self._clock()
         what = name, kind, json.dumps(settings), levels, scope, json.dumps(target), has_columns
-        return self.connection.change(INSERT, *what, now, now, now) == 1
+        return self.connection.change(INSERT, *what, now, now, now, namespace_id) == 1
 
     @reads
     def list_publications(self, after: str | None, limit: int) -> list[PublicationRecord]:

@@ -13,12 +13,10 @@ import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
-    NamespaceNotFoundError,
-    PermissionDeniedError,
-    TableNotFoundError,
 )
 
-from tiltyard.access.authorization import authorize_table, refresh_principal
+from tiltyard.access.authorization import authorize_table
+from tiltyard.access.stored_definitions import Definer
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege
@@ -47,8 +45,8 @@ def record_view(ctx: Context, path: Id, definition: ViewDefinition) -> None:
     ctx.store.set_view(ctx.look_up_table(path).id, ViewRecord(definition.digest, definer))
 
 
-def find_definer(ctx: Context, record: TableRecord, definition: ViewDefinition) -> Principal:
-    """Return the principal who created a view, as it is now. Raises PermissionDeniedError if it was disabled since.
+def find_definer(ctx: Context, record: TableRecord, definition: ViewDefinition) -> Definer:
+    """Return the principal who created a view.
 
     Raises InvalidTableStateError if the definition in the table's metadata is not the recorded one.
     """
@@ -62,23 +60,32 @@ def find_definer(ctx: Context, record: TableRecord, definition: ViewDefinition) 
         raise InvalidTableStateError(
             "The definition of this view was changed in its table's metadata: create the view again to refresh it."
         )
-    return _refreshed(ctx, msgspec.json.decode(view.definer, type=Principal))
+    return view_definer(msgspec.json.decode(view.definer, type=Principal))
 
 
-def resolve_sources(ctx: Context, view: Id, definition: ViewDefinition, definer: Principal) -> dict[str, str]:
+def view_definer(principal: Principal) -> Definer:
+    """Return a principal as the one who creates a view."""
+    return Definer(
+        principal,
+        "The view would show rows to all who may read the view, and {name}, its creator, may not read all of them: "
+        "let a principal create it who may read its tables.",
+    )
+
+
+def resolve_sources(ctx: Context, view: Id, definition: ViewDefinition, definer: Definer) -> dict[str, str]:
     """Return the location of each table of a view's query, by its id; caller and definer may read all of them.
 
-    Raises InvalidInputError (no query, or one of the view itself), TableNotFoundError, NamespaceNotFoundError (none
-    that the caller may see), PermissionDeniedError.
+    Whatever has a name now is read, and only by those who may read that very table. Raises InvalidInputError (no query,
+    or one of the view itself), TableNotFoundError, NamespaceNotFoundError (none that the caller may see),
+    PermissionDeniedError.
     """
-    locations = {}
+    locations, own = {}, definer.context(ctx)
     for name in source_names(definition):
         path = table_id(parse_id(name, DEFAULT_DELIMITER))
         if path == view:
             raise InvalidInputError("A view cannot read itself.")
         record = _readable(ctx, path)
-        if definer.name != ctx.principal.name:
-            _check_definer(msgspec.structs.replace(ctx, principal=definer, resolved=None), path)
+        definer.authorize_table(own, path, record, Privilege.READ.value)
         locations[name] = record.location
     return locations
 
@@ -96,25 +103,6 @@ def _readable(ctx: Context, path: Id) -> TableRecord:
     if ctx.principal.administrator:
         return ctx.look_up_table(path)
     return authorize_table(msgspec.structs.replace(ctx, resolved=None), path, Privilege.READ.value)
-
-
-def _check_definer(ctx: Context, path: Id) -> None:
-    try:
-        _readable(ctx, path)
-    except (PermissionDeniedError, TableNotFoundError, NamespaceNotFoundError) as error:
-        raise PermissionDeniedError(
-            f"The view would show rows of {path} to all who may read the view, and {ctx.principal.name}, "
-            "its creator, may not read all of them: let a principal create it who may read them."
-        ) from error
-
-
-def _refreshed(ctx: Context, definer: Principal) -> Principal:
-    try:
-        return refresh_principal(ctx, definer)
-    except PermissionDeniedError as error:
-        raise PermissionDeniedError(
-            f"{error} It created this view: let a principal create it who may read its tables."
-        ) from error
 
 
 def source_version_properties(ctx: Context, record: TableRecord, branch: Branch, snapshot: Snapshot) -> dict[str, str]:

@@ -33,7 +33,7 @@ from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.computed_columns import check_image
 from tiltyard.tables.schema.select_views import REFRESH_SELECT, infer_schema
-from tiltyard.tables.schema.view_sources import find_definer, record_view, resolve_sources
+from tiltyard.tables.schema.view_sources import find_definer, record_view, resolve_sources, view_definer
 from tiltyard.tables.sql.select_queries import parse_select
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def create_materialized_view(
         sources: Mapping[str, str] = {}
         if has_refresh := request.with_no_data is False:
             _check_installed(kind)
-            sources = resolve_sources(ctx, path, definition, ctx.principal)
+            sources = resolve_sources(ctx, path, definition, view_definer(ctx.principal))
     created = create_table(ctx, models.CreateTableRequest(id=list(path)), EmptyBody(schema))
     ctx = msgspec.structs.replace(ctx, mounted=None)  # what was looked up below a mount was that there is no such table
     record_view(ctx, path, definition)
@@ -261,7 +261,7 @@ def _select_schema(
     Raises InvalidInputError, and what `resolve_sources` raises: columns of tables that the caller may not read are not
     disclosed.
     """
-    resolve_sources(ctx, path, definition, ctx.principal)
+    resolve_sources(ctx, path, definition, view_definer(ctx.principal))
     query = parse_select(request.source_query)
     source = open_for_reading(
         msgspec.structs.replace(ctx, resolved=None, mounted=None),

@@ -1,0 +1,48 @@
+"""What stored definitions named by path before ids were recorded: find the ids once, at the upgrade.
+
+The names are resolved as they are at that moment. Whether a function's registrant may still have its secrets is checked
+at each use, as for all others; a name that resolves to nothing gets no id: such a function has to be registered again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tiltyard.store.backend import Connection
+
+VERSIONS = "SELECT object_id, version, definition FROM function_versions ORDER BY object_id, version"
+PIN_SECRETS = "UPDATE function_versions SET secret_ids = ? WHERE object_id = ? AND version = ?"
+PUBLICATIONS = "SELECT id, namespace FROM publications WHERE namespace IS NOT NULL ORDER BY id"
+PIN_NAMESPACE = "UPDATE publications SET namespace_id = ? WHERE id = ?"
+ROOT = "SELECT id FROM namespaces WHERE parent_id IS NULL"
+CHILD = "SELECT id FROM namespaces WHERE parent_id = ? AND name = ?"
+SECRET = "SELECT secret_id FROM named_secrets WHERE namespace_id = ? AND name = ?"  # noqa: S105  # it is SQL
+
+
+def pin_names(connection: Connection) -> None:
+    """Record the ids of the secrets that functions name, and of the namespaces that publications do."""
+    for object_id, version, definition in connection.rows(VERSIONS):
+        bindings = json.loads(definition).get("secret_bindings") or ()
+        found = {binding["variable"]: _find_secret(connection, binding["secret_ref"]) for binding in bindings}
+        ids = {variable: id_ for variable, id_ in found.items() if id_ is not None}
+        if ids:
+            connection.change(PIN_SECRETS, json.dumps(ids), object_id, version)
+    for publication, path in connection.rows(PUBLICATIONS):
+        connection.change(PIN_NAMESPACE, _find_namespace(connection, json.loads(path)), publication)
+
+
+def _find_secret(connection: Connection, reference: Mapping[str, Any]) -> str | None:
+    namespace = _find_namespace(connection, reference.get("namespace_path") or ())
+    row = None if namespace is None else connection.row(SECRET, namespace, reference["name"])
+    return None if row is None else str(row[0])
+
+
+def _find_namespace(connection: Connection, path: Sequence[str]) -> int | None:
+    row = connection.row(ROOT)
+    for name in path:
+        row = None if row is None else connection.row(CHILD, row[0], name)
+    return None if row is None else int(row[0])

@@ -1,0 +1,15 @@
+"""One check of the rights of whoever stored a definition: no other module looks up an earlier principal of today."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "tiltyard"
+CHECK = {"access/authorization.py", "access/stored_definitions.py"}
+
+
+def test_stored_principals_are_looked_up_by_the_one_check_alone() -> None:
+    users = {
+        str(file.relative_to(SOURCE)) for file in SOURCE.rglob("*.py") if "refresh_principal" in file.read_text("utf-8")
+    }
+    assert users == CHECK

@@ -282,3 +282,18 @@ def _rewritten(before: VersionRows, after: VersionRows, old: RowList, new: RowLi
 
 def _changed(change: Change, version: VersionRows, source: VersionRows, rows: FragmentOffsets) -> ChangedRows:
     return ChangedRows(change, version.number, version.time, source.select(*rows))
+
+
+def count_changed_rows(before: lance.LanceDataset, after: lance.LanceDataset, branch: str | None) -> dict[Change, int]:
+    """Count the rows that one version inserted, updated and deleted, without reading values: by stable row ids.
+
+    Rows that may have been rewritten as they were count as updated.
+    """
+    old, new = VersionRows(before, branch, ()), VersionRows(after, branch, ())
+    counts = dict.fromkeys(Change, 0)
+    for group in _changes_of(old, new, ()):
+        if isinstance(group, ChangedRows):
+            counts[group.change] += group.rows
+        else:
+            counts[Change.UPDATE_AFTER] += group.after.rows
+    return counts

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from tiltyard.cli.session.catalog import Catalog
 
 _PAGE = 1000
-_SHOWN_METADATA = ("operation", "total_rows", "total_fragments")
+_COUNTS = ("inserted", "updated", "deleted", "written", "removed")
+"""What a version did to rows: one that says how many it wrote and removed cannot tell which of them are updates."""
+_SHOWN_METADATA = ("operation", *(f"{name}_rows" for name in _COUNTS), "total_rows", "total_fragments")
 
 
 @click.command("versions", short_help="List the versions of a table.")
@@ -34,7 +36,7 @@ _SHOWN_METADATA = ("operation", "total_rows", "total_fragments")
 @format_option
 @catalog_command
 def versions(catalog: Catalog, table: TypedId, limit: int, branch: str | None, form: Format) -> None:
-    """List the newest versions of a table, with the tags that name them.
+    """List the newest versions of a table: what each did, to how many rows, and the tags that name them.
 
     \b
     Example:
@@ -51,6 +53,7 @@ def versions(catalog: Catalog, table: TypedId, limit: int, branch: str | None, f
             id=list(table),
             branch=branch,
             descending=True,
+            load_changes=True,
             limit=min(_PAGE, limit - len(found)),
             page_token=token,
         )
@@ -69,12 +72,19 @@ def versions(catalog: Catalog, table: TypedId, limit: int, branch: str | None, f
                 if tag["version"] == each["version"] and (tag.get("branch") or None) == (branch or None)
             )
             or None,
-            **{name: (each.get("metadata") or {}).get(name) for name in _SHOWN_METADATA},
+            **_describe(each.get("metadata") or {}),
         }
         for each in found
     ]
     shown = [name for name in _SHOWN_METADATA if any(record[name] is not None for record in records)]
-    print_records(records, ("version", "written", "tags", *shown), form, numbers=("version", "total_rows"))
+    numbers = ("version", *(name for name in shown if name != "operation"))
+    print_records(records, ("version", "written", "tags", *shown), form, numbers=numbers)
+
+
+def _describe(metadata: dict[str, str]) -> dict[str, str | None]:
+    """Return what is shown of a version's metadata, the operation with what it was done to."""
+    operation = " ".join(filter(None, (metadata.get("operation"), metadata.get("operation_detail")))) or None
+    return {name: metadata.get(name) for name in _SHOWN_METADATA} | {"operation": operation}
 
 
 def _list_tags(catalog: Catalog, table: TypedId) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import UnsupportedOperationError
 
+from tiltyard.change_feed.version_change import ROW_COUNTS
 from tiltyard.console.calls import find_operation
 
 if TYPE_CHECKING:
@@ -23,26 +24,19 @@ CLOCK_MS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What a version changed: rows that its files gained, and rows that were deleted in them.
-
-    Both are None where files were replaced (a compaction, an overwrite), whose counts do not tell rows apart.
-    """
-
-    added: int | None
-    removed: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Version:
-    """A version. `change` is None where the version before it is not known; `operation` and `author` where not told."""
+    """A version: what its transaction did, and its `call` and `author` where the audit tells its reader.
+
+    `counts` has how many rows it inserted, updated and deleted, or wrote and removed; None for what is not known.
+    """
 
     number: int
     millis: int | None
     rows: int | None
-    change: Change | None
+    operation: str
+    counts: Mapping[str, int | None]
     tags: Sequence[str]
-    operation: str | None = None
+    call: str | None = None
     author: str | None = None
 
 
@@ -63,23 +57,13 @@ def read_history(calls: Calls, path: Id, branch: str | None, cursor: str, tags: 
         branch=branch,
         descending=True,
         limit=VERSIONS_AT_ONCE,
+        load_changes=True,
         page_token=cursor or None,
     )
     entries = listed.versions
     records = _changes_in_audit(calls, path, entries)
-    before = [*entries[1:], _before(calls, path, branch, entries) if listed.page_token else None]
-    versions = [
-        _version(entry, previous, _names(tags, branch, entry.version), records or ())
-        for entry, previous in zip(entries, before, strict=False)
-    ]
+    versions = [_version(entry, _names(tags, branch, entry.version), records or ()) for entry in entries]
     return History(versions, listed.page_token or "", has_audit=records is not None)
-
-
-def _before(calls: Calls, path: Id, branch: str | None, entries: Sequence[Any]) -> Any:
-    """Return the version before the last one of a page; None where it is gone."""
-    number = entries[-1].version - 1
-    described = calls.attempt("DescribeTableVersion", id=list(path), branch=branch, version=number) if number else None
-    return described.version if described is not None else None
 
 
 def _names(tags: Mapping[str, Any], branch: str | None, number: int) -> list[str]:
@@ -88,36 +72,20 @@ def _names(tags: Mapping[str, Any], branch: str | None, number: int) -> list[str
     )
 
 
-def _version(entry: Any, previous: Any, tags: Sequence[str], records: Sequence[Any]) -> Version:
+def _version(entry: Any, tags: Sequence[str], records: Sequence[Any]) -> Version:
     made_by = [record for record in records if is_within(record, entry.timestamp_millis)]
     only = made_by[0] if len({(record.operation, record.principal) for record in made_by}) == 1 else None
+    metadata = entry.metadata or {}
     return Version(
         entry.version,
         entry.timestamp_millis,
         _count(entry, "total_rows"),
-        change_between(previous, entry),
+        " ".join(text for text in (metadata.get("operation"), metadata.get("operation_detail")) if text),
+        {name: _count(entry, f"{name}_rows") for name in ROW_COUNTS},
         tags,
         only.operation if only is not None else None,
         only.principal if only is not None else None,
     )
-
-
-def change_between(previous: Any, entry: Any) -> Change | None:
-    """Return what a version changed since the one before it, by the counts of both; None where one has none."""
-    if entry.version == 1:
-        return Change(_count(entry, "total_rows"), 0)
-    if previous is None or previous.version != entry.version - 1:
-        return None
-    counts = [_count(each, name) for name in _COUNTS for each in (previous, entry)]
-    written_before, written, deleted_before, deleted = counts
-    if written_before is None or written is None or deleted_before is None or deleted is None:
-        return None
-    if written < written_before or deleted < deleted_before:
-        return Change(None, None)
-    return Change(written - written_before, deleted - deleted_before)
-
-
-_COUNTS = ("total_data_file_rows", "total_deletion_file_rows")
 
 
 def _count(entry: Any, name: str) -> int | None:

@@ -2018,6 +2018,7 @@ class ListTableVersionsRequest(Model, kw_only=True):
     page_token: str | None = None
     limit: Int64 | None = None
     descending: bool | None = None
+    load_changes: bool | None = None
 
 
 class ListTableVersionsResponse(Model, kw_only=True):

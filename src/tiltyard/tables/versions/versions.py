@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -10,8 +11,10 @@ from urllib.parse import urlsplit
 from lance_namespace.errors import (
     InvalidTableStateError,
     LanceNamespaceError,
+    TableBranchNotFoundError,
     TableVersionNotFoundError,
 )
+from msgspec import structs
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import MAIN, Branch
@@ -26,6 +29,7 @@ from tiltyard.storage.version_cache import VersionInfo
 from tiltyard.tables.commits.finalizing import finalize_pending, is_final
 from tiltyard.tables.opening import check_version_number, find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
+from tiltyard.tables.versions.changes import MAX_CHANGES, load_changes
 from tiltyard.tables.versions.deleted_versions import check_not_deleted, deletion_test
 from tiltyard.tables.versions.records import listed_manifests, wire_version
 
@@ -128,9 +132,19 @@ def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) 
     Clients of managed tables find the latest version by this list, descending, with a limit of 1: that costs the same
     whatever the number of versions.
 
+    With `load_changes` the metadata of each says what it did: its operation, and the rows that it changed. These are
+    read from each version's transaction, so a page has MAX_CHANGES at most.
+
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, InvalidInputError.
     """
-    return list_versions(ctx, find_table(ctx, request.id), request)
+    record = find_table(ctx, request.id)
+    if not request.load_changes:
+        return list_versions(ctx, record, request)
+    limit = min(request.limit or MAX_CHANGES, MAX_CHANGES)
+    response = list_versions(ctx, record, structs.replace(request, limit=limit))
+    if response.versions:
+        _load_changes(ctx, record, Branch.parse(request.branch), response.versions)
+    return response
 
 
 def list_versions(
@@ -173,6 +187,18 @@ def list_versions(
     if page and not versions:  # an empty list would say that the table has no data
         raise TableVersionNotFoundError(f"No version {page[0]}: it has just been cleaned up.")
     return models.ListTableVersionsResponse(versions=versions, page_token=token)
+
+
+def _load_changes(ctx: Context, record: TableRecord, branch: Branch, versions: Sequence[models.TableVersion]) -> None:
+    """Add to the metadata of versions what each of them did. Raises TableVersionNotFoundError, InvalidInputError."""
+    ctx.storage.manifests.check_history(record.location, branch)
+    first, before = min(version.version for version in versions), None
+    if first > 1:
+        with suppress(TableVersionNotFoundError, TableBranchNotFoundError):  # it is gone, or not of this branch
+            before = describe_version(ctx, record, branch, first - 1)
+    dataset = _open_finalized(ctx, record, branch)
+    assert dataset is not None
+    load_changes(ctx, dataset, record.location, branch, [*([before] if before else []), *versions])
 
 
 def _list_objects(

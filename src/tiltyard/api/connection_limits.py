@@ -1,6 +1,6 @@
-"""Limit the number of connections of one process, and end those that make no progress.
+"""Limit the number of connections of one process, of all its ports, and end those that make no progress.
 
-A connection costs a file descriptor, and these run out before anything else does. So there are at most as many
+A connection costs file descriptors, and these run out before anything else does. So there are at most as many
 connections as leave enough of them. A new one is always accepted, in the place of the oldest that has not
 authenticated: connections of authenticated clients are displaced only by each other, and only while they are idle.
 
@@ -10,7 +10,10 @@ Progress is checked for all connections once a second, which costs requests noth
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import struct
+import termios
 import time
 from collections import Counter
 from enum import StrEnum
@@ -37,6 +40,8 @@ ANONYMOUS_BYTES = 128 << 20
 """Bytes of running requests that all anonymous connections together may have sent: a head and a small body of each are
 held until it is authenticated, and there may be tens of thousands."""
 
+_INT = struct.Struct("i")
+
 log = logging.getLogger("tiltyard.api")
 
 
@@ -58,7 +63,10 @@ Progress = tuple[Phase, int]
 
 
 class Connection(Protocol):
-    """A connection, as its HTTP protocol implements it."""
+    """A connection, as the protocol of its port implements it."""
+
+    descriptors: int
+    """File descriptors that it takes."""
 
     unchanged: tuple[Progress, float] | None
     """Its progress at the last check, and since when it has been that."""
@@ -86,8 +94,9 @@ class Connections:
     """The connections of one process. Belongs to its event loop."""
 
     def __init__(self, settings: Settings, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`limit` is how many connections there may be."""
+        """`limit` is how many descriptors the connections may take."""
         self._limit = limit
+        self._descriptors = 0
         self._clock = clock
         self._allowed_seconds: Mapping[Phase, float] = {
             Phase.HEAD: settings.head_timeout,
@@ -109,18 +118,18 @@ class Connections:
     def add(self, connection: Connection) -> None:
         """Add a connection; at the limit, another one ends for it."""
         self._anonymous[connection] = None
+        self._descriptors += connection.descriptors
         if self._check_timer is None:
             self._schedule_check()
-        if len(self) <= self._limit:
-            return
-        self._warn(f"{self._limit} connections, as many as this process takes (max_connections, ulimit -n)")
-        displaced = self._oldest_anonymous(connection) or self._oldest_idle()
-        if displaced is None:
-            self.remove(connection)
-            connection.turn_away()
-            return
-        self.remove(displaced)
-        displaced.displace()
+        while self._descriptors > self._limit:
+            self._warn(f"{self._limit} connections, as many as this process takes (max_connections, ulimit -n)")
+            displaced = self._oldest_anonymous(connection) or self._oldest_idle()
+            if displaced is None:
+                self.remove(connection)
+                connection.turn_away()
+                return
+            self.remove(displaced)
+            displaced.displace()
 
     def hold(self, connection: Connection, size: int) -> None:
         """Count bytes of an anonymous connection; where all hold too much, those that hold the most end."""
@@ -155,6 +164,8 @@ class Connections:
     def remove(self, connection: Connection) -> None:
         """Remove a connection that has ended, or will."""
         self.release(connection)
+        if connection in self._anonymous or connection in self._authenticated:
+            self._descriptors -= connection.descriptors
         self._anonymous.pop(connection, None)
         self._authenticated.pop(connection, None)
 
@@ -203,3 +214,10 @@ class Connections:
                 connection.expire(progress[0])
         if len(self):
             self._schedule_check()
+
+
+def unacknowledged_bytes(transport: asyncio.Transport) -> int:
+    """Return the bytes that the kernel still has to send, or to resend: they show that a slow client reads."""
+    descriptor = transport.get_extra_info("socket").fileno()
+    unsent: int = _INT.unpack(fcntl.ioctl(descriptor, termios.TIOCOUTQ, _INT.pack(0)))[0]
+    return unsent

@@ -135,6 +135,10 @@ class Metrics:
         tally.first_seconds += first
         tally.first_within[bisect_left(SECONDS, first)] += 1
 
+    def discard_request(self) -> None:
+        """Count a request as running no more, and as none that was answered here."""
+        self._running -= 1
+
     def encoded(self) -> bytes:
         """Return the counts of this process until now."""
         counts = ProcessCounts(os.getpid(), self._running, list(self._tallies.values()), dict(self.read_loads()))

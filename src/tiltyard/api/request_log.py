@@ -93,6 +93,12 @@ class LoggedRequest:
         client = self._scope.get("client")
         return client[0] if client else ""
 
+    @property
+    def client(self) -> tuple[str, int] | None:
+        """The client's address and port."""
+        client: tuple[str, int] | None = self._scope.get("client")
+        return client
+
     def set_route(self, operation: Operation, handler: Handler, segments: Segments) -> None:
         """Set the operation that the request calls."""
         self.operation = operation.name
@@ -135,6 +141,10 @@ class LoggedRequest:
         if self.operation and log.trail.should_record(outcome, self.is_audited_change):
             for record in self._records(outcome):
                 log.trail.enqueue(record)
+
+    def discard(self) -> None:
+        """Record nothing of the request: another process does."""
+        self._log.metrics.discard_request()
 
     def _outcome(self) -> Outcome:
         if self.status in REFUSALS:

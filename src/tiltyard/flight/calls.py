@@ -1,34 +1,40 @@
-"""A call of Flight: authenticated, within its caller's limits, recorded in the audit log and the metrics, and answered
-with a status of gRPC where it fails.
+"""A call of Flight: authenticated by its metadata before its message is read, within its caller's limits, recorded in
+the audit log and the metrics, and answered with a status of gRPC where it fails.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import msgspec
 from google.protobuf.message import DecodeError
-from lance_namespace.errors import InvalidInputError, UnauthenticatedError
+from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, UnauthenticatedError
 from msgspec import structs
 
 from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.lancedb.databases import DATABASE_HEADER, PREFIX_HEADER
+from tiltyard.api.request_limits import caller_name
 from tiltyard.api.request_tracing import traced
 from tiltyard.context import Context
-from tiltyard.flight.credentials import normalize_credentials, read_headers
-from tiltyard.flight.siblings import peer_of
+from tiltyard.flight.credentials import bearer_token, normalize_credentials, read_headers
+from tiltyard.flight.places import CallPlaces
+from tiltyard.flight.siblings import UnreachableError, passed_on_address, write_peer
 from tiltyard.model.ids import Id, parse_id
 from tiltyard.sql.tables import PUBLIC
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from tiltyard.api.app import Shared
     from tiltyard.api.request_log import LoggedRequest
+    from tiltyard.flight.connections import FlightConnection, FlightConnections
+    from tiltyard.flight.credentials import Headers
+    from tiltyard.flight.siblings import Sibling
 
 MAX_REQUEST_ID = 128
 _STATUS = {
@@ -61,18 +67,104 @@ class _Object(msgspec.Struct):
 
 
 class Call:
-    """One call: `ctx` is its context, `namespace` the default one of its queries."""
+    """One call, whose caller is known: `ctx` is its context, `namespace` the default one of its queries."""
 
-    def __init__(self, ctx: Context, namespace: Id, logged: LoggedRequest) -> None:
-        self.ctx = ctx
-        self.namespace = namespace
+    def __init__(
+        self,
+        shared: Shared,
+        places: CallPlaces,
+        context: grpc.aio.ServicerContext,
+        headers: Headers,
+        logged: LoggedRequest,
+        connection: FlightConnection | None,
+    ) -> None:
+        """`headers` are its metadata, with credentials as calls of HTTP have them."""
+        assert logged.ctx is not None
+        self.ctx: Context = logged.ctx
+        self.namespace = Id()
+        self.is_passed_on = False
+        """Whether another process of the server answers it, and records it."""
+        self._shared = shared
+        self._places = places
+        self._context = context
+        self._headers = headers
         self._logged = logged
+        self._connection = connection
         self._has_begun = False
 
     @property
     def address(self) -> str:
         """The client's address."""
         return self._logged.address
+
+    @property
+    def token(self) -> str | None:
+        """The header that further calls of the same caller can bring; None for one without credentials."""
+        return bearer_token(self._headers)
+
+    async def read(self, decode: Callable[[bytes], Any], max_bytes: int = 0) -> Any:
+        """Return the next message; None where no more come.
+
+        Raises DecodeError, InvalidInputError for one that is too large or comes too slowly, ThrottlingError.
+        """
+        async with self._places.wait_for_message():
+            message = await self._context.read()
+        if message is grpc.aio.EOF:
+            return None
+        if 0 < max_bytes < len(message):
+            raise InvalidInputError(f"The message has more than {max_bytes} bytes.")
+        if self._connection is not None:
+            self._connection.authenticate()  # where everybody is let in, who sends a whole message is no stranger
+        return decode(message)
+
+    async def begin(self) -> Call:
+        """Count the call for its caller's rate, and find its database and namespace. Raises HttpError 429, and as
+        `Databases.find` and `default_namespace` do.
+        """
+        self._shared.limits.check_rate(self.ctx, self.address)
+        headers = self._headers
+        if (database := headers.get(DATABASE_HEADER) or headers.get(DATABASE_METADATA)) is not None:
+            named = {DATABASE_HEADER: database, PREFIX_HEADER: headers.get(PREFIX_HEADER, b"")}
+            found = await self._shared.databases.find(self.ctx, named)
+            self.ctx = self._logged.ctx = structs.replace(self.ctx, database=found)
+        self.namespace = default_namespace(headers)
+        return self
+
+    async def write(self, message: bytes) -> None:
+        """Send a message. Where nothing is read of the answer for `send_timeout`, the connection ends, as of HTTP.
+
+        The call's status would wait behind what is not read. Raises ServiceUnavailableError.
+        """
+        seconds = self.ctx.settings.send_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                await self._context.write(message)
+        except TimeoutError:
+            if self._connection is not None:
+                self._connection.displace()
+            raise ServiceUnavailableError(f"Nothing of the rows was read for {seconds:g} s (send_timeout).") from None
+
+    async def pass_on(self, sibling: Sibling, method: str, request: Any) -> bool:
+        """Let another process of the server answer the call, and record it; return whether it was there to."""
+        self.is_passed_on = True
+        try:
+            async for message in sibling.stream(method, request, self._context, self._peer):
+                await self.write(message)
+        except UnreachableError:
+            self.is_passed_on = False
+        return self.is_passed_on
+
+    @property
+    def _peer(self) -> str:
+        return write_peer(self._logged.client)
+
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        """Send metadata before the first message."""
+        await self._context.send_initial_metadata(metadata)
+
+    def when_done(self, function: Callable[[], None]) -> None:
+        """Call a function when the call has ended, also while a message of it is sent."""
+        self._context.add_done_callback(lambda _: function())
 
     def record_tables(self, operation: str, paths: Sequence[Id]) -> None:
         """Set the operation, and the tables that it names, for the audit log."""
@@ -89,39 +181,58 @@ class Call:
 class Calls:
     """Opens the calls of one process."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, connections: FlightConnections) -> None:
         self._shared = shared
+        self._connections = connections
+        self._places = CallPlaces(shared.services.settings.head_timeout)
 
     @asynccontextmanager
     async def open(self, context: grpc.aio.ServicerContext, operation: str) -> AsyncIterator[Call]:
-        """Open a call for its handler; whatever the handler raises becomes the call's status."""
+        """Open a call by its metadata, and give it a place; whatever the block raises becomes the call's status."""
         headers = read_headers(context)
-        scope = {"client": _address(peer_of(context))}
-        logged = self._shared.log.start(scope, _request_id(headers))
+        connection = self._connections.find(headers)
+        client = connection.address if connection is not None else passed_on_address(context, headers)
+        if client is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "The connection has ended.")
+        logged = self._shared.log.start({"client": client}, _request_id(headers))
         logged.operation = operation
+        call: Call | None = None
         try:
-            with traced(logged, headers):
+            with nullcontext() if connection is None else connection.answering(), traced(logged, headers):
                 try:
-                    yield await self._begin(headers, logged)
+                    call = await self._authenticate(context, headers, logged, connection)
+                    with self._places.take(caller_name(call.ctx, call.address)):
+                        yield call
                     logged.status, logged.complete = 200, True
                 except Exception as error:  # noqa: BLE001  # the one place where every failure becomes a status
                     self._shared.services.outage_log.report(error)
                     await self._abort(context, logged, error)
         finally:
-            logged.end()
+            if call is not None and call.is_passed_on:
+                logged.discard()
+            else:
+                logged.end()
 
-    async def _begin(self, headers: dict[bytes, bytes], logged: LoggedRequest) -> Call:
+    async def _authenticate(
+        self,
+        context: grpc.aio.ServicerContext,
+        headers: Headers,
+        logged: LoggedRequest,
+        connection: FlightConnection | None,
+    ) -> Call:
+        """Return the call of who its metadata say. Raises UnauthenticatedError, ServiceUnavailableError."""
+        authentication = self._shared.authentication
         headers, user = normalize_credentials(headers)
-        principal = await self._shared.authentication.authenticate_headers(headers)
-        if user and user != principal.name and not self._shared.authentication.is_open:
+        principal = await authentication.authenticate_headers(headers)
+        if user and user != principal.name and not authentication.is_open:
             raise UnauthenticatedError("The key is not one of this user.")
-        ctx = Context(self._shared.services, logged.request_id, principal=principal)
-        if (database := headers.get(DATABASE_HEADER) or headers.get(DATABASE_METADATA)) is not None:
-            named = {DATABASE_HEADER: database, PREFIX_HEADER: headers.get(PREFIX_HEADER, b"")}
-            ctx = structs.replace(ctx, database=await self._shared.databases.find(ctx, named))
-        logged.ctx = ctx
-        self._shared.limits.check_rate(ctx, logged.address)
-        return Call(ctx, default_namespace(headers), logged)
+        logged.ctx = Context(self._shared.services, logged.request_id, principal=principal)
+        if connection is not None:
+            if authentication.is_open:
+                connection.admit()
+            else:
+                connection.authenticate()
+        return Call(self._shared, self._places, context, headers, logged, connection)
 
     async def _abort(self, context: grpc.aio.ServicerContext, logged: LoggedRequest, error: Exception) -> None:
         """End a call with the status and the message of an error. Raises what ends a handler of gRPC."""
@@ -151,12 +262,3 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
     if 0 < len(own_id) <= MAX_REQUEST_ID and own_id.isascii() and (text := own_id.decode()).isprintable():
         return text
     return f"{_random.getrandbits(128):032x}"
-
-
-def _address(peer: str) -> tuple[str, int] | None:
-    """Return the address and port of a peer, as gRPC writes it: `ipv4:127.0.0.1:50123`, `ipv6:%5B::1%5D:50123`."""
-    kind, _, rest = peer.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind not in ("ipv4", "ipv6") or not port.isdigit():
-        return None
-    return host.replace("%5B", "").replace("%5D", "").strip("[]"), int(port)

@@ -48,12 +48,8 @@ def normalize_credentials(headers: Headers) -> tuple[Headers, str]:
     return {**others, AUTHORIZATION: b"Bearer " + secret}, user
 
 
-def bearer_token(context: grpc.aio.ServicerContext) -> str | None:
-    """Return the header that has the credentials of a call as a bearer token; None for a call that has none.
-
-    Raises UnauthenticatedError.
-    """
-    headers, _ = normalize_credentials(read_headers(context))
+def bearer_token(headers: Headers) -> str | None:
+    """Return the header that has the credentials of normalized headers as a bearer token; None where there are none."""
     if API_KEY in headers and AUTHORIZATION not in headers:
         return f"Bearer {headers[API_KEY].decode()}"
     return headers[AUTHORIZATION].decode() if AUTHORIZATION in headers else None

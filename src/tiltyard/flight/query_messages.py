@@ -72,17 +72,10 @@ def poll_info(query: RunningQuery, descriptor: Any) -> Any:
     return poll
 
 
-def read_parameters(messages: list[Any]) -> pa.RecordBatch:
-    """Return the batch that FlightData carries: a schema and one batch. Raises InvalidInputError."""
-    stream = b"".join(
+def join_messages(messages: list[Any]) -> bytes:
+    """Return the Arrow stream that FlightData carries, as it came: it is decoded where the query runs."""
+    return b"".join(
         b"\xff\xff\xff\xff" + len(message.data_header).to_bytes(4, "little") + message.data_header + message.data_body
         for message in messages
         if message.data_header
     )
-    try:
-        batches = list(pa.ipc.open_stream(stream))
-    except pa.ArrowException as error:
-        raise InvalidInputError("The parameters are no Arrow stream.") from error
-    if len(batches) != 1:
-        raise InvalidInputError(f"A statement is run once with one row of parameters, not with {len(batches)} batches.")
-    return batches[0]

@@ -1,26 +1,29 @@
-"""The gRPC server of one process, on its event loop."""
+"""The gRPC server of one process, on its event loop: behind the connections that the process accepts for it."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 import grpc.aio
 
-from tiltyard.flight.service import FlightService
+from tiltyard.flight.connections import FlightConnections
+from tiltyard.flight.frames import MAX_BLOCK_BYTES
+from tiltyard.flight.service import MAX_PUT_BYTES, FlightService
 from tiltyard.flight.siblings import Siblings
 
 if TYPE_CHECKING:
     from tiltyard.api.app import Shared
+    from tiltyard.api.connection_limits import Connections
+    from tiltyard.config import Settings
 
-MAX_CALLS = 256
-"""Calls that one process answers at once, and those of one connection."""
-MAX_MESSAGE_BYTES = 4 << 20
-MAX_METADATA_BYTES = 64 << 10
+MAX_STREAMS = 100
+"""Calls of one connection at once."""
+BYTES_OF_CHARACTER = 4
+"""Bytes of UTF-8 that a character of a query takes at most."""
+NO_COMPRESSION = 1
+"""The set of algorithms that has none but that which leaves messages as they are."""
 GRACE_SECONDS = 1.0
-HANDSHAKE_MS = 10_000
 
 log = logging.getLogger("tiltyard.flight")
 
@@ -28,34 +31,30 @@ log = logging.getLogger("tiltyard.flight")
 class FlightServer:
     """Serves Flight beside HTTP. Its methods run on the event loop."""
 
-    def __init__(self, shared: Shared, host: str, port: int, *, shares_port: bool, siblings_folder: str = "") -> None:
-        """`shares_port`: other processes of the server listen on it, and the kernel distributes connections.
+    def __init__(self, shared: Shared, connections: Connections, siblings_folder: str) -> None:
+        """`connections` are those of all ports; `siblings_folder` has sockets at which processes reach one another.
 
-        `siblings_folder` has sockets at which these processes reach one another.
+        Raises OSError for a folder that can have none.
         """
         settings = shared.services.settings
         self._siblings = Siblings(siblings_folder)
-        self._service = FlightService(shared, self._siblings)
+        self.connections = FlightConnections(connections, self._siblings.own_path)
+        self._service = FlightService(shared, self._siblings, self.connections)
         self._server = grpc.aio.server(
             options=[
-                ("grpc.so_reuseport", int(shares_port)),
-                ("grpc.max_concurrent_streams", MAX_CALLS),
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_concurrent_streams", MAX_STREAMS),
+                ("grpc.max_receive_message_length", max_message_bytes(settings)),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
-                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.absolute_max_metadata_size", MAX_BLOCK_BYTES),
+                ("grpc.compression_enabled_algorithms_bitset", NO_COMPRESSION),
+                ("grpc.per_message_decompression", 0),  # a message would be decompressed before its size is checked
+                ("grpc.max_connection_idle_ms", settings.keep_alive * 1000),
+                ("grpc.http2.bdp_probe", 0),  # which lets a stream send megabytes that nobody has asked for
             ],
-            maximum_concurrent_rpcs=MAX_CALLS,
         )
-        self._server.add_generic_rpc_handlers((self._service.handler(),))
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if settings.tls_certificate:
-            pair = Path(settings.tls_key).read_bytes(), Path(settings.tls_certificate).read_bytes()
-            self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-        else:
+        self._server.add_generic_rpc_handlers((self._service.methods(),))
+        for address in (self._siblings.own_address, self._siblings.address):
             self._server.add_insecure_port(address)
-        if self._siblings.address is not None:
-            self._server.add_insecure_port(self._siblings.address)
 
     async def start(self) -> None:
         """Answer calls from now on."""
@@ -65,4 +64,10 @@ class FlightServer:
         """Answer no new calls, and end those that run, with their queries."""
         self._service.queries.cancel_all()
         await self._server.stop(GRACE_SECONDS)
+        self.connections.close()
         await self._siblings.close()
+
+
+def max_message_bytes(settings: Settings) -> int:
+    """Return the bytes that a message can need: a query, with parameters bound to it, and others that replace them."""
+    return BYTES_OF_CHARACTER * settings.sql_max_length + 2 * MAX_PUT_BYTES + MAX_BLOCK_BYTES

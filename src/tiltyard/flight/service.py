@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from msgspec import structs
@@ -22,16 +20,10 @@ from tiltyard.api.deadlines import Deadline
 from tiltyard.api.execution.threaded import executor_for
 from tiltyard.flight.calls import Call, Calls
 from tiltyard.flight.catalog_commands import answer, schema_of
-from tiltyard.flight.credentials import bearer_token
 from tiltyard.flight.encoding import BatchEncoder, encode_schema, schema_message
 from tiltyard.flight.handles import QueryHandle, decode_handle
-from tiltyard.flight.messages import (
-    CANCELLED,
-    MESSAGES,
-    NOT_CANCELLABLE,
-    SERVICE,
-    pack,
-)
+from tiltyard.flight.messages import CANCELLED, MESSAGES, NOT_CANCELLABLE, pack
+from tiltyard.flight.methods import Method, Methods
 from tiltyard.flight.queries import (
     UNLIMITED_SECONDS,
     AnsweredQuery,
@@ -42,17 +34,16 @@ from tiltyard.flight.queries import (
 )
 from tiltyard.flight.query_messages import (
     flight_info,
+    join_messages,
     new_handle,
     poll_info,
     read_command,
-    read_parameters,
     unpack_command,
 )
-from tiltyard.flight.siblings import Siblings, UnreachableError
+from tiltyard.flight.siblings import Siblings
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import Pool
 from tiltyard.sql.errors import READ_ONLY
-from tiltyard.sql.parameters import encode_parameters
 from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
 from tiltyard.sql.process_messages import Form
 from tiltyard.sql.remote_query import RemoteQuery, query_request
@@ -63,6 +54,7 @@ if TYPE_CHECKING:
     from tiltyard.api.app import Shared
     from tiltyard.api.request_limits import QuerySlot
     from tiltyard.context import Context
+    from tiltyard.flight.connections import FlightConnections
 
 AUTHENTICATE = "Authenticate"
 EXECUTE = "ExecuteQuery"
@@ -84,6 +76,10 @@ SPARE_THREADS = 4
 """Threads beyond those that wait for running queries: they start and end queries."""
 MAX_PUT_BYTES = 1 << 20
 """Bytes of the parameters that a client binds."""
+MAX_PUT_MESSAGES = 100
+"""Messages that they may come in: a schema, dictionaries, and a batch."""
+MAX_SMALL_BYTES = 4 << 10
+"""Bytes of a message that says nothing which is used."""
 _ACTIONS = {
     "CancelFlightInfo": "Cancel a query.",
     "CreatePreparedStatement": "Prepare a query.",
@@ -95,66 +91,62 @@ _ACTIONS = {
 class FlightService:
     """The calls of Flight, in one process. Runs on the event loop; planning and encoding take threads."""
 
-    def __init__(self, shared: Shared, siblings: Siblings) -> None:
+    def __init__(self, shared: Shared, siblings: Siblings, connections: FlightConnections) -> None:
         self._shared = shared
         self._siblings = siblings
-        self._calls = Calls(shared)
+        self._calls = Calls(shared, connections)
         self._pool = shared.pools[Pool.QUERIES]
         self._threads = ThreadPoolExecutor(shared.services.settings.sql_queries + SPARE_THREADS, "sql")
         self.queries = Queries(shared.services.settings.sql_kept_bytes)
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def methods(self) -> Methods:
         """Return the handlers of all methods, for a server of gRPC."""
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        exchange = grpc.stream_stream_rpc_method_handler
-        methods = {
-            "Handshake": exchange(self.handshake, *_codec("HandshakeRequest")),
-            "GetFlightInfo": unary(self.get_flight_info, *_codec("FlightDescriptor")),
-            "PollFlightInfo": unary(self.poll_flight_info, *_codec("FlightDescriptor")),
-            "GetSchema": unary(self.get_schema, *_codec("FlightDescriptor")),
-            "DoGet": stream(self.do_get, MESSAGES["Ticket"].FromString),
-            "DoAction": stream(self.do_action, *_codec("Action")),
-            "ListActions": stream(self.list_actions, *_codec("Empty")),
-            "DoPut": exchange(self.do_put, *_codec("FlightData")),
-        }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+        find, find_target = self._siblings.find, self._siblings.find_target
+        decode = {name: message.FromString for name, message in MESSAGES.items()}
+        descriptor, small = decode["FlightDescriptor"], MAX_SMALL_BYTES
+        return Methods(
+            self._calls,
+            [
+                Method("Handshake", decode["HandshakeRequest"], AUTHENTICATE, self.handshake, max_bytes=small),
+                Method("GetFlightInfo", descriptor, PLAN, self.get_flight_info),
+                Method("PollFlightInfo", descriptor, EXECUTE, self.poll_flight_info, lambda asked: find(asked.cmd)),
+                Method("GetSchema", descriptor, PLAN, self.get_schema),
+                Method("DoGet", decode["Ticket"], READ, self.do_get, lambda ticket: find(ticket.ticket)),
+                Method("DoAction", decode["Action"], PLAN, self.do_action, find_target),
+                Method("ListActions", decode["Empty"], LIST_CATALOG, self.list_actions, max_bytes=small),
+                Method("DoPut", decode["FlightData"], PLAN, self.do_put),
+            ],
+        )
 
-    async def handshake(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        """Verify the credentials of a call, and return them as the token that further calls have to bring.
+    async def handshake(self, call: Call, _: Any) -> AsyncIterator[bytes]:
+        """Return the credentials of a call as the token that further calls have to bring.
 
         The drivers of JDBC and ADBC send a user and a password here, and here alone.
         """
-        async with self._calls.open(context, AUTHENTICATE):
-            token = bearer_token(context)
-            if token is not None:
-                await context.send_initial_metadata((("authorization", token),))
-            async for _ in requests:
-                pass
-        responses: tuple[Any, ...] = ()  # the token is in the metadata alone
-        for response in responses:
-            yield response
+        if call.token is not None:
+            await call.send_initial_metadata((("authorization", call.token),))
+        messages: tuple[bytes, ...] = ()  # the token is in the metadata alone
+        for message in messages:
+            yield message
 
     # Plan
 
-    async def get_flight_info(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def get_flight_info(self, call: Call, request: Any) -> AsyncIterator[bytes]:
         """Plan a query, or describe the table that answers a question about the catalog."""
-        async with self._calls.open(context, PLAN) as call:
-            name, command = read_command(request)
-            schema = schema_of(name, command)
-            if schema is not None:
-                return flight_info(schema, request, request.cmd)
+        name, command = read_command(request)
+        schema, ticket = schema_of(name, command), request.cmd
+        if schema is None:
             handle = new_handle(name, command, call)
-            schema = await self._plan_schema(call, handle)
-            return flight_info(schema, request, handle.ticket)
+            schema, ticket = await self._plan_schema(call, handle), handle.ticket
+        yield flight_info(schema, request, ticket).SerializeToString()
 
-    async def get_schema(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def get_schema(self, call: Call, request: Any) -> AsyncIterator[bytes]:
         """Return the schema of what GetFlightInfo would describe."""
-        async with self._calls.open(context, PLAN) as call:
-            name, command = read_command(request)
-            schema = schema_of(name, command)
-            if schema is None:
-                schema = await self._plan_schema(call, new_handle(name, command, call))
-            return MESSAGES["SchemaResult"](schema=schema_message(schema))
+        name, command = read_command(request)
+        schema = schema_of(name, command)
+        if schema is None:
+            schema = await self._plan_schema(call, new_handle(name, command, call))
+        yield MESSAGES["SchemaResult"](schema=schema_message(schema)).SerializeToString()
 
     async def _plan_schema(self, call: Call, handle: QueryHandle) -> pa.Schema:
         point_query = _point_query(call, handle)
@@ -195,53 +187,43 @@ class FlightService:
 
     # Run
 
-    async def poll_flight_info(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def poll_flight_info(self, call: Call, request: Any) -> AsyncIterator[bytes]:
         """Start a query, or tell how one that was started does."""
-        if (sibling := self._siblings.find(request.cmd)) is not None:
-            with suppress(UnreachableError):
-                return await sibling.call("PollFlightInfo", request, context, "PollInfo")
-        async with self._calls.open(context, EXECUTE) as call:
-            name, command = read_command(request)
-            if name != "TicketStatementQuery":
-                handle = structs.replace(new_handle(name, command, call), process=self._siblings.id)
-                query = await self._start(call, handle)
-                await query.wait_rows(FIRST_ROWS_SECONDS)
-                await query.wait_ended(SUBMIT_SECONDS)
-                return poll_info(query, request)
+        name, command = read_command(request)
+        if name != "TicketStatementQuery":
+            handle = structs.replace(new_handle(name, command, call), process=self._siblings.id)
+            query = await self._start(call, handle)
+            await query.wait_rows(FIRST_ROWS_SECONDS)
+            await query.wait_ended(SUBMIT_SECONDS)
+        else:
             call.record_tables(DESCRIBE, ())
-            handle = decode_handle(command.statement_handle)
-            found = self.queries.find(handle, call.ctx)
+            found = self.queries.find(decode_handle(command.statement_handle), call.ctx)
             if found is None:
                 raise InvalidInputError("The server no longer knows this query: read its rows, or submit it again.")
-            await found.wait_ended(POLL_SECONDS)
-            return poll_info(found, request)
+            query = found
+            await query.wait_ended(POLL_SECONDS)
+        yield poll_info(query, request).SerializeToString()
 
-    async def do_get(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def do_get(self, call: Call, request: Any) -> AsyncIterator[bytes]:
         """Stream the rows of a query, which is run now unless it was submitted, or those of a question's answer."""
-        if (sibling := self._siblings.find(request.ticket)) is not None:
-            with suppress(UnreachableError):
-                async for message in sibling.stream("DoGet", request, context):
-                    yield message
-                return
-        async with self._calls.open(context, READ) as call:
-            name, command = unpack_command(request.ticket)
-            if name != "TicketStatementQuery":
-                async for message in self._answer(call, name, command):
-                    yield message
-                return
-            handle = decode_handle(command.statement_handle)
-            query = self.queries.take_unread(handle, call.ctx)
-            if query is None:
-                query = await self._start(call, handle)
-            else:
-                call.record_tables(READ, query.paths)
-            context.add_done_callback(lambda _: query.cancel())  # its client may leave while gRPC sends
-            try:
-                async for message in query.messages():
-                    call.on_first_byte()
-                    yield message
-            finally:
-                query.cancel()  # its client may have left
+        name, command = unpack_command(request.ticket)
+        if name != "TicketStatementQuery":
+            async for message in self._answer(call, name, command):
+                yield message
+            return
+        handle = decode_handle(command.statement_handle)
+        query = self.queries.take_unread(handle, call.ctx)
+        if query is None:
+            query = await self._start(call, handle)
+        else:
+            call.record_tables(READ, query.paths)
+        call.when_done(query.cancel)  # its client may leave while gRPC sends
+        try:
+            async for message in query.messages():
+                call.on_first_byte()
+                yield message
+        finally:
+            query.cancel()  # its client may have left
 
     async def _start(self, call: Call, handle: QueryHandle) -> RunningQuery:
         """Plan and start a query. Raises HttpError 429 and what planning raises."""
@@ -312,38 +294,29 @@ class FlightService:
 
     # Actions and prepared statements
 
-    async def do_action(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    async def do_action(self, call: Call, request: Any) -> AsyncIterator[bytes]:
         """Cancel a query, or prepare one."""
-        if (sibling := self._siblings.find_target(request)) is not None:
-            with suppress(UnreachableError):
-                async for message in sibling.stream("DoAction", request, context):
-                    yield MESSAGES["Result"].FromString(message)
+        match request.type:
+            case "CancelFlightInfo":
+                info = MESSAGES["CancelFlightInfoRequest"].FromString(request.body).info
+                status = self._cancel(call, info)
+                result = MESSAGES["CancelFlightInfoResult"](status=status).SerializeToString()
+            case "CancelQuery":
+                _, command = unpack_command(request.body)
+                status = self._cancel(call, MESSAGES["FlightInfo"].FromString(command.info))
+                result = pack("ActionCancelQueryResult", result=status)
+            case "CreatePreparedStatement":
+                result = await self._prepare(call, unpack_command(request.body)[1])
+            case "ClosePreparedStatement":
                 return
-        async with self._calls.open(context, PLAN) as call:
-            match request.type:
-                case "CancelFlightInfo":
-                    info = MESSAGES["CancelFlightInfoRequest"].FromString(request.body).info
-                    status = self._cancel(call, info)
-                    result = MESSAGES["CancelFlightInfoResult"](status=status).SerializeToString()
-                case "CancelQuery":
-                    _, command = unpack_command(request.body)
-                    status = self._cancel(call, MESSAGES["FlightInfo"].FromString(command.info))
-                    result = pack("ActionCancelQueryResult", result=status)
-                case "CreatePreparedStatement":
-                    result = await self._prepare(call, unpack_command(request.body)[1])
-                case "ClosePreparedStatement":
-                    return
-                case kind:
-                    raise UnsupportedOperationError(
-                        f"The action {kind[:60]!r} is not supported: {', '.join(_ACTIONS)}."
-                    )
-            yield MESSAGES["Result"](body=result)
+            case kind:
+                raise UnsupportedOperationError(f"The action {kind[:60]!r} is not supported: {', '.join(_ACTIONS)}.")
+        yield MESSAGES["Result"](body=result).SerializeToString()
 
-    async def list_actions(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    async def list_actions(self, _: Call, __: Any) -> AsyncIterator[bytes]:
         """List the actions."""
-        async with self._calls.open(context, LIST_CATALOG):
-            for name, text in _ACTIONS.items():
-                yield MESSAGES["ActionType"](type=name, description=text)
+        for name, text in _ACTIONS.items():
+            yield MESSAGES["ActionType"](type=name, description=text).SerializeToString()
 
     def _cancel(self, call: Call, info: Any) -> int:
         """Cancel a query; return whether that had an effect, as the format says it."""
@@ -370,29 +343,23 @@ class FlightService:
             parameter_schema=schema_message(planned.parameters) if planned.parameters.names else b"",
         )
 
-    async def do_put(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    async def do_put(self, call: Call, request: Any) -> AsyncIterator[bytes]:
         """Bind parameters to a prepared statement: its new handle has them. Nothing else can be put."""
-        async with self._calls.open(context, PLAN) as call:
-            messages: list[Any] = []
-            size = 0
-            async for message in requests:
-                size += len(message.data_header) + len(message.data_body)
-                if size > MAX_PUT_BYTES:
-                    raise InvalidInputError(f"The parameters have more than {MAX_PUT_BYTES} bytes.")
-                messages.append(message)
-            if not messages:
-                raise InvalidInputError("The call has no message.")
-            name, command = read_command(messages[0].flight_descriptor)
-            if name != "CommandPreparedStatementQuery":
-                raise UnsupportedOperationError(READ_ONLY)
-            call.record_tables(PLAN, ())
-            handle = decode_handle(command.prepared_statement_handle)
-            bound = structs.replace(handle, parameters=encode_parameters(read_parameters(messages)))
-            yield MESSAGES["PutResult"](
-                app_metadata=MESSAGES["DoPutPreparedStatementResult"](
-                    prepared_statement_handle=bound.encode()
-                ).SerializeToString()
-            )
+        name, command = read_command(request.flight_descriptor)
+        if name != "CommandPreparedStatementQuery":
+            raise UnsupportedOperationError(READ_ONLY)
+        call.record_tables(PLAN, ())
+        messages, size, message = [], 0, request
+        while message is not None:
+            size += len(message.data_header) + len(message.data_body)
+            messages.append(message)
+            if size > MAX_PUT_BYTES or len(messages) > MAX_PUT_MESSAGES:
+                raise InvalidInputError(f"The parameters have more than {MAX_PUT_BYTES} bytes.")
+            message = await call.read(MESSAGES["FlightData"].FromString)
+        handle = decode_handle(command.prepared_statement_handle)
+        bound = structs.replace(handle, parameters=join_messages(messages)).encode()
+        result = MESSAGES["DoPutPreparedStatementResult"](prepared_statement_handle=bound).SerializeToString()
+        yield MESSAGES["PutResult"](app_metadata=result).SerializeToString()
 
 
 class _Slot:
@@ -443,7 +410,3 @@ def _read(ctx: Context, query: PointQuery) -> AnsweredQuery | None:
     messages = [encode_schema(opened.schema)]
     messages += [b"".join(parts) for batch in batches for parts in encoder.encode(batch)]
     return AnsweredQuery(opened.schema, query.table, messages)
-
-
-def _codec(request: str) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
-    return MESSAGES[request].FromString, lambda message: message.SerializeToString()

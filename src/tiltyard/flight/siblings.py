@@ -19,11 +19,12 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.flight.connections import CONNECTION_METADATA
 from tiltyard.flight.handles import decode_handle
 from tiltyard.flight.messages import MESSAGES, SERVICE, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
 PEER_METADATA = "x-tiltyard-peer"
 """Where a call that is passed on came from; believed of other processes of the server alone."""
@@ -32,6 +33,8 @@ MAX_PATH = 100
 _ID = re.compile(r"[0-9a-f]{16}")
 _REQUEST_ID = "x-request-id"
 _LOCAL = "unix:"
+_OWN = ".own"
+"""Ends the name of the socket of a process's own connections: a client's metadata cannot say that it is a sibling."""
 _UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
@@ -43,23 +46,33 @@ class Siblings:
     """The processes of a server, as one of them knows them: by their ids, which name their sockets."""
 
     def __init__(self, folder: str) -> None:
-        """`folder` has the sockets; without any, this process is the only one."""
+        """`folder` has the sockets. Raises OSError where its path is longer than that of a socket can be."""
         self.id = secrets.token_hex(8)
-        self._folder = Path(folder) if folder and len(folder.encode()) < MAX_PATH - len(self.id) - 1 else None
+        self._folder = Path(folder)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        if len(self.own_path.encode()) > MAX_PATH:
+            raise OSError(f"the folder {folder} has too long a name for sockets: set TMPDIR to a shorter one")
 
     @property
-    def address(self) -> str | None:
-        """Where this process listens for the others; None where it is the only one."""
-        return None if self._folder is None else f"{_LOCAL}{self._folder / self.id}"
+    def address(self) -> str:
+        """Where this process listens for the others."""
+        return f"{_LOCAL}{self._folder / self.id}"
+
+    @property
+    def own_path(self) -> str:
+        """Where gRPC listens for the connections that this process accepts."""
+        return f"{self._folder / self.id}{_OWN}"
+
+    @property
+    def own_address(self) -> str:
+        """The same, as gRPC writes it."""
+        return f"{_LOCAL}{self.own_path}"
 
     def find(self, command: bytes) -> Sibling | None:
         """Return the process that has the query of a ticket; None for this one, and for what is no ticket of a query.
 
         What is malformed is none, too: this process says so in its own answer.
         """
-        if self._folder is None:
-            return None
         with suppress(DecodeError, LanceNamespaceError):
             name, ticket = unpack(command) or ("", MESSAGES["TicketStatementQuery"]())
             process = decode_handle(ticket.statement_handle).process if name == "TicketStatementQuery" else ""
@@ -100,23 +113,17 @@ class Sibling:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
 
-    async def call(self, method: str, request: Any, context: grpc.aio.ServicerContext, response: str) -> Any:
-        """Return the answer of the other process. Raises UnreachableError, and ends the call with its errors."""
-        call = self._channel.unary_unary(f"/{SERVICE}/{method}")
-        try:
-            encoded = await call(request.SerializeToString(), metadata=_metadata(context), timeout=_timeout(context))
-        except grpc.aio.AioRpcError as error:
-            await _fail(context, error)
-        return MESSAGES[response].FromString(encoded)
+    async def stream(
+        self, method: str, request: Any, context: grpc.aio.ServicerContext, peer: str
+    ) -> AsyncIterator[bytes]:
+        """Yield the messages of the other process as they are, to a call that came from `peer`.
 
-    async def stream(self, method: str, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        """Yield the messages of the other process as they are.
-
-        Raises as `call` does; once a message has come, ends the call where the other process has ended.
+        Raises UnreachableError, and ends the call with its errors; once a message has come, also where the other
+        process has ended.
         """
         has_begun = False
         stream = self._channel.unary_stream(f"/{SERVICE}/{method}")
-        call = stream(request.SerializeToString(), metadata=_metadata(context), timeout=_timeout(context))
+        call = stream(request.SerializeToString(), metadata=_metadata(context, peer), timeout=_timeout(context))
         context.add_done_callback(lambda _: call.cancel())  # its client may leave while gRPC sends
         try:
             async for message in call:
@@ -128,23 +135,27 @@ class Sibling:
             call.cancel()
 
 
-def peer_of(context: grpc.aio.ServicerContext) -> str:
-    """Return where a call came from at first, as gRPC writes it."""
-    peer: str = context.peer()
-    if not peer.startswith(_LOCAL):
-        return peer
-    values = [value for name, value in context.invocation_metadata() or () if name == PEER_METADATA]
-    return str(values[-1]) if values else peer
+def passed_on_address(context: grpc.aio.ServicerContext, headers: Mapping[bytes, bytes]) -> tuple[str, int] | None:
+    """Return where a call that another process has passed on came from at first; None for any other call."""
+    if context.peer().endswith(_OWN):
+        return None
+    host, _, port = headers.get(PEER_METADATA.encode(), b"").decode(errors="replace").rpartition(":")
+    return (host, int(port)) if port.isdigit() else None
 
 
-def _metadata(context: grpc.aio.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:
+def write_peer(client: tuple[str, int] | None) -> str:
+    """Return an address and a port as `passed_on_address` reads them."""
+    return "" if client is None else f"{client[0]}:{client[1]}"
+
+
+def _metadata(context: grpc.aio.ServicerContext, peer: str) -> tuple[tuple[str, str | bytes], ...]:
     """Return the metadata of a call, and where it came from."""
     own = tuple(
         (name, value)
         for name, value in context.invocation_metadata() or ()
-        if name not in (PEER_METADATA, "user-agent") and not name.startswith("grpc-")
+        if name not in (PEER_METADATA, CONNECTION_METADATA, "user-agent") and not name.startswith("grpc-")
     )
-    return (*own, (PEER_METADATA, context.peer()))
+    return (*own, (PEER_METADATA, peer))
 
 
 def _timeout(context: grpc.aio.ServicerContext) -> float | None:

@@ -1,13 +1,30 @@
-"""Run a function in a background thread while a block runs."""
+"""Background threads: one that runs while a block does, and the steps of one that lives as long as the process."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+log = logging.getLogger("tiltyard")
+
+
+def attempt(step: Callable[[], None]) -> bool:
+    """Run a step of a thread that must not end by it; what it raises is logged. Return whether it raised nothing.
+
+    Whatever a step does may fail for a while: where a process has no descriptors left, even to read /proc.
+    """
+    try:
+        step()
+    except Exception:
+        log.exception("a step of the thread '%s' failed, which goes on", threading.current_thread().name)
+        return False
+    return True
 
 
 @contextmanager

@@ -113,20 +113,56 @@ def shared_connection_counts(processes: int) -> AbstractContextManager[None]:
     return shared_file(SHARED_FILE, _COUNT.pack(_UNUSED) * (2 * processes))
 
 
+class Handshakes:
+    """The connections at their TLS handshake, of all its ports; beyond a bound the oldest ends for a new one."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._most = max(1, descriptor_limit() // HANDSHAKES)
+
+    def add(self, handshake: asyncio.Task[None]) -> None:
+        """Add a handshake that begins."""
+        self._tasks[handshake] = None
+        handshake.add_done_callback(self._tasks.pop)
+        if len(self._tasks) > self._most:
+            next(iter(self._tasks)).cancel()
+
+    async def cancel(self) -> None:
+        """Cancel all of them."""
+        for handshake in self._tasks:
+            handshake.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
 class BalancingLoop(uvloop.Loop):
     """An event loop whose servers leave connections to processes that have fewer."""
 
+    handshakes: Handshakes | None = None
+    """Those of the servers of this loop, once there is one."""
+
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
-        """Serve a listening socket that processes share by a BalancingServer, any other as uvloop does."""
+        """Serve a listening socket that processes share by a LimitedServer, any other as uvloop does."""
         file, listener = os.environ.get(SHARED_FILE), options.get("sock")
         if file is None or listener is None:
             return await super().create_server(protocol_factory, host, port, **options)
-        listener.setblocking(False)
-        return BalancingServer(self, protocol_factory, listener, options.get("ssl"), ConnectionCounts(Path(file)))
+        return LimitedServer(self, protocol_factory, listener, options.get("ssl"), ConnectionCounts(Path(file)))
 
 
-class BalancingServer:
-    """A server as `create_server` returns it, as far as uvicorn uses it: it accepts connections until it is closed."""
+def loop_handshakes(loop: asyncio.AbstractEventLoop) -> Handshakes:
+    """Return the handshakes of all servers of a loop."""
+    if not isinstance(loop, BalancingLoop):
+        return Handshakes()  # one that serves without TLS
+    if loop.handshakes is None:
+        loop.handshakes = Handshakes()
+    return loop.handshakes
+
+
+class LimitedServer:
+    """A server as `create_server` returns it, as far as uvicorn uses it: it accepts connections until it is closed.
+
+    With counts, it leaves connections to processes that have fewer.
+    """
 
     def __init__(
         self,
@@ -134,8 +170,9 @@ class BalancingServer:
         protocol_factory: Callable[[], asyncio.Protocol],
         listener: socket.socket,
         context: ssl.SSLContext | None,
-        counts: ConnectionCounts,
+        counts: ConnectionCounts | None = None,
     ) -> None:
+        listener.setblocking(False)
         self._loop = loop
         self._factory = protocol_factory
         self._listener = listener
@@ -143,9 +180,8 @@ class BalancingServer:
         self._counts = counts
         self._pauses = 0
         self._pause_timer: asyncio.TimerHandle | None = None
-        self._handshakes: dict[asyncio.Task[None], None] = {}
-        self._most_handshakes = max(1, descriptor_limit() // HANDSHAKES)
-        self._shedding = ConnectionShedding(counts, loop.time)
+        self._handshakes = loop_handshakes(loop)
+        self._shedding = None if counts is None else ConnectionShedding(counts, loop.time)
         self._listen()
 
     def close(self) -> None:
@@ -154,14 +190,12 @@ class BalancingServer:
             self._loop.remove_reader(self._listener)
         else:
             self._pause_timer.cancel()
-        self._counts.leave()
+        if self._counts is not None:
+            self._counts.leave()
 
     async def wait_closed(self) -> None:
         """Cancel connections that are still at their handshake: the others belong to their protocols."""
-        for handshake in self._handshakes:
-            handshake.cancel()
-        if self._handshakes:
-            await asyncio.wait(self._handshakes)
+        await self._handshakes.cancel()
 
     def _listen(self) -> None:
         self._pause_timer = None
@@ -173,7 +207,8 @@ class BalancingServer:
 
     def _accept(self) -> None:
         """Accept the waiting connection, or leave it to another process for a moment."""
-        if self._counts.mine > self._counts.least and self._pauses < PAUSES:
+        counts = self._counts
+        if counts is not None and counts.mine > counts.least and self._pauses < PAUSES:
             self._pauses += 1
             self._pause(PAUSE_SECONDS)
             return
@@ -187,25 +222,23 @@ class BalancingServer:
             self._pause(EXHAUSTED_SECONDS)
             return
         connection.setblocking(False)
-        handshake = self._loop.create_task(self._open(connection))
-        self._handshakes[handshake] = None
-        handshake.add_done_callback(self._handshakes.pop)
-        if len(self._handshakes) > self._most_handshakes:
-            next(iter(self._handshakes)).cancel()
+        self._handshakes.add(self._loop.create_task(self._open(connection)))
 
     async def _open(self, connection: socket.socket) -> None:
         """Connect a protocol to the connection, and count it until it is lost."""
-        self._counts.add(1)
+        self._count(1)
         is_counted = True
 
         def uncount() -> None:
             nonlocal is_counted
             if is_counted:
                 is_counted = False
-                self._counts.add(-1)
+                self._count(-1)
 
         def make_protocol() -> asyncio.Protocol:
             protocol: Any = self._factory()
+            if self._shedding is None:
+                return cast("asyncio.Protocol", protocol)
             handle_lost = protocol.connection_lost
             protocol.should_shed = self._shedding.should_shed
 
@@ -225,6 +258,10 @@ class BalancingServer:
             uncount()
             connection.close()
             log.debug("a connection was not opened: %s", error)
+
+    def _count(self, number: int) -> None:
+        if self._counts is not None:
+            self._counts.add(number)
 
 
 class ConnectionShedding:

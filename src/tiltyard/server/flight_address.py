@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import socket
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.owned_folders import OwnedFolder
 
 PACKAGES = ("datafusion", "grpc", "google.protobuf")
 MISSING = "SQL over Arrow Flight needs further packages: pip install 'tiltyard[sql]'."
 AUTO, OFF = "auto", "off"
+MAX_PARENT = 50
+"""Bytes of a path in which a folder can have sockets: the path of one has 107 at most."""
 
 log = logging.getLogger("tiltyard")
 
@@ -22,7 +26,7 @@ log = logging.getLogger("tiltyard")
 class FlightAddress:
     """Where to listen. `is_shared`: all processes of the server do; `is_required`: it was named by the settings.
 
-    `siblings_folder` has sockets at which these processes reach one another.
+    `siblings_folder` has sockets at which these processes reach one another; without it a process has its own.
     """
 
     host: str
@@ -47,6 +51,15 @@ def flight_address(settings: Settings, host: str, http_port: int) -> FlightAddre
         log.info("SQL is not served: %s", problem)
         return None
     return FlightAddress(host, port, settings.workers > 1, is_required)
+
+
+def sockets_folder() -> OwnedFolder:
+    """Make a folder for the Unix sockets of a server's processes: where temporary files are, if names are short there.
+
+    Raises OSError.
+    """
+    is_short = len(tempfile.gettempdir().encode()) <= MAX_PARENT
+    return OwnedFolder("tiltyard-flight-", None if is_short else "/tmp")  # noqa: S108  # this user alone can enter it
 
 
 def _problem(host: str, port: int) -> str | None:

@@ -8,11 +8,8 @@ passes on trailers of a chunked body as if they were headers: both are handled h
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import socket
-import struct
-import termios
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +24,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY, HAND_OVER, BodyReader
 from tiltyard.api.browser_security import SECURITY_LINES
-from tiltyard.api.connection_limits import CONNECTIONS, RECOGNIZE, Connections, Phase, Progress
+from tiltyard.api.connection_limits import (
+    CONNECTIONS,
+    RECOGNIZE,
+    Connections,
+    Phase,
+    Progress,
+    unacknowledged_bytes,
+)
 from tiltyard.api.exchange import SEND_WHOLE, WATCH_CLIENT
 from tiltyard.model.spec.models import ErrorResponse
 from tiltyard.server.request_cycle import RequestCycle
@@ -43,7 +47,6 @@ MAX_PIPELINED = 32
 LINE_BYTES = 4
 """Bytes of a header line besides name and value: colon, space, and its end."""
 
-_INT = struct.Struct("i")
 _CODED, _EXPECT = b"transfer-encoding", b"expect"
 
 
@@ -77,6 +80,7 @@ class HttpProtocol(HttpToolsProtocol):
     """Returns for each request whether its connection shall end with it: another process has fewer."""
     unchanged: tuple[Progress, float] | None = None
     held_bytes = 0
+    descriptors = 1
     _connections: Connections | None = None
     _is_recognized = False
     _responses = 0
@@ -105,7 +109,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def progress(self) -> Progress | None:
         if unsent := self.transport.get_write_buffer_size():
-            return Phase.RESPONSE, unsent + _unacknowledged(self.transport)
+            return Phase.RESPONSE, unsent + unacknowledged_bytes(self.transport)
         if self._is_responding:
             return None
         if not self._in_head:
@@ -401,10 +405,3 @@ class HttpProtocol(HttpToolsProtocol):
             % (status, request_id.encode(), SECURITY_LINES, len(body), body)
         )
         self.transport.close()
-
-
-def _unacknowledged(transport: asyncio.Transport) -> int:
-    """Return the bytes that the kernel still has to send, or to resend: they show that a slow client reads."""
-    descriptor = transport.get_extra_info("socket").fileno()
-    unsent: int = _INT.unpack(fcntl.ioctl(descriptor, termios.TIOCOUTQ, _INT.pack(0)))[0]
-    return unsent

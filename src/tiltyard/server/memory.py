@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tiltyard.runtime.allocator import release_freed_memory, retain_freed_memory
+from tiltyard.runtime.background_thread import attempt
 
 log = logging.getLogger("tiltyard")
 
@@ -55,27 +56,40 @@ def release_when_idle() -> None:
     Memory that is retained for the next uploads is worth it only while they come.
     """
     if _STATM.exists():
-        threading.Thread(target=_release_when_idle, name="memory", daemon=True).start()
+        threading.Thread(target=_release_when_idle, args=(IdleRelease(),), name="memory", daemon=True).start()
 
 
-def _release_when_idle() -> None:
-    first, used = resident_bytes(), time.process_time()
-    pause, idle = TRIM_SECONDS, 0.0
-    while True:
+def _release_when_idle(release: IdleRelease) -> None:
+    while not release.is_useless:
         time.sleep(TRIM_SECONDS)
-        before, used = used, time.process_time()
-        if used - before > IDLE_SHARE * TRIM_SECONDS:
-            pause, idle = TRIM_SECONDS, 0.0
-            continue
-        idle += TRIM_SECONDS
+        attempt(release.step)
+
+
+class IdleRelease:
+    """Returns freed memory to the system, at steps TRIM_SECONDS apart, where the process was idle before it."""
+
+    def __init__(self) -> None:
+        self.is_useless = False
+        """Whether this C library returns nothing."""
+        self._first, self._used = resident_bytes(), time.process_time()
+        self._pause, self._idle = TRIM_SECONDS, 0.0
+
+    def step(self) -> None:
+        """Return memory if it is time to. Raises OSError where the process has no descriptors left to look."""
+        before, self._used = self._used, time.process_time()
+        if self._used - before > IDLE_SHARE * TRIM_SECONDS:
+            self._pause, self._idle = TRIM_SECONDS, 0.0
+            return
+        self._idle += TRIM_SECONDS
         now = resident_bytes()
-        if idle < pause or now <= first + GROWN_BYTES:
-            continue
+        if self._idle < self._pause or now <= self._first + GROWN_BYTES:
+            return
         pa.default_memory_pool().release_unused()
         if not release_freed_memory():
+            self.is_useless = True
             return
-        freed, idle = now - resident_bytes(), 0.0
-        pause = TRIM_SECONDS if freed > WORTH_BYTES else min(2 * pause, MOST_SECONDS)
+        freed, self._idle = now - resident_bytes(), 0.0
+        self._pause = TRIM_SECONDS if freed > WORTH_BYTES else min(2 * self._pause, MOST_SECONDS)
         log.debug("returned %d MiB of freed memory to the system", freed >> 20)
 
 

@@ -102,7 +102,7 @@ class Application:
         self._api.start()
         self._on_started()
         if self._flight_address is not None:
-            self._flight = FlightListener(self._flight_address, self._api.shared)
+            self._flight = FlightListener(self._flight_address, self._api.shared, self._connections)
         await receive()
         if self._flight is not None:
             await self._flight.stop()

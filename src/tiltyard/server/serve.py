@@ -10,11 +10,10 @@ import socket
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from tempfile import TemporaryDirectory
 
 from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.rate_limits import shared_rates
@@ -25,7 +24,7 @@ from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts
 from tiltyard.server.console_mount import console_url
-from tiltyard.server.flight_address import FlightAddress, flight_address
+from tiltyard.server.flight_address import FlightAddress, flight_address, sockets_folder
 from tiltyard.server.log_setup import set_up_logging
 from tiltyard.server.memory import release_when_idle
 from tiltyard.server.process import (
@@ -89,14 +88,13 @@ def _supervise(settings: Settings, listener: socket.socket, flight: FlightAddres
         process.start()
         return process
 
-    with (
-        TemporaryDirectory(prefix="tiltyard-flight-") as sockets,  # this user alone can enter it
-        shared_metrics(),
-        shared_rates(),
-        shared_connection_counts(settings.workers),
-    ):
+    with ExitStack() as stack:
+        for shared in (shared_metrics(), shared_rates(), shared_connection_counts(settings.workers)):
+            stack.enter_context(shared)
         if flight is not None:
-            flight = replace(flight, siblings_folder=sockets)
+            sockets = sockets_folder()
+            stack.callback(sockets.remove)
+            flight = replace(flight, siblings_folder=str(sockets.path))
         try:
             Supervisor(start, settings.workers, settings.worker_timeout).run()
         except NeverServedError as error:

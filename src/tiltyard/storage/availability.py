@@ -12,10 +12,12 @@ import re
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
+from tiltyard.runtime.background_thread import attempt
 from tiltyard.runtime.outage_log import StorageUnavailableError
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class AvailabilityMonitor:
         while not self._done.wait(PROBE_SECONDS):
             for store in list(self._stores.values()):
                 if store.failures or store.used_at > time.monotonic() - IN_USE_SECONDS:
-                    self._ask(store)
+                    attempt(partial(self._ask, store))
 
     @staticmethod
     def _ask(store: _Store) -> None:

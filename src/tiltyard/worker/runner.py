@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from lance_namespace.errors import (
@@ -220,10 +221,7 @@ class _Run:
 
     def _maintain_lease(self) -> None:
         while not self._done.wait(LEASE_MS / 3000):
-            try:
-                self._renew_lease({})
-            except ServiceUnavailableError as error:
-                log.warning("cannot extend the lease of %s: %s", self._record.id, error)
+            run_step(partial(self._renew_lease, {}), self._done, self._services.outage_log)
 
     def _fail(self, error: Exception) -> None:
         """Queue the transaction again after a transient error; otherwise, or after `MOST_ATTEMPTS`, let it fail."""

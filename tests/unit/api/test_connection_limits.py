@@ -23,6 +23,7 @@ class FakeConnection:
     waits: Progress | None = None
     unchanged: tuple[Progress, float] | None = None
     held_bytes: int = 0
+    descriptors: int = 1
     ended: list[Any] = field(default_factory=list)
 
     def progress(self) -> Progress | None:
@@ -67,6 +68,25 @@ def test_new_connection_displaces_the_oldest_idle_anonymous_one() -> None:
         assert asking.ended == []
         assert known.ended == []
         assert len(connections) == 3
+
+    in_loop(check)
+
+
+def test_connection_of_several_descriptors_displaces_as_many_others_as_it_needs() -> None:
+    def check() -> None:
+        connections = Connections(SETTINGS, 4)
+        small = [FakeConnection() for _ in range(4)]
+        for connection in small:
+            connections.add(connection)
+        large = FakeConnection(descriptors=3)
+        connections.add(large)
+        assert [bool(one.ended) for one in (*small, large)] == [True, True, True, False, False]
+        connections.remove(large)
+        connections.remove(large)
+        for _ in range(3):
+            connections.add(FakeConnection())
+        assert not small[3].ended
+        assert len(connections) == 4
 
     in_loop(check)
 

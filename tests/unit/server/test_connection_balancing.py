@@ -19,9 +19,9 @@ from tiltyard.server.connection_balancing import (
     SHARED_FILE,
     SHED_SECONDS,
     BalancingLoop,
-    BalancingServer,
     ConnectionCounts,
     ConnectionShedding,
+    LimitedServer,
     shared_connection_counts,
 )
 
@@ -144,7 +144,7 @@ def run(counts: list[int | None], servers: int, connections: int) -> None:
         shared = [Shared(counts, number, changed) for number in range(servers)]
         sockets = [listener.dup() for _ in shared]  # as each process has one
         serving = [
-            BalancingServer(loop, Echo, each, None, counter)  # type: ignore[arg-type]  # it does what ConnectionCounts does
+            LimitedServer(loop, Echo, each, None, counter)  # type: ignore[arg-type]  # it does what ConnectionCounts does
             for each, counter in zip(sockets, shared, strict=True)
         ]
         before = list(counts)
@@ -219,7 +219,7 @@ def test_server_of_one_process_is_uvloops_own() -> None:
     async def test() -> bool:
         server = await asyncio.get_running_loop().create_server(Echo, sock=listening())
         server.close()
-        return isinstance(server, BalancingServer)
+        return isinstance(server, LimitedServer)
 
     with asyncio.Runner(loop_factory=BalancingLoop) as runner:
         assert not runner.run(test())

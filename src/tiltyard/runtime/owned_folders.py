@@ -1,0 +1,71 @@
+"""Temporary folders that belong to a process, and go with it: where it was killed, the next process removes them.
+
+A folder's owner holds a lock of a file in it for as long as it lives. The kernel releases the lock with the process,
+however that ends, so a folder whose lock can be had belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_LOCK = "owner.lock"
+_UNFINISHED = "new-"
+"""Begins the name of a folder that has no locked file yet, so that nobody takes it for one without an owner."""
+
+log = logging.getLogger("tiltyard")
+
+
+class OwnedFolder:
+    """A folder that this process owns until it is removed. `path` is where it is; only this user can enter it."""
+
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
+        """Make a folder whose name begins so, in `parent` or where temporary files are. Raises OSError.
+
+        Those of the same prefix whose owners have ended are removed first.
+        """
+        root = Path(parent or tempfile.gettempdir())
+        remove_abandoned(prefix, root)
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{prefix}", dir=root))
+        self._lock = os.open(unfinished / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = unfinished.rename(root / unfinished.name.removeprefix(_UNFINISHED))
+
+    def remove(self) -> None:
+        """Remove it, with all that is in it. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def remove_abandoned(prefix: str, root: Path) -> None:
+    """Remove the folders of this user below `root` whose names begin so and whose owners have ended."""
+    with suppress(OSError):
+        for folder in root.iterdir():
+            if folder.name.startswith(prefix) and _is_abandoned(folder):
+                log.info("removing %s, which a process has left that was killed", folder)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether a folder was owned by a process of this user that has ended."""
+    try:
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            return False
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(lock)

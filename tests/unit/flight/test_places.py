@@ -1,0 +1,53 @@
+"""Places of calls: each caller's part of them, and the oldest that wait for their message."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+from lance_namespace.errors import InvalidInputError, ThrottlingError
+
+from tiltyard.flight.places import MAX_CALLS, MAX_CALLS_OF_CALLER, MAX_WAITING, CallPlaces
+
+
+def test_take_beyond_a_callers_part_or_all_places_is_refused() -> None:
+    places = CallPlaces(10)
+    with ExitStack() as stack:
+        for _ in range(MAX_CALLS_OF_CALLER):
+            stack.enter_context(places.take("ann"))
+        with pytest.raises(ThrottlingError, match="of yours"), places.take("ann"):
+            pass
+        for number in range(MAX_CALLS - MAX_CALLS_OF_CALLER):
+            stack.enter_context(places.take(f"other {number}"))
+        with pytest.raises(ThrottlingError, match="already"), places.take("bob"):
+            pass
+    with places.take("ann"):
+        pass
+
+
+def test_oldest_calls_that_wait_for_their_message_end_for_new_ones() -> None:
+    async def check() -> None:
+        places, done = CallPlaces(600), asyncio.Event()
+
+        async def wait() -> None:
+            async with places.wait_for_message():
+                await done.wait()
+
+        waiting = [asyncio.create_task(wait()) for _ in range(3 * MAX_WAITING)]  # woken together: none runs between
+        await asyncio.wait(waiting[: 2 * MAX_WAITING], timeout=10)
+        errors = [task.exception() for task in waiting[: 2 * MAX_WAITING]]
+        assert all(isinstance(error, ThrottlingError) for error in errors)
+        done.set()
+        assert await asyncio.gather(*waiting[2 * MAX_WAITING :]) == [None] * MAX_WAITING
+
+    asyncio.run(check())
+
+
+def test_message_that_takes_too_long_is_refused() -> None:
+    async def check() -> None:
+        with pytest.raises(InvalidInputError, match=r"more than 0\.01 s"):
+            async with CallPlaces(0.01).wait_for_message():
+                await asyncio.sleep(60)
+
+    asyncio.run(check())

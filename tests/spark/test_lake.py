@@ -165,6 +165,15 @@ def test_indexes_compaction_and_export(lake: tiltyard.Lake, films: tiltyard.Tabl
         films.export(tmp_path / "orc", format="orc")
 
 
+def test_create_index_builds_the_type_that_index_type_names(films: tiltyard.Table) -> None:
+    columns = {"BITMAP": "id", "ZONEMAP": "id", "BLOOMFILTER": "title", "NGRAM": "title", "FTS": "title"}
+    for kind, column in columns.items():
+        films.create_index(column, index_type=kind, name=kind.lower())
+    films.create_index("vector", index_type="IVF_FLAT", name="ivf_flat", num_partitions=2)
+    built = {index.name: index.index_type.upper() for index in films.dataset().describe_indices()}
+    assert built == {kind.lower(): kind for kind in columns} | {"fts": "INVERTED", "ivf_flat": "IVF_FLAT"}
+
+
 def test_view_has_the_columns_of_its_query_and_errors_at_creation(
     lake: tiltyard.Lake, films: tiltyard.Table, fresh: Fresh, tmp_path: Path
 ) -> None:

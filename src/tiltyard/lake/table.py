@@ -32,6 +32,7 @@ from tiltyard.lake.runs import FIRST_CALL_SECONDS, start_run
 from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
 from tiltyard.lake.table_reader import TableReader
 from tiltyard.model.columns.computed_columns import UdfDeclaration
+from tiltyard.model.index_types import check_parameter_names
 from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows
 from tiltyard.pipeline.lineage import frame_lineage, memory_lineage
@@ -172,7 +173,7 @@ class Table(TableReader):
         *,
         inputs: Names | None = None,
         type: str | None = None,  # noqa: A002  # as in the command
-        version: str = "1",
+        version: str | None = None,
         branch: str | None = None,
         wait: bool = True,
     ) -> Run:
@@ -180,9 +181,9 @@ class Table(TableReader):
 
         `function` is called with a pyarrow.RecordBatch of the columns `inputs`, and returns an array of `type` (such as
         `int32`, `float32[128]`); it is tried on a few rows first. It is stored with the column, pickled: values of
-        another function, or `version` of it, are stale. Or it is an SQL expression over the other columns, without
-        inputs and type. A server stores functions, and workers run them, where its setting `udfs` allows it. Raises
-        InvalidInputError, UnsupportedOperationError, and as `Run.wait` does.
+        another function, or `version` of it ("1" by default), are stale. Or it is an SQL expression over the other
+        columns, without inputs, type and version. A server stores functions, and workers run them, where its setting
+        `udfs` allows it. Raises InvalidInputError, UnsupportedOperationError, and as `Run.wait` does.
         """
         if isinstance(function, str):
             if inputs is not None or type is not None:
@@ -190,6 +191,8 @@ class Table(TableReader):
                     "function is an SQL expression, which names its columns and has a type of its own: leave inputs "
                     "and type out. A function is given itself, not by its name."
                 )
+            if version is not None:
+                raise InvalidInputError("version is that of a function, and an SQL expression has none: leave it out.")
             work = partial(self._declare_expression, name, function, branch)
         else:
             if type is None or not inputs:
@@ -201,7 +204,7 @@ class Table(TableReader):
             code = pickled_function(function)
             columns = tuple(list_names(inputs, "inputs") or ())
             title = getattr(function, "__name__", "function")
-            declaration = UdfDeclaration(name=title, version=version, code=code, inputs=columns)
+            declaration = UdfDeclaration(name=title, version=version or "1", code=code, inputs=columns)
             work = partial(self._declare_function, field, declaration, branch)
         run = start_run("add_column", work)
         return run.wait() if wait else run
@@ -253,8 +256,9 @@ class Table(TableReader):
     def create_index(
         self,
         column: str,
-        type: str = "BTREE",  # noqa: A002  # as in the command
+        type: str | None = None,  # noqa: A002  # as in the command
         *,
+        index_type: str | None = None,
         name: str | None = None,
         metric: str | None = None,
         replace: bool = False,
@@ -263,13 +267,18 @@ class Table(TableReader):
         submit: bool | None = None,
         **parameters: Any,
     ) -> Run:
-        """Build an index of a column (BTREE, BITMAP, FTS, IVF_PQ, …), on the whole cluster.
+        """Build an index of a column (BTREE by default, BITMAP, FTS, IVF_PQ, …), on the whole cluster.
 
-        `metric` is that of a vector index: l2, cosine, dot or hamming. `parameters` are those of CreateTableIndex
-        (`num_partitions=256`). Raises InvalidInputError, and as `Run.wait` does.
+        `index_type` is lancedb's name of `type`. `metric` is that of a vector index: l2, cosine, dot or hamming.
+        `parameters` are those that CreateTableIndex has for the type (`num_partitions=256`). Raises InvalidInputError,
+        for a parameter that the type does not have, too, and as `Run.wait` does.
         """
+        if type is not None and index_type is not None and type != index_type:
+            raise InvalidInputError(f"type is {type} and index_type is {index_type}: they are the same, give one.")
+        kind = type or index_type or "BTREE"
+        check_parameter_names(kind, [*parameters, *(["metric"] if metric is not None else [])])
         arguments = present(
-            column=column, type=type, name=name, metric=metric, replace=replace or None, branch=branch,
+            column=column, type=kind, name=name, metric=metric, replace=replace or None, branch=branch,
             parameters=index_parameters(parameters),
         )  # fmt: skip
         return self._run("index", arguments, wait=wait, submit=submit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -67,6 +67,7 @@ _TOKENIZER = (
 GRANULARITY, LIST_ELEMENT = "document_granularity", "list_element"
 """The parameter of FTS that says what a document is, and its value for each text of a list; the default is `row`."""
 _FTS = (*_TOKENIZER, "with_position", "block_size", "lance_tokenizer", GRANULARITY)
+_DISTANCE = ("metric", "distance_type")
 _OF_HNSW = ("m", "ef_construction")
 _M, _EF_CONSTRUCTION = 20, 150
 """Lance's defaults for them."""
@@ -95,6 +96,27 @@ def spec_index_type(lance_type: str) -> str:
     return index_type.value if index_type else lance_type.upper()
 
 
+def check_parameter_names(type_name: str, names: Iterable[str]) -> None:
+    """Raise InvalidInputError for an unknown type, and for the name of a parameter that an index of it does not have.
+
+    Here a distance type (`metric`) is one of vector indexes: to ignore it would hide that it has no effect.
+    """
+    kind = parse_index_type(type_name)
+    allowed = (*_allowed_parameters(kind), *(_DISTANCE if kind.is_vector else ()))
+    for name in names:
+        known = _NGRAM_NAMES.get(name, name)
+        if known not in _ALL and known not in _DISTANCE:
+            raise InvalidInputError(f"An index has no parameter '{name}': they are those of CreateTableIndex.")
+        if known not in allowed:
+            raise InvalidInputError(f"{kind.value} takes no {name}: {_list_names(allowed)}.")
+
+
+def _allowed_parameters(kind: IndexType) -> tuple[str, ...]:
+    if not kind.is_vector:
+        return _FTS if kind is IndexType.FTS else ()
+    return (*_IVF, *_OF_QUANTIZER[kind.quantizer], *(_OF_HNSW if "HNSW" in kind else ()))
+
+
 def check_parameters(kind: IndexType, field: pa.Field, request: models.CreateTableIndexRequest) -> Parameters:
     """Return the parameters of the request, all checked against the type and the column.
 
@@ -102,10 +124,7 @@ def check_parameters(kind: IndexType, field: pa.Field, request: models.CreateTab
     column that the type does not support, and for a parameter that it does not have or that is invalid.
     """
     values = _request_values(request)
-    if kind.is_vector:
-        allowed = (*_IVF, *_OF_QUANTIZER[kind.quantizer], *(_OF_HNSW if "HNSW" in kind else ()))
-    else:
-        allowed = _FTS if kind is IndexType.FTS else ()
+    allowed = _allowed_parameters(kind)
     if unknown := sorted(set(values) - set(allowed)):
         raise InvalidInputError(f"{kind.value} takes no {unknown[0]}: {_list_names(allowed)}.")
     if kind.is_vector:

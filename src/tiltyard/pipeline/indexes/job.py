@@ -18,7 +18,14 @@ import msgspec
 from lance.schema import LanceSchema
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
-from tiltyard.model.index_types import GRANULARITY, LIST_ELEMENT, IndexType, check_parameters, parse_index_type
+from tiltyard.model.index_types import (
+    GRANULARITY,
+    LIST_ELEMENT,
+    IndexType,
+    check_parameter_names,
+    check_parameters,
+    parse_index_type,
+)
 from tiltyard.model.spec import models
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.indexes.segments import IndexCheckpoint, build_segments, commit_empty_index
@@ -109,10 +116,8 @@ def validate_spec(spec: IndexSpec, schema: pa.Schema) -> IndexSpec:
 
     Raises InvalidInputError.
     """
+    check_parameter_names(spec.kind, spec.parameters)
     field = find_field(schema, spec.column)
-    fields = models.CreateTableIndexRequest.__struct_fields__
-    if unknown := [key for key in spec.parameters if key not in fields]:
-        raise InvalidInputError(f"An index has no parameter '{unknown[0]}': they are those of CreateTableIndex.")
     kind = parse_index_type(spec.kind)
     if not kind.is_distributed:
         raise InvalidInputError(f"The server builds an index of type {kind.value} by itself: use CreateTableIndex.")

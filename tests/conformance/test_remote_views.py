@@ -216,7 +216,6 @@ def test_what_a_plain_view_has_not_is_refused(remote: Any, raw: Any, source: Any
         lambda: view.add_columns({"c": "id"}),
         lambda: view.create_index("id", config=BTree()),
         lambda: view.search("text", query_type="fts").limit(1).to_list(),
-        lambda: remote.create_view(fresh("plain"), f"SELECT id FROM {name}"),
         lambda: remote.create_table(name, rows(0, 1), mode="overwrite"),
     ):
         with pytest.raises((HttpError, ValueError)) as refused:

@@ -52,7 +52,7 @@ def connect_as(sql: SqlServer, user: str, password: str) -> Any:
 def test_catalog_has_what_the_caller_sees(sql: SqlServer) -> None:
     with connect(sql) as connection:
         assert connection.adbc_get_info()["vendor_name"] == "Tiltyard"
-        assert connection.adbc_get_table_types() == ["BASE TABLE"]
+        assert connection.adbc_get_table_types() == ["BASE TABLE", "VIEW"]
         assert tables(connection) == {("public", "films"), ("public", "numbers"), ("sales", "ratings")}
         assert tables(connection, db_schema_filter="sal%") == {("sales", "ratings")}
         assert tables(connection, table_name_filter="n_mbers") == {("public", "numbers")}

@@ -31,7 +31,7 @@ from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 
 @operation(needs=DECLARE_VIEW)
 def create_view(ctx: Context, request: models.CreateViewRequest) -> models.CreateViewResponse:
-    """Give a query a name. It reads tables, not other views, and is planned for the caller, to infer its schema.
+    """Give a query a name. It reads tables and other views, and is planned for the caller, to infer its schema.
 
     Raises NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError, UnsupportedOperationError (below a mount;
     a query that does more than read), TableNotFoundError and PermissionDeniedError for the tables of the query.

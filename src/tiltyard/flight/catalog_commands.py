@@ -13,18 +13,24 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.flight.encoding import schema_message
 from tiltyard.flight.server_info import SQL_INFO_SCHEMA, TYPE_INFO_SCHEMA, sql_info, type_info
-from tiltyard.model.ids import Id
-from tiltyard.sql.information_schema import BASE_TABLE, CATALOG_NAME, PUBLIC_SCHEMA, tables_of_schemas
+from tiltyard.sql.information_schema import (
+    BASE_TABLE,
+    CATALOG_NAME,
+    PUBLIC_SCHEMA,
+    VIEW,
+    SchemaTable,
+    tables_of_schemas,
+)
 from tiltyard.sql.visible_schemas import visible_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiltyard.context import Context
-    from tiltyard.store import ListedTable
 
 MAX_ROWS = 100_000
 _PAGE = 500
+_TYPES = (BASE_TABLE, VIEW)
 _TEXT = pa.string()
 
 
@@ -100,7 +106,7 @@ def _schemas(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
     matches = _pattern(command, "db_schema_filter_pattern")
     if not _is_ours(command):
         return
-    names = {PUBLIC_SCHEMA, *(schema for schema, _ in _tables_of_catalog(ctx))}
+    names = {PUBLIC_SCHEMA, *(table.schema for table in _tables_of_catalog(ctx))}
     for name in sorted(filter(matches, names)):
         yield {"catalog_name": CATALOG_NAME, "db_schema_name": name}
 
@@ -109,29 +115,32 @@ def _tables(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
     in_schema = _pattern(command, "db_schema_filter_pattern")
     has_name = _pattern(command, "table_name_filter_pattern")
     types = set(command.table_types)
-    if not _is_ours(command) or (types and BASE_TABLE not in types and "TABLE" not in types):
+    if "TABLE" in types:
+        types.add(BASE_TABLE)
+    if not _is_ours(command) or (types and types.isdisjoint(_TYPES)):
         return
-    for schema, table in _tables_of_catalog(ctx):
-        if in_schema(schema) and has_name(table.name):
+    for table in _tables_of_catalog(ctx):
+        if (not types or table.type in types) and in_schema(table.schema) and has_name(table.path.name):
             row: dict[str, Any] = {
                 "catalog_name": CATALOG_NAME,
-                "db_schema_name": schema,
-                "table_name": table.name,
-                "table_type": BASE_TABLE,
+                "db_schema_name": table.schema,
+                "table_name": table.path.name,
+                "table_type": table.type,
             }
             if command.include_schema:
                 ctx.check_deadline()
-                row["table_schema"] = schema_message(visible_schema(ctx, Id((*table.namespace, table.name))))
+                row["table_schema"] = schema_message(visible_schema(ctx, table.path))
             yield row
 
 
-def _tables_of_catalog(ctx: Context) -> Iterator[tuple[str, ListedTable]]:
+def _tables_of_catalog(ctx: Context) -> Iterator[SchemaTable]:
     for page in tables_of_schemas(ctx, _PAGE):
         yield from page
 
 
 def _table_types(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
-    yield {"table_type": BASE_TABLE}
+    for kind in _TYPES:
+        yield {"table_type": kind}
 
 
 def _nothing(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:

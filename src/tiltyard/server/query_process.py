@@ -27,7 +27,7 @@ from tiltyard.flight.encoding import LARGE_BYTES, BatchEncoder, Part, encode_sch
 from tiltyard.model.ids import Id
 from tiltyard.runtime.arrow_ipc import to_ipc
 from tiltyard.server.log_setup import set_up_logging
-from tiltyard.sql.engine import PlannedQuery, plan_query
+from tiltyard.sql.engine import PlannedQuery, plan_query, plan_view
 from tiltyard.sql.parameters import read_parameters
 from tiltyard.sql.process_messages import HEAD, Failure, Form, Kind, PlanDescription, QueryRequest
 
@@ -113,12 +113,11 @@ class QueryServer:
         self._services.rights_cache.refresh_next()  # the server may have changed a grant just now
         database = Id(request.database)
         ctx = Context(self._services, request.request_id, principal=request.principal, database=database)
-        values = None if request.parameters is None else read_parameters(request.parameters)
-        planned = plan_query(ctx, request.query, Id(request.namespace), values, named, is_view=request.is_view)
+        planned = _plan(ctx, request, named)
         try:
             self._send(Kind.PLANNED, self._encode(_describe(planned, has_types=request.form is None)))
             if request.form is not None:
-                for number, parts in enumerate(_encoded(planned, request.form, request.limit)):
+                for number, parts in enumerate(_encoded(planned, request.form)):
                     self._send(Kind.DATA, *parts, with_next=number == 0 and request.form is Form.FLIGHT)
                 self._send(Kind.END)
         finally:
@@ -141,6 +140,14 @@ class QueryServer:
             self._channel.sendall(b"".join(small))
 
 
+def _plan(ctx: Context, request: QueryRequest, named: list[Id]) -> PlannedQuery:
+    """Plan what a request asks for; `named` gets the ids of its tables. Raises what the engine raises."""
+    if request.view is not None:
+        return plan_view(ctx, request.view, named)
+    values = None if request.parameters is None else read_parameters(request.parameters)
+    return plan_query(ctx, request.query, Id(request.namespace), values, named, is_view=request.is_view)
+
+
 def _describe(planned: PlannedQuery, *, has_types: bool) -> PlanDescription:
     types = planned.parameter_types() if has_types else []
     parameters = pa.schema([(str(number), kind) for number, kind in enumerate(types, 1)])
@@ -148,13 +155,13 @@ def _describe(planned: PlannedQuery, *, has_types: bool) -> PlanDescription:
     return PlanDescription(schema, planned.paths, parameter_schema)
 
 
-def _encoded(planned: PlannedQuery, form: Form, limit: int | None) -> Iterator[Sequence[Part]]:
+def _encoded(planned: PlannedQuery, form: Form) -> Iterator[Sequence[Part]]:
     """Yield the rows of a query, each message in the parts that it consists of."""
     if form is Form.FLIGHT:
         encoder = BatchEncoder(planned.schema)
         yield (encode_schema(planned.schema),)
-        for batch in planned.batches(limit):
+        for batch in planned.batches():
             yield from encoder.encode(batch)
         return
-    for batch in planned.batches(limit):
+    for batch in planned.batches():
         yield (memoryview(to_ipc(batch)),)

@@ -9,6 +9,7 @@ The reader is the context's principal: each table of the query needs `read`, and
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +19,20 @@ from lance_namespace.errors import InternalError, InvalidInputError, LanceNamesp
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
-from tiltyard.sql.errors import missing_table, sql_errors
+from tiltyard.sql.errors import query_errors
 from tiltyard.sql.parameters import write_parameters
+from tiltyard.sql.process_messages import ViewRead
 from tiltyard.sql.remote_query import RemoteQuery, query_request, run_remotely
 from tiltyard.sql.statements import parse_statement
 from tiltyard.sql.tables import QueryTables
+from tiltyard.sql.view_expansion import ViewExpansion
+from tiltyard.tables.query.plan import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tiltyard.context import Context
     from tiltyard.sql.sessions import Session
-    from tiltyard.sql.statements import Statement
 
 _ROOT = Id()
 
@@ -37,8 +40,9 @@ _ROOT = Id()
 def infer_schema(ctx: Context, query: str, default_namespace: Id = _ROOT, *, is_view: bool = False) -> pa.Schema:
     """Return the schema of a query's rows, without running it. Raises what `plan_query` raises."""
     if (processes := ctx.services.sql_processes) is not None:
-        request = query_request(ctx, query, default_namespace, parameters=b"", is_view=is_view)
-        remote = RemoteQuery(processes, request, ctx.check_deadline)
+        remote = RemoteQuery(
+            processes, query_request(ctx, query, default_namespace, parameters=b""), ctx.check_deadline
+        )
         remote.start()
         return remote.schema
     planned = plan_query(ctx, query, default_namespace, is_view=is_view)
@@ -46,25 +50,40 @@ def infer_schema(ctx: Context, query: str, default_namespace: Id = _ROOT, *, is_
     return planned.schema
 
 
-def run(
-    ctx: Context,
-    query: str,
-    default_namespace: Id = _ROOT,
-    parameters: Sequence[pa.Scalar] = (),
-    *,
-    is_view: bool = False,
-    limit: int | None = None,
-) -> ArrowAnswer:
-    """Run a query, up to `limit` rows of it; its batches are read as they are taken. Raises what `plan_query` raises.
+def infer_view_schema(ctx: Context, path: Id) -> pa.Schema:
+    """Return the columns that the context's principal may read of a view. Raises as `read_view`.
+
+    It may be called while DataFusion reads a table of another query, in whose thread it cannot plan.
+    """
+    read = ViewRead(tuple(path))
+    if (processes := ctx.services.sql_processes) is not None:
+        remote = RemoteQuery(processes, query_request(ctx, "", _ROOT, view=read), ctx.check_deadline)
+        remote.start()
+        return remote.schema
+    with ThreadPoolExecutor(1, "view-schema") as pool:
+        planned = pool.submit(plan_view, ctx, read).result()
+    planned.close()
+    return planned.schema
+
+
+def run(ctx: Context, query: str, default_namespace: Id = _ROOT, parameters: Sequence[pa.Scalar] = ()) -> ArrowAnswer:
+    """Run a query; its batches are read as they are taken. Raises what `plan_query` raises.
 
     The batches raise InvalidInputError, and ServiceUnavailableError by the context's deadline; closed, they stop it.
     """
     if (processes := ctx.services.sql_processes) is not None:
         values = write_parameters(parameters)
-        request = query_request(ctx, query, default_namespace, parameters=values, is_view=is_view, limit=limit)
-        return run_remotely(ctx, processes, request)
-    planned = plan_query(ctx, query, default_namespace, parameters, is_view=is_view)
-    return ArrowAnswer(planned.schema, planned.batches(limit))
+        return run_remotely(ctx, processes, query_request(ctx, query, default_namespace, parameters=values))
+    planned = plan_query(ctx, query, default_namespace, parameters)
+    return ArrowAnswer(planned.schema, planned.batches())
+
+
+def read_view(ctx: Context, read: ViewRead) -> ArrowAnswer:
+    """Read a view for the context's principal. Raises as `run` does, and as `ViewExpansion.plan_view`."""
+    if (processes := ctx.services.sql_processes) is not None:
+        return run_remotely(ctx, processes, query_request(ctx, "", _ROOT, view=read))
+    planned = plan_view(ctx, read)
+    return ArrowAnswer(planned.schema, planned.batches())
 
 
 def plan_query(
@@ -79,8 +98,7 @@ def plan_query(
     """Plan a query for the context's principal. It has a session until it is closed, or its last batch was read.
 
     `parameters` are the values of `$1`, `$2`, … (or of each `?`); None plans for the schema a query that is not run.
-    `is_view` says that it is the query of a view, which reads tables and no other views.
-    `named` gets the ids of the query's tables, also if it fails.
+    `named` gets the ids of the query's tables, also if it fails. `is_view` says that a view is to be created of it.
 
     Raises InvalidInputError, UnsupportedOperationError (it does more than read), TableNotFoundError,
     NamespaceNotFoundError, PermissionDeniedError, ThrottlingError, and what opening its tables raises.
@@ -88,12 +106,40 @@ def plan_query(
     statement = parse_statement(query, ctx.settings.sql_max_length)
     if parameters is not None and statement.placeholders != len(parameters):
         raise InvalidInputError(f"The query has {statement.placeholders} parameters, and {len(parameters)} values.")
+    with _planning(ctx, default_namespace, named) as (session, tables):
+        expansion = ViewExpansion(session, tables, ctx.settings.sql_max_length)
+        frame = expansion.plan(statement, parameters or (), is_view=is_view)
+        return PlannedQuery(ctx, session, tables, frame, statement.placeholders)
+
+
+def plan_view(ctx: Context, read: ViewRead, named: list[Id] | None = None) -> PlannedQuery:
+    """Plan to read a view, or the table that has its name meanwhile, as `plan_query` plans a query."""
+    with _planning(ctx, _ROOT, named) as (session, tables):
+        expansion = ViewExpansion(session, tables, ctx.settings.sql_max_length)
+        return PlannedQuery(ctx, session, tables, _select(expansion.plan_table(Id(read.path)), read))
+
+
+def _select(frame: Any, read: ViewRead) -> Any:
+    """Return a frame of what is read of a view."""
+    from datafusion import functions, literal
+
+    if read.is_count:
+        return frame.aggregate([], [functions.count(literal(1)).alias("rows")])
+    if read.columns is not None:
+        frame = frame.drop(*(name for name in frame.schema().names if name not in read.columns))
+    if read.limit is None and not read.offset:
+        return frame
+    return frame.limit(NO_LIMIT if read.limit is None else read.limit, read.offset)
+
+
+@contextmanager
+def _planning(ctx: Context, default_namespace: Id, named: list[Id] | None) -> Iterator[tuple[Session, QueryTables]]:
+    """Yield a session and the tables of a query, to plan it; where that fails, the session is given back."""
     session = ctx.services.sql_sessions.acquire()
-    tables = session.catalog.tables = QueryTables(ctx, session.context, default_namespace, is_view=is_view)
+    tables = session.catalog.tables = QueryTables(ctx, session.context, default_namespace)
     try:
         with query_errors(tables):
-            frame = _plan(session, statement, parameters)
-            return PlannedQuery(ctx, session, tables, frame, statement.placeholders)
+            yield session, tables
     except BaseException as error:
         failed_as_expected = isinstance(error, LanceNamespaceError) and not isinstance(error, InternalError)
         ctx.services.sql_sessions.release(session, is_reusable=failed_as_expected)
@@ -103,40 +149,10 @@ def plan_query(
             named += tables.paths
 
 
-@contextmanager
-def query_errors(tables: QueryTables) -> Iterator[None]:
-    """Translate what DataFusion raises, or raise what has made it fail: what one of the query's tables has raised."""
-    try:
-        with sql_errors():
-            yield
-    except LanceNamespaceError as error:
-        if tables.failure is not None:
-            raise tables.failure from None
-        name = None if error.__cause__ is None else missing_table(error.__cause__)
-        if name is not None and (missing := tables.missing_error(name)) is not None:
-            raise missing from None
-        raise
-
-
-def _plan(session: Session, statement: Statement, parameters: Sequence[pa.Scalar] | None) -> Any:
-    from datafusion import SQLOptions
-
-    from tiltyard.sql.plans import check_plan
-
-    options = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
-    values = {str(number): value for number, value in enumerate(parameters or (), 1)}
-    session.functions.select(statement.names)
-    frame = session.context.sql_with_options(statement.text, options, param_values=values)
-    tables = session.catalog.tables
-    assert tables is not None
-    check_plan(frame.logical_plan(), is_restricted=tables.is_restricted)
-    return frame
-
-
 class PlannedQuery:
     """A query that was planned: its schema, the ids of its tables, and its rows, which can be read once."""
 
-    def __init__(self, ctx: Context, session: Session, tables: QueryTables, frame: Any, placeholders: int) -> None:
+    def __init__(self, ctx: Context, session: Session, tables: QueryTables, frame: Any, placeholders: int = 0) -> None:
         self._ctx = ctx
         self._sessions = ctx.services.sql_sessions
         self._session: Session | None = session
@@ -154,15 +170,14 @@ class PlannedQuery:
         types = placeholder_types(self._frame.logical_plan()) if self.placeholders else {}
         return [types.get(number, pa.string()) for number in range(1, self.placeholders + 1)]
 
-    def batches(self, limit: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Run the query and yield its rows, `limit` at most; it is closed at the end. Raises as `run` says."""
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Run the query and yield its rows; it is closed at the end. Raises as `run` says."""
         has_ended = has_failed = False
         rows = 0
         try:
             check_no_blobs(self.schema)
             with query_errors(self._tables):
-                frame = self._frame if limit is None else self._frame.limit(limit)
-                for batch in frame.execute_stream():
+                for batch in self._frame.execute_stream():
                     self._ctx.check_deadline()
                     rows += len(output := batch.to_pyarrow())
                     check_rows(self._ctx, rows)

@@ -23,6 +23,8 @@ from tiltyard.storage.errors import translate_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tiltyard.sql.tables import QueryTables
+
 READ_ONLY = "Queries only read: send one SELECT, WITH, VALUES, EXPLAIN or DESCRIBE, and no other statement."
 
 _PREFIXES = re.compile(
@@ -53,6 +55,21 @@ def sql_errors() -> Iterator[None]:
         if type(error).__module__ == "asyncio.exceptions":
             raise
         raise translate_sql_error(error) from error
+
+
+@contextmanager
+def query_errors(tables: QueryTables) -> Iterator[None]:
+    """Translate what DataFusion raises, or raise what has made it fail: what one of the query's tables has raised."""
+    try:
+        with sql_errors():
+            yield
+    except LanceNamespaceError as error:
+        if tables.failure is not None:
+            raise tables.failure from None
+        name = None if error.__cause__ is None else missing_table(error.__cause__)
+        if name is not None and (missing := tables.missing_error(name)) is not None:
+            raise missing from None
+        raise
 
 
 def missing_table(error: BaseException) -> str | None:

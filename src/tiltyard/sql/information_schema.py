@@ -5,6 +5,7 @@ Tables below mounts are not listed: another catalog has them. Rows are read page
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.sql.tables import QueryTables
-    from tiltyard.store import ListedTable
 
 INFORMATION_SCHEMA = "information_schema"
 CATALOG_NAME = "tiltyard"
 BASE_TABLE = "BASE TABLE"
+VIEW = "VIEW"
 PUBLIC_SCHEMA = "public"
 _PAGE = 500
 _COLUMNS_PAGE = 50
@@ -48,14 +49,35 @@ def schema_name(namespace: Sequence[str], database: Id) -> str | None:
     return str(Id(path[len(database) :])) if len(path) > len(database) else PUBLIC_SCHEMA
 
 
-def tables_of_schemas(ctx: Context, size: int) -> Iterator[list[tuple[str, ListedTable]]]:
-    """Yield the tables that the caller can see within its database, each with its schema, in lists of up to `size`."""
+@dataclass(frozen=True, slots=True)
+class SchemaTable:
+    """A table or a view, in the schema that its namespace is."""
+
+    schema: str
+    path: Id
+    is_view: bool
+
+    @property
+    def type(self) -> str:
+        """Return its type, as the standard has it."""
+        return VIEW if self.is_view else BASE_TABLE
+
+
+def tables_of_schemas(ctx: Context, size: int) -> Iterator[list[SchemaTable]]:
+    """Yield the tables and views that the caller can see within its database, in lists of up to `size`.
+
+    Tables without data, which are only declared, are none of them.
+    """
     after = None
     while True:
         ctx.check_deadline()
-        page = list_all_tables(ctx, after, size, False)
-        named = ((schema_name(table.namespace, ctx.database), table) for table in page)
-        yield [(name, table) for name, table in named if name is not None]
+        page = list_all_tables(ctx, after, size, True)
+        declared = ctx.store.declared_among(page)
+        yield [
+            SchemaTable(name, Id((*table.namespace, table.name)), bool(is_view))
+            for table, is_view in ((table, declared.get((table.namespace_id, table.name))) for table in page)
+            if is_view is not False and (name := schema_name(table.namespace, ctx.database)) is not None
+        ]
         if len(page) < size:
             return
         after = page[-1].namespace_id, page[-1].name
@@ -68,6 +90,7 @@ class InformationSchema:
 
     def __init__(self, tables: QueryTables) -> None:
         self._tables = tables
+        self._ctx = tables.ctx  # that of the view which names this schema, if one does
 
     def table(self, name: str) -> Any:
         sources = {
@@ -81,41 +104,40 @@ class InformationSchema:
         return name in ("schemata", "tables", "columns")
 
     def _schemata(self) -> Iterator[pa.RecordBatch]:
-        names = {schema for page in self._pages(_PAGE) for schema, _ in page}
+        names = {table.schema for page in self._pages(_PAGE) for table in page}
         rows = [{"catalog_name": CATALOG_NAME, "schema_name": name} for name in sorted(names | {PUBLIC_SCHEMA})]
         yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMATA)
 
     def _list(
-        self, schema: pa.Schema, size: int, describe: Callable[[str, ListedTable], list[dict[str, Any]]]
+        self, schema: pa.Schema, size: int, describe: Callable[[SchemaTable], list[dict[str, Any]]]
     ) -> Iterator[pa.RecordBatch]:
         """Yield a batch for each page of tables."""
         for page in self._pages(size):
-            rows = [row for name, table in page for row in describe(name, table)]
+            rows = [row for table in page for row in describe(table)]
             yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
-    def _pages(self, size: int) -> Iterator[list[tuple[str, ListedTable]]]:
-        """Yield the tables within the database, each with its schema."""
-        return tables_of_schemas(self._tables.ctx, size)
+    def _pages(self, size: int) -> Iterator[list[SchemaTable]]:
+        return tables_of_schemas(self._ctx, size)
 
     @staticmethod
-    def _table_rows(schema_name: str, table: ListedTable) -> list[dict[str, Any]]:
+    def _table_rows(table: SchemaTable) -> list[dict[str, Any]]:
         return [
             {
                 "table_catalog": CATALOG_NAME,
-                "table_schema": schema_name,
-                "table_name": table.name,
-                "table_type": BASE_TABLE,
+                "table_schema": table.schema,
+                "table_name": table.path.name,
+                "table_type": table.type,
             }
         ]
 
-    def _column_rows(self, schema_name: str, table: ListedTable) -> list[dict[str, Any]]:
-        self._tables.ctx.check_deadline()
-        schema = visible_schema(self._tables.ctx, Id((*table.namespace, table.name)))
+    def _column_rows(self, table: SchemaTable) -> list[dict[str, Any]]:
+        self._ctx.check_deadline()
+        schema = visible_schema(self._ctx, table.path)
         return [
             {
                 "table_catalog": CATALOG_NAME,
-                "table_schema": schema_name,
-                "table_name": table.name,
+                "table_schema": table.schema,
+                "table_name": table.path.name,
                 "column_name": field.name,
                 "ordinal_position": position,
                 "data_type": str(field.type),

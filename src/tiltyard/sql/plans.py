@@ -18,6 +18,8 @@ _READING_NODES = frozenset(
     """.split()  # noqa: SIM905  # a list of names is read as one
 )
 _DESCRIBING_NODES = frozenset({"Explain", "Analyze"})
+_STATEMENT_NODES = frozenset("Explain Analyze DescribeTable".split())  # noqa: SIM905  # as above
+"""Nodes of statements that are no queries, of which no view is made."""
 
 _EXPRESSIONS_OF_NODES = ("predicate", "projections", "filter", "aggregate_exprs", "group_by_exprs")
 """Methods of the plan's nodes that return expressions."""
@@ -38,15 +40,18 @@ _CAST_TYPES = {
 """Types by the names that DataFusion's expressions have for them; a parameter of another one is sent as text."""
 
 
-def check_plan(plan: Any, *, is_restricted: bool) -> None:
+def check_plan(plan: Any, *, is_restricted: bool, is_view: bool = False) -> None:
     """Check that each node of a logical plan only reads. Raises UnsupportedOperationError.
 
     `is_restricted` says that policies restrict the reader on one of its tables: then the plan itself is not shown.
+    `is_view` says that it is the plan of a view, which is a query and no other statement.
     """
     for node in _nodes(plan):
         kind = type(node).__name__
         if kind not in _READING_NODES:
             raise UnsupportedOperationError(f"{READ_ONLY} This one has a step of the kind {kind}.")
+        if is_view and kind in _STATEMENT_NODES:
+            raise UnsupportedOperationError("A view is a SELECT, WITH or VALUES, and no other statement.")
         if is_restricted and kind in _DESCRIBING_NODES:
             raise UnsupportedOperationError("Policies restrict you on a table of this query: its plan is not shown.")
 

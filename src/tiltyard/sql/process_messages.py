@@ -36,13 +36,24 @@ class Form(IntEnum):
     """As an Arrow IPC stream for each batch."""
 
 
+class ViewRead(msgspec.Struct, frozen=True, array_like=True):
+    """What is read of a view: some columns (all if None) of some rows, in their order; or how many rows it has."""
+
+    path: tuple[str, ...]
+    columns: tuple[str, ...] | None = None
+    offset: int = 0
+    limit: int | None = None
+    is_count: bool = False
+
+
 class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
     """A query, and for whom it is planned.
 
     - `parameters` is an Arrow stream of one row of values; None plans for the schema a query that is not run.
     - `database` is what its names are relative to.
     - `form` is how its rows are sent; None only plans it.
-    - `limit` ends it after so many rows.
+    - `view` is read instead of the query, which is empty then.
+    - `is_view` says that a view is to be created of the query.
     """
 
     query: str
@@ -51,9 +62,9 @@ class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
     namespace: tuple[str, ...] = ()
     database: tuple[str, ...] = ()
     parameters: bytes | None = b""
-    is_view: bool = False
     form: Form | None = None
-    limit: int | None = None
+    view: ViewRead | None = None
+    is_view: bool = False
 
 
 class PlanDescription(msgspec.Struct, frozen=True, array_like=True):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MOST_AT_ONCE = 4 << 20
 """Bytes of messages that one `receive` returns, if so many wait."""
 
+_ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
+"""Lance panics at a decimal or a view of a text that is not aligned to 16 bytes, as in a message it need not be."""
+
 _encoder = msgspec.msgpack.Encoder()
 _plan_decoder = msgspec.msgpack.Decoder(PlanDescription)
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
@@ -158,7 +161,7 @@ class _Batches:
             self._waiting = self._query.receive()[::-1]
         if not self._waiting:
             raise StopIteration
-        return pa.ipc.open_stream(self._waiting.pop()).read_next_batch()
+        return pa.ipc.open_stream(self._waiting.pop(), options=_ALIGNED).read_next_batch()
 
     def close(self) -> None:
         """End the query."""

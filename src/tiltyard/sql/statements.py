@@ -9,8 +9,9 @@ it is planned.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from lance_namespace.errors import InvalidInputError
 
@@ -21,7 +22,7 @@ from tiltyard.tables.sql.lexer import TOKEN
 MAX_CONNECTIVES = 500
 """AND and OR of one statement: Lance gets a filter as one chain of them."""
 MAX_PLAN_SIZE = 500
-"""SELECT, JOIN, UNION and the like of one statement, those of a common table expression counted at each of its uses."""
+"""SELECT, JOIN, UNION and the like of one statement, those of a WITH and of a view counted at each of its uses."""
 MAX_PLACEHOLDERS = 1_000
 
 _LABEL = "query"
@@ -41,12 +42,15 @@ _CONCATENATING = frozenset(
 class Statement:
     """A statement without comments, its placeholders numbered (`$1`, `$2`, …); `placeholders` is how many it has.
 
-    `names` has its keywords and names in lower case, without quotes.
+    `names` has its keywords and names in lower case, without quotes, `connectives` is how many AND and OR it has, and
+    `growth` by how much it may enlarge a value.
     """
 
     text: str
     placeholders: int
     names: frozenset[str] = frozenset()
+    connectives: int = 0
+    growth: float = 1.0
 
 
 def parse_statement(text: str, max_length: int) -> Statement:
@@ -60,13 +64,66 @@ def parse_statement(text: str, max_length: int) -> Statement:
     statement = _normalize(text)
     if not statement.text.strip(" \t\r\n;"):
         raise InvalidInputError("The query is empty.")
-    if "\\'" in statement.text:
-        raise InvalidInputError("The query has a \\', which parsers of SQL read differently: double the quote instead.")
     check_depth(statement.text, _LABEL)
-    tokens = [match for match in TOKEN.finditer(statement.text) if match.lastgroup != "space"]
-    _check_size(statement.text, tokens)
-    names = frozenset(_name(token) for token in tokens if token.lastgroup in ("word", "quoted"))
-    return replace(statement, names=names)
+    tokens = _tokens(statement.text)
+    _check_escapes(tokens)
+    words = _words(tokens)
+    statement = replace(
+        statement,
+        names=frozenset(_name(token) for token in tokens if token.lastgroup in ("word", "quoted")),
+        connectives=sum(word in _CONNECTIVES for word in words),
+        growth=multiply_growth(statement.text, _LABEL) * _concatenations(tokens, words),
+    )
+    check_size(statement, (), {})
+    return statement
+
+
+def check_size(statement: Statement, views: Collection[Statement], sizes: Mapping[str, int]) -> int:
+    """Return the size of the plan of a statement in which views are expanded: how many SELECTs and the like it has.
+
+    `views` are the statements of all views that it reads, also through others; `sizes` has the sizes of their plans, by
+    their names in lower case. Raises InvalidInputError for a statement that is too large to plan, or that makes too
+    much of each row.
+    """
+    connectives = statement.connectives + sum(view.connectives for view in views)
+    if connectives > MAX_CONNECTIVES:
+        raise InvalidInputError(
+            f"The query has {connectives} of AND and OR: {MAX_CONNECTIVES} at most. To pick from a list of values,"
+            " write `column IN (1, 2, …)`, or join a table of them."
+        )
+    tokens = _tokens(statement.text)
+    size = _plan_size(tokens, _words(tokens), sizes)
+    if size > MAX_PLAN_SIZE:
+        raise InvalidInputError(
+            "The query has too many SELECTs and JOINs, with those of each use of a WITH or a view:"
+            f" {MAX_PLAN_SIZE} at most."
+        )
+    growth = statement.growth * prod(view.growth for view in views)
+    if growth > MAX_GROWTH:
+        raise InvalidInputError(
+            f"The query may make values {growth:.0f} times as large as those it reads: {MAX_GROWTH} times at most."
+        )
+    return size
+
+
+def _check_escapes(tokens: Sequence[re.Match[str]]) -> None:
+    """Raise InvalidInputError for a text with a \\' but that of LIKE … ESCAPE '\\', which has one meaning."""
+    before = ""
+    for token in tokens:
+        if token.lastgroup == "text" and "\\'" in token[0] and (before, token[0]) != ("escape", "'\\'"):
+            raise InvalidInputError(
+                "The query has a \\', which parsers of SQL read differently: double the quote instead."
+            )
+        before = token[0].lower()
+
+
+def _tokens(text: str) -> list[re.Match[str]]:
+    return [match for match in TOKEN.finditer(text) if match.lastgroup != "space"]
+
+
+def _words(tokens: Sequence[re.Match[str]]) -> list[str]:
+    """Return the words among some tokens in lower case, "" for each other one."""
+    return [match[0].lower() if match.lastgroup == "word" else "" for match in tokens]
 
 
 def _normalize(text: str) -> Statement:
@@ -111,30 +168,9 @@ def _name(token: re.Match[str]) -> str:
     return token[0].strip('"`').lower()
 
 
-def _check_size(text: str, tokens: Sequence[re.Match[str]]) -> None:
-    """Raise InvalidInputError for a statement that is too large to plan, or that makes too much of each row."""
-    words = [match[0].lower() if match.lastgroup == "word" else "" for match in tokens]
-    connectives = sum(word in _CONNECTIVES for word in words)
-    if connectives > MAX_CONNECTIVES:
-        raise InvalidInputError(
-            f"The query has {connectives} of AND and OR: {MAX_CONNECTIVES} at most. To pick from a list of values,"
-            " write `column IN (1, 2, …)`, or join a table of them."
-        )
-    size = _plan_size(tokens, words)
-    if size > MAX_PLAN_SIZE:
-        raise InvalidInputError(
-            f"The query has too many SELECTs and JOINs, with those of each use of a WITH: {MAX_PLAN_SIZE} at most."
-        )
-    growth = multiply_growth(text, _LABEL) * _concatenations(tokens, words)
-    if growth > MAX_GROWTH:
-        raise InvalidInputError(
-            f"The query may make values {growth:.0f} times as large as those it reads: {MAX_GROWTH} times at most."
-        )
-
-
-def _plan_size(tokens: Sequence[re.Match[str]], words: Sequence[str]) -> int:
-    """Return how many SELECTs and the like the plan has, once each common table expression is put where it is used."""
-    sizes: dict[str, int] = {}
+def _plan_size(tokens: Sequence[re.Match[str]], words: Sequence[str], view_sizes: Mapping[str, int]) -> int:
+    """Return how many SELECTs and the like the plan has, once each WITH and each view is put where it is used."""
+    sizes = dict(view_sizes)
     open_names: list[tuple[str, int]] = []
     counts = [0]
     for at, token in enumerate(tokens):

@@ -15,10 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
+from tiltyard.model.views.plain_views import is_view
 from tiltyard.sql.row_sources import RowSource
 from tiltyard.sql.tables import TableRef
 from tiltyard.tables.query.query import query_table
@@ -122,6 +123,8 @@ def _search(tables: QueryTables, arguments: _Arguments, **search: Any) -> Any:
         raise InvalidInputError(f"A search finds 1 to {MAX_FOUND} rows, not {count}.")
     ctx = tables.authorized(path)
     request = models.QueryTableRequest(id=list(path), k=count, filter=arguments.optional_text(4, "a filter"), **search)
+    if is_view(ctx.find_table(path).properties):
+        raise UnsupportedOperationError(f"{path} is a view: search its table, in a query or in the query of a view.")
     tables.check_policies(ctx, path)
 
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lance
+import msgspec
 import pyarrow as pa
 from lance_namespace.errors import (
     InvalidInputError,
@@ -33,7 +34,6 @@ from tiltyard.sql.row_sources import RowSource, to_table
 from tiltyard.sql.visible_schemas import authorize_reading, readable_schema, restricted_source
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.policy_enforcement import policy_scope_of_latest
-from tiltyard.tables.query.view_rows import run_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,6 +61,14 @@ class TableRef:
     tag: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ViewRef:
+    """A view that a query names: its id, and its definition."""
+
+    path: Id
+    view: PlainView
+
+
 def namespace_of_schema(schema: str, database: Id) -> Id:
     """Return the namespace within a database that is a schema. Raises InvalidInputError for a name that none has."""
     return Id((*database, *(() if schema == PUBLIC else parse_id(schema, _DELIMITER))))
@@ -69,12 +77,12 @@ def namespace_of_schema(schema: str, database: Id) -> Id:
 class QueryTables:
     """The tables of one query: looks them up for its reader, and remembers which they are."""
 
-    def __init__(self, ctx: Context, context: SessionContext, default_namespace: Id, *, is_view: bool = False) -> None:
+    def __init__(self, ctx: Context, context: SessionContext, default_namespace: Id) -> None:
         self.ctx = ctx
-        self._is_view = is_view
         self._context: SessionContext | None = context
         self._default_namespace = Id((*ctx.database, *default_namespace))
         self._tables: dict[TableRef, Any] = {}
+        self._view_to_plan: ViewRef | None = None
         self.paths: dict[Id, None] = {}
         """The ids of all tables that the query has named, also of those that were refused."""
         self.missing: dict[Id, LanceNamespaceError] = {}
@@ -88,6 +96,30 @@ class QueryTables:
         """Let go of the tables and the session, a cycle of references that the garbage collector cannot see."""
         self._tables.clear()
         self.failure = self._context = None
+
+    @contextmanager
+    def within(self, database: Id) -> Iterator[None]:
+        """Look up names in another database: that in which a view was created, whose query is planned meanwhile."""
+        before = self.ctx, self._default_namespace
+        self.ctx, self._default_namespace = (
+            msgspec.structs.replace(self.ctx, resolved=None, database=database),
+            database,
+        )
+        try:
+            yield
+        finally:
+            self.ctx, self._default_namespace = before
+
+    def take_view_to_plan(self) -> ViewRef | None:
+        """Return the view because of which the statement was not planned; None where it is another reason."""
+        ref, self._view_to_plan = self._view_to_plan, None
+        if ref is not None:
+            self.failure = None
+        return ref
+
+    def add_view(self, ref: ViewRef, frame: Any) -> None:
+        """Let a view that was planned be a table of the query."""
+        self._tables[TableRef(ref.path)] = frame.into_view()
 
     def namespace(self, schema: str) -> Id:
         """Return the namespace that is a schema. Raises InvalidInputError for a name that no namespace has."""
@@ -162,7 +194,7 @@ class QueryTables:
         ctx = self.authorized(ref.path)
         view = PlainView.from_properties(ctx.find_table(ref.path).properties)
         if view is not None:
-            return self._open_view(ctx, view, ref)
+            raise self._unplanned_view(view, ref)
         opened = open_for_reading(ctx, ref.path, branch=ref.branch, version=ref.version, tag=ref.tag, by_catalog=True)
         version = opened.dataset.version if ref.tag is not None else ref.version
         scope = policy_scope_of_latest(ctx, opened.record, ref.branch, version, opened.dataset)
@@ -171,16 +203,12 @@ class QueryTables:
         self.is_restricted = True
         return self.source(restricted_source(ctx, ref.path))
 
-    def _open_view(self, ctx: Context, view: PlainView, ref: TableRef) -> Any:
-        """Return the rows of a view, whose query runs as the reader's. Raises UnsupportedOperationError."""
-        if self._is_view or ref.tag is not None:
-            raise UnsupportedOperationError(f"{ref.path} is a view: a view reads tables alone, and has no tags.")
-
-        def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-            for batch in run_view(ctx, view, ref.branch.lance_name, ref.version).batches:
-                yield batch.select(list(columns))
-
-        return self.source(RowSource(view.schema, read))
+    def _unplanned_view(self, view: PlainView, ref: TableRef) -> LanceNamespaceError:
+        """Ask for the plan of a view; return the error by which the statement that names it is not planned before."""
+        if ref != TableRef(ref.path):
+            return UnsupportedOperationError(f"{ref.path} is a view: it has no versions, no tags and no branches.")
+        self._view_to_plan = ViewRef(ref.path, view)
+        return UnsupportedOperationError(f"{ref.path} is a view that was not planned yet.")
 
 
 class NamespaceSchema:

@@ -113,6 +113,10 @@ SET_VIEW = """
 """
 DESCRIBE_VIEW = "SELECT definition, definer FROM views WHERE table_id = ?"
 DECLARED_AMONG = "SELECT name, properties FROM tables WHERE namespace_id = ? AND declared AND name IN ({names})"
+DECLARED_OF_LIST = """
+    SELECT namespace_id, name, properties FROM tables
+    WHERE declared AND namespace_id IN ({namespaces}) AND name IN ({names})
+"""
 VIEWS_AMONG = """
     SELECT name FROM tables JOIN views ON views.table_id = tables.id WHERE namespace_id = ? AND name IN ({names})
 """
@@ -376,6 +380,16 @@ class Tables(Repository):
             return set()
         rows = self.connection.rows(DECLARED_AMONG.format(names=placeholders(names)), namespace_id, *names)
         return {name for name, properties in rows if QUERY_PROPERTY in decode(properties)}
+
+    @reads
+    def declared_among(self, tables: Sequence[ListedTable]) -> dict[tuple[int, str], bool]:
+        """Return which of some tables are only declared, by namespace id and name, and whether each is a plain view."""
+        if not tables:
+            return {}
+        namespaces, names = {table.namespace_id for table in tables}, {table.name for table in tables}
+        sql = DECLARED_OF_LIST.format(namespaces=placeholders([*namespaces]), names=placeholders([*names]))
+        rows = self.connection.rows(sql, *namespaces, *names)
+        return {(namespace, name): QUERY_PROPERTY in decode(properties) for namespace, name, properties in rows}
 
     @writes
     def set_table_properties(self, table_id: int, properties: Properties) -> TableRecord:

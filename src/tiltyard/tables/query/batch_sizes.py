@@ -60,6 +60,8 @@ _UNBOUNDED_ROWS = 256
 _MEASURED_ROWS = 64
 """Rows of a batch that is read to measure its rows."""
 _MAX_CACHED_FILES = 50_000
+_IN_MEMORY = "memory"
+"""How the address of a dataset begins that is not stored."""
 _MIN_FILE_VERSION = 2
 _READ_LIMITS = {"batch_readahead": 2, "batch_size_bytes": 8 << 20, "io_buffer_size": 32 << 20}
 """Options for smaller batches: less readahead, and a batch larger than estimated makes the next one smaller."""
@@ -296,6 +298,8 @@ def _column_sizes(dataset: lance.LanceDataset, columns: _VersionColumns, name: s
 def _measure_files(dataset: lance.LanceDataset, column: pa.Field) -> tuple[_ColumnSizes, bool]:
     """Return the largest sizes of a column in its data files, and whether all files were measured."""
     measure = _dictionary_sizes if _has_dictionary(column.type) else _page_sizes
+    if dataset.uri.startswith(_IN_MEMORY):  # its files can be read by itself alone
+        measure = _memory_sizes
     ids = _leaf_ids(dataset, column.name)
     largest, is_unbounded, measured = (0.0,) * len(_BATCH_ROWS), False, 0
     for fragment in dataset.get_fragments():
@@ -348,6 +352,15 @@ def _dictionary_sizes(
     for batch in fragment.scanner(columns=[column.name], batch_size=_UNBOUNDED_ROWS).to_reader():
         width = max(width, decoded_width(batch.column(0)))
     return _ColumnSizes(tuple(width * size for size in _BATCH_ROWS))
+
+
+def _memory_sizes(
+    dataset: lance.LanceDataset, fragment: lance.LanceFragment, file: DataFile, column: pa.Field, ids: frozenset[int]
+) -> _ColumnSizes:
+    """Measure a column of a dataset in memory, which is small: a batch may take all of it."""
+    batches = fragment.scanner(columns=[column.name]).to_reader()
+    size = sum(max(batch.nbytes, decoded_width(batch.column(0)) * len(batch)) for batch in batches)
+    return _ColumnSizes((float(size),) * len(_BATCH_ROWS))
 
 
 def decoded_width(array: pa.Array) -> float:

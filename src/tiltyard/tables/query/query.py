@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
 
     from tiltyard.context import Context, OpenTable
-    from tiltyard.model.views.plain_views import PlainView
     from tiltyard.runtime.memory_budget import Reservation
     from tiltyard.storage.version_cache import Snapshot
 
@@ -83,9 +82,9 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     try:
         table, scope = open_with_policies(ctx, request.id, branch, request.version)
     except InvalidTableStateError:
-        if (view := find_view(ctx, request.id)) is None:
+        if find_view(ctx, request.id) is None:
             raise
-        return _query_view(ctx, view, request)
+        return _query_view(ctx, request)
     request = limit_to_row_ids(request)
 
     def answer(table: OpenTable) -> ArrowAnswer:
@@ -131,14 +130,14 @@ def _caches_of(ctx: Context, table: OpenTable, branch: Branch, version: int | No
     return CachedColumns(datasets.column_cache, key, datasets.vector_cache, processors)
 
 
-def _query_view(ctx: Context, view: PlainView, request: models.QueryTableRequest) -> ArrowAnswer:
-    """Return the rows that a query selects of a view. Raises as `query_table` and `run_view` do."""
-    answer = scan_view(ctx, view, request)
+def _query_view(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
+    """Return the rows that a query selects of a view. Raises as `query_table` and `scan_view` do."""
+    answer = scan_view(ctx, request)
     if answer is not None:
         return answer
     if request.full_text_query is not None:
         raise UnsupportedOperationError("A view has no full-text index: search its table, or a materialized view.")
-    snapshot = load_view(ctx, view, request.branch, request.version)
+    snapshot = load_view(ctx, request)
     with _query_errors(snapshot.dataset):
         search = plan_search(snapshot, request)
         return _read_response(ctx, replace(search, memory_bytes=search.memory_bytes + VIEW_BYTES), None)
@@ -205,11 +204,11 @@ def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int
     try:
         table, scope = open_with_policies(ctx, request.id, branch, request.version)
     except InvalidTableStateError:
-        if (view := find_view(ctx, request.id)) is None:
+        if find_view(ctx, request.id) is None:
             raise
         if request.predicate is None:
-            return count_view(ctx, view, request)
-        return _count(load_view(ctx, view, request.branch, request.version), request.predicate)
+            return count_view(ctx, request)
+        return _count(load_view(ctx, request), request.predicate)
 
     def count(table: OpenTable) -> int:
         if request.predicate is None and scope is None:

@@ -132,6 +132,25 @@ def test_import_says_what_does_not_fit_and_leaves_nothing(run: Run, table: str, 
     assert not list((tmp_path / "state" / "tiltyard" / "imports").glob("*.json"))
 
 
+def test_import_of_a_file_with_another_delimiter_says_so_and_takes_it_when_named(
+    run: Run, table: str, tmp_path: Path
+) -> None:
+    """Every reader of CSV says the same: `tiltyard job ingest`, streams, and lakes."""
+    file = tmp_path / "films.csv"
+    for delimiter in (";", "\t", "|"):
+        file.write_text(delimiter.join(("id", "year")) + "\n" + delimiter.join(("1", "1953")) + "\n")
+        said = refused(run("import", str(file), table), 7)
+        assert "has one column" in said and f"--delimiter {delimiter!r}" in said
+        printed(run("import", str(file), table, "--delimiter", repr(delimiter)[1:-1], "--overwrite"))
+        assert records(run("head", table, "--format", "jsonl")) == [{"id": 1, "year": 1953}]
+    file.write_text("id;year\n1;1953\n")
+    printed(run("import", str(file), table, "--delimiter", ",", "--overwrite"))
+    assert records(run("head", table, "--format", "jsonl")) == [{"id;year": "1;1953"}]
+    pyarrow.parquet.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    assert "one character" in refused(run("import", str(file), "other", "--delimiter", ";;"), 7)
+    assert "is parquet" in refused(run("import", str(tmp_path / "a.parquet"), "other", "--delimiter", ";"), 7)
+
+
 def test_import_dry_run_shows_the_columns_and_brings_nothing(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("id,born\n1,1953-01-31\n")

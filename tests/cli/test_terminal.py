@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -68,6 +69,39 @@ def test_table_on_a_terminal_has_colours_and_sends_no_value_that_it_would_obey(h
     assert f"{ESCAPE}]0;" not in output and f"{ESCAPE}[2J" not in output and "\x07" not in output
     assert "\\x1b]0;owned" in output and "\\u202eabc" in output and "line\\nbreak" in output
     assert "x" * 101 not in output
+
+
+def test_head_of_a_wide_table_shows_the_columns_that_fit_and_names_the_others(server: ServerProcess) -> None:
+    catalog = ServerCatalog(server.url, "")
+    columns = {f"column_{number}": [f"value {number}", "x" * 59] for number in range(40)}
+    catalog.write("CreateTable", pa.table(columns).to_reader(), "wide", id=["wide"])
+    catalog.close()
+    _, output = on_terminal(("head", "wide"), environment(server, NO_COLOR="1"))
+    lines = re.sub(rf"{ESCAPE}\[\d*m", "", output).splitlines()
+    header, first, second, more = lines
+    assert header.split() == [f"column_{number}" for number in range(5)]
+    assert first.split() == [word for number in range(5) for word in ("value", str(number))]
+    assert all(cell.startswith("xxx") and cell.endswith("…") for cell in second.split())
+    assert "… 35 more columns: column_5, column_6" in more
+    assert max(map(len, lines)) <= 100
+    status, output = on_terminal(("head", "wide"), environment(server, COLUMNS="8"))
+    assert status == 0 and "39 more" in output
+
+
+def test_values_into_a_pipe_are_whole(hostile: ServerProcess) -> None:
+    catalog = ServerCatalog(hostile.url, "")
+    vectors = pa.array([[number / 7 for number in range(50)]], pa.list_(pa.float32()))
+    rows = pa.table({"number": [1234567.891], "small": pa.array([0.1], pa.float32()), "v": vectors})
+    catalog.write("CreateTable", rows.to_reader(), "numbers", id=["numbers"])
+    catalog.close()
+
+    def piped(*arguments: str) -> str:
+        command = [*COMMAND, *arguments]
+        return subprocess.run(command, env=environment(hostile), capture_output=True, text=True, check=True).stdout
+
+    assert "x" * 500 in piped("head", "hostile")
+    line = piped("head", "numbers")
+    assert "1234567.891" in line and " 0.1 " in line and "…" not in line and line.count(",") == 49
 
 
 def test_no_colour_into_a_pipe_nor_with_no_color(hostile: ServerProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_cell(value: Any, width: int | None = None) -> str:
-    """Format one value; `width` is the number of characters that it may have, None for any number."""
+    """Format one value; `width` is the number of characters that it may have, None for all of it, with all digits."""
     text = printable(_format(value, short=width is not None))
     return text if width is None or len(text) <= width else f"{text[: max(1, width - 1)]}…"
 
@@ -47,7 +48,7 @@ def _format(value: Any, *, short: bool) -> str:
     if value is None or value in ([], {}):
         return ""
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.6g}" if short else _all_digits(value)
     if isinstance(value, bytes):
         return f"<{format_size(len(value))}>"
     if isinstance(value, list | tuple):
@@ -57,6 +58,23 @@ def _format(value: Any, *, short: bool) -> str:
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name}: {_format(inner, short=short)}' for name, inner in value.items())}}}"
     return str(value)
+
+
+def _all_digits(value: float) -> str:
+    """Return the shortest text of a number that gives it back; one of 32 bits has no more digits than that takes."""
+    for digits in range(6, 10):
+        text = f"{value:.{digits}g}"
+        if float(text) == value or _as_float32(float(text)) == value:
+            return text
+    return repr(value)
+
+
+def _as_float32(value: float) -> float:
+    try:
+        (narrow,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        return value
+    return float(narrow)
 
 
 def _escape(character: str) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 MAX_TABLE_ROWS = 10_000
 """Rows that a table for people may have: its columns are as wide as its widest cell."""
+MIN_COLUMN, COLUMN_GAP = 16, 2
+"""Characters that a column on a terminal is not narrowed below, and that stand between two."""
 
 
 class Format(StrEnum):
@@ -290,10 +292,16 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers:
 
 
 def _print_rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str]) -> None:
+    """Print a table that is no wider than the terminal: columns that find no room there are named below it."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, show_header=bool(columns), header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    target = console()
+    fitting = _count_fitting(columns, rows, target.width)
+    omitted, columns = columns[fitting:], columns[:fitting]
+    table = Table(
+        box=None, show_header=bool(columns), header_style="bold", pad_edge=False, padding=(0, COLUMN_GAP, 0, 0)
+    )
     names = columns or ("", "")
     for number, name in enumerate(names):
         style = "bold" if not columns and not number else None
@@ -304,20 +312,46 @@ def _print_rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], rig
             overflow="fold" if not columns else "ellipsis",
         )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console().print(table)
+        table.add_row(*(Text(cell) for cell in (row[:fitting] if columns else row)))
+    target.print(table)
+    if omitted:
+        more = f"{len(omitted)} more column{'s' if len(omitted) > 1 else ''}"
+        names = printable(", ".join(omitted))
+        target.print(Text(f"… {more}: {names}", style="dim"), overflow="ellipsis", no_wrap=True)
+
+
+def _count_fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
+    """Return how many columns fit into a terminal, those that are wider than MIN_COLUMN narrowed to that; at least one.
+
+    Columns without names are not counted.
+    """
+    from rich.cells import cell_len
+
+    room = width + COLUMN_GAP
+    for number, name in enumerate(columns):
+        widest = max([cell_len(printable(name)), *(cell_len(row[number]) for row in rows)])
+        room -= min(widest, MIN_COLUMN) + COLUMN_GAP
+        if room < 0:
+            return max(1, number)
+    return len(columns)
+
+
+def _cell_width() -> int | None:
+    """Return how many characters a value may have: any number where no terminal is written to."""
+    return MAX_CELL if sys.stdout.isatty() else None
 
 
 def _texts(record: Record, columns: Sequence[str]) -> Iterator[str]:
-    width = MAX_CELL if sys.stdout.isatty() else None
+    width = _cell_width()
     for name in columns:
         yield format_cell(record.get(name), width)
 
 
 def _row_texts(rows: pa.RecordBatchReader) -> Iterator[list[str]]:
+    width = _cell_width()
     for batch in rows:
         for record in batch_records(batch):
-            yield [format_cell(value, MAX_CELL) for value in record.values()]
+            yield [format_cell(value, width) for value in record.values()]
 
 
 def _number_columns(schema: pa.Schema) -> list[str]:

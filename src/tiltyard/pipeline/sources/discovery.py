@@ -79,6 +79,10 @@ class Inspector(Protocol):
     def __call__(self, task: SplittableTask[R], /) -> list[R]: ...
 
 
+TAB = r"\t"
+"""How a tab is written where it cannot be typed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Files of one format: how to read their rows, and the pieces that tasks read."""
@@ -211,9 +215,21 @@ def _files_of_split(files: Sequence[FileInfo], options: SourceOptions) -> list[F
     return matching
 
 
+def _chosen_dialect(format_: Format, file: FileInfo, options: SourceOptions) -> CsvDialect | None:
+    """Return the dialect of CSV files whose delimiter is named; None where their names tell it. Raises RefusedError."""
+    delimiter = "\t" if options.delimiter == TAB else options.delimiter
+    if not delimiter:
+        return None
+    if format_ is not Format.CSV:
+        raise RefusedError(f"--delimiter is for CSV files, and {file.path} is {format_.value}: leave it out.")
+    if len(delimiter) != 1 or not delimiter.isascii():
+        raise RefusedError(f"--delimiter is one character of ASCII, or {TAB} for a tab, not {delimiter!r}.")
+    return CsvDialect(delimiter, options.nulls)
+
+
 def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> Source:
     """Merge the schemas of files of one format, with the columns of their folders."""
-    dialect = CsvDialect(options.delimiter, options.nulls) if options.delimiter else None
+    dialect = _chosen_dialect(format_, files[0], options)
     task = InspectionTask(
         format_, tuple(files), options.storage, dialect, options.nulls, head_bytes=HEAD_BYTES, whole=options.multiline
     )

@@ -32,6 +32,10 @@ from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, check_column
 
 RANGE_BYTES = 32 << 20
 HEAD_BYTES = 1 << 20
+MAX_ECHO = 80
+"""How many characters of a name a message repeats."""
+_DELIMITERS = (";", "\t", "|", ",")
+"""Delimiters that files have, besides the one that their names tell."""
 """Bytes at the beginning of a text file from which types are inferred."""
 
 _SAMPLES, _SAMPLE_BYTES = 8, 64 << 10
@@ -114,6 +118,8 @@ class InspectionTask:
         dialect = self.dialect or dialect_by_name(file, self.nulls)
         head, complete = read_head(file, self.storage, self.head_bytes)
         names, start = read_header(head, dialect.delimiter, file.path)
+        if self.dialect is None:
+            _check_delimiter(names, dialect, file.path)
         ends, _ = split_records(head[start:], dialect.delimiter)
         end = len(head) if complete else start + (int(ends[-1]) if len(ends) else 0)
         try:
@@ -183,8 +189,19 @@ def _merge_csv_schemas(left: pa.Schema, right: pa.Schema) -> pa.Schema:
     )
 
 
+def _check_delimiter(names: Sequence[str], dialect: CsvDialect, path: str) -> None:
+    """Raise RefusedError for a file of one column whose name has another delimiter in it: nobody has named one."""
+    found = [each for each in _DELIMITERS if each != dialect.delimiter and each in names[0]]
+    if len(names) == 1 and found:
+        other, own = (repr(text) for text in (found[0], dialect.delimiter))
+        raise RefusedError(
+            f"{path} has one column, '{names[0][:MAX_ECHO]}': its values seem to be separated by {other}. Say so by "
+            f"--delimiter {other}, or --delimiter {own} if it is one column."
+        )
+
+
 def dialect_by_name(file: FileInfo, nulls: tuple[str, ...]) -> CsvDialect:
-    """Return the dialect of a CSV file by its name: tab-separated for .tsv."""
+    """Return the dialect of a CSV file by its name, where none is named: tab-separated for .tsv."""
     return CsvDialect("\t" if file.path.lower().removesuffix(".gz").endswith(".tsv") else ",", nulls)
 
 

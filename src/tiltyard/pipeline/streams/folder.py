@@ -36,12 +36,16 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class FolderSource:
-    """The files that match a path; `position` has the finished pieces of each file, FINISHED for all of them."""
+    """The files that match a path; `delimiter` is that of CSV files.
+
+    `position` has the finished pieces of each file, FINISHED for all of them.
+    """
 
     path: str
     format: Format | None
     storage: Mapping[str, str]
     position: dict[str, int]
+    delimiter: str | None = None
     _listed: dict[str, FileInfo] = field(default_factory=dict)
 
     def read(self, schema: pa.Schema | None, limits: BatchLimits, check: Callable[[], None]) -> StreamBatch | None:
@@ -55,7 +59,7 @@ class FolderSource:
             time.sleep(min(left, POLL_SECONDS))
             if time.monotonic() >= deadline:
                 unread = self._list_unread()
-        batch = _FileBatch(self.storage, schema)
+        batch = _FileBatch(self.storage, schema, self.delimiter)
         for key, file in list(unread.items())[:MAX_FILES_IN_BATCH]:
             check()
             if batch.add_file(file, self.format, key, self.position.get(key, 0), limits):
@@ -96,6 +100,7 @@ class _FileBatch:
 
     storage: Mapping[str, str]
     schema: pa.Schema | None
+    delimiter: str | None = None
     rows: list[pa.RecordBatch] = field(default_factory=list)
     rejected: list[RejectedRow] = field(default_factory=list)
     position: dict[str, int] = field(default_factory=dict)
@@ -134,7 +139,8 @@ class _FileBatch:
         return StreamBatch(self.rows, self.position, self._describe, rejected=self.rejected)
 
     def _open(self, file: FileInfo, format_: Format | None) -> Source:
-        source = find_source(SourceOptions(file.path, format_, storage=self.storage, partitions=OFF))
+        options = SourceOptions(file.path, format_, storage=self.storage, delimiter=self.delimiter, partitions=OFF)
+        source = find_source(options)
         if self.schema is None:
             return source
         return Source(adapt_to_table(source.reader, self.schema, ColumnSelection()), source.pieces)

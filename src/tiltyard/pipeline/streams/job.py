@@ -90,6 +90,7 @@ def stream(
         "The address of the schema registry of change events in Avro; its user and password are in the file of "
         "--kafka (schema.registry.basic.auth.user.info).",
     ] = None,
+    delimiter: Annotated[str | None, "The separator of CSV values."] = None,
     name: Annotated[
         str | None, "What identifies the stream in the table's history [default: its source]. It goes on by its name."
     ] = None,
@@ -121,10 +122,12 @@ def stream(
         found = target.open()
         position = dict(found or {})
         if path.startswith(SCHEME):
+            if delimiter is not None:
+                raise RefusedError("--delimiter is for files, and source is a topic: leave it out.")
             from_newest = start == "latest"
             reader = _open_topic(path, format, options, kafka, schema_registry, position, from_newest=from_newest)
         else:
-            reader = _open_folder(path, format, options, kafka or schema_registry, position)
+            reader = _open_folder(path, format, options, kafka or schema_registry, position, delimiter)
         if found is None:
             target.begin(reader.position)
         return target, reader
@@ -160,7 +163,12 @@ def _open_topic(
 
 
 def _open_folder(
-    path: str, format_: str | None, options: StreamOptions, of_topics: str | None, position: dict[str, int]
+    path: str,
+    format_: str | None,
+    options: StreamOptions,
+    of_topics: str | None,
+    position: dict[str, int],
+    delimiter: str | None,
 ) -> StreamSource:
     """Open a folder; one on a disk has to be there, or a mistyped one would be waited for. Raises RefusedError."""
     if format_ == "debezium" or of_topics is not None:
@@ -169,7 +177,7 @@ def _open_folder(
         )
     if not is_remote(path) and not local_path(base_folder(path)).exists():
         raise RefusedError(f"There is no folder {base_folder(path)}: create it, or look at the name.")
-    return FolderSource(path, Format(format_) if format_ else None, options.storage, position)
+    return FolderSource(path, Format(format_) if format_ else None, options.storage, position, delimiter)
 
 
 def _limits(rows: int, seconds: float) -> BatchLimits:

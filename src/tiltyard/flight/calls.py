@@ -107,7 +107,7 @@ class Call:
 
         Raises DecodeError, InvalidInputError for one that is too large or comes too slowly, ThrottlingError.
         """
-        async with self._places.wait_for_message():
+        async with self._places.wait_for_message(self._connection or self):
             message = await self._context.read()
         if message is grpc.aio.EOF:
             return None

@@ -27,7 +27,8 @@ class CallPlaces:
         """`message_seconds` is how long a call's message may take to come."""
         self._message_seconds = message_seconds
         self._by_caller: Counter[str] = Counter()
-        self._waiting: dict[asyncio.Timeout, None] = {}
+        self._waiting: dict[asyncio.Timeout, object] = {}
+        """The connections that messages are waited for from, in the order in which the calls began."""
 
     @contextmanager
     def take(self, caller: str) -> Iterator[None]:
@@ -45,21 +46,19 @@ class CallPlaces:
                 del self._by_caller[caller]
 
     @asynccontextmanager
-    async def wait_for_message(self) -> AsyncIterator[None]:
-        """Bound the time of the block, which reads a message, and end the oldest such block where there are many.
+    async def wait_for_message(self, connection: object) -> AsyncIterator[None]:
+        """Bound the time of the block, which reads a message from a connection.
 
-        Raises InvalidInputError, ThrottlingError.
+        Where many wait, the oldest ends of the connection that has the most. Raises InvalidInputError, ThrottlingError.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._message_seconds
         try:
             async with asyncio.timeout_at(ends_at) as timeout:
-                self._waiting[timeout] = None
+                self._waiting[timeout] = connection
                 try:
                     if len(self._waiting) > MAX_WAITING:
-                        oldest = next(iter(self._waiting))
-                        del self._waiting[oldest]  # it is woken later, and must not be ended twice
-                        oldest.reschedule(loop.time())
+                        self._end_oldest(loop.time())
                     yield
                 finally:
                     self._waiting.pop(timeout, None)
@@ -68,3 +67,10 @@ class CallPlaces:
                 raise ThrottlingError("Too many calls wait for their message: try again in a moment.") from None
             message = f"The call's message took more than {self._message_seconds:g} s to come."
             raise InvalidInputError(message) from None
+
+    def _end_oldest(self, now: float) -> None:
+        """End the call that waits longest of the connection from which most do."""
+        ((most, _),) = Counter(self._waiting.values()).most_common(1)
+        oldest = next(timeout for timeout, connection in self._waiting.items() if connection is most)
+        del self._waiting[oldest]  # it is woken later, and must not be ended twice
+        oldest.reschedule(now)

@@ -31,7 +31,7 @@ def test_oldest_calls_that_wait_for_their_message_end_for_new_ones() -> None:
         places, done = CallPlaces(600), asyncio.Event()
 
         async def wait() -> None:
-            async with places.wait_for_message():
+            async with places.wait_for_message(places):
                 await done.wait()
 
         waiting = [asyncio.create_task(wait()) for _ in range(3 * MAX_WAITING)]  # woken together: none runs between
@@ -44,10 +44,28 @@ def test_oldest_calls_that_wait_for_their_message_end_for_new_ones() -> None:
     asyncio.run(check())
 
 
+def test_call_of_a_connection_with_few_others_is_not_ended_for_those_of_one_with_many() -> None:
+    async def check() -> None:
+        places, done = CallPlaces(600), asyncio.Event()
+
+        async def wait(connection: str) -> None:
+            async with places.wait_for_message(connection):
+                await done.wait()
+
+        patient = asyncio.create_task(wait("patient"))
+        waiting = [asyncio.create_task(wait("greedy")) for _ in range(2 * MAX_WAITING)]
+        await asyncio.wait(waiting[: MAX_WAITING + 1], timeout=10)
+        done.set()
+        await patient
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(check())
+
+
 def test_message_that_takes_too_long_is_refused() -> None:
     async def check() -> None:
         with pytest.raises(InvalidInputError, match=r"more than 0\.01 s"):
-            async with CallPlaces(0.01).wait_for_message():
+            async with CallPlaces(0.01).wait_for_message(None):
                 await asyncio.sleep(60)
 
     asyncio.run(check())

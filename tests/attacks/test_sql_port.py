@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import grpc
 import lancedb
+import pyarrow as pa
 import pytest
 
 from tests.attacks.conftest import BOUND_MIB
 from tests.attacks.test_connections import ASKS, DESCRIPTORS, HELLOS, PATIENCE
-from tests.attacks.watchdog import attacked_server
-from tests.flight.conftest import flight_port
+from tests.attacks.watchdog import attacked_server, resident_mib
+from tests.flight.conftest import Wire, flight_port
 from tests.identity.test_startup import certificate
 from tests.services.http2 import SERVICE, RawCalls, field, message, metadata
 from tests.services.secured import make_keys
@@ -202,6 +203,38 @@ def test_compressed_messages_are_refused_before_they_are_decompressed(tmp_path: 
         with pytest.raises(grpc.RpcError) as raised:
             call(bytes(512 << 20), metadata=metadata, compression=grpc.Compression.Gzip)
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        attacked.check()
+
+
+def parameters_of(values: int) -> bytes:
+    """Parameters that are small as they are sent, and have so many zeros each of eight bytes."""
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    column = pa.array([bytes(8 * values)], pa.large_binary())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("1", column.type)]), options=options) as writer:
+        writer.write_batch(pa.record_batch([column], ["1"]))
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded
+
+
+def test_parameters_that_become_large_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    bomb = parameters_of(100 << 20)
+    assert len(bomb) < 100_000
+    with victim(tmp_path) as attacked, grpc.insecure_channel(f"127.0.0.1:{attacked.port}") as channel:
+        wire = Wire(channel, (("x-api-key", attacked.key),))
+        assert wire.stream("DoGet", MESSAGES["Ticket"](ticket=QueryHandle.of("SELECT 1 AS x", (), ()).ticket))
+        before = resident_mib(attacked.server.process.pid)
+        for query in ("SELECT ? AS x", "SELECT name FROM films WHERE id = ?"):
+            ticket = MESSAGES["Ticket"](ticket=QueryHandle.of(query, (), (), bomb).ticket)
+            descriptor = MESSAGES["FlightDescriptor"](type=2, cmd=ticket.ticket)
+            for _ in range(8):
+                with pytest.raises(grpc.RpcError, match="parameters"):
+                    wire.stream("DoGet", ticket)
+                with pytest.raises(grpc.RpcError):
+                    wire.call("PollFlightInfo", descriptor, "PollInfo")
+        assert resident_mib(attacked.server.process.pid) < before + 100
+        small = MESSAGES["Ticket"](ticket=QueryHandle.of("SELECT ? AS x", (), (), parameters_of(1000)).ticket)
+        assert len(wire.stream("DoGet", small)) == 2
         attacked.check()
 
 

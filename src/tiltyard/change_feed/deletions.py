@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from tiltyard.model.table_history import get_fragment, split_by_fragment
+from tiltyard.runtime.client_arrow.reading import read_table
 
 if TYPE_CHECKING:
     import lance
@@ -79,8 +79,11 @@ def _scan_deletions(dataset: lance.LanceDataset, fragment: lance.LanceFragment) 
 
 
 def parse_array(data: bytes) -> Positions:
-    """Parse a deletion file of the type `array`; return the positions, sorted."""
-    rows = pa.ipc.open_file(pa.py_buffer(data)).read_all().column(0).to_numpy()
+    """Parse a deletion file of the type `array`; return the positions, sorted. Raises ValueError, pa.ArrowException.
+
+    A client may have written it: what it becomes in memory is bounded.
+    """
+    rows = read_table(data, is_file=True).column(0).to_numpy()
     return np.sort(rows.astype(np.uint32))
 
 

@@ -11,6 +11,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.flight.messages import pack
+from tiltyard.sql.parameters import MAX_PARAMETER_BYTES
 
 MAX_BYTES = 4 << 20
 
@@ -54,6 +55,9 @@ def decode_handle(encoded: bytes) -> QueryHandle:
     if len(encoded) > MAX_BYTES:
         raise InvalidInputError(f"The query's handle has more than {MAX_BYTES} bytes.")
     try:
-        return _decoder.decode(encoded)
+        handle = _decoder.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError("This is no handle of a query of this server.") from error
+    if len(handle.parameters) > MAX_PARAMETER_BYTES:
+        raise InvalidInputError(f"The query's parameters have more than {MAX_PARAMETER_BYTES} bytes.")
+    return handle

@@ -9,8 +9,9 @@ import grpc.aio
 
 from tiltyard.flight.connections import FlightConnections
 from tiltyard.flight.frames import MAX_BLOCK_BYTES
-from tiltyard.flight.service import MAX_PUT_BYTES, FlightService
+from tiltyard.flight.service import FlightService
 from tiltyard.flight.siblings import Siblings
+from tiltyard.sql.parameters import MAX_PARAMETER_BYTES
 
 if TYPE_CHECKING:
     from tiltyard.api.app import Shared
@@ -70,4 +71,4 @@ class FlightServer:
 
 def max_message_bytes(settings: Settings) -> int:
     """Return the bytes that a message can need: a query, with parameters bound to it, and others that replace them."""
-    return BYTES_OF_CHARACTER * settings.sql_max_length + 2 * MAX_PUT_BYTES + MAX_BLOCK_BYTES
+    return BYTES_OF_CHARACTER * settings.sql_max_length + 2 * MAX_PARAMETER_BYTES + MAX_BLOCK_BYTES

@@ -44,6 +44,7 @@ from tiltyard.flight.siblings import Siblings
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import Pool
 from tiltyard.sql.errors import READ_ONLY
+from tiltyard.sql.parameters import MAX_PARAMETER_BYTES
 from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
 from tiltyard.sql.process_messages import Form
 from tiltyard.sql.remote_query import RemoteQuery, query_request
@@ -74,8 +75,6 @@ POLL_SECONDS = 0.2
 """How long a poll waits for the end of its query."""
 SPARE_THREADS = 4
 """Threads beyond those that wait for running queries: they start and end queries."""
-MAX_PUT_BYTES = 1 << 20
-"""Bytes of the parameters that a client binds."""
 MAX_PUT_MESSAGES = 100
 """Messages that they may come in: a schema, dictionaries, and a batch."""
 MAX_SMALL_BYTES = 4 << 10
@@ -353,8 +352,8 @@ class FlightService:
         while message is not None:
             size += len(message.data_header) + len(message.data_body)
             messages.append(message)
-            if size > MAX_PUT_BYTES or len(messages) > MAX_PUT_MESSAGES:
-                raise InvalidInputError(f"The parameters have more than {MAX_PUT_BYTES} bytes.")
+            if size > MAX_PARAMETER_BYTES or len(messages) > MAX_PUT_MESSAGES:
+                raise InvalidInputError(f"The parameters have more than {MAX_PARAMETER_BYTES} bytes.")
             message = await call.read(MESSAGES["FlightData"].FromString)
         handle = decode_handle(command.prepared_statement_handle)
         bound = structs.replace(handle, parameters=join_messages(messages)).encode()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api.bodies import uncompressed_ipc
-from tiltyard.api.bodies.decompression_guard import ALLOWED_BYTES
 from tiltyard.api.bodies.uploads import MemoryBody
+from tiltyard.runtime.client_arrow.decompression_guard import ALLOWED_BYTES
 
 WORDS = pa.table(
     {

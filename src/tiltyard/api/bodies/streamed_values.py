@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tiltyard.api.bodies.ipc_metadata import CONTINUATION, I64, PREFIX, U32, read_fields, read_reference
 from tiltyard.model.operations import StreamedValue
+from tiltyard.runtime.client_arrow.ipc_metadata import CONTINUATION, I64, PREFIX, U32, read_fields, read_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

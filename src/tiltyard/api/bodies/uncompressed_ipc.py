@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tiltyard.api.bodies.decoded_size import check_decoded_size, encoded_columns
-from tiltyard.api.bodies.decompression_guard import ALLOWED_BYTES
-from tiltyard.api.bodies.ipc_metadata import (
+from tiltyard.model.schemas.arrow_compat import decimal_columns
+from tiltyard.runtime.client_arrow.decoded_size import check_decoded_size, encoded_columns
+from tiltyard.runtime.client_arrow.decompression_guard import ALLOWED_BYTES
+from tiltyard.runtime.client_arrow.ipc_metadata import (
     CONTINUATION,
     I16,
     I64,
@@ -24,7 +25,6 @@ from tiltyard.api.bodies.ipc_metadata import (
     read_fields,
     read_message,
 )
-from tiltyard.model.schemas.arrow_compat import decimal_columns
 
 _MAX_CACHED_SCHEMA = 32 << 10
 """Bytes of a schema that is cached."""

@@ -26,10 +26,11 @@ from tiltyard.api.bodies.connection_reader import (
     client_gone,
     stalled,
 )
-from tiltyard.api.bodies.decoded_size import DecodedSizeCheck, cached_encoded_columns, check_decoded_size
-from tiltyard.api.bodies.decompression_guard import ExpansionCheck, check_expansion
 from tiltyard.api.errors import HttpError
 from tiltyard.model.schemas.arrow_compat import align_columns, decimal_columns
+from tiltyard.runtime.client_arrow.decoded_size import DecodedSizeCheck, cached_encoded_columns
+from tiltyard.runtime.client_arrow.decompression_guard import ExpansionCheck
+from tiltyard.runtime.client_arrow.reading import TRAILING_BYTES, read_table
 from tiltyard.runtime.current_request import add_rows
 
 Receive = Callable[[], Awaitable[Any]]
@@ -42,7 +43,6 @@ CHUNK_OVERHEAD = 64
 STALL_SECONDS = 60.0
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 FILE_MAGIC = b"ARROW1\x00\x00"
-_TRAILING_BYTES = "it continues after its end-of-stream mark: send one stream"
 
 
 def new_fingerprint() -> Fingerprint:
@@ -260,7 +260,7 @@ class StreamedBody:
                 yield align_columns(batch, decimals)
             _check_end(self._tail)
             if self.read_buffer(1):
-                raise ValueError(_TRAILING_BYTES)
+                raise ValueError(TRAILING_BYTES)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._failure(error) from error
 
@@ -358,18 +358,11 @@ def _read_table(data: bytes) -> tuple[pa.Table, tuple[int, ...]]:
     """Return the rows of a whole body, validated, and the positions of its columns with decimals."""
     is_file = data.startswith(FILE_MAGIC)
     uncompressed = None if is_file else uncompressed_ipc.find_messages(data)
-    if uncompressed is None:
-        check_expansion(data, is_file=is_file)
     if not is_file:
         _check_end(data[-8:])
     if uncompressed is not None:
         return uncompressed_ipc.read(data, uncompressed)
-    source = pa.BufferReader(data)
-    table = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source).read_all()
-    if not is_file and source.tell() != len(data):
-        raise ValueError(_TRAILING_BYTES)
-    table.validate(full=True)
-    check_decoded_size(table.to_batches(), cached_encoded_columns(table.schema), len(data))
+    table = read_table(data, is_file=is_file)
     return table, decimal_columns(table.schema)
 
 

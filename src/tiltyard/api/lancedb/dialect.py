@@ -32,6 +32,7 @@ from tiltyard.model.operations import Handler
 from tiltyard.model.paging import namespaces_scope, tables_scope
 from tiltyard.model.schemas.arrow_json import from_json, to_json, to_remote_json
 from tiltyard.model.spec import ARROW_STREAM, Operation, models
+from tiltyard.runtime.client_arrow.reading import read_schema
 
 VERSION_HEADER = (b"phalanx-version", b"0.6.0")
 """Declares to lancedb what this server supports: several vectors in one request, structured full text, multipart
@@ -183,7 +184,7 @@ def _add_columns(ctx: Context, fields: Fields) -> Fields:
     if "arrow" not in fields:
         return fields
     try:
-        schema = pa.ipc.open_stream(fields["arrow"]).schema
+        schema = read_schema(fields["arrow"])
     except pa.ArrowException as error:
         raise InvalidInputError(f"The body is not an Arrow schema: {error}") from error
     return {"new_columns": [], "schema": msgspec.to_builtins(to_json(schema))}

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.unit.api.test_decompression_guard import written
-from tiltyard.api.bodies.decoded_size import SHORT, check_decoded_size, encoded_columns
+from tests.unit.runtime.test_decompression_guard import written
 from tiltyard.api.bodies.uploads import MemoryBody
+from tiltyard.runtime.client_arrow.decoded_size import SHORT, check_decoded_size, encoded_columns
 
 ROWS = 8192
 LONG = 200_000

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from tiltyard.api.bodies.decompression_guard import ALLOWED_BYTES, MAX_RATIO
+from tiltyard.runtime.client_arrow.decompression_guard import ALLOWED_BYTES, MAX_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

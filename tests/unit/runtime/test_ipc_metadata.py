@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.api.test_decompression_guard import written
-from tiltyard.api.bodies.decompression_guard import check_expansion
-from tiltyard.api.bodies.ipc_metadata import (
+from tests.unit.runtime.test_decompression_guard import written
+from tiltyard.api.bodies.uncompressed_ipc import find_messages
+from tiltyard.runtime.client_arrow.decompression_guard import check_expansion
+from tiltyard.runtime.client_arrow.ipc_metadata import (
     DICTIONARY,
     PREFIX,
     RECORD_BATCH,
@@ -22,7 +23,6 @@ from tiltyard.api.bodies.ipc_metadata import (
     read_reference,
     read_structs,
 )
-from tiltyard.api.bodies.uncompressed_ipc import find_messages
 
 WORDS = pa.table({"id": range(3), "word": pa.array(["a", "b", "a"]).dictionary_encode()})
 PAIR = struct.Struct("<qq")

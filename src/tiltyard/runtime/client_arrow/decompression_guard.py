@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from tiltyard.api.bodies.ipc_metadata import (
+from tiltyard.runtime.client_arrow.ipc_metadata import (
     CONTINUATION,
     DICTIONARY,
     I32,
@@ -66,7 +66,9 @@ class _Message:
 class ExpansionCheck:
     """Adds up the decompressed size of one body's messages, as it is read; raises ValueError once it is too large."""
 
-    def __init__(self) -> None:
+    def __init__(self, allowed_bytes: int = ALLOWED_BYTES, max_ratio: int = MAX_RATIO) -> None:
+        """The body may become `allowed_bytes`, and `max_ratio` times as many as it has."""
+        self._allowed_bytes, self._max_ratio = allowed_bytes, max_ratio
         self._received = self._expanded = 0
         self._partial = bytearray()
         self._needed_bytes, self._is_in_header = PREFIX.size, False
@@ -162,16 +164,19 @@ class ExpansionCheck:
     def _expand(self, size: int) -> None:
         """Add bytes to the decompressed size. Raises ValueError once it is too large."""
         self._expanded += size
-        if self._expanded > ALLOWED_BYTES + MAX_RATIO * self._received:
+        if self._expanded > self._allowed_bytes + self._max_ratio * self._received:
             raise ValueError(
                 f"it would become more than {self._expanded >> 20} MiB in memory, out of {self._received} bytes:"
                 " send it with less compression, or in smaller parts"
             )
 
 
-def check_expansion(data: bytes, *, is_file: bool) -> None:
+def check_expansion(
+    data: bytes, *, is_file: bool, allowed_bytes: int = ALLOWED_BYTES, max_ratio: int = MAX_RATIO
+) -> None:
     """Check a body that is complete already. Raises ValueError as `ExpansionCheck` does."""
+    check = ExpansionCheck(allowed_bytes, max_ratio)
     if is_file:
-        ExpansionCheck().add_file(data)
+        check.add_file(data)
     else:
-        ExpansionCheck().add(memoryview(data))
+        check.add(memoryview(data))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.api.bodies.decompression_guard import ALLOWED_BYTES, ExpansionCheck, check_expansion
+from tiltyard.runtime.client_arrow.decompression_guard import ALLOWED_BYTES, ExpansionCheck, check_expansion
 
 ZEROS = pa.record_batch({"b": pa.array([bytes(1 << 20)] * 80)})
 NULLS = pa.record_batch([pa.nulls(ALLOWED_BYTES * 2)], names=["n"])

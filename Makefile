@@ -64,8 +64,8 @@ lock: $(DEV) ## Resolve the dependencies again, changing only what must change (
 advisories: $(DEV) ## Ask the public advisories about every locked package (needs the network).
 	$(BIN)/uv tool run pip-audit --requirement requirements-dev.lock --require-hashes --disable-pip
 
-soak: $(DEV) services ## Kill servers under 16 writers for a while, and judge what is left (SECONDS=600 SEED=7).
-	$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+soak: $(DEV) services ## Kill servers under 16 writers for a while, and judge what is left (SECONDS=600 SEED=7; POWER=1: by losses of power).
+	$(BIN)/python -m $(if $(POWER),tests.power,tests.faults.soak) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: $(DEV) ## Measure against the reference server; the table goes to bench/RESULTS.md.
 	$(BIN)/python -m bench

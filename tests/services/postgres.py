@@ -69,6 +69,10 @@ class PostgresServer:
             open_store(self._url(self._template)).close()
         return self._url(self._create_database(self._template))
 
+    def copy_database(self, url: str) -> str:
+        """Copy a database that nobody uses; return the copy's URL."""
+        return self._url(self._create_database(urlsplit(url).path.lstrip("/")))
+
     def drop_database(self, url: str) -> None:
         """Drop a database that `new_database` made, even if it is in use."""
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:

@@ -10,6 +10,7 @@ import msgspec
 
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
+from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.contention import Contention
 from tiltyard.runtime.recent_keys import RecentKeys
 
@@ -88,6 +89,8 @@ class Services:
     recent_keys: RecentKeys = field(default_factory=RecentKeys)
     contention: Contention = field(default_factory=Contention)
     sql_processes: QueryProcesses | None = None
+    started_at: int = field(default_factory=wall_clock)
+    """When this process began, in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from tiltyard.runtime.file_forms import BrokenFileError, check_whole
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-__all__ = ["BrokenFileError", "Durability", "WrittenFile", "replace_file", "write_temporary"]
+__all__ = ["BrokenFileError", "Durability", "WrittenFile", "is_whole", "replace_file", "write_temporary"]
 
 _THREADS = 8
 """Files synced concurrently."""
@@ -120,12 +120,12 @@ class Durability:
         self.make_durable([f"{folder}/"], below, missing_ok=True)
 
     def make_folder(self, folder: str) -> None:
-        """Create a folder, and those above it, durably; one that exists already is left as it is, but for its name."""
-        missing = [folder]
-        while not Path(above := missing[-1].rpartition("/")[0] or "/").is_dir():
-            missing.append(above)
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._sync_each([], [name.rpartition("/")[0] or "/" for name in missing], missing_ok=False)
+        """Create a folder, and those above it, durably; of one that exists already the name is made durable."""
+        path = Path(folder).absolute()
+        new = [each for each in path.parents if not each.is_dir()]
+        path.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):  # of a folder that others have made: it can be used, and not be synced
+            self._sync_each([], [str(each.parent) for each in (path, *new)], missing_ok=False)
 
     def _is_synced(self, folder: str) -> bool:
         """Return whether a folder was synced here since its entries last changed."""
@@ -202,6 +202,15 @@ class Durability:
             yield
 
 
+def is_whole(location: str) -> bool:
+    """Whether a file is there, and ends as its form has it."""
+    try:
+        _check_and_sync(WrittenFile(location), missing_ok=False, sync=False)
+    except (BrokenFileError, FileNotFoundError):
+        return False
+    return True
+
+
 def write_temporary(location: str, content: bytes, mode: int = 0o666) -> Path:
     """Write content durably to a temporary file in the folder of its final location, to be linked or renamed there."""
     target = Path(location)
@@ -266,10 +275,12 @@ def _list_tree(folder: str) -> tuple[list[str], list[str]]:
 def _list_files(written: Iterable[WrittenFile]) -> tuple[list[WrittenFile], list[str]]:
     """Return files, and those below the folders that are among them; and these folders, with those below."""
     files, folders = list[WrittenFile](), list[str]()
+    written = list(written)
+    known = {file.location for file in written}
     for file in written:
         if file.location.endswith("/"):
             found, below = _list_tree(file.location.rstrip("/"))
-            files += map(WrittenFile, found)
+            files += [WrittenFile(location) for location in found if location not in known]
             folders += below
         else:
             files.append(file)

@@ -150,7 +150,7 @@ class Files(Protocol):
         """Check with a real request that the storage answers."""
 
     def prepare(self, root: str) -> None:
-        """Create a root, and try that files can be written and deleted there."""
+        """Try that files can be written and deleted in a root; on a disk its folder is there."""
 
 
 class LocalFiles:
@@ -286,7 +286,6 @@ class LocalFiles:
             self.delete([location])
 
     def prepare(self, root: str) -> None:
-        Path(root).mkdir(parents=True, exist_ok=True)
         self.probe(root)
 
     @staticmethod

@@ -243,6 +243,11 @@ def _encode_bytes(field_number: int, value: bytes) -> bytes:
     return _encode_varint(field_number << 3 | 2) + _encode_varint(len(value)) + value
 
 
+def tag_file(tag: str) -> str:
+    """Return the path of the file that defines a tag, relative to the table's folder."""
+    return f"_refs/tags/{tag}.json"
+
+
 def branch_file(branch: Branch) -> str:
     """Return the path of the file that defines a branch other than main, relative to the table's folder."""
     return f"_refs/branches/{quote(branch.name, safe='')}.json"

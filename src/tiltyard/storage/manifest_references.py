@@ -56,9 +56,10 @@ def files_of_bases(content: bytes) -> set[str]:
 
 
 def new_files(content: bytes, previous: bytes | None, folder: str) -> list[tuple[str, FileReference]]:
-    """List the files that a valid manifest names and the one before it does not (None: all), with their locations.
+    """List the files that a valid manifest names and the one before it does not, with their locations.
 
     They are data, deletion and index files, and the file of the transaction; `folder` is that of the table or branch.
+    Without one before it, those of its own folder: a branch and a clone begin with files of others.
     """
     message = message_of(content)
     before = b"" if previous is None else message_of(previous)
@@ -68,7 +69,7 @@ def new_files(content: bytes, previous: bytes | None, folder: str) -> list[tuple
     if (transaction := _transaction_file(content, message)) is not None:
         references.append(transaction)
     locate = _locator(content, folder)
-    return [(locate(file), file) for file in references]
+    return [(locate(file), file) for file in references if file.base is None or previous is not None]
 
 
 def transaction_file(content: bytes, folder: str) -> tuple[str, FileReference] | None:

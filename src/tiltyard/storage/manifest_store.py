@@ -134,8 +134,9 @@ class ManifestStore:
         """List the files that a staged manifest names and the version before it does not, as far as they are on a disk.
 
         None of a table on an object store, whose objects are whole and durable: to ask for each would take a request.
-        Where the version before is missing, all files count as new. The path is one from `resolve_path`. Raises
-        InvalidInputError for a manifest that is damaged or names a file outside the folders of the table.
+        Where the version before is missing, all files of its own folder count as new. The path is one from
+        `resolve_path`. Raises InvalidInputError for a manifest that is damaged or names a file outside the folders of
+        the table.
         """
         if not is_local(location):
             return []
@@ -151,6 +152,21 @@ class ManifestStore:
         if any(".." in file.path.split("/") for _, file in named):
             raise _foreign_files_error()
         return [_written(place, file) for place, file in named if is_local(place)]
+
+    def version_files(self, location: str, branch: Branch, version: int) -> list[WrittenFile]:
+        """List the manifest of a version that is in storage, and its new files, as `new_files` does; none if gone.
+
+        Raises InvalidInputError for a damaged manifest.
+        """
+        if not is_local(location):
+            return []
+        for scheme in NamingScheme:
+            path = f"{location}/{versions_folder(branch)}/{manifest_name(version, scheme)}"
+            with lance_errors(location):
+                content = _read_if_exists(self._files(location), path)
+            if content is not None:
+                return [*self.new_files(location, path, content, version), WrittenFile(path, len(content))]
+        return []
 
     def staged_files(self, location: str, path: str, content: bytes) -> list[WrittenFile]:
         """Check that a manifest that was staged here is whole; return the file of its transaction, on a disk alone.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from lance_namespace.errors import (
     InvalidInputError,
@@ -17,7 +18,7 @@ from lance_namespace.errors import (
 
 from tiltyard.runtime.batcher import Batcher
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.runtime.durability import Durability, WrittenFile
+from tiltyard.runtime.durability import Durability, WrittenFile, is_whole
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.runtime.processors import processors_of
 from tiltyard.storage.availability import AvailabilityMonitor
@@ -42,9 +43,10 @@ from tiltyard.storage.manifest_store import ManifestStore
 from tiltyard.storage.roots import Roots, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tiltyard.config import Settings
+    from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
     from tiltyard.storage.vending.vendor import Credentials
 
@@ -99,6 +101,8 @@ class Storage:
         """Create the roots, and try to write there. Raises StorageError."""
         for root in self.roots.own_locations:
             try:
+                if is_local(root):
+                    self.disks.make_folder(root)
                 self.files(root).prepare(root)
             except (FileExistsError, NotADirectoryError) as error:
                 raise StorageError(f"The root {root} is not a folder: choose another.") from error
@@ -285,6 +289,38 @@ class Storage:
         for root, (written, changed) in by_root.items():
             with lance_errors(root):
                 self.disks.make_durable(written, root, folders=changed, missing_ok=missing_ok)
+
+    def make_version_durable(self, location: str, branch: Branch, version: int) -> None:
+        """Check a version that is in storage, and make it durable: one whose commit did not go through the catalog.
+
+        Raises as `make_durable`, InvalidInputError for a damaged manifest.
+        """
+        self.make_durable(self.manifests.version_files(location, branch, version), missing_ok=True)
+
+    @contextmanager
+    def changing_reference(self, location: str, path: str) -> Iterator[None]:
+        """Make a file of a tag or a branch durable that Lance writes or deletes in the block; `path` is in the table.
+
+        On a full disk Lance may leave an empty file, with which none of them can be read: then the one that was there
+        is put back. Raises as `make_durable`.
+        """
+        if not is_local(location):
+            yield
+            return
+        file, saved = f"{location}/{path}", f"{location}/_refs/.{uuid4().hex}"
+        with suppress(FileNotFoundError):
+            os.link(file, saved)
+        try:
+            yield
+            self.make_durable([file], missing_ok=True)
+        except BaseException:
+            if os.path.lexists(file) and not is_whole(file):
+                Path(file).unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.rename(saved, file)  # noqa: PTH104  # as its link
+            raise
+        finally:
+            Path(saved).unlink(missing_ok=True)
 
     def _root_above(self, location: str) -> str:
         """Return the root that a location is below, whose own name is durable."""

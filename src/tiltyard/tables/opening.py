@@ -169,6 +169,17 @@ def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: Branc
     return OpenTable(record, Snapshot(open_to_commit(ctx, record, branch)))
 
 
+def finish_direct_commit(ctx: Context, record: TableRecord, branch: Branch, version: int) -> None:
+    """Make a version durable that was committed to storage itself, and note its table for upkeep.
+
+    Nothing else tells that a table which is not managed got a version. Raises IncompleteFileError for one that is not
+    whole: it stays, until the table is repaired.
+    """
+    ctx.storage.make_version_durable(record.location, branch, version)
+    if branch.is_main:
+        ctx.services.change_log.add(record.id)
+
+
 def open_to_commit(ctx: Context, record: TableRecord, branch: Branch, *, durable: bool = False) -> lance.LanceDataset:
     """Open a dataset at a table's latest version, whose commits take the table's commit route. Raises as above.
 

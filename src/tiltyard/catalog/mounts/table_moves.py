@@ -25,6 +25,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.catalog.mounts.mounts import ADMINISTRATORS
+from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import privilege_names, with_implied
@@ -223,8 +224,8 @@ def _add_staged(
     if not ctx.storage.has_table(location):
         raise InvalidInputError(f"There is no copy in {location} yet: copy the table there first.")
     ctx.storage.list_foreign_bases(location)
-    ctx.storage.make_durable([f"{location}/"])
-    version = ctx.storage.datasets.open_for_reading(location, ctx.storage.options(location)).version
+    version = int(ctx.storage.datasets.open_for_reading(location, ctx.storage.options(location)).version)
+    ctx.storage.make_durable([*ctx.storage.manifests.version_files(location, MAIN, version), f"{location}/"])
     return add_clone(ctx, path, location, version, properties, complete)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
+from tiltyard.runtime.durability import Durability
 from tiltyard.store.sqlite.connection import SqliteConnection
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Writer:
         """The id of the thread that writes, while one does."""
         self._connection: SqliteConnection | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            Durability().make_folder(str(path.parent))
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ServiceUnavailableError(

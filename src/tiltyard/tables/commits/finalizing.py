@@ -337,8 +337,12 @@ def is_final(ctx: Context, record: VersionRecord) -> bool:
 
 
 def _is_recent(ctx: Context, record: VersionRecord) -> bool:
-    """Return whether a version was recorded less than RECENT_MS ago; not one of the future, after a clock was reset."""
-    return 0 <= ctx.clock() - record.created_at < RECENT_MS
+    """Return whether a version was recorded less than RECENT_MS ago; not one of the future, after a clock was reset.
+
+    Nor one from before the start of this process: after a loss of power nobody is about to mark it, and its manifest
+    may be damaged.
+    """
+    return 0 <= ctx.clock() - record.created_at < RECENT_MS and record.created_at >= ctx.services.started_at
 
 
 def _is_recently_final(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:

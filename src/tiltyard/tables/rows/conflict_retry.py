@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tiltyard.storage.errors import is_conflict, lance_errors
 from tiltyard.store import RequestLeaseLostError
-from tiltyard.tables.opening import open_for_writing
+from tiltyard.tables.opening import finish_direct_commit, open_for_writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,6 +69,6 @@ def commit_with_retry(
         except Exception as error:  # noqa: BLE001  # raised again unless it is a conflict
             retry.wait_or_raise(error)
             continue
-        if not table.record.managed and branch.is_main:
-            ctx.services.change_log.add(table.record.id)
+        if not table.record.managed:
+            finish_direct_commit(ctx, table.record, branch, dataset.version)
         return result, dataset.version

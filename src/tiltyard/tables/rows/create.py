@@ -259,9 +259,10 @@ def _write_table(ctx: Context, location: str, new: NewTable) -> int:
             session=ctx.storage.datasets.session,
             **new.options,
         )
-    ctx.storage.make_durable([f"{location}/"])
+    version = int(dataset.version)
+    ctx.storage.make_durable([*ctx.storage.manifests.version_files(location, MAIN, version), f"{location}/"])
     ctx.storage.datasets.cache(location, MAIN, dataset)
-    return int(dataset.version)
+    return version
 
 
 def _write_objects(

@@ -15,7 +15,7 @@ from tiltyard.storage.locations import is_local
 from tiltyard.storage.writing import FastCommit
 from tiltyard.store import DROPPED
 from tiltyard.tables.commits.idempotency_marks import marks
-from tiltyard.tables.opening import open_to_commit
+from tiltyard.tables.opening import finish_direct_commit, open_to_commit
 from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
@@ -230,12 +230,9 @@ class WriteTarget:
         return self.mark_written(int(dataset.version))
 
     def mark_written(self, version: int) -> int:
-        """Mark a declared table as written, and return the version. Raises as `finish_commit` does.
-
-        A table that is not managed is noted for upkeep: nothing else tells that it got a version.
-        """
-        if not self.record.managed and self.branch.is_main:
-            self.ctx.services.change_log.add(self.record.id)
+        """Mark a declared table as written, and return the version. Raises as `finish_commit` does."""
+        if not self.record.managed:
+            finish_direct_commit(self.ctx, self.record, self.branch, version)
         if self.record.declared:
             try:
                 self.ctx.store.mark_written(self.record.id)

@@ -18,6 +18,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.manifest_format import branch_file
 from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.versions.records import delete_branch_records
 
@@ -44,10 +45,12 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
         raise exists_error
     origin = Branch.parse(request.from_branch)
     start = open_for_reading(ctx, request.id, branch=origin, version=request.from_version).dataset
+    branch, location = Branch(request.name), table.record.location
+    delete_branch_records(ctx, table.record, branch)  # of one whose deletion bypassed the server
     try:
-        with lance_errors(dataset):
-            delete_branch_records(ctx, table.record, Branch(request.name))  # of one whose deletion bypassed the server
+        with ctx.storage.changing_reference(location, branch_file(branch)), lance_errors(dataset):
             dataset.create_branch(request.name, (origin.lance_name, start.version))
+            ctx.storage.make_durable([f"{branch.base(location)}/"], missing_ok=True)
     except TableAlreadyExistsError as error:  # another request is creating it: its folder has a dataset already
         raise exists_error from error
     return models.CreateTableBranchResponse()
@@ -97,9 +100,9 @@ def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) 
     table = open_for_writing(ctx, request.id)
     if request.name not in branches_of(ctx, table):
         raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
-    with lance_errors(table.dataset):
-        table.dataset.branches.delete(request.name)
     branch = Branch(request.name)
+    with ctx.storage.changing_reference(table.record.location, branch_file(branch)), lance_errors(table.dataset):
+        table.dataset.branches.delete(request.name)
     ctx.store.delete_versions(table.record.id, branch.key, [(0, None)])
     ctx.store.truncate_deleted_versions(table.record.id, branch.key, 0)
     ctx.storage.datasets.evict(table.record.location)

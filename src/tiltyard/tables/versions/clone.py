@@ -134,7 +134,9 @@ def _write_files(ctx: Context, source: lance.LanceDataset, location: str, *, is_
     own = copy.copy(source)
     with lance_errors(source):
         clone = own.deep_clone if is_deep else own.shallow_clone
-        return int(clone(location, source.version, ctx.storage.options(location)).version)
+        version = int(clone(location, source.version, ctx.storage.options(location)).version)
+    ctx.storage.make_durable([*ctx.storage.manifests.version_files(location, MAIN, version), f"{location}/"])
+    return version
 
 
 def stage_folder(ctx: Context, path: Id) -> str:

@@ -33,6 +33,7 @@ from tiltyard.model.privileges import Privilege, privilege_names
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.manifest_format import tag_file
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.snapshots import SnapshotMember, SnapshotRecord
 from tiltyard.tables.opening import open_for_reading, open_to_commit
@@ -228,7 +229,7 @@ def _create_tag(ctx: Context, record: TableRecord, name: str, version: int) -> N
     """Create the tag of a member. Raises ConcurrentModificationError if it is elsewhere."""
     dataset = open_to_commit(ctx, record, MAIN)
     try:
-        with lance_errors(dataset):
+        with ctx.storage.changing_reference(record.location, tag_file(name)), lance_errors(dataset):
             dataset.tags.create(name, (None, version))
     except TableTagAlreadyExistsError as error:
         tag: Any = dataset.tags.list().get(name)
@@ -257,7 +258,8 @@ def _drop_tags(ctx: Context, record: SnapshotRecord) -> None:
         with lance_errors(dataset):
             tag = dataset.tags.list().get(record.name)
         if tag is not None and tag["version"] == versions[table.id] and not tag["branch"]:
-            with suppress(TableTagNotFoundError), lance_errors(dataset):
+            removing = ctx.storage.changing_reference(table.location, tag_file(record.name))
+            with suppress(TableTagNotFoundError), removing, lance_errors(dataset):
                 dataset.tags.delete(record.name)
             reach(Point.BETWEEN_TAGS)
 

@@ -19,6 +19,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.manifest_format import tag_file
 from tiltyard.tables.opening import check_version_number, open_for_reading, open_for_writing
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 
@@ -66,10 +67,10 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
     with lance_errors(table.dataset):
         own = table.dataset.checkout_version(int(table.dataset.version))  # the shared one may not be used meanwhile
     with ThreadPoolExecutor(1) as pool:
-        earlier = pool.submit(ctx.storage.files(location).stat, f"{location}/_refs/tags/{request.tag}.json")
+        earlier = pool.submit(ctx.storage.files(location).stat, f"{location}/{tag_file(request.tag)}")
         try:
             target = _new_target(ctx, table, request)
-            with lance_errors(own):
+            with ctx.storage.changing_reference(location, tag_file(request.tag)), lance_errors(own):
                 own.tags.create(request.tag, target)
         except (TableTagAlreadyExistsError, TableVersionNotFoundError) as error:
             with lance_errors(location):
@@ -115,7 +116,10 @@ def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> mod
     table = open_for_writing(ctx, request.id)
     _find_tag(ctx, table, request.tag)
     _check_no_snapshot(ctx, table, request.tag)
-    with lance_errors(table.dataset):
+    with (
+        ctx.storage.changing_reference(table.record.location, tag_file(request.tag)),
+        lance_errors(table.dataset),
+    ):
         table.dataset.tags.update(request.tag, target)
     return models.UpdateTableTagResponse()
 
@@ -126,7 +130,10 @@ def delete_table_tag(ctx: Context, request: models.DeleteTableTagRequest) -> mod
     table = open_for_writing(ctx, request.id)
     _find_tag(ctx, table, request.tag)
     _check_no_snapshot(ctx, table, request.tag)
-    with lance_errors(table.dataset):
+    with (
+        ctx.storage.changing_reference(table.record.location, tag_file(request.tag)),
+        lance_errors(table.dataset),
+    ):
         table.dataset.tags.delete(request.tag)
     return models.DeleteTableTagResponse()
 

@@ -254,17 +254,16 @@ def trusted_version(
 def make_durable(ctx: Context, news: Iterable[NewVersion], *, written_here: bool = False) -> None:
     """Check that the files of versions are whole, and make them durable: what comes before each record of a version.
 
-    Raises InvalidInputError for a file that is missing or not whole; where it was `written_here`, IncompleteFileError,
-    and nothing for a missing one: its table was dropped meanwhile, which the record will say.
+    Raises TableNotFoundError for a table that was dropped meanwhile; for a file that is missing or not whole
+    InvalidInputError, or IncompleteFileError where it was `written_here`.
     """
-    files = [file for new in news for file in new.files]
     try:
-        ctx.storage.make_durable(files, missing_ok=written_here)
+        ctx.storage.make_durable(file for new in news for file in new.files)
     except (IncompleteFileError, InvalidTableStateError) as error:
-        if written_here:
-            raise
         for number in {new.table_id for new in news} - {0}:  # 0: of a table that is declared with it
-            ctx.store.table_by_id(number)  # it may have been dropped meanwhile
+            ctx.store.table_by_id(number)
+        if written_here:
+            raise IncompleteFileError from error
         found = error.__cause__ if isinstance(error.__cause__, OSError) else None
         name = str(found.filename).rpartition("/")[2] if found is not None else "a file"
         raise InvalidInputError(

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterator
 from html import unescape
 
 import httpx
@@ -252,3 +253,51 @@ def test_plan_of_a_search_is_a_tree(http: httpx.Client, plan: str) -> None:
     steps = re.findall(r"<strong>(\w+)</strong>", text)
     assert len(steps) > 2 and text.count("<ul>") >= 2
     assert ("output rows" in text) == (plan == "analyze")
+
+
+FAR = "far"
+FAR_DAYS = pa.array([10**9, 0, -(10**9)], pa.int32()).cast(pa.date32())
+
+
+@pytest.fixture
+def far_times(server: ServerProcess) -> Iterator[None]:
+    """Make a table of dates, times and durations that Python has none of, alone and within others."""
+    moments = pa.array([10**17, 0, 2**62], pa.int64())
+    rows = pa.table(
+        {
+            "id": [1, 2, 3],
+            "day": FAR_DAYS,
+            "moment": moments.cast(pa.timestamp("us")),
+            "zoned": pa.array([9 * 10**15, 0, 1], pa.int64()).cast(pa.timestamp("ms", "Europe/Berlin")),
+            "exact": moments.cast(pa.timestamp("ns")),
+            "length": moments.cast(pa.duration("s")),
+            "days": pa.ListArray.from_arrays([0, 1, 2, 3], FAR_DAYS),
+            "inner": pa.StructArray.from_arrays([FAR_DAYS], ["day"]),
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(range(6), pa.float32()), 2),
+        }
+    )
+    with Wire(server.url) as wire:
+        wire.good(wire.table([FAR], "create", stream(rows)))
+        wire.good(wire.table([FAR], "update", {"updates": [["id", "id + 10"]], "predicate": "id = 2"}))
+        yield
+        wire.good(wire.table([FAR], "drop"))
+
+
+@pytest.mark.usefixtures("far_times")
+def test_times_beyond_pythons_are_texts_on_every_page(http: httpx.Client) -> None:
+    for address in (
+        *(f"rows/{FAR}", f"rows/{FAR}?order=day", f"table/{FAR}", f"map/{FAR}", f"versions/{FAR}"),
+        *(f"map-points/{FAR}?column=vector&color={name}" for name in ("day", "moment", "zoned", "exact", "length")),
+        *(f"search/{FAR}?kind=vector&vector=1,2&column=vector", f"map-row/{FAR}?row=0", f"see-as/{FAR}?principal=x"),
+        *(f"download/{FAR}?format={form}" for form in ("parquet", "arrow")),
+    ):
+        response = http.get(f"/{address}")
+        assert response.status_code == 200, (address, response.text)
+    shown = main_of(http.get(f"/rows/{FAR}"))
+    assert "5138-11-16 09:46:40" in shown and "25024-08-24" in shown and "out of range: 1000000000" in shown
+    csv_rows = list(csv.DictReader(io.StringIO(http.get(f"/download/{FAR}?format=csv").text)))
+    assert [row["moment"][:10] for row in csv_rows if row["id"] != "3"] == ["5138-11-16", "1970-01-01"]
+    lines = [json.loads(line) for line in http.get(f"/download/{FAR}?format=jsonl").text.splitlines()]
+    assert {line["id"]: line["days"] for line in lines}[12] == ["1970-01-01"] and len(lines) == 3
+    compared = http.get(f"/compare/{FAR}?old=v1&new=v2").text
+    assert "Only after" in compared and re.search(r"Only after</dt>\s*<dd>1<", compared), compared

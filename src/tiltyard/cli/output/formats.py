@@ -175,9 +175,11 @@ class _CsvWriter:
         """Write the rows of a batch."""
         import pyarrow as pa
 
+        from tiltyard.model.schemas.python_values import python_values
+
         columns = batch.columns
         for number in self._textual:
-            texts = [None if value is None else _csv_text(value) for value in _column_values(columns[number])]
+            texts = [None if value is None else _csv_text(value) for value in python_values(columns[number])]
             columns[number] = pa.array(texts, pa.string())
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
@@ -200,18 +202,11 @@ class _JsonWriter:
 
 def batch_records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Yield the rows of a batch; a value that Python has no type for (nanoseconds, the year 10,000) is its text."""
-    columns = [_column_values(column) for column in batch.columns]
+    from tiltyard.model.schemas.python_values import python_values
+
+    columns = [python_values(column) for column in batch.columns]
     for values in zip(*columns, strict=True) if columns else ():
         yield dict(zip(batch.schema.names, values, strict=True))
-
-
-def _column_values(column: pa.Array) -> list[Any]:
-    import pyarrow as pa
-
-    try:
-        return list(column.to_pylist())
-    except (ValueError, OverflowError):
-        return list(column.cast(pa.string()).to_pylist())
 
 
 def _is_plain(kind: pa.DataType) -> bool:

@@ -15,6 +15,7 @@ from tiltyard.console.table.grid import LAZY, ROW_ID, read_grid
 from tiltyard.console.table.heads import pin, read_head
 from tiltyard.console.table.rows import MAX_FILTER, is_view
 from tiltyard.console.table.schema_tree import vector_columns
+from tiltyard.model.schemas.python_values import python_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,7 +189,7 @@ def _read_sample(
             vectors, usable = _vectors_of(batch[column.path])
             pieces.append(vectors)
             ids += [row for row, is_usable in zip(batch[ROW_ID].to_pylist(), usable, strict=True) if is_usable]
-            colored = batch[color.path].to_pylist() if color is not None else [None] * batch.num_rows
+            colored = python_values(batch[color.path]) if color is not None else [None] * batch.num_rows
             values += [value for value, is_usable in zip(colored, usable, strict=True) if is_usable]
     stacked = np.concatenate(pieces) if pieces else np.empty((0, 1), np.float32)
     return Sample(ids, stacked, values, seen - len(ids))

@@ -21,6 +21,7 @@ from tiltyard.console.page import PageRequest
 from tiltyard.console.table.grid import shown_columns
 from tiltyard.console.table.heads import read_head
 from tiltyard.console.table.rows import Choice
+from tiltyard.model.schemas.python_values import python_rows, python_values
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -78,14 +79,14 @@ def encode_csv(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator
     """Yield lines of CSV under a line of names; nested values are JSON, bytes are base64, a null is empty."""
     yield _csv_lines([schema.names])
     for batch in batches:
-        columns = [batch.column(index).to_pylist() for index in range(batch.num_columns)]
+        columns = [python_values(column) for column in batch.columns]
         yield _csv_lines([[_csv_text(value) for value in row] for row in zip(*columns, strict=True)])
 
 
 def encode_json_lines(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     """Yield an object a row and line; bytes are base64."""
     for batch in batches:
-        lines = [json.dumps(row, default=_json_text, ensure_ascii=False) for row in map(_finite, batch.to_pylist())]
+        lines = [json.dumps(row, default=_json_text, ensure_ascii=False) for row in map(_finite, python_rows(batch))]
         yield "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiltyard.console.templates import plain
+from tiltyard.model.schemas.python_values import python_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,7 +85,7 @@ def read_grid(answer: ArrowAnswer, columns: Sequence[Column], most: int) -> Grid
 def _row(batch: pa.RecordBatch, index: int, columns: Sequence[Column]) -> Row:
     names = set(batch.schema.names)
     cells = [
-        _cell(batch[column.name][index], column)
+        _cell(batch[column.name], index, column)
         if column.name in names
         else Cell("lazy" if column.kind in LAZY else "null")
         for column in columns
@@ -102,15 +103,13 @@ def _absent_cell(column: Column) -> Cell:
     return Cell("lazy" if column.kind in LAZY else "null")
 
 
-def _cell(scalar: pa.Scalar, column: Column) -> Cell:
+def _cell(values: pa.Array, index: int, column: Column) -> Cell:
+    scalar = values[index]
     if not scalar.is_valid:
         return Cell("null")
     if column.kind == "vector":
         return _vector_cell(scalar)
-    try:
-        value = scalar.as_py()
-    except (ValueError, OverflowError, ArithmeticError):
-        return _text_cell(str(scalar))  # a date beyond Python's
+    value = python_value(values, index)
     if isinstance(value, bool):
         return Cell("text", "true" if value else "false")
     if isinstance(value, int | float):

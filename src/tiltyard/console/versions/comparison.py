@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -14,6 +14,7 @@ from tiltyard.console.table.grid import LAZY, Grid, fetched_names, read_grid
 from tiltyard.console.table.heads import read_head
 from tiltyard.console.table.rows import is_view
 from tiltyard.model.operations import ArrowAnswer
+from tiltyard.model.schemas.python_values import python_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -150,17 +151,10 @@ class _Rows:
 
 def _digests(batch: pa.RecordBatch) -> Iterator[bytes]:
     """Yield a digest of each row's values, as Arrow writes them as text."""
-    columns = [batch[name] for name in sorted(batch.schema.names)]
+    columns = [python_values(batch[name]) for name in sorted(batch.schema.names)]
     for index in range(batch.num_rows):
-        row = repr([_value(column[index]) for column in columns])
+        row = repr([column[index] for column in columns])
         yield hashlib.blake2b(row.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
-
-
-def _value(scalar: pa.Scalar) -> Any:
-    try:
-        return scalar.as_py()
-    except (ValueError, OverflowError, ArithmeticError):
-        return str(scalar)  # a date beyond Python's
 
 
 def _first(page: PageRequest, head: TableHead, columns: Sequence[Column], wanted: Counter[bytes]) -> Grid:

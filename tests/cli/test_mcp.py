@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult
 
-from tests.cli.conftest import FILMS, refused, run_command, wait_for
+from tests.cli.conftest import FILMS, printed, refused, run_command, wait_for
 from tests.services.forked_process import ForkedProcess
 from tests.services.ports import reserve_port
 from tests.services.secured import Secured, secured_server
@@ -38,17 +39,28 @@ Scenario = Callable[[Client], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A server with keys; ann may read `library`, bob nothing."""
+    """A server with keys; ann may read `library`, bob `bound` alone, within a policy on its table."""
     with secured_server(tmp_path_factory.mktemp("mcp")) as secured:
         catalog = ServerCatalog(secured.url, secured.keys["administrator"])
         catalog.call("CreateNamespace", id=["library"])
+        catalog.call("CreateNamespace", id=["bound"])
         catalog.write("CreateTable", FILMS.to_reader(), "1", id=["library", "films"])
         catalog.write("CreateTable", FILMS.to_reader(), "2", id=["secret"])
         catalog.call("CreateTableIndex", id=["library", "films"], column="text", index_type="FTS")
         wait_for(lambda: bool(catalog.call("ListTableIndices", id=["library", "films"])["indexes"]))
         catalog.call("GrantPrivileges", object_kind="namespace", id=["library"], grantee="ann", privileges=["read"])
+        catalog.write("CreateTable", FILMS.to_reader(), "3", id=["bound", "films"])
+        query = "SELECT * FROM bound.films"
+        httpx.post(f"{secured.url}/v1/view/bound$all/create", json={"query": query}, headers=key_header(secured))
+        masks = [{"column": "text", "mask": "hide"}, {"column": "title", "mask": "null"}]
+        catalog.call("SetTablePolicy", id=["bound", "films"], name="own", filter="year > 1955", masks=masks)
+        catalog.call("GrantPrivileges", object_kind="namespace", id=["bound"], grantee="bob", privileges=["read"])
         catalog.close()
         yield secured
+
+
+def key_header(secured: Secured, name: str = "administrator") -> dict[str, str]:
+    return {"x-api-key": secured.keys[name]}
 
 
 def use(transport: Any, scenario: Scenario) -> None:
@@ -81,7 +93,8 @@ async def look_around(client: Client) -> None:
     assert [tool.name for tool in listed] == ["list", "describe", "search", "query", "count", "sql"]
     assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in listed)
     entries = (await answer(client, "list"))["entries"]
-    assert entries == [{"id": "library", "kind": "namespace"}, {"id": "secret", "kind": "table"}]
+    names = {"bound": "namespace", "library": "namespace", "secret": "table"}
+    assert entries == [{"id": name, "kind": kind} for name, kind in names.items()]
     described = await answer(client, "describe", id="library.films")
     assert (described["rows"], described["version"]) == (4, 2)
     assert {"column": "title", "type": "string"}.items() <= described["columns"][1].items()
@@ -155,6 +168,36 @@ def test_each_request_over_http_has_the_privileges_of_its_own_key(secured: Secur
         assert "requires authentication" in await failure(client, "list")
 
     use(over_http(address), see_nothing)
+
+
+def test_reader_with_a_hidden_column_gets_all_columns_that_it_may_see(secured: Secured, address: str) -> None:
+    visible = set(FILMS.schema.names) - {"text"}
+
+    async def look(client: Client) -> None:
+        for name in ("bound.films", "bound.all"):
+            described = await answer(client, "describe", id=name)
+            assert {column["column"] for column in described["columns"] if "." not in column["column"]} == visible
+            rows = (await answer(client, "query", table=name, order_by="year"))["rows"]
+            assert rows and all(row["year"] > 1955 and row["title"] is None for row in rows)
+            assert rows[0].keys() == visible - {"vector"}
+            assert "text" in await failure(client, "query", table=name, columns=["text"])
+            found = (await answer(client, "search", table=name, vector=[0.9, 0.1], limit=1))["rows"]
+            assert found[0].keys() >= visible - {"vector"} and "text" not in found[0]
+        assert (await answer(client, "describe", id="bound.films"))["rows"] == len(rows)
+        summed = await answer(client, "sql", query='SELECT * FROM bound."all" ORDER BY year LIMIT 1')
+        assert summed["rows"][0].keys() == visible
+
+    use(over_http(address, **key_header(secured, "bob")), look)
+
+
+def test_show_and_schema_of_a_reader_with_a_hidden_column(secured: Secured) -> None:
+    options = ("--server", secured.url, "--key", secured.keys["bob"])
+    shown = json.loads(printed(run_command("show", "bound.films", "--format", "json", *options)))
+    assert (shown["rows"], shown["columns"]) == (3, 4) and "policies" in shown["left_out"].lower(), shown
+    for name in ("bound.films", "bound.all"):
+        columns = printed(run_command("schema", name, *options))
+        assert "title" in columns and "text" not in columns
+        assert "Vertigo" not in printed(run_command("head", name, *options))
 
 
 def test_http_refuses_foreign_hosts_foreign_pages_and_large_bodies(address: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from adbc_driver_flightsql import DatabaseOptions
 from lancedb.remote import ClientConfig, TlsConfig
 
+from tests.cli.conftest import printed, refused, run_command
 from tests.flight.conftest import FILMS, flight_port
 from tests.services.certificates import CertificateFiles, loopback_certificate
 from tests.services.jdbc import run_with_driver
@@ -123,3 +124,13 @@ def test_call_without_tls_is_refused(tls: TlsServer) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             call(b"", metadata=(("x-api-key", tls.key),), timeout=60)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_command_line_trusts_the_authorities_of_the_environment(
+    tls: TlsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("sql", QUERY, "--server", tls.secured.url, "--key", tls.key, "--format", "csv")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls.files.certificate))
+    assert printed(run_command(*arguments)).replace('"', "").split()[1:] == TITLES
+    monkeypatch.delenv("SSL_CERT_FILE")
+    assert "is not trusted: name its authority by SSL_CERT_FILE" in refused(run_command(*arguments), 6)

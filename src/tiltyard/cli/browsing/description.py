@@ -56,7 +56,7 @@ def describe_object(catalog: Catalog, object_id: TypedId, *, is_readable: bool) 
 
 
 def _describe_table(catalog: Catalog, table: TypedId, *, is_readable: bool) -> dict[str, Any]:
-    from lance_namespace.errors import InvalidTableStateError
+    from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError
 
     from tiltyard.cli.output.cells import format_size, format_time
 
@@ -68,6 +68,8 @@ def _describe_table(catalog: Catalog, table: TypedId, *, is_readable: bool) -> d
         stats = catalog.call("GetTableStats", id=names)
     except InvalidTableStateError:  # it has no rows yet, or is a view, which has none of its own
         return {**record, "kind": "table without rows, or view", "properties": properties}
+    except PermissionDeniedError as error:
+        return {**record, **_describe_visible(catalog, table, described), "left_out": str(error)}
     newest = catalog.call("ListTableVersions", id=names, descending=True, limit=1)["versions"][0]
     tags = catalog.call("ListTableTags", id=names)["tags"]
     branches = catalog.call("ListTableBranches", id=names)["branches"]
@@ -86,6 +88,19 @@ def _describe_table(catalog: Catalog, table: TypedId, *, is_readable: bool) -> d
         "branches": sorted(branches),
         "properties": properties,
     }
+
+
+def _describe_visible(catalog: Catalog, table: TypedId, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a table by one who may not see its statistics: because of policies, or of grants."""
+    from lance_namespace.errors import PermissionDeniedError
+
+    record = {"version": described.get("version"), "primary_key": primary_key(described)}
+    try:
+        record["rows"] = catalog.call("CountTableRows", id=list(table))
+        record["columns"] = len(readable_columns(catalog, table))
+    except PermissionDeniedError:
+        record["columns"] = len((described.get("schema") or {}).get("fields") or ())
+    return {**record, "properties": described.get("properties") or {}}
 
 
 def _describe_index(index: Mapping[str, Any]) -> str:
@@ -130,7 +145,7 @@ def schema(catalog: Catalog, table: TypedId, version: str | None, branch: str | 
     """
     from tiltyard.cli.output.formats import print_records
 
-    records = list(schema_records(read_schema(catalog, table, version, branch)))
+    records = list(schema_records(visible_schema(catalog, table, version, branch)))
     print_records(records, ("column", "type", "nullable", "metadata"), form)
 
 
@@ -144,6 +159,36 @@ def read_schema(catalog: Catalog, table: TypedId, version: str | None = None, br
         "DescribeTable", id=list(table), version=number, branch=branch, load_detailed_metadata=True
     )
     return from_json(described.get("schema") or {"fields": []})
+
+
+def readable_columns(
+    catalog: Catalog, table: TypedId, version: str | None = None, branch: str | None = None
+) -> pa.Schema:
+    """Return the columns of a table that the caller may read, as QueryTable has them: none that a policy hides.
+
+    Raises lance_namespace.errors, CommandError.
+    """
+    from tiltyard.cli.session.catalog import resolve_version
+
+    number = resolve_version(catalog, table, version)
+    rows = catalog.read("QueryTable", id=list(table), k=0, vector={"single_vector": []}, version=number, branch=branch)
+    return rows.schema
+
+
+def visible_schema(
+    catalog: Catalog, table: TypedId, version: str | None = None, branch: str | None = None
+) -> pa.Schema:
+    """Return the schema of a table without columns that a policy hides from the caller. Raises as `read_schema`."""
+    from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError
+
+    schema = read_schema(catalog, table, version, branch)
+    try:
+        names = set(readable_columns(catalog, table, version, branch).names)
+    except (InvalidTableStateError, PermissionDeniedError):  # it has no rows, or they are not the caller's to read
+        return schema
+    for name in set(schema.names) - names:
+        schema = schema.remove(schema.get_field_index(name))
+    return schema
 
 
 def schema_records(schema: pa.Schema) -> Iterator[dict[str, Any]]:

@@ -111,11 +111,11 @@ def find_rows(catalog: Catalog, table: TypedId, search: Search) -> pa.RecordBatc
 
     Raises CommandError, lance_namespace.errors, as the reader does.
     """
-    from tiltyard.cli.browsing.description import read_schema
+    from tiltyard.cli.browsing.description import readable_columns
     from tiltyard.cli.session.catalog import resolve_version
 
     shared = {"branch": search.branch, "version": resolve_version(catalog, table, search.version)}
-    schema = read_schema(catalog, table, search.version, search.branch)
+    schema = readable_columns(catalog, table, search.version, search.branch)
     names = search.columns or [field.name for field in schema if not is_vector(field.type)]
     request = {**_request(table, search.limit, names), "filter": search.where, "prefilter": True, **shared}
     numbers = search.vector if search.like is None else _vector_of_row(catalog, table, schema, search, shared)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _QUERY_TYPE = b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"
 _ANSWER_SECONDS = 310.0
+_UNTRUSTED = re.compile("CERTIFICATE_VERIFY_FAILED|certificate verify failed", re.IGNORECASE)
 _DETAILS = re.compile(r"\. (?:Detail|gRPC client debug context|Client context): .*", re.DOTALL)
 
 
@@ -74,13 +77,28 @@ def _query_server(catalog: ServerCatalog, text: str, address: str | None) -> pa.
 
     headers = [(name.encode(), value.encode()) for name, value in catalog.headers.items()]
     options = flight.FlightCallOptions(timeout=_ANSWER_SECONDS, headers=headers)
-    client = flight.connect(address or sql_address(catalog.address))
+    client = flight.connect(address or sql_address(catalog.address), tls_root_certs=_authorities())
     try:
         info = client.get_flight_info(flight.FlightDescriptor.for_command(encode_query(text)), options)
         reader = client.do_get(info.endpoints[0].ticket, options).to_reader()
     except pa.ArrowException as error:
         raise _explain(error, catalog.address) from error
     return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader, catalog.address))
+
+
+def _authorities() -> str | None:
+    """Return the certificates that calls by HTTPS trust (SSL_CERT_FILE, SSL_CERT_DIR); None for those of gRPC itself.
+
+    Raises CommandError for a file that cannot be read.
+    """
+    paths = ssl.get_default_verify_paths()
+    files = [Path(paths.cafile)] if paths.cafile else []
+    if folder := os.environ.get("SSL_CERT_DIR"):
+        files += sorted(file for file in Path(folder).glob("*") if file.is_file())
+    try:
+        return "\n".join(file.read_text(errors="replace") for file in files) or None
+    except OSError as error:
+        raise CommandError(f"The trusted certificates cannot be read: {error}.") from error
 
 
 def _batches(reader: pa.RecordBatchReader, address: str) -> object:
@@ -100,6 +118,11 @@ def _explain(error: Exception, address: str) -> CommandError:
     message = re.sub(r"^[a-z ]+ error, with message: ", "", message)
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return CommandError(message, ExitStatus.NOT_ALLOWED)
+    if _UNTRUSTED.search(str(error)):
+        return CommandError(
+            f"The certificate of {address} for SQL is not trusted: name its authority by SSL_CERT_FILE.",
+            ExitStatus.UNAVAILABLE,
+        )
     if isinstance(error, flight.FlightUnavailableError):
         return CommandError(
             f"{address} serves no SQL on the port after that of HTTP: it needs tiltyard[sql] there, and sql_port "

@@ -162,14 +162,14 @@ def _entries_of(catalog: Catalog, namespace: TypedId) -> Iterator[dict[str, str]
 
 def describe(catalog: Catalog, arguments: DescribeArguments) -> dict[str, Any]:
     """Describe a table with its columns, or a namespace."""
-    from tiltyard.cli.browsing.description import describe_object, read_schema, schema_records
+    from tiltyard.cli.browsing.description import describe_object, schema_records, visible_schema
 
     object_id = _parse(arguments.id)
     described, _ = take_bounded([describe_object(catalog, object_id, is_readable=False)], 1)
     answer: dict[str, Any] = described[0] if described else {"id": str(object_id), "left_out": "It is too large."}
     if answer.get("kind") == "namespace":
         return answer
-    schema = read_schema(catalog, object_id, arguments.version, arguments.branch)
+    schema = visible_schema(catalog, object_id, arguments.version, arguments.branch)
     answer["columns"], has_more = take_bounded(schema_records(schema), MAX_COLUMNS)
     return {**answer, "left_out": "Not all columns fit."} if has_more else answer
 
@@ -189,14 +189,14 @@ def search(catalog: Catalog, arguments: SearchArguments) -> dict[str, Any]:
 
 def query(catalog: Catalog, arguments: QueryArguments) -> dict[str, Any]:
     """Read rows."""
-    from tiltyard.cli.browsing.description import read_schema
+    from tiltyard.cli.browsing.description import readable_columns
     from tiltyard.cli.browsing.rows import parse_order
     from tiltyard.cli.browsing.search import is_vector
     from tiltyard.cli.session.catalog import resolve_version
 
     table, branch = _parse(arguments.table), arguments.branch
     names = arguments.columns or [
-        field.name for field in read_schema(catalog, table, arguments.version, branch) if not is_vector(field.type)
+        field.name for field in readable_columns(catalog, table, arguments.version, branch) if not is_vector(field.type)
     ]
     rows = catalog.read(
         "QueryTable",

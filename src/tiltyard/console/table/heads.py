@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.policies import MaskKind
@@ -70,7 +70,21 @@ def read_head(page: PageRequest, at: str | None = None) -> TableHead:
     policy = effective_policy_of(page.calls.ctx, page.calls.ctx.find_table(page.path))
     masks = {mask.column: mask.kind.value for mask in policy.masks.values()} if policy is not None else {}
     columns = read_columns(table.schema) if table.schema is not None else []
+    if table.location is None:
+        masks = _hidden_of_view(page, columns)
     return TableHead(table, columns, ref, named.get("branch"), masks, policy is not None)
+
+
+def _hidden_of_view(page: PageRequest, columns: Sequence[Column]) -> dict[str, str]:
+    """Return the columns of a view that the policies of its tables hide from the reader, as masks; none if it cannot
+    be read, as its rows will say.
+    """
+    try:
+        with page.calls.rows(id=list(page.path), k=0, vector={}) as answer:
+            readable = set(answer.schema.names)
+    except LanceNamespaceError:
+        return {}
+    return {column.name: MaskKind.HIDE.value for column in columns if column.name not in readable}
 
 
 def parse_ref(text: str) -> dict[str, Any]:

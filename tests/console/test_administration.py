@@ -15,11 +15,13 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from tests.access.scenes import send
 from tests.console.test_sign_in import PATIENCE_SECONDS, sign_in
 from tests.services.console_data import SCRIPT, make_tables
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import stream
 from tiltyard.console.access.audit import BARS, count_by_time
+from tiltyard.model.spec import operations
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 SECRET = re.compile(r"tilt_[0-9a-f]{16}_[\w-]{43}")
@@ -77,13 +79,23 @@ def test_principal_is_added_promoted_and_disabled(admin: httpx.Client, secured: 
     assert locked.status_code == 400 and "lock you out" in locked.text
 
 
+def keys_of(secured: Secured, principal: str) -> list[Any]:
+    with secured.http("administrator") as http:
+        listed = send(http, operations()["ListApiKeys"], {"principal": principal}).json()["keys"]
+        return [key for key in listed if key.get("revoked_at_millis") is None]
+
+
 def test_new_key_is_in_one_response_alone_and_signs_in_until_it_is_revoked(
     admin: httpx.Client, secured: Secured
 ) -> None:
     created = act(admin, "/access/keys", action="create", principal="carl", note="a laptop", days="30")
     secret = SECRET.search(created.text)
     assert secret is not None and created.status_code == 200 and created.headers["cache-control"] == "no-store"
-    assert secret[0] not in str(created.url) and not created.history
+    addresses = [created.url, *(step.headers["location"] for step in created.history)]
+    assert not [address for address in addresses if secret[0] in str(address)]
+    again = admin.get(str(created.url))  # a reload
+    assert again.status_code == 200 and "was shown" in again.text and not SECRET.search(again.text)
+    assert len(keys_of(secured, "carl")) == 1
     key_id = secret[0].split("_")[1]
     listed = admin.get("/access/keys?of=carl")
     assert key_id in listed.text and "a laptop" in listed.text and not SECRET.search(listed.text)

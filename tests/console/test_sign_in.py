@@ -182,6 +182,28 @@ def test_response_of_a_provider_that_nobody_asked_for_is_refused(
     assert visitor.get("/sign-in/unknown").status_code == 404
 
 
+@pytest.mark.parametrize("address", ["/access/keys", "/versions/cinema/films", "/job", "/sign-out"])
+def test_form_that_is_sent_after_its_key_was_revoked_says_that_the_session_has_ended(
+    visitor: httpx.Client, secured: Secured, address: str
+) -> None:
+    with secured.http("administrator") as http:
+        created = http.post("/tiltyard/v1/key/create", json={"principal": "ann"}).json()
+        sign_in(visitor, created["api_key"])
+        token = CSRF.search(visitor.get("/access/keys").text)
+        assert token is not None
+        assert http.post("/tiltyard/v1/key/revoke", json={"key_id": created["key"]["key_id"]}).status_code == 200
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while visitor.get("/access/keys").status_code == 200:
+        assert time.monotonic() < deadline
+    data = {"csrf": token[1], "action": "revoke", "key": "x"}
+    for headers in ({}, {"hx-request": "true"}):
+        answer = visitor.post(address, data=data, headers=headers)
+        leads_to = answer.headers.get("location") or answer.headers["hx-redirect"]
+        assert leads_to.startswith("/console/sign-in?ended=")
+    page = visitor.get(f"{secured.url}{leads_to}")
+    assert page.status_code == 200 and "Your session has ended" in page.text and "not allowed" not in page.text
+
+
 @pytest.mark.extended
 def test_session_holds_in_every_process_and_replica(tmp_path: Path) -> None:
     with secured_server(tmp_path, "--workers", "2") as secured:

@@ -22,7 +22,7 @@ from tiltyard.api.exchange import WATCH_CLIENT
 from tiltyard.console.browse.tree import read_tree
 from tiltyard.console.browser_checks import HEADERS, NO_STORE, check_request
 from tiltyard.console.calls import Calls, ClientLeftError
-from tiltyard.console.cookies import Cookies
+from tiltyard.console.cookies import ONCE, Cookies
 from tiltyard.console.errors import advice_for
 from tiltyard.console.navigation import sections
 from tiltyard.console.page import MAX_PARAMETER, Page, PageRequest, Redirect, parse_path
@@ -155,14 +155,17 @@ class Console:
         """Run the page of a request. Raises HttpError, and what the page raises."""
         assert self._seals is not None
         form = await _read_form(request)
+        is_sign_in = route is not None and route.sign_in is not None
+        is_form_to_sign_in = is_sign_in and request.url.path == SIGN_IN
+        if principal is None and (not is_sign_in or (request.method == "POST" and not is_form_to_sign_in)):
+            return _ask_to_sign_in(request)  # before the form's token is looked at: that is of the session that ended
         if request.method == "POST":
             token = (form.pop(CSRF_FIELD, None) or [request.headers.get(CSRF_HEADER, "")])[-1]
             self._seals.check_csrf(session, token)
         if route is not None and route.sign_in is not None:
             response: Response = await route.sign_in(self, request, form, session, logged)
             return response
-        if principal is None:
-            return _ask_to_sign_in(request)
+        assert principal is not None
         request.scope.get("extensions", {}).get(RECOGNIZE, lambda: None)()
         ctx = logged.ctx = Context(self._shared.services, logged.request_id, principal=principal)
         self._shared.limits.check_rate(ctx, logged.address)
@@ -195,7 +198,12 @@ class Console:
             is_fragment="hx-request" in request.headers,
             range=request.headers.get("range", ""),
             origin=f"{request.url.scheme}://{request.headers.get('host', '')}",
+            once=self._cookies(request).once(session, request.url.path) if request.method == "GET" else None,
         )
+
+    def _cookies(self, request: Request) -> Cookies:
+        assert self._seals is not None
+        return Cookies(self._seals, request)
 
     async def _run(self, route: PageRoute, page: PageRequest, request: Request) -> Response:
         """Run a page in a thread, for as long as a query may take, and render what it returns there."""
@@ -205,9 +213,15 @@ class Console:
         def work() -> Response:
             outcome = function(page)
             if isinstance(outcome, Page):
-                return self._render(outcome, page.session, page.principal, page, route)
+                shown = self._render(outcome, page.session, page.principal, page, route)
+                if page.once is not None:
+                    self._cookies(request).clear(shown, ONCE)
+                return shown
             if isinstance(outcome, Redirect):
-                return _redirect(outcome.address, is_fragment=page.is_fragment)
+                redirect = _redirect(outcome.address, is_fragment=page.is_fragment)
+                if outcome.once is not None:
+                    self._cookies(request).set_once(redirect, page.session, outcome.address, outcome.once)
+                return redirect
             response: Response = outcome
             return response
 
@@ -292,12 +306,17 @@ async def _no_endpoint(request: Request) -> Response:
 
 
 def _ask_to_sign_in(request: Request) -> Response:
-    """Send a visitor to the sign-in, and back afterwards where the page can be read again."""
-    back = request.url.path if request.method == "GET" and "hx-request" not in request.headers else ""
+    """Send a visitor to the sign-in, and back afterwards where the page can be read again.
+
+    Whoever has sent a form had a session, which has ended: the sign-in says so, and that nothing was done.
+    """
+    is_fragment, is_form = "hx-request" in request.headers, request.method == "POST"
+    back = request.url.path if request.method == "GET" and not is_fragment else ""
     if back and request.url.query:
         back = f"{back}?{request.url.query}"
-    address = f"{SIGN_IN}?next={quote(back, safe='')}" if back not in ("", HOME) else SIGN_IN
-    return _redirect(address, is_fragment="hx-request" in request.headers)
+    fields = {"ended": "form" if is_form else "", "next": back if back != HOME else ""}
+    query = "&".join(f"{name}={quote(text, safe='')}" for name, text in fields.items() if text)
+    return _redirect(f"{SIGN_IN}?{query}" if query else SIGN_IN, is_fragment=is_fragment)
 
 
 def _redirect(address: str, *, is_fragment: bool) -> Response:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
 
 from tiltyard.console.sessions import SESSION_MS, Session
 
 if TYPE_CHECKING:
-    import msgspec
+    from collections.abc import Mapping
+
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -19,6 +22,17 @@ SESSION = "session"
 SIGN_IN = "sign-in"
 SIGN_IN_SECONDS = 600
 """How long a person may take at the provider."""
+ONCE = "once"
+ONCE_SECONDS = 60
+"""How long a browser may take from a change to the page that shows what came of it."""
+
+
+class Once(msgspec.Struct, frozen=True):
+    """What the page at an address shows once, to the session that it was made for ("" where nobody signs in)."""
+
+    session: str
+    address: str
+    values: dict[str, Any]
 
 
 class Cookies:
@@ -45,6 +59,16 @@ class Cookies:
         """Keep what a sign-in has to bring back: the provider's redirect is sent from another site, so it is lax."""
         self._set(response, SIGN_IN, value, SIGN_IN_SECONDS, "lax")
 
+    def set_once(self, response: Response, session: Session | None, address: str, values: Mapping[str, Any]) -> None:
+        """Keep what the page at an address shows once, sealed."""
+        self._set(response, ONCE, Once(_id_of(session), address, dict(values)), ONCE_SECONDS, "strict")
+
+    def once(self, session: Session | None, address: str) -> Mapping[str, Any] | None:
+        """Return what the page at an address shows once; None without it, and for another session."""
+        kept = self.read(ONCE, Once)
+        is_for_it = kept is not None and (kept.session, kept.address) == (_id_of(session), address)
+        return kept.values if kept is not None and is_for_it else None
+
     def clear(self, response: Response, purpose: str) -> None:
         """Have the browser forget a cookie."""
         response.delete_cookie(
@@ -67,3 +91,7 @@ class Cookies:
     def _name(self, purpose: str) -> str:
         prefix = "__Secure-" if self._is_secure else ""
         return f"{prefix}tiltyard-{purpose}-{self._seals.catalog}"
+
+
+def _id_of(session: Session | None) -> str:
+    return session.id if session is not None else ""

@@ -32,6 +32,7 @@ class PageRequest:
     - `is_fragment`: htmx asks for a part of a page.
     - `range`: the header Range.
     - `origin`: scheme and host that the browser called, for addresses to copy.
+    - `once`: what a redirect had this page show, once: another request for it has none of it.
     """
 
     calls: Calls
@@ -44,6 +45,7 @@ class PageRequest:
     is_fragment: bool
     range: str
     origin: str
+    once: Mapping[str, Any] | None = None
 
     def text(self, name: str, default: str = "") -> str:
         """Return a parameter of the form or the address, without the spaces around it."""
@@ -88,9 +90,13 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Another address of the console, where the browser goes on after a change (303)."""
+    """Another address of the console, where the browser goes on after a change (303): to load that again repeats none.
+
+    The page there gets `once`, which is in no address, and which the browser keeps no longer.
+    """
 
     address: str
+    once: Mapping[str, Any] | None = None
 
 
 def parse_path(raw_path: bytes, view: str) -> Id:

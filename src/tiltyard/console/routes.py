@@ -83,6 +83,7 @@ ROUTES = (
     PageRoute("access/principal", principals.show_one),
     PageRoute("access/keys", keys.show),
     PageRoute("access/keys", keys.act, method="POST"),
+    PageRoute(keys.NEW_KEY, keys.show_new),
     PageRoute("access/roles", roles.show),
     PageRoute("access/roles", roles.act, method="POST"),
     PageRoute("access/grants", grants.show),

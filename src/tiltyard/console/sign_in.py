@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 OPERATION = "SignIn"
 """The operation's name in the audit and the metrics."""
 HOME = "/console/"
+ENDED = (
+    "Your session has ended: its key was revoked, or its time is over. Nothing was changed: sign in, and send it again."
+)
 
 
 class SignIn:
@@ -58,8 +61,9 @@ class SignIn:
 async def show(
     console: Console, request: Request, form: Form, session: Session | None, logged: LoggedRequest
 ) -> Response:
-    """Show the form to sign in."""
-    return _form_page(console, request, session, request.query_params.get("next", ""), "", 200)
+    """Show the form to sign in, to those whose form came too late with the reason."""
+    problem = ENDED if "ended" in request.query_params else ""
+    return _form_page(console, request, session, request.query_params.get("next", ""), problem, 200)
 
 
 async def by_key(

@@ -1,4 +1,6 @@
-"""API keys: create, rotate and revoke them. The text of a new one is in one response alone, the one to its form."""
+"""API keys: create, rotate and revoke them. The text of a new one is in one response alone, that of the page after its
+form: to load that page again shows it no more, and makes no second key.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,9 @@ DAY_SECONDS = 86_400
 HOUR_SECONDS = 3_600
 MAX_DAYS = 36_500
 MAX_OVERLAP_HOURS = 24 * 366
+MAX_NOTE = 200
+"""Characters of a note beside the new key."""
+NEW_KEY = "access/keys/new"
 
 
 def show(page: PageRequest) -> Page:
@@ -42,27 +47,27 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
 
 
 def act(page: PageRequest) -> Page | Redirect:
-    """Create, rotate or revoke a key; the answer to the first two is the page that shows the new key, this once."""
+    """Create, rotate or revoke a key; the first two lead to the page that shows the new key, once."""
     return run_action(page, _ACTIONS, _show)
 
 
-def _create(page: PageRequest) -> Page:
+def _create(page: PageRequest) -> Redirect:
     created = page.calls.call(
         "CreateApiKey",
         principal=required_text(page, "principal", "the name of the principal that the key is of"),
         note=page.text("note") or None,
         expires_in_seconds=_expiry(page),
     )
-    return _created_page(page, created, 0)
+    return _show_once(created, 0)
 
 
-def _rotate(page: PageRequest) -> Page:
+def _rotate(page: PageRequest) -> Redirect:
     hours = page.integer("hours", 24, 0, MAX_OVERLAP_HOURS)
     key_id = required_text(page, "key", "the id of a key")
     created = page.calls.call(
         "RotateApiKey", key_id=key_id, overlap_seconds=hours * HOUR_SECONDS, expires_in_seconds=_expiry(page)
     )
-    return _created_page(page, created, hours, key_id)
+    return _show_once(created, hours, key_id)
 
 
 def _revoke(page: PageRequest) -> Redirect:
@@ -75,15 +80,22 @@ def _expiry(page: PageRequest) -> int | None:
     return days * DAY_SECONDS if days else None
 
 
-def _created_page(page: PageRequest, created: Any, hours: int, replaced: str = "") -> Page:
-    values = {
-        **page_frame(page, "access/keys"),
+def _show_once(created: Any, hours: int, replaced: str = "") -> Redirect:
+    key = {
         "text": created.api_key,
-        "key": created.key,
+        "id": created.key.key_id,
+        "principal": created.key.principal,
+        "note": (created.key.note or "")[:MAX_NOTE],
+        "ends": created.key.expires_at_millis,
         "replaced": replaced,
         "hours": hours,
     }
-    return Page("key_created.html", values)
+    return Redirect(link(NEW_KEY), once=key)
+
+
+def show_new(page: PageRequest) -> Page:
+    """Show the key that was just made; say that it was shown where this is another request for the page."""
+    return Page("key_created.html", {**page_frame(page, "access/keys"), "key": page.once})
 
 
 _ACTIONS: Mapping[str, Action] = {"create": _create, "rotate": _rotate, "revoke": _revoke}

@@ -84,14 +84,16 @@ def _collect_folders(ctx: Context, *, remove: bool) -> None:
 @click.command("repair", short_help="Repair tables after changes that bypassed the server.")
 @click.argument("tables", nargs=-1, type=TABLE)
 @click.option("--dry-run", is_flag=True, help="Only report the problems.")
+@click.option("--restore", is_flag=True, help="Go on from the last whole version of tables with broken files.")
 @settings_options(*MAINTENANCE_SETTINGS)
-def repair(settings: Settings, tables: tuple[TypedId, ...], dry_run: bool) -> None:
-    """Find what bypassed the server or was left half done in the tables (all without names), and repair it.
+def repair(settings: Settings, tables: tuple[TypedId, ...], dry_run: bool, restore: bool) -> None:
+    """Find what bypassed the server, was left half done or is broken in the tables (all without names); repair it.
 
     \b
     Examples:
       tiltyard repair --root ./data films
       tiltyard repair --root ./data --dry-run
+      tiltyard repair --root ./data --restore films
     """
     from tiltyard.cli.client import open_context
     from tiltyard.tables.maintenance.repair import repair as repair_table
@@ -99,7 +101,7 @@ def repair(settings: Settings, tables: tuple[TypedId, ...], dry_run: bool) -> No
     with open_context(settings) as ctx:
         number = 0
         for path, record in _tables(ctx, tables):
-            for finding in repair_table(ctx, record, dry_run=dry_run):
+            for finding in repair_table(ctx, record, dry_run=dry_run, restore=restore):
                 click.echo(f"{format_id(path)}: {finding.kind}: {finding.found} {finding.done}".rstrip())
                 number += 1
         if not number:

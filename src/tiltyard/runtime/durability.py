@@ -33,7 +33,15 @@ from tiltyard.runtime.file_forms import BrokenFileError, check_whole
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-__all__ = ["BrokenFileError", "Durability", "WrittenFile", "is_whole", "replace_file", "write_temporary"]
+__all__ = [
+    "MISSING",
+    "BrokenFileError",
+    "Durability",
+    "WrittenFile",
+    "describe_fault",
+    "replace_file",
+    "write_temporary",
+]
 
 _THREADS = 8
 """Files synced concurrently."""
@@ -50,6 +58,8 @@ _TIMESTAMP_NS = 200_000_000
 MAX_SYNCED_FOLDERS = 100_000
 """Folders that are remembered as synced, before the memory is emptied."""
 
+MISSING = "missing"
+"""The fault of a file that is not there."""
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Non-blocking: what a client names might be a pipe."""
 
@@ -202,13 +212,15 @@ class Durability:
             yield
 
 
-def is_whole(location: str) -> bool:
-    """Whether a file is there, and ends as its form has it."""
+def describe_fault(file: WrittenFile | str) -> str | None:
+    """Say why a file is not whole, or that it is missing; None for one that is whole. Raises OSError."""
     try:
-        _check_and_sync(WrittenFile(location), missing_ok=False, sync=False)
-    except (BrokenFileError, FileNotFoundError):
-        return False
-    return True
+        _check_and_sync(WrittenFile(file) if isinstance(file, str) else file, missing_ok=False, sync=False)
+    except BrokenFileError as error:
+        return error.found
+    except FileNotFoundError:
+        return MISSING
+    return None
 
 
 def write_temporary(location: str, content: bytes, mode: int = 0o666) -> Path:

@@ -31,6 +31,7 @@ class BrokenFileError(OSError):
     """A file lacks some of its content, as after a write to a disk that was full."""
 
     def __init__(self, location: str, found: str) -> None:
+        self.found = found
         super().__init__(errno.ENOSPC, f"A file was not written whole, as on a full disk ({found})", location)
 
 

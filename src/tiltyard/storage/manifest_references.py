@@ -55,6 +55,12 @@ def files_of_bases(content: bytes) -> set[str]:
     return {locate(file) for file in _references(content) if file.base is not None and not file.path.endswith("/")}
 
 
+def all_files(content: bytes, folder: str) -> set[str]:
+    """Return the locations of the data, deletion and index files that a valid manifest names, as `new_files`."""
+    locate = _locator(content, folder)
+    return {locate(file) for file in _references(content)}
+
+
 def new_files(content: bytes, previous: bytes | None, folder: str) -> list[tuple[str, FileReference]]:
     """List the files that a valid manifest names and the one before it does not, with their locations.
 

@@ -30,7 +30,7 @@ from tiltyard.storage.manifest_format import (
     parse_manifest,
     versions_folder,
 )
-from tiltyard.storage.manifest_references import FileReference, new_files, transaction_file
+from tiltyard.storage.manifest_references import FileReference, all_files, new_files, transaction_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,15 +158,28 @@ class ManifestStore:
 
         Raises InvalidInputError for a damaged manifest.
         """
-        if not is_local(location):
+        path, content = self._read_final(location, branch, version)
+        if content is None or not is_local(location):
             return []
+        if not is_complete(content):
+            raise InvalidInputError(f"The manifest of version {version} is damaged: repair the table.")
+        return [*self.new_files(location, path, content, version), WrittenFile(path, len(content))]
+
+    def named_files(self, location: str, branch: Branch, version: int) -> set[str]:
+        """Return the locations of all files that a version in storage names; empty if it is gone."""
+        path, content = self._read_final(location, branch, version)
+        return set() if content is None else all_files(content, path.rpartition("/_versions/")[0])
+
+    def _read_final(self, location: str, branch: Branch, version: int) -> tuple[str, bytes | None]:
+        """Read the manifest of a version by its final name, whatever it is named by; None if it is gone."""
+        path, content = "", None
         for scheme in NamingScheme:
             path = f"{location}/{versions_folder(branch)}/{manifest_name(version, scheme)}"
             with lance_errors(location):
                 content = _read_if_exists(self._files(location), path)
             if content is not None:
-                return [*self.new_files(location, path, content, version), WrittenFile(path, len(content))]
-        return []
+                break
+        return path, content
 
     def staged_files(self, location: str, path: str, content: bytes) -> list[WrittenFile]:
         """Check that a manifest that was staged here is whole; return the file of its transaction, on a disk alone.

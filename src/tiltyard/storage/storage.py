@@ -18,7 +18,7 @@ from lance_namespace.errors import (
 
 from tiltyard.runtime.batcher import Batcher
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.runtime.durability import Durability, WrittenFile, is_whole
+from tiltyard.runtime.durability import Durability, WrittenFile, describe_fault
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.runtime.processors import processors_of
 from tiltyard.storage.availability import AvailabilityMonitor
@@ -314,7 +314,7 @@ class Storage:
             yield
             self.make_durable([file], missing_ok=True)
         except BaseException:
-            if os.path.lexists(file) and not is_whole(file):
+            if os.path.lexists(file) and describe_fault(file) is not None:
                 Path(file).unlink(missing_ok=True)
                 with suppress(FileNotFoundError):
                     os.rename(saved, file)  # noqa: PTH104  # as its link

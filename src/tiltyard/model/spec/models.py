@@ -2470,6 +2470,7 @@ class RepairTableRequest(Model, kw_only=True, forbid_unknown_fields=True):
     dry_run: bool | None = None
     id: list[str] | None = None
     identity: Identity | None = None
+    restore: bool | None = None
 
 
 class RepairTableResponse(Model, kw_only=True):

@@ -15,15 +15,22 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.commits.finalizing import finalize, stat_final_manifest
+from tiltyard.tables.maintenance.broken_files import (
+    branches_by_file,
+    find_broken_manifests,
+    find_broken_references,
+    find_broken_versions,
+)
 from tiltyard.tables.maintenance.garbage import cutoff_of, stale_staged
 from tiltyard.tables.maintenance.references import FileKind, TableFile, open_branches, table_files, tracked_units
-from tiltyard.tables.opening import find_table
+from tiltyard.tables.opening import find_table, finish_direct_commit
 from tiltyard.tables.versions.records import (
     delete_records,
     has_no_manifest,
     record_stored_version,
     records_of,
     records_without_manifest,
+    stored_versions,
     unrecorded_versions,
 )
 
@@ -51,11 +58,13 @@ class Finding:
 
 @operation(needs=on_table(Privilege.ALTER))
 def repair_table(ctx: Context, request: models.RepairTableRequest) -> models.RepairTableResponse:
-    """Find what of a table bypassed the server or was left unfinished, and correct it; `dry_run` only reports.
+    """Find what of a table bypassed the server, was left unfinished or is broken; correct it unless `dry_run`.
 
+    With `restore`, it goes on from the last whole version where later ones name files that a full disk has broken.
     Raises NamespaceNotFoundError, TableNotFoundError, ServiceUnavailableError.
     """
-    findings = repair(ctx, find_table(ctx, request.id), dry_run=bool(request.dry_run))
+    table = find_table(ctx, request.id)
+    findings = repair(ctx, table, dry_run=bool(request.dry_run), restore=bool(request.restore))
     return models.RepairTableResponse(
         findings=[
             models.RepairFinding(kind=finding.kind, found=finding.found, done=finding.done or None)
@@ -64,15 +73,17 @@ def repair_table(ctx: Context, request: models.RepairTableRequest) -> models.Rep
     )
 
 
-def repair(ctx: Context, table: TableRecord, *, dry_run: bool) -> list[Finding]:
+def repair(ctx: Context, table: TableRecord, *, dry_run: bool, restore: bool = False) -> list[Finding]:
     """Return all that is wrong with a table, corrected unless `dry_run`. Idempotent.
 
+    What takes something from the table, because it is broken, is only done with `restore`.
     Where storage has no version at all, as while a disk is not mounted or a copy is not complete, the records stay.
     """
     storage = ctx.storage
     if storage.is_empty(table.location):
         return [] if table.declared else [Finding("missing folder", f"There is nothing at {table.location}.")]
     findings = list(_repair_pending(ctx, table, dry_run))
+    findings += _repair_broken_names(ctx, table, restore=restore and not dry_run)
     findings += _repair_declared(ctx, table, dry_run)
     try:
         branches = open_branches(ctx, table.location)
@@ -80,6 +91,7 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool) -> list[Finding]:
         return [*findings, Finding("unreadable", f"The table cannot be opened: {error}")]
     for branch in branches:
         findings += _repair_records(ctx, table, branch, dry_run)
+        findings += _repair_broken_versions(ctx, table, branch, restore=restore and not dry_run)
     if branches:
         findings += _repair_deleted_branches(ctx, table, branches, dry_run)
     referenced = tracked_units(table.location, branches)
@@ -148,6 +160,58 @@ def _repair_records(ctx: Context, table: TableRecord, branch: Branch, dry_run: b
         versions = _version_list(stored.version for stored in unrecorded)
         problem = f"{versions}{_of_branch(branch)} were committed bypassing the server."
         yield Finding("unrecorded versions", problem, "They were recorded." if not dry_run else "")
+
+
+def _repair_broken_names(ctx: Context, table: TableRecord, *, restore: bool) -> Iterator[Finding]:
+    """Report files of tags, branches and versions that are not whole, and remove them with `restore`."""
+    location, removed = table.location, list[str]()
+    for broken in find_broken_references(ctx, location):
+        removed.append(broken.location)
+        problem = f"The file of the {broken.kind} {broken.name} is not whole, and no {broken.kind} can be read."
+        yield Finding(f"broken {broken.kind}", problem, f"The {broken.kind} was removed." if restore else "")
+    for branch in branches_by_file(ctx, location):
+        manifests = find_broken_manifests(ctx, table, branch)
+        if manifests:
+            is_any_whole = len(manifests) < len(stored_versions(ctx, table, branch))
+            removed += manifests.values() if is_any_whole else ()
+            problem = f"{_version_list(iter(manifests))}{_of_branch(branch)} have no whole manifest: they are lost."
+            is_done = restore and is_any_whole
+            yield Finding("broken manifests", problem, "The manifests were removed." if is_done else "")
+    if restore and removed:
+        ctx.storage.delete_files(removed)
+        ctx.storage.datasets.evict(location)
+
+
+def _repair_broken_versions(ctx: Context, table: TableRecord, branch: Branch, *, restore: bool) -> Iterator[Finding]:
+    """Report versions that name files which are not whole; go on from the last one that names none with `restore`."""
+    broken = find_broken_versions(ctx, table, branch)
+    if not broken.files:
+        return
+    prefix = f"{table.location}/"
+    listed = [f"{file.removeprefix(prefix)} ({fault})" for file, fault in sorted(broken.files.items())]
+    more = f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+    whole = "None is whole" if broken.last_whole is None else f"The last whole version is {broken.last_whole}"
+    problem = (
+        f"{_version_list(iter(broken.versions))}{_of_branch(branch)} name files that are not whole: "
+        f"{', '.join(listed[:_MOST_LISTED])}{more}. {whole}."
+    )
+    action = ""
+    if restore and broken.last_whole is not None and broken.last_whole < broken.latest:
+        version = _restore(ctx, table, branch, broken.last_whole)
+        action = f"Version {version} is as version {broken.last_whole} was: what came after it is in the old versions."
+    yield Finding("broken files", problem, action)
+
+
+def _restore(ctx: Context, table: TableRecord, branch: Branch, version: int) -> int:
+    """Make a version of a branch the latest again, as a new one, and return that."""
+    storage, route = ctx.storage, ctx.commit_route(table, durable=False)
+    dataset = storage.datasets.open_for_writing(table.location, storage.options(table.location), branch, route)
+    with lance_errors(dataset):
+        restored = dataset.checkout_version((branch.lance_name, version))
+        restored.restore()  # type: ignore[no-untyped-call]  # pylance's
+    if not table.managed:
+        finish_direct_commit(ctx, table, branch, int(restored.version))
+    return int(restored.version)
 
 
 def _repair_deleted_branches(

@@ -71,6 +71,7 @@ BOUNDS = {
     "sql_queries": (1, 1 << 16),
     "sql_memory_bytes": (1 << 20, 1 << 50),
     "sql_process_bytes": (1 << 28, 1 << 50),
+    "sql_total_bytes": (0, 1 << 50),
     "sql_spill_bytes": (1 << 20, 1 << 50),
     "sql_kept_bytes": (0, 1 << 50),
     "sql_max_rows": (0, 1 << 50),
@@ -298,6 +299,10 @@ class Settings:
     )
     sql_process_bytes: int = field(
         default=1 << 30, metadata={"help": "Memory, in bytes, beyond which the process of an SQL query is ended."}
+    )
+    sql_total_bytes: int = field(
+        default=0,
+        metadata={"help": "Memory of the processes of all SQL queries together [default: 4 times sql_process_bytes]."},
     )
     sql_spill_bytes: int = field(default=4 << 30, metadata={"help": "Disk that one SQL query may spill to, in bytes."})
     sql_spill_folder: str = field(

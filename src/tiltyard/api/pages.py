@@ -137,6 +137,8 @@ class Pages:
             "bytes of queries running": self._services.query_memory.used,
             "SQL queries running": (self._services.sql_processes or self._services.sql_sessions).running,
         }
+        if self._services.sql_processes is not None:
+            running["bytes of SQL processes"] = self._services.sql_processes.used_bytes
         connected = self._connections.gauges() if self._connections is not None else {}
         outages = [mount.outage for mount in self._services.mounts.all() if mount.outage is not None]
         mounts = {"mounts without an answer": float(len(outages))}

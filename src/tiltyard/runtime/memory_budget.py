@@ -1,4 +1,6 @@
-"""Bound the memory that the running queries of a process hold together, by estimates made before they run."""
+"""Bound the memory that the running queries of a process hold together: by estimates made before they run, or, of SQL,
+by what the process of each is seen to have.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,24 @@ class MemoryBudget:
             )
         return Reservation(self, name, size)
 
+    def resize(self, reservation: Reservation, size: int) -> None:
+        """Reserve as many bytes as a running query is seen to have. Raises InvalidInputError, ThrottlingError."""
+        name, before = reservation.name, reservation.size
+        share = self._total // 2 if name else self._total
+        with self._lock:
+            others, own = self._used.total() - before, self._used[name] - before
+            is_free = size <= before or (own + size <= share and others + size <= self._total)
+            if is_free:
+                self._used[name] += size - before
+                reservation.size = size
+        if not is_free and not others:
+            raise InvalidInputError(f"The query took more memory than {share >> 20} MiB: narrow it.")
+        if not is_free:
+            raise ThrottlingError(
+                f"The queries that run take more memory than all may have, yours {own + size >> 20} MiB, so this one"
+                " was ended: try again in a moment."
+            )
+
     def release(self, name: str, size: int) -> None:
         """Release bytes that were reserved."""
         with self._lock:
@@ -56,16 +76,20 @@ class MemoryBudget:
 class Reservation:
     """Bytes of a query, until `release`; a query that is dropped without it releases them, too."""
 
-    __slots__ = ("_budget", "_name", "_size")
+    __slots__ = ("_budget", "name", "size")
 
     def __init__(self, budget: MemoryBudget, name: str, size: int) -> None:
-        self._budget, self._name, self._size = budget, name, size
+        self._budget, self.name, self.size = budget, name, size
+
+    def resize(self, size: int) -> None:
+        """Reserve what the query has by now. Raises as `MemoryBudget.resize`."""
+        self._budget.resize(self, size)
 
     def release(self) -> None:
         """Release the bytes. Idempotent."""
-        size, self._size = self._size, 0
+        size, self.size = self.size, 0
         if size:
-            self._budget.release(self._name, size)
+            self._budget.release(self.name, size)
 
     def __del__(self) -> None:
         self.release()

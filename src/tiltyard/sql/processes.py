@@ -18,17 +18,26 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InternalError, InvalidInputError, ServiceUnavailableError, ThrottlingError
+from lance_namespace.errors import (
+    InternalError,
+    InvalidInputError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+)
 
+from tiltyard.runtime.fair_places import FairPlaces
+from tiltyard.runtime.memory_budget import MemoryBudget
+from tiltyard.runtime.owned_folders import OwnedFolder, remove_abandoned
 from tiltyard.sql.process_messages import HEAD, MAX_MESSAGE_BYTES, Kind
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from tiltyard.config import Settings
+    from tiltyard.runtime.memory_budget import Reservation
 
 TICK_MS = 100
 """How often a query that sends nothing is checked: its deadline, and its memory."""
@@ -39,6 +48,11 @@ MOST_IDLE = max(2, os.cpu_count() or 1)
 REUSE_SHARE = 0.5
 """A process that holds more than this share of the memory that it may have is not used again."""
 CHECK_SECONDS = 0.1
+FIRST_BYTES = 64 << 20
+"""Memory that a query counts with until its process is looked at."""
+DEFAULT_TOTAL = 4
+"""How many times `sql_process_bytes` all queries have together, unless `sql_total_bytes` says it."""
+FOLDER_PREFIX = "tiltyard-sql-"
 _FULL = "The query took more memory than one query's process may have (sql_process_bytes): narrow it."
 
 log = logging.getLogger("tiltyard.sql")
@@ -53,6 +67,9 @@ class QueryEndedError(ServiceUnavailableError):
 
 class QueryProcess:
     """A running process. One thread at a time talks to it; any may kill it."""
+
+    reservation: Reservation | None = None
+    """The memory of the query that it runs, among that of all queries."""
 
     def __init__(self, process: BaseProcess, channel: socket.socket, folder: Path, most_bytes: int) -> None:
         self._process = process
@@ -90,8 +107,8 @@ class QueryProcess:
     def receive(self, check: Callable[[], None]) -> tuple[Kind, bytes]:
         """Wait for a message. While it does not come, `check` is called, and may raise to end the query.
 
-        Raises InvalidInputError for a process that takes too much memory, QueryEndedError for one that was killed,
-        InternalError for one that has ended by itself.
+        Raises InvalidInputError for a process that takes too much memory, ThrottlingError for one that takes more than
+        others leave, QueryEndedError for one that was killed, InternalError for one that has ended by itself.
         """
         check()
         while not self._poll.poll(TICK_MS):
@@ -154,9 +171,16 @@ class QueryProcess:
 
     def _check_memory(self) -> None:
         self._checked_at = time.monotonic()
-        if self._resident_bytes() > self._most_bytes:
+        resident = self._resident_bytes()
+        if resident > self._most_bytes:
             self.kill()
             raise InvalidInputError(_FULL)
+        if self.reservation is not None:
+            try:
+                self.reservation.resize(resident)
+            except LanceNamespaceError:
+                self.kill()
+                raise
 
     def _resident_bytes(self) -> int:
         """Return the memory that it has for itself; 0 where the system does not report it, or it has ended."""
@@ -177,45 +201,59 @@ class QueryProcesses:
         self._lock = threading.Lock()
         self._idle: list[QueryProcess] = []
         self._busy: set[QueryProcess] = set()
-        self._running = 0
+        self._places = FairPlaces(settings.sql_queries, "SQL queries")
+        self._memory = MemoryBudget(settings.sql_total_bytes or DEFAULT_TOTAL * settings.sql_process_bytes)
+        self._folder: OwnedFolder | None = None
+        """Has a folder for each process, to spill to."""
         self._is_closed = False
+        remove_abandoned(FOLDER_PREFIX, Path(settings.sql_spill_folder or gettempdir()))
 
     @property
     def running(self) -> int:
         """How many queries run."""
-        return self._running
+        return self._places.taken
+
+    @property
+    def used_bytes(self) -> int:
+        """The memory of the processes that run queries, when they were last looked at."""
+        return self._memory.used
 
     def prestart(self) -> None:
         """Start a process that waits for the first query. Raises as `acquire` does."""
-        self.release(self.acquire(), is_idle=True)
+        self.release(self.acquire(None), None, is_idle=True)
 
-    def acquire(self) -> QueryProcess:
-        """Return a process for a query. Raises ThrottlingError if as many run as may, ServiceUnavailableError."""
-        with self._lock:
-            if self._is_closed:
-                raise ServiceUnavailableError("The server stops: no further query is run.")
-            if self._running >= self._settings.sql_queries:
-                raise ThrottlingError(f"{self._running} SQL queries run already: try again in a moment.")
-            self._running += 1
+    def acquire(self, principal: str | None) -> QueryProcess:
+        """Return a process for a query of a principal; None is a caller whom nothing tells from others.
+
+        Raises ThrottlingError if as many run as may, or have as much memory, and ServiceUnavailableError.
+        """
+        self._places.take(principal)
         try:
+            reservation = self._memory.reserve(principal, FIRST_BYTES)
+            with self._lock:
+                if self._is_closed:
+                    raise ServiceUnavailableError("The server stops: no further query is run.")
             process = self._take_idle() or self._start_one()
+            process.reservation = reservation
             with self._lock:
                 self._busy.add(process)
         except BaseException:
-            with self._lock:
-                self._running -= 1
+            self._places.leave(principal)
             raise
         return process
 
-    def release(self, process: QueryProcess, *, is_idle: bool) -> None:
+    def release(self, process: QueryProcess, principal: str | None, *, is_idle: bool) -> None:
         """Give a process back; one that is not idle is killed, and its query counts until it has ended."""
         is_kept = is_idle and process.is_usable
         try:
             if not is_kept:
                 process.close()
         finally:
+            self._places.leave(principal)
+            reservation, process.reservation = process.reservation, None
+            if reservation is not None:
+                reservation.release()
             with self._lock:
-                self._running -= 1
                 self._busy.discard(process)
                 is_kept = is_kept and not self._is_closed and len(self._idle) < MOST_IDLE
                 if is_kept:
@@ -233,6 +271,8 @@ class QueryProcesses:
             process.kill()
         for process in idle:
             process.close()
+        if self._folder is not None:
+            self._folder.remove()
 
     def _take_idle(self) -> QueryProcess | None:
         """Return the process that was idle last, whose caches are warm; None without any that can be used."""
@@ -245,7 +285,10 @@ class QueryProcesses:
 
     def _start_one(self) -> QueryProcess:
         ours, theirs = socket.socketpair()
-        folder = Path(mkdtemp(prefix="tiltyard-sql-", dir=self._settings.sql_spill_folder or None))
+        with self._lock:
+            if self._folder is None:
+                self._folder = OwnedFolder(FOLDER_PREFIX, self._settings.sql_spill_folder or None)
+        folder = Path(mkdtemp(dir=self._folder.path))
         try:
             process = self._start(theirs, folder)
         except BaseException:

@@ -12,6 +12,7 @@ from lance_namespace.errors import from_error_code
 
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
+from tiltyard.model.principals import EVERYBODY
 from tiltyard.sql.process_messages import Failure, Form, Kind, PlanDescription, QueryRequest
 from tiltyard.sql.processes import QueryEndedError
 
@@ -40,6 +41,8 @@ class RemoteQuery:
         self._processes = processes
         self._request = request
         self._check = check
+        caller = request.principal
+        self._principal = None if caller == EVERYBODY else caller.name
         self._lock = threading.Lock()
         self._process: QueryProcess | None = None
         self._is_closed = False
@@ -57,7 +60,7 @@ class RemoteQuery:
 
         Raises ThrottlingError, what planning raises, what `check` raises, and QueryEndedError if it was closed.
         """
-        process = self._processes.acquire()
+        process = self._processes.acquire(self._principal)
         with self._lock:
             self._process = process
             is_closed = self._is_closed
@@ -125,7 +128,7 @@ class RemoteQuery:
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
-            self._processes.release(process, is_idle=self.has_ended)
+            self._processes.release(process, self._principal, is_idle=self.has_ended)
 
     def _failure(self, body: bytes) -> Exception:
         failure = _failure_decoder.decode(body)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import ThrottlingError, UnsupportedOperationError
 
+from tiltyard.runtime.owned_folders import OwnedFolder
 from tiltyard.sql.tables import CATALOG, DEFAULT_SCHEMA, SessionCatalog
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class Session:
     DataFusion removes its folder inside `folder` once nothing of the session runs any more.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Open a session. Raises UnsupportedOperationError where DataFusion is not installed."""
+    def __init__(self, settings: Settings, parent: Path) -> None:
+        """Open a session that spills below `parent`. Raises UnsupportedOperationError without DataFusion."""
         import_datafusion(settings.sql_queries)
         from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
 
@@ -46,7 +47,7 @@ class Session:
         runtime = RuntimeEnvBuilder().with_fair_spill_pool(settings.sql_memory_bytes)
         context: Any = SessionContext(config, runtime)  # not typed: its catalogs are any that have the methods
         self.context = context
-        self.folder = Path(mkdtemp(prefix="tiltyard-sql-", dir=settings.sql_spill_folder or None))
+        self.folder = Path(mkdtemp(dir=parent))
         quoted = str(self.folder).replace("'", "''")
         for name, value in (
             ("max_temp_directory_size", f"{settings.sql_spill_bytes >> 20}M"),
@@ -91,6 +92,7 @@ class SqlSessions:
         self._idle: list[Session] = []
         self._active = 0
         self._ending: list[Path] = []
+        self._folder: OwnedFolder | None = None
 
     @property
     def running(self) -> int:
@@ -107,7 +109,7 @@ class SqlSessions:
             session = self._idle.pop() if self._idle else None
         if session is None:
             try:
-                session = Session(self._settings)
+                session = Session(self._settings, self._parent())
             except BaseException:
                 with self._lock:
                     self._active -= 1
@@ -134,6 +136,15 @@ class SqlSessions:
         with self._lock:
             for folder in (*self._ending, *(session.folder for session in self._idle)):
                 shutil.rmtree(folder, ignore_errors=True)
+            if self._folder is not None:
+                self._folder.remove()
+
+    def _parent(self) -> Path:
+        """Return the folder that sessions have theirs in, which goes with this process."""
+        with self._lock:
+            if self._folder is None:
+                self._folder = OwnedFolder("tiltyard-sql-", self._settings.sql_spill_folder or None)
+            return self._folder.path
 
     def _count(self) -> int:
         self._ending = [folder for folder in self._ending if not _remove_if_empty(folder)]

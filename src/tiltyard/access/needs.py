@@ -312,6 +312,8 @@ def _batch_commit(ctx: Context, request: models.BatchCommitTablesRequest) -> Con
             authorize(entry.create_table_version.id, Privilege.WRITE)
         if entry.delete_table_versions is not None:
             authorize(entry.delete_table_versions.id, Privilege.WRITE)
+        if entry.check_table_version is not None:
+            authorize(entry.check_table_version.id, Privilege.READ)
         if entry.deregister_table is not None:
             authorize(entry.deregister_table.id, Privilege.DROP)
     return ctx.with_resolved(tables, namespaces)
@@ -324,7 +326,8 @@ def _batch_create_versions(ctx: Context, request: models.BatchCreateTableVersion
 
 BATCH_COMMIT_TABLES = Needs(
     "for each entry: to declare `create` on the namespace (with a location that no batch of the caller's own has "
-    "reserved `administer` on the server), to create or delete versions `write`, to deregister `drop` on the table",
+    "reserved `administer` on the server), to create or delete versions `write`, to check one `read`, to deregister "
+    "`drop` on the table",
     _batch_commit,
 )
 BATCH_CREATE_VERSIONS = Needs("`write` on each table", _batch_create_versions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.jobs import RegisteredJob, find_job
 from tiltyard.pipeline.session import LazySession, spark_session
 from tiltyard.pipeline.sources.filesystem import absolute_path
+from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,17 +241,21 @@ class Lake(LakeNamespace):
             raise InvalidInputError("uri is empty: name a file, a folder or a topic.")
         return read_lineage(self, uri=absolute_path(os.fspath(uri)), depth=depth)
 
-    def publish(self) -> AbstractContextManager[Change]:
+    def publish(
+        self, *, isolation: str = Isolation.SERIALIZABLE, reads: Iterable[str] = ()
+    ) -> AbstractContextManager[Change]:
         """Change several tables at once: what is written in the block becomes visible at its end, or not at all.
 
-        `with lake.publish() as change: change.table("films").write(…)`. Raises PublishConflictError (others changed
-        one of the tables meanwhile), PublishUncertainError, and what is raised in the block.
+        `with lake.publish() as change: change.table("films").write(…)`. By `isolation` "serializable" others must not
+        change a table between its first use in the block and the end; by "snapshot" only tables that the block writes
+        are compared, and those that `reads` names, from the beginning of the block on. Raises PublishConflictError
+        (others changed one of these tables), PublishUncertainError, InvalidInputError, and what is raised in the block.
         """
-        return self._publication()
+        return self._publication(isolation, [self.table(name).path for name in reads])
 
     @contextmanager
-    def _publication(self) -> Iterator[Change]:
-        with open_publication(self.catalog) as catalog:
+    def _publication(self, isolation: str, reads: Sequence[tuple[str, ...]]) -> Iterator[Change]:
+        with open_publication(self.catalog, isolation, reads) as catalog:
             yield Change(self.location, catalog, self._sessions, is_recorded=False)
 
     def run_pipeline(
@@ -375,6 +380,6 @@ class Change(Lake):
         """Raise InvalidInputError: a snapshot has published versions."""
         raise not_published("snapshot")
 
-    def publish(self) -> AbstractContextManager[Change]:
+    def publish(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a publication has no other one in it."""
         raise not_published("publish")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -23,12 +23,18 @@ _deferred: dict[str, list[Callable[[CatalogConnection], None]]] = {}
 
 
 @contextmanager
-def open_publication(catalog: CatalogConnection) -> Iterator[CatalogConnection]:
+def open_publication(
+    catalog: CatalogConnection, isolation: str, reads: Iterable[tuple[str, ...]]
+) -> Iterator[CatalogConnection]:
     """Yield a connection whose commits a publication holds back until the end of the block. Raises as `publish`."""
     key = uuid4().hex
     deferred: list[Callable[[CatalogConnection], None]] = []
     with publish(
-        catalog.client(), headers=catalog.headers, ssl_ca_cert=dict(catalog.properties).get("tls.ssl_ca_cert")
+        catalog.client(),
+        headers=catalog.headers,
+        ssl_ca_cert=dict(catalog.properties).get("tls.ssl_ca_cert"),
+        isolation=isolation,
+        reads=reads,
     ) as block:
         _open[key], _deferred[key] = block, deferred
         try:

@@ -149,14 +149,13 @@ class Snapshot:
     def restore(self) -> dict[str, int]:
         """Make all tables again what the snapshot has, in one commit over all of them; return their new versions.
 
-        A table that is still at its version stays as it is. Raises PublishConflictError (others changed one of the
-        tables meanwhile), TableNotFoundError (one was dropped).
+        A table that is still at its version stays as it is, and must not be changed meanwhile either. Raises
+        PublishConflictError (others changed one of the tables meanwhile), TableNotFoundError (one was dropped).
         """
-        changed = [name for name, version in self.tables.items() if self._lake.table(name).version != version]
-        if changed:
-            with self._lake.publish() as change:
-                for name in changed:
-                    dataset = change.table(name).dataset(version=self.tables[name])
+        with self._lake.publish() as change:
+            for name, version in self.tables.items():
+                if change.table(name).version != version:
+                    dataset = change.table(name).dataset(version=version)
                     dataset.restore()  # type: ignore[no-untyped-call]  # pylance's
         return {name: self._lake.table(name).version for name in self.tables}
 

@@ -8,6 +8,6 @@ See `docs/publishing.md`. This package is a client: it uses a namespace and Lanc
 """
 
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
-from tiltyard.publishing.publication import Publication, publish
+from tiltyard.publishing.publication import Isolation, Publication, publish
 
-__all__ = ["Publication", "PublishConflictError", "PublishUncertainError", "publish"]
+__all__ = ["Isolation", "Publication", "PublishConflictError", "PublishUncertainError", "publish"]

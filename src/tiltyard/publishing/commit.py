@@ -45,17 +45,24 @@ class MappingRequest(dict[str, Any]):
 def commit(
     client: upstream.LanceNamespace, send: Send, changes: Changes, renew: Callable[[PublishedTable], None]
 ) -> str | None:
-    """Send the batch; return its transaction's id, None if the batch is empty or its response was lost.
+    """Send the batch; return its transaction's id, None if nothing was sent or the response was lost.
 
+    A block that has changed nothing has still to have read versions of one moment, if it has read several tables.
     `renew` replaces a table's credentials if they are about to expire.
     Raises PublishConflictError, PublishUncertainError, and the error with which the server refuses the batch.
     """
-    if not changes.operations:
+    reads = changes.read_branches()
+    if not changes.operations and len(reads) <= 1:
         return None
     replaced = [path for path, table in changes.deregistered.items() if _location(client, path) != table.location]
-    if replaced:
-        raise PublishConflictError(replaced)
-    transaction_id = _send(client, send, changes)
+    # The catalog does not know of commits straight to storage: so these tables are compared here, just before.
+    changed = [branch.table.path for branch in reads if not branch.table.managed and _is_changed(client, branch)]
+    if replaced or changed:
+        raise PublishConflictError(dict.fromkeys([*replaced, *changed]))
+    checks = [branch.check() for branch in reads if branch.table.managed]
+    if not checks and not changes.operations:
+        return None
+    transaction_id = _send(client, send, changes, [*checks, *changes.operations])
     for branch in changes.branches():
         with _best_effort(branch.table):
             renew(branch.table)
@@ -145,9 +152,11 @@ def _manifest(client: upstream.LanceNamespace, branch: StagedBranch, version: in
     return str(description["manifest_path"])
 
 
-def _send(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str | None:
+def _send(
+    client: upstream.LanceNamespace, send: Send, changes: Changes, operations: list[upstream.CommitTableOperation]
+) -> str | None:
     """Send the batch with retries under one idempotency key; return as `commit` does, and raise as it does."""
-    request, key = upstream.BatchCommitTablesRequest(operations=changes.operations), uuid4().hex
+    request, key = upstream.BatchCommitTablesRequest(operations=operations), uuid4().hex
     pauses = iter(PAUSES)
     is_certain = True  # that no earlier attempt has been committed
     while True:
@@ -158,7 +167,7 @@ def _send(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str 
                 _raise_conflict(client, changes, error)
                 raise
             pause = next(pauses, None)
-            if not isinstance(error, RETRYABLE_ERRORS):
+            if changes.operations and not isinstance(error, RETRYABLE_ERRORS):
                 is_certain = False  # the next response may be about this attempt
                 if _is_committed(client, changes):
                     _check_not_replaced(client, changes)
@@ -194,8 +203,8 @@ def _find_conflicts_if_answered(client: upstream.LanceNamespace, changes: Change
 
 def _find_conflicts(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
     """Find the tables that others have changed since the block read them."""
-    branches = changes.branches()
-    tables = {branch.table.path: branch.table for branch in branches if branch.versions}
+    branches = [branch for branch in changes.branches() if branch.versions] + changes.read_branches()
+    tables = {branch.table.path: branch.table for branch in branches}
     tables |= {table.path: table for table in changes.new_tables()}
     replaced = [path for path, table in tables.items() if _location(client, path) != _expected_location(table)]
     unreplaced = [branch for branch in branches if branch.table.path not in replaced]
@@ -217,21 +226,32 @@ def _location(client: upstream.LanceNamespace, path: Path) -> str | None:
         return None
 
 
+def _is_changed(client: upstream.LanceNamespace, branch: StagedBranch) -> bool:
+    """Whether another writer committed to a branch after the block's base version, or replaced its table."""
+    return _location(client, branch.table.path) != branch.table.location or _is_behind(client, branch)
+
+
 def _is_behind(client: upstream.LanceNamespace, branch: StagedBranch) -> bool:
     """Whether another writer committed to a branch after the block's base version."""
-    return bool(branch.versions) and not branch.table.declared and latest_version(client, branch) != branch.base_version
+    return not branch.table.declared and latest_version(client, branch) != branch.base_version
 
 
 def latest_version(client: upstream.LanceNamespace, branch: StagedBranch) -> int:
     """Return the latest committed version of a branch; 0 without any. Raises TableNotFoundError."""
+    try:
+        latest = latest_entry(client, branch)
+    except TableBranchNotFoundError:
+        return 0
+    return latest.version if latest else 0
+
+
+def latest_entry(client: upstream.LanceNamespace, branch: StagedBranch) -> upstream.TableVersion | None:
+    """Return the latest committed version of a branch. Raises TableNotFoundError, TableBranchNotFoundError."""
     request = upstream.ListTableVersionsRequest(
         id=list(branch.table.path), branch=branch.name, limit=1, descending=True
     )
-    try:
-        versions = client.list_table_versions(request).versions
-    except TableBranchNotFoundError:
-        return 0
-    return versions[0].version if versions else 0
+    versions = client.list_table_versions(request).versions
+    return versions[0] if versions else None
 
 
 def _check_not_replaced(client: upstream.LanceNamespace, changes: Changes) -> None:
@@ -270,7 +290,7 @@ def _is_committed(client: upstream.LanceNamespace, changes: Changes) -> bool:
             return _location(client, tuple(first.deregister_table.id or ())) is None
         assert first.create_table_version is not None
         version = first.create_table_version
-        branch = changes.changed_branch(tuple(version.id or ()), version.branch)
+        branch = changes.known_branch(tuple(version.id or ()), version.branch)
         assert branch is not None
         staged = branch.versions[version.version]
         return branch.is_final(staged, _manifest(client, branch, version.version))

@@ -21,10 +21,11 @@ PASSED = (
 )  # fmt: skip
 SERVER_READS = (
     "analyze_table_query_plan", "count_table_rows", "describe_table_index_stats", "explain_table_query_plan",
-    "get_table_stats", "get_table_tag_version", "list_table_branches", "list_table_indices", "list_table_tags",
-    "query_table",
+    "get_table_stats", "list_table_indices", "query_table",
 )  # fmt: skip
-"""What the server reads from storage: it does not see what a block has written."""
+"""What the server reads of a table's versions: it does not see what a block has written."""
+SERVER_NAMES = "get_table_tag_version", "list_table_branches", "list_table_tags"
+"""What it reads of a table's names for versions, which no commit changes."""
 
 
 class PassthroughNamespace(upstream.LanceNamespace):
@@ -35,6 +36,10 @@ class PassthroughNamespace(upstream.LanceNamespace):
     @abstractmethod
     def has_changed(self, path: Path) -> bool:
         """Whether the block holds back changes of a table."""
+
+    @abstractmethod
+    def note_read(self, request: Any) -> None:
+        """Note that the server is about to read a table for the block."""
 
 
 def _passed(name: str) -> Callable[..., Any]:
@@ -51,6 +56,8 @@ def _passed_if_unchanged(name: str) -> Callable[..., Any]:
             raise UnsupportedOperationError(
                 f"{name} does not see what this block wrote to {display_id(path)}: read it with lance.dataset."
             )
+        if name in SERVER_READS:
+            self.note_read(request)
         return getattr(self.client, name)(request)
 
     return method
@@ -70,7 +77,8 @@ def _add_operations() -> None:
     """Give the class a method for each operation of upstream's interface, also for those of later versions."""
     for name in vars(upstream.LanceNamespace):
         if not name.startswith("_") and name not in upstream.LanceNamespace.__abstractmethods__:
-            kind = _passed if name in PASSED else _passed_if_unchanged if name in SERVER_READS else _refused
+            is_read = name in SERVER_READS or name in SERVER_NAMES
+            kind = _passed if name in PASSED else _passed_if_unchanged if is_read else _refused
             method = kind(name)
             method.__name__ = name
             setattr(PassthroughNamespace, name, method)

@@ -1,11 +1,13 @@
 """A namespace that holds back commits until its block ends.
 
 Reads pass through to the client, except that the block reads its own writes. Commits are recorded; the end of the
-block sends them in one BatchCommitTables.
+block sends them in one BatchCommitTables, with the versions of the tables that the block has read and others must not
+have changed.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
@@ -21,7 +23,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.publishing.batch_call import Send, batch_sender
-from tiltyard.publishing.commit import commit, latest_version, roll_back
+from tiltyard.publishing.commit import MappingRequest, commit, latest_entry, latest_version, roll_back
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
 from tiltyard.publishing.passthrough import PassthroughNamespace
 from tiltyard.publishing.staged import (
@@ -36,24 +38,46 @@ from tiltyard.publishing.staged import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
 _LANCE_COMMIT_ERRORS = OSError, RuntimeError, ValueError
 """What Lance raises for a failed commit, without its reason."""
 
 
+class Isolation(StrEnum):
+    """What others may change between a block's reads and its end."""
+
+    SERIALIZABLE = "serializable"
+    """Nothing that the block has read: a table is pinned to its version when the block opens it first."""
+    SNAPSHOT = "snapshot"
+    """All but the tables that the block writes, from its first commit to each, and those that it names in `reads`."""
+
+
 def publish(
-    client: upstream.LanceNamespace, *, headers: Mapping[str, str] | None = None, ssl_ca_cert: str | None = None
+    client: upstream.LanceNamespace,
+    *,
+    headers: Mapping[str, str] | None = None,
+    ssl_ca_cert: str | None = None,
+    isolation: str = Isolation.SERIALIZABLE,
+    reads: Iterable[str | Sequence[str]] = (),
 ) -> Publication:
     """Write several tables and publish them together: `with tiltyard.publish(client) as tables: …`.
 
     `client` is any namespace that has BatchCommitTables: pylance's `RestNamespace` on a Tiltyard server, or
     `tiltyard.Namespace`. A RestNamespace does not expose its own settings: the batch is sent with `headers`, and
     verifies the server with `ssl_ca_cert`, the path of a file of CA certificates (default: those of the system).
-    Raises UnsupportedOperationError for a client without BatchCommitTables, and for another publication.
+
+    By `isolation` "serializable" the block ends with PublishConflictError if others have changed a table that it has
+    opened since then; by "snapshot" only tables that it writes are compared, and those that `reads` names, by their ids
+    (`["library", "books"]`; a name alone is in the root). Those are pinned when the block begins.
+    Raises UnsupportedOperationError for a client without BatchCommitTables, and for another publication;
+    InvalidInputError for another isolation.
     """
-    return Publication(client, batch_sender(client, headers or {}, ssl_ca_cert))
+    if isolation not in list(Isolation):
+        raise InvalidInputError(f"The isolation {isolation!r} is none: choose from {', '.join(Isolation)}.")
+    paths = [(name,) if isinstance(name, str) else tuple(name) for name in reads]
+    return Publication(client, batch_sender(client, headers or {}, ssl_ca_cert), Isolation(isolation), paths)
 
 
 class Publication(PassthroughNamespace):
@@ -62,12 +86,16 @@ class Publication(PassthroughNamespace):
     After the block `transaction_id` is the id of the server's transaction, and reads pass through to `client`.
     """
 
-    def __init__(self, client: upstream.LanceNamespace, send: Send) -> None:
+    def __init__(
+        self, client: upstream.LanceNamespace, send: Send, isolation: Isolation, reads: Iterable[Path] = ()
+    ) -> None:
         if isinstance(client, Publication):
             raise UnsupportedOperationError("A publication cannot be part of another: write in the block that is open.")
         self.transaction_id: str | None = None
         self.client = client
         self._send = send
+        self._isolation = isolation
+        self._reads = list(reads)
         self._id = uuid4().hex
         self._changes = Changes()
         self._refusal: LanceNamespaceError | None = None
@@ -87,7 +115,35 @@ class Publication(PassthroughNamespace):
         )
 
     def __enter__(self) -> Self:
+        """Begin; pin the tables that are named as read. Raises TableNotFoundError."""
+        for path in self._reads:
+            self._pin(self._changes, path, None)
         return self
+
+    def note_read(self, request: Any) -> None:
+        """Let the block depend on a table that the server is about to read for it, if it depends on what it reads.
+
+        Whoever changes the table between this and the server's read changes it before the end of the block.
+        """
+        self._branch_to_read(self._changes, path_of(request), fields_of(request).get("branch"))
+
+    def _branch_to_read(self, changes: Changes, path: Path, name: str | None) -> StagedBranch | None:
+        """Return a branch as the block sees it; None where that is as the client does.
+
+        Pins it at its first opening, if the block depends on what it reads. Raises TableNotFoundError.
+        """
+        known = changes.known_branch(path, name)
+        if known is not None or not changes.is_open or self._isolation is not Isolation.SERIALIZABLE:
+            return known
+        return self._pin(changes, path, name)
+
+    def _pin(self, changes: Changes, path: Path, name: str | None) -> StagedBranch:
+        """Let the block depend on the latest version of a branch. Raises TableNotFoundError."""
+        branch = changes.branch(self._find_table(changes, path), name)
+        with branch.lock:
+            if not branch.is_pinned and not branch.versions:
+                branch.pin(latest_entry(self.client, branch))
+        return branch
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -206,41 +262,50 @@ class Publication(PassthroughNamespace):
 
     def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
         """List the versions of a table, the block's first if descending; else last, and then beyond the limit."""
-        path, fields = path_of(request), fields_of(request)
-        branch = self._changes.changed_branch(path, fields.get("branch"))
-        new = [] if branch is None else [staged.copy for _, staged in sorted(branch.versions.items())]
-        if self._changes.declared_table(path):
+        path, fields, changes = path_of(request), fields_of(request), self._changes
+        if changes.declared_table(path):
+            declared = changes.known_branch(path, fields.get("branch"))
+            new = [] if declared is None else declared.new_versions()
             return upstream.ListTableVersionsResponse(versions=new[::-1] if fields.get("descending") else new)
+        branch = self._branch_to_read(changes, path, fields.get("branch"))
         if branch is None:
             return self.client.list_table_versions(request)
+        new = branch.new_versions()
         if not fields.get("descending"):
             response = self.client.list_table_versions(request)
             old = [entry for entry in response.versions if entry.version <= branch.base_version]
             response.versions = old if response.page_token else old + new
             return response
+        first = [*new[::-1], branch.base] if branch.base else new[::-1]
         if not fields.get("page_token"):
             limit = fields.get("limit")
-            if limit and limit <= len(new):
-                return upstream.ListTableVersionsResponse(versions=new[::-1][:limit])
+            if limit and limit <= len(first):
+                return upstream.ListTableVersionsResponse(versions=first[:limit])
             fields["limit"] = limit and limit - len(new)
         response = self.client.list_table_versions(upstream.ListTableVersionsRequest.model_validate(fields))
-        old = [entry for entry in response.versions if entry.version <= branch.base_version]
-        response.versions = old if fields.get("page_token") else new[::-1] + old
+        known = {entry.version for entry in first}
+        old = [
+            entry for entry in response.versions if entry.version <= branch.base_version and entry.version not in known
+        ]
+        response.versions = old if fields.get("page_token") else first + old
         return response
 
     def describe_table_version(self, request: Any) -> Any:
         """Describe a version of a table, by default the latest. Raises TableVersionNotFoundError."""
-        path, fields = path_of(request), fields_of(request)
-        branch = self._changes.changed_branch(path, fields.get("branch"))
-        if branch is None and not self._changes.declared_table(path):
-            return self.client.describe_table_version(request)
+        path, fields, changes = path_of(request), fields_of(request), self._changes
+        branch = changes.known_branch(path, fields.get("branch"))
+        if branch is None and not changes.declared_table(path):
+            if not fields.get("version"):
+                branch = self._branch_to_read(changes, path, fields.get("branch"))
+            if branch is None:  # a version by its number does not change
+                return self.client.describe_table_version(request)
         latest = 0 if branch is None else branch.latest_version
         number = fields.get("version") or latest
         if branch is not None and number in branch.versions:
             return upstream.DescribeTableVersionResponse(version=branch.versions[number].copy)
-        if branch is None or number > branch.base_version:
+        if branch is None or not 0 < number <= branch.base_version:
             raise TableVersionNotFoundError(f"No version {number} of {display_id(path)}: the latest is {latest}.")
-        return self.client.describe_table_version(request)
+        return self.client.describe_table_version(MappingRequest({**fields, "version": number}))  # type: ignore[arg-type]  # as pylance calls it
 
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
         """Add a staged version to the batch.
@@ -268,7 +333,7 @@ class Publication(PassthroughNamespace):
         self, changes: Changes, branch: StagedBranch, version: upstream.CreateTableVersionRequest
     ) -> StagedVersion:
         with branch.lock:
-            if not branch.versions and not branch.table.declared:
+            if not branch.versions and not branch.table.declared and not branch.is_pinned:
                 branch.base_version = latest_version(self.client, branch)
             if version.version <= branch.latest_version:
                 staged = branch.versions.get(version.version)

@@ -19,6 +19,7 @@ import lance_namespace as upstream
 import obstore
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
 from obstore.store import LocalStore
+from pydantic import BaseModel
 
 from tiltyard.model.object_stores import open_object_store
 from tiltyard.model.table_history import read_transaction
@@ -74,14 +75,38 @@ class StagedVersion:
     content: bytes
 
 
+class CheckedVersion(BaseModel):
+    """What a batch says of a table that it depends on: the version that was read (0: none), as our servers take it."""
+
+    id: list[str]
+    version: int
+    branch: str | None = None
+    location: str | None = None
+
+
+class CommitOperation(upstream.CommitTableOperation):
+    """An operation of a batch, with the one that the specification does not have: the check of a table's version.
+
+    A server that does not know it finds an operation that does nothing, and refuses the batch.
+    """
+
+    check_table_version: CheckedVersion | None = None
+
+
 @dataclass(slots=True)
 class StagedBranch:
-    """The versions that a publication adds to one branch of a table after `base_version`, and those that it refused."""
+    """A branch of a table in a block: the versions that it adds after `base_version`, and those that it refused.
+
+    It is pinned if the block depends on `base_version` being the latest one when it is published: then `base` is that
+    version, or None if there was none.
+    """
 
     table: PublishedTable
     name: str | None
     copies_folder: str
     base_version: int = 0
+    base: upstream.TableVersion | None = None
+    is_pinned: bool = False
     versions: dict[int, StagedVersion] = field(default_factory=dict)
     refused: list[StagedVersion] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -90,6 +115,23 @@ class StagedBranch:
     def latest_version(self) -> int:
         """The latest version, as the block sees it."""
         return max(self.versions, default=self.base_version)
+
+    def new_versions(self) -> list[upstream.TableVersion]:
+        """Return the versions that the block has added, as it reads them, in ascending order."""
+        return [staged.copy for _, staged in sorted(self.versions.items())]
+
+    def check(self) -> CommitOperation:
+        """Return the operation that checks that the base version is still the latest."""
+        table = self.table
+        return CommitOperation(
+            check_table_version=CheckedVersion(
+                id=list(table.path), version=self.base_version, branch=self.name, location=table.location
+            )
+        )
+
+    def pin(self, latest: upstream.TableVersion | None) -> None:
+        """Let the block depend on a version, which is the latest as long as it adds none."""
+        self.base, self.base_version, self.is_pinned = latest, latest.version if latest else 0, True
 
     @property
     def prefix(self) -> str:
@@ -346,15 +388,20 @@ class Changes:
         with self._lock:
             return self._branches.setdefault((table.path, name), StagedBranch(table, name, self._copies_folder))
 
-    def changed_branch(self, path: Path, name: str | None) -> StagedBranch | None:
-        """Return the staged versions of a branch; None if the block has added none."""
+    def known_branch(self, path: Path, name: str | None) -> StagedBranch | None:
+        """Return a branch that the block has added versions to, or pinned; None for others."""
         branch = self._branches.get((path, name))
-        return branch if branch is not None and branch.versions else None
+        return branch if branch is not None and (branch.versions or branch.is_pinned) else None
 
     def branches(self) -> list[StagedBranch]:
         """Return all branches that the block has written, or tried to."""
         with self._lock:
-            return list(self._branches.values())
+            return [branch for branch in self._branches.values() if branch.versions or branch.refused]
+
+    def read_branches(self) -> list[StagedBranch]:
+        """Return the branches that the block depends on, and has not written."""
+        with self._lock:
+            return [branch for branch in self._branches.values() if branch.is_pinned and not branch.versions]
 
     def new_tables(self) -> list[PublishedTable]:
         """Return all tables that the block declares."""

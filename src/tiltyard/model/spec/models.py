@@ -482,6 +482,17 @@ class CheckPrivilegesResponse(Model, kw_only=True):
     missing: list[str]
 
 
+class CheckTableVersionRequest(Model, kw_only=True):
+    branch: str | None = None
+    id: list[str]
+    location: str | None = None
+    version: Count64
+
+
+class CheckTableVersionResponse(Model, kw_only=True):
+    version: Count64
+
+
 class CherryPickPreview(Model, kw_only=True):
     promotedColumns: list[str]
 
@@ -587,6 +598,7 @@ class CommitTableOperation(Model, kw_only=True):
     create_table_version: CreateTableVersionRequest | None = None
     delete_table_versions: BatchDeleteTableVersionsRequest | None = None
     deregister_table: DeregisterTableRequest | None = None
+    check_table_version: CheckTableVersionRequest | None = None
 
 
 class CommitTableResult(Model, kw_only=True):
@@ -594,6 +606,7 @@ class CommitTableResult(Model, kw_only=True):
     create_table_version: CreateTableVersionResponse | None = None
     delete_table_versions: BatchDeleteTableVersionsResponse | None = None
     deregister_table: DeregisterTableResponse | None = None
+    check_table_version: CheckTableVersionResponse | None = None
 
 
 class CompactTableLsmRequest(Model, kw_only=True):

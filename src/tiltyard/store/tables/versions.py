@@ -39,10 +39,13 @@ ROW_OF_NAMED_TABLE = ROW.replace("WHERE id = ?", "WHERE namespace_id = ? AND nam
 """For one that must have its expected name as well."""
 ROWS_PER_STATEMENT = 32
 """Databases keep statements prepared, one for each number of rows: so it is limited."""
+LOCKS_PER_STATEMENT = 500
+"""Below what SQLite takes in a statement."""
 LATEST_CHECKED = """
     SELECT version FROM table_versions WHERE table_id = ? AND branch = ? AND version <= ? AND checked_key = ?
     ORDER BY version DESC LIMIT 1
 """
+LOCK_TABLES = "SELECT id FROM tables WHERE id IN ({ids}) ORDER BY id /*+ FOR UPDATE */"
 LATEST_OF_BRANCHES = "SELECT branch, max(version) FROM table_versions WHERE table_id = ? GROUP BY branch"
 MANIFEST = """
     SELECT manifest FROM table_versions WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?
@@ -203,6 +206,18 @@ class Versions(Repository):
         """Return the latest version, or None without any."""
         row = self.connection.row(LIST_DOWN, table_id, branch, ABOVE_ALL, 1)
         return VersionRecord.of(row) if row else None
+
+    @writes
+    def lock_versions(self, table_ids: Iterable[int]) -> None:
+        """Let other commits to these tables wait until the transaction ends, and wait for those that are under way.
+
+        What this transaction reads of their versions later is what they are when it ends. Tables are locked in one
+        order, so two such transactions do not wait for each other.
+        """
+        ids = sorted(set(table_ids))
+        for start in range(0, len(ids), LOCKS_PER_STATEMENT):
+            chunk = ids[start : start + LOCKS_PER_STATEMENT]
+            self.connection.rows(LOCK_TABLES.format(ids=placeholders(chunk)), *chunk)
 
     @reads
     def latest_checked_version(self, table_id: int, branch: str, version: int, checked_key: str) -> int | None:

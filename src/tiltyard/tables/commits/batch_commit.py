@@ -1,4 +1,8 @@
-"""BatchCommitTables: declare, commit, delete versions of and deregister several tables in one transaction."""
+"""BatchCommitTables: declare, commit, delete versions of and deregister several tables in one transaction.
+
+An operation of Tiltyard's own, `check_table_version`, lets a batch depend on tables that it does not change: it is
+committed only if their latest versions are those that its caller has read.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +83,8 @@ class Batch:
     """The latest version that the batch commits of each table and branch."""
     news: list[NewVersion] = field(default_factory=list)
     committed: list[_CommittedVersion] = field(default_factory=list)
+    checked: set[int] = field(default_factory=set)
+    """The tables whose versions the batch depends on."""
 
     def latest_version(self, path: Id, branch: Branch) -> NewVersion | int | None:
         """Return the latest version so far, as far as this batch knows: 0 of a table that it declares."""
@@ -122,6 +128,8 @@ def replay_batch_commit(
 def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) -> models.BatchCommitTablesResponse:
     """Declare tables, commit versions, delete version records and deregister tables in one transaction, in order.
 
+    `check_table_version` raises ConcurrentModificationError for a table, or a branch, with a later version than the one
+    that it names, whoever commits it at the same time.
     A table declared in a batch may get its first version in it. One that is declared without a location, and then
     deregistered, leaves its folder reserved for RESERVED_MS: a later batch of the same principal may name it, in order
     to create the table or to reserve it again.
@@ -157,6 +165,8 @@ def _record(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> 
     def work(catalog: UnitOfWork) -> models.BatchCommitTablesResponse:
         batch.committed.clear()  # the work may run a second time
         batch.declared_tables.clear()
+        if batch.checked:  # all that the batch reads or writes, in one order: so two of them do not wait for each other
+            catalog.lock_versions(batch.checked | {new.table_id for new in batch.news})
         properties = {"operations": str(len(operations))}
         transaction = catalog.create_transaction(
             BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED, requested_by=ctx.principal.name
@@ -199,6 +209,8 @@ def _prepare(batch: Batch, entry: models.CommitTableOperation) -> Step:
         return _declare(batch, entry.declare_table)
     if entry.delete_table_versions is not None:
         return _delete_versions(batch, entry.delete_table_versions)
+    if entry.check_table_version is not None:
+        return _check_version(batch, entry.check_table_version)
     assert entry.deregister_table is not None
     return _deregister(batch, entry.deregister_table)
 
@@ -296,6 +308,36 @@ def _check_unchanged(path: Id, record: TableRecord, expected: TableRecord) -> No
     """Raise TableNotFoundError if another table has the name by now; one that the batch declares has no id before."""
     if record.location != expected.location or expected.id not in (0, record.id):
         raise TableNotFoundError(f"The table {path} was replaced while the batch was prepared.")
+
+
+def _check_version(batch: Batch, request: models.CheckTableVersionRequest) -> Step:
+    """Return the step that refuses the batch if a table has a later version than its caller has read."""
+    path, branch = table_id(request.id), Branch.parse(request.branch)
+    if path in batch.declared:
+        raise InvalidInputError(f"{path} is declared in this batch: nobody has read a version of it before.")
+    table = batch.ctx.find_table(path)
+    if not table.managed:
+        raise UnsupportedOperationError(
+            f"{path} commits straight to storage: this catalog cannot tell at which version it is. Leave its check out."
+        )
+    batch.checked.add(table.id)
+
+    def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
+        try:
+            record = catalog.describe_table(path)
+        except (TableNotFoundError, NamespaceNotFoundError):
+            record = None
+        if record is None or record.id != table.id or request.location not in (None, record.location):
+            raise ConcurrentModificationError(f"{path} was dropped or replaced since it was read.")
+        latest = catalog.latest_version(record.id, branch.key)
+        if latest is not None and latest.version > request.version:
+            raise ConcurrentModificationError(
+                f"{path} has version {latest.version} by now, and version {request.version} was read."
+            )
+        response = models.CheckTableVersionResponse(version=request.version)
+        return [models.CommitTableResult(check_table_version=response)]
+
+    return step
 
 
 def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsRequest) -> Step:

@@ -65,7 +65,7 @@ def test_publishing_page_examples_run_one_after_the_other_against_a_new_server(t
             exec(compile(example.replace(SHOWN_URL, server.url), f"publishing example {number}", "exec"), names)
     finally:
         status = server.stop()
-    assert (len(examples), status) == (4, 0)
+    assert (len(examples), status) == (5, 0)
 
 
 @pytest.mark.extended

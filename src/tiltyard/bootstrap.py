@@ -58,7 +58,7 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
     except ValueError as error:
         raise ConfigError(str(error)) from error
     storage.datasets.has_shared_base = store.may_share_files
-    mounts = Mounts(store)
+    mounts = Mounts(store, storage.roots.check_foreign)
     try:
         if not database_alone:
             make_mounts(mounts, store, settings)

@@ -20,6 +20,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import TABLE_SUFFIX, is_within
+from tiltyard.store import DROP_MOUNTED_TABLE
 from tiltyard.tables.maintenance.garbage import CollectOptions, collect_options, try_collect
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tiltyard.deletion")
 
 DELETE_FOLDERS = "delete_folders"
-DROP_MOUNTED_TABLE = "drop_mounted_table"
-"""The kind of the transaction that keeps when a table below a mount was dropped, and which it was."""
 
 _LEASE_MS = 10 * 60 * 1000
 _AT_ONCE = 16

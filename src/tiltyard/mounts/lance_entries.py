@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
 from tiltyard.model.ids import Id
+from tiltyard.storage.locations import new_folder_name
 
 MARKER_KEY, MARKER = "table_type", "lance"
 MARKER_PROPERTIES = {MARKER_KEY: MARKER, "managed_by": "storage"}
@@ -56,6 +57,15 @@ def with_changes(properties: Mapping[str, str], changes: Mapping[str, str | None
 
 def _is_own(key: str, hidden: Collection[str]) -> bool:
     return key in _OWN_PROPERTIES or key in hidden or any(key.startswith(name) for name in hidden if name[-1] == ".")
+
+
+def new_table_location(folder: str, table: Id) -> str:
+    """Return a location below a folder that no other table, and no other try to create this one, has.
+
+    A catalog may remove the folder of a creation that it undoes: a Hive Metastore does, when another was first. And the
+    place of a table that was dropped or renamed stays taken for as long as its files are there.
+    """
+    return f"{folder.rstrip('/')}/{new_folder_name(table)}"
 
 
 def normalized_location(location: str, *, is_encoded: bool) -> str:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InvalidInputError, PermissionDeniedError
+from lance_namespace.errors import InvalidInputError, InvalidTableStateError, PermissionDeniedError
 
 from tiltyard.model.settings.mounts import mount_locations
 from tiltyard.model.settings.storages import NamedStorage, SecretError, read_secrets
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.storage.locations import canonical_location, is_local, is_within
+from tiltyard.storage.locations import canonical_location, is_below, is_local, is_within
 from tiltyard.storage.vending import Credentials, Folder, MissingVendorError, Vendor, open_vendor, refresh_offset
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ _PUBLIC = re.compile(
     r"^(?:aws_)?(?:endpoint|endpoint_url|region|default_region|virtual_hosted_style_request)$|^allow_http$"
     r"|^(?:azure_(?:storage_)?)?(?:account_name|endpoint)$|^(?:google_)?base_url$"
 )
+
+
+FUNCTIONS_FOLDER, SPARK_EVENTS_FOLDER = "_functions", "_spark-events"
+SERVER_FOLDERS = (FUNCTIONS_FOLDER, SPARK_EVENTS_FOLDER)
+"""What the server keeps below its first root, beside the tables."""
 
 
 class StorageError(Exception):
@@ -65,6 +70,7 @@ class Roots:
         self._roots = tuple(sorted({root.location: root for root in (*named, *unnamed)}.values(), key=_longest_first))
         self.vends_credentials = any(root.vendor for root in self._roots)
         """Whether clients get credentials for any root."""
+        self._database_file = _database_file(settings.db)
         self._mounted = frozenset(mounted).difference(own, (root.location for root in named))
 
     @property
@@ -89,6 +95,24 @@ class Roots:
             "The location is not below the server's root or an allowed root: name its root in the server's setting "
             "allowed_roots, or move the table."
         )
+
+    def check_foreign(self, location: str) -> None:
+        """Check the location that an entry of another catalog has.
+
+        Raises InvalidTableStateError for a root or what is around one, and for files of the server beside its tables.
+        """
+        own = [*self.own_locations, *(f"{self.first.location}/{name}" for name in SERVER_FOLDERS)]
+        if self._database_file:
+            own.append(self._database_file)
+        folders = [f"{self.first.location}/{name}" for name in SERVER_FOLDERS]
+        is_around = any(is_within(place, location) for place in own) or any(
+            is_below(place, location) for place in self._mounted
+        )
+        if is_around or any(is_within(location, folder) for folder in folders):
+            raise InvalidTableStateError(
+                "The entry's location is one of the server's roots, holds one, or has files of the server: give it a "
+                "folder of its own below a root, or deregister it."
+            )
 
     def vend_credentials(self, location: str, *, writable: bool) -> dict[str, str] | None:
         """Create storage options with credentials for one table's folder, and their expiry; None if its root has none.
@@ -123,6 +147,13 @@ def lifetime_options(credentials: Credentials) -> dict[str, str]:
         "expires_at_millis": str(credentials.expires_at),
         "refresh_offset_millis": str(refresh_offset(credentials)),
     }
+
+
+def _database_file(url: str) -> str:
+    """Return the location of a catalog that is a file; empty for another one."""
+    if not url.startswith("sqlite:///"):
+        return ""
+    return str(Path(url.removeprefix("sqlite:///")).absolute().resolve())
 
 
 def _longest_first(root: Root) -> int:

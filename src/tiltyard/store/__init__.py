@@ -37,7 +37,7 @@ from tiltyard.store.functions.errors import FragmentErrors
 from tiltyard.store.functions.secrets import SecretRecord
 from tiltyard.store.idempotency import RequestLeaseLostError
 from tiltyard.store.jobs import JobFilter
-from tiltyard.store.mounts.mounts import LocationTakenError, MountRecord
+from tiltyard.store.mounts.mounts import LocationDroppedError, LocationTakenError, MountRecord
 from tiltyard.store.mounts.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
 from tiltyard.store.processes import ProcessRecord
 from tiltyard.store.records import (
@@ -62,6 +62,7 @@ from tiltyard.store.records import (
 from tiltyard.store.schema import StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, database_exists, is_empty_database, load_dump, open_store, upgrade
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
+from tiltyard.store.tables.location_overlap import DROP_MOUNTED_TABLE
 from tiltyard.store.tables.queued_appends import RETURNED, AppendNotWaitingError, QueuedAppend
 from tiltyard.store.tables.tables import ViewRecord
 from tiltyard.store.tables.versions import FinalManifest
@@ -70,6 +71,7 @@ from tiltyard.store.upkeep import TableUpkeep
 __all__ = [
     "CREATING",
     "DROPPED",
+    "DROP_MOUNTED_TABLE",
     "FRESH_SECONDS",
     "GRANTS_GENERATION",
     "IDENTITY_GENERATION",
@@ -90,6 +92,7 @@ __all__ = [
     "JobFilter",
     "KeyRecord",
     "ListedTable",
+    "LocationDroppedError",
     "LocationTakenError",
     "MountRecord",
     "NamespaceRecord",

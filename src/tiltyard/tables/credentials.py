@@ -105,10 +105,13 @@ def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dic
 def _vend(ctx: Context, record: TableRecord, access: FileAccess, *, is_requested: bool) -> dict[str, str] | None:
     """Return storage options with credentials: of the catalog that has the table, else of the server's storage.
 
-    Raises PermissionDeniedError where they are requested, and that catalog cannot narrow them to the caller's access.
+    Raises PermissionDeniedError where they are requested, and that catalog cannot narrow them to the caller's access,
+    InvalidTableStateError where the folder of a table of another catalog is not its own.
     """
     writable = access is FileAccess.WRITE
     mount = None if record.mount_id is None else ctx.services.mounts.by_id(record.mount_id)
+    if mount is not None:
+        mount.check_own_location(record.location)  # again: credentials open all that lies there, for longer than this
     if mount is None or not mount.record.vends_credentials:
         return ctx.storage.roots.vend_credentials(record.location, writable=writable)
     try:

@@ -24,6 +24,7 @@ from tiltyard.config import Settings
 from tiltyard.model.jobs import DRIVER_VARIABLE
 from tiltyard.model.settings.openlineage import OpenLineageSettings, read_key
 from tiltyard.model.settings.spark_properties import check_spark_properties, to_java_properties
+from tiltyard.storage.roots import SPARK_EVENTS_FOLDER
 from tiltyard.store import TransactionRecord
 
 _DRIVER_MODULE = "tiltyard.pipeline.driver.process"
@@ -67,7 +68,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
     """Return Spark's properties for all jobs. The folder of event logs is created if it is local."""
     folder = settings.spark_events
     if not folder and "://" not in settings.root:
-        folder = str(Path(settings.root).absolute() / "_spark-events")
+        folder = str(Path(settings.root).absolute() / SPARK_EVENTS_FOLDER)
     events = {}
     is_remote = spark_master(settings).startswith("sc://")
     # A JVM out of memory ends at once, and is replaced: half alive, it would fail every later job.

@@ -123,7 +123,8 @@ def test_drop_refuses_a_folder_that_holds_another_table(wire: Wire, catalog: Mou
     lance.write_dataset(ROWS, str(inner))
     for name, place in (("outer", lake / "outer"), ("inner", inner)):
         catalog.declare_table(Id(("a", name)), str(place), {})
-        assert wire.call("table", ["lake", "a", name], "count_rows").json() == 3
+    assert wire.call("table", ["lake", "a", "outer"], "count_rows").json() == 3
+    assert check_error(wire.call("table", ["lake", "a", "inner"], "count_rows")) == 19
     assert check_error(wire.call("table", ["lake", "a", "outer"], "drop")) == 13
     assert catalog.get_table(Id(("a", "outer"))).location
     assert lance.dataset(str(inner)).count_rows() == 3

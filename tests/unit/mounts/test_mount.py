@@ -59,7 +59,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[SlowCatalog]:
 
 @pytest.fixture
 def mount(opened: list[SlowCatalog]) -> Mount:
-    return Mount(RECORD, cast("Store", None))
+    return Mount(RECORD, cast("Store", None), lambda location: None)
 
 
 def ask(mount: Mount, requests: int) -> list[Future[Page]]:
@@ -110,7 +110,7 @@ def test_backend_of_a_removed_mount_is_closed_at_once_if_nothing_calls_it(
 def test_threads_of_a_removed_mount_end_with_its_last_use(opened: list[SlowCatalog]) -> None:
     gc.disable()  # it must not take the collector, which may come late
     try:
-        mount = Mount(RECORD, cast("Store", None))
+        mount = Mount(RECORD, cast("Store", None), lambda location: None)
         (asked,) = ask(mount, 1)
         wait_for(opened, 1).may_answer.set()
         asked.result(WAIT)

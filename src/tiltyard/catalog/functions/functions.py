@@ -33,6 +33,7 @@ from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.roots import FUNCTIONS_FOLDER
 from tiltyard.store import FunctionUse, NewFunction
 from tiltyard.store.access.grants import TABLE
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 CREATE_FUNCTION = "create_function"
 """The kind of the transaction that a registration leaves, with the version in the property `function`."""
-FOLDER = "_functions"
+
 SOURCE = "source"
 MOST_USES = 10_000
 _MEDIA_TYPE = "application/vnd.tiltyard.function.v1+json"
@@ -120,7 +121,7 @@ def _add_version(
     """
     text = definition.canonical_json()
     digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
-    artifact = f"{ctx.storage.root}/{FOLDER}/{definition.artifact.digest.removeprefix('sha256:')}"
+    artifact = f"{ctx.storage.root}/{FUNCTIONS_FOLDER}/{definition.artifact.digest.removeprefix('sha256:')}"
     _write_source(ctx, artifact, source)
     registrant = msgspec.json.encode(ctx.principal).decode()
     new = NewFunction(text.decode(), digest, artifact, ctx.principal.name, registrant, secret_ids)
@@ -276,7 +277,7 @@ def _to_version(path: Id, record: FunctionRecord) -> models.FunctionVersion:
         name=path.name,
         namespace_path=list(path.parent),
         object_id=record.object_id,
-        location=f"{FOLDER}/{definition.artifact.digest.removeprefix('sha256:')}",
+        location=f"{FUNCTIONS_FOLDER}/{definition.artifact.digest.removeprefix('sha256:')}",
         version=str(record.version),
         image={"manifest_digest": record.manifest_digest, "descriptor": descriptor, "source": True},
         signature=msgspec.to_builtins(definition.signature),

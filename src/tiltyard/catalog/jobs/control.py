@@ -16,7 +16,6 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError, Un
 from tiltyard.access import filtered_lists
 from tiltyard.access.databases import check_job_in_database
 from tiltyard.access.needs import ALTER_JOB, DESCRIBE_JOB_STATE, LIST_ALL_JOBS, may_see_arguments
-from tiltyard.catalog.garbage import DROP_MOUNTED_TABLE
 from tiltyard.catalog.namespaces import DROP_KIND
 from tiltyard.catalog.tables import DROP_TABLE
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
@@ -24,7 +23,7 @@ from tiltyard.model.jobs import JOB_RESULTS, JOBS, RETRYABLE, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import always, operation
 from tiltyard.model.spec import models
-from tiltyard.store import JobFilter
+from tiltyard.store import DROP_MOUNTED_TABLE, JobFilter
 from tiltyard.store.upkeep import UPKEEP
 from tiltyard.tables.opening import find_table
 

@@ -25,6 +25,7 @@ from tiltyard.model.ids import Id, check_id, namespace_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.spec import models
 from tiltyard.mounts import Page
+from tiltyard.mounts.registry.mount import LocationInUseError
 from tiltyard.store import LocationTakenError
 
 if TYPE_CHECKING:
@@ -73,6 +74,16 @@ def check_mount(ctx: Context, request: models.CheckMountRequest) -> models.Check
     return models.CheckMountResponse(
         reachable=True, namespaces=check.namespaces, tables=check.tables, findings=check.findings, page_token=token
     )
+
+
+def _describe_conflict(error: InvalidTableStateError) -> str:
+    """Return the problem of an entry that cannot be opened; of one whose location overlaps a table's, which it is."""
+    taken = error.__cause__
+    if not isinstance(taken, LocationTakenError):
+        return str(error)
+    if isinstance(error, LocationInUseError) and taken.record.location != error.location:
+        return f"Its location is inside or around the folder of {Id(taken.path)}: deregister one of the two."
+    return f"It has the same location as {Id(taken.path)}: deregister one of the two."
 
 
 @dataclass(slots=True)
@@ -201,9 +212,7 @@ class _Check:
         except (ServiceUnavailableError, ThrottlingError):
             raise
         except InvalidTableStateError as error:
-            if isinstance(error.__cause__, LocationTakenError):
-                return f"It has the same location as {Id(error.__cause__.path)}: deregister one of the two."
-            return str(error)
+            return _describe_conflict(error)
         except LanceNamespaceError as error:
             return str(error)
         return found if isinstance(found, str) else None

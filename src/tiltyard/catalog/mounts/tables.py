@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING
 import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
+    InvalidTableStateError,
     LanceNamespaceError,
     NamespaceNotFoundError,
+    PermissionDeniedError,
     TableNotFoundError,
     UnsupportedOperationError,
 )
 
 from tiltyard.access.authorization import caller_rights
 from tiltyard.access.needs import creator_for, target_namespace
-from tiltyard.catalog.garbage import DROP_MOUNTED_TABLE, delete_dropped_table
+from tiltyard.catalog.garbage import delete_dropped_table
 from tiltyard.catalog.mounts.namespaces import MOST_VISIBLE, list_page
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
 from tiltyard.model.spec import models
-from tiltyard.storage.locations import TABLE_SUFFIX
-from tiltyard.store import DROPPED, TableRecord, UnitOfWork
+from tiltyard.store import DROP_MOUNTED_TABLE, DROPPED, TableRecord, UnitOfWork
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.credentials import storage_options
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 _RESERVATION = frozenset((".lance-reserved",))
 """What Lance's directory namespace puts into the folder of a declared table."""
+
+
+_TABLE_FOLDERS = frozenset(("data", "tree", "metadata"))
+"""What a table's folder has besides names that begin with `_` or `.`; the last one is Iceberg's."""
 
 
 def declare_table(
@@ -78,7 +83,8 @@ def declare(
     ctx: Context, mount: Mount, below: Id, path: Id, location: str | None, properties: dict[str, str]
 ) -> TableRecord:
     """Add an entry to the other catalog; return the table's record. An entry that cannot be opened is taken back."""
-    record = mount.declare_table(below, location, properties, creator_for(ctx, path.parent))
+    creator = creator_for(ctx, path.parent)
+    record = mount.declare_table(below, location, properties, creator, ctx.storage.has_table)
     try:
         ctx.storage.roots.root_of(record.location)
     except LanceNamespaceError:
@@ -91,23 +97,19 @@ def declare(
 def withdrawing(ctx: Context, mount: Mount, below: Id, record: TableRecord) -> Iterator[None]:
     """Take back the declaration of a table if the block, which writes its first version, fails to.
 
-    Its folder is deleted if it held nothing but what the declaration put there. Raises InvalidInputError where the
-    other catalog has chosen the folder of a table that is there already.
+    Its folder is deleted if it held nothing but what the declaration put there.
     """
     names = set(ctx.storage.files(record.location).list_names(record.location))
-    if ctx.storage.has_table(record.location):
-        mount.deregister_table(below, record.id)
-        raise InvalidInputError(
-            f"The {mount.kind} catalog would put the table where another lies, {record.location}: register that one, "
-            "or name a location."
-        )
     try:
         yield
     except BaseException:
-        if not ctx.storage.has_table(record.location):
-            mount.deregister_table(below, record.id)
-            if names <= _RESERVATION:
-                ctx.storage.delete_folder(record.location)
+        if (
+            not ctx.storage.has_table(record.location)
+            and mount.withdraw_table(below, record)
+            and names <= _RESERVATION
+            and not ctx.storage.has_table(record.location)
+        ):
+            ctx.storage.delete_folder(record.location)
         raise
 
 
@@ -192,9 +194,16 @@ def check_rename(ctx: Context, new_path: Id) -> None:
 def deregister_table(
     ctx: Context, request: models.DeregisterTableRequest, mount: Mount, below: Id
 ) -> models.DeregisterTableResponse:
-    """Remove an entry from the other catalog; the table's files stay. It cannot be restored from here."""
+    """Remove an entry from the other catalog; the table's files stay. It cannot be restored from here.
+
+    An administrator removes one whose location may not be opened, too: CheckMount names such entries.
+    """
     path = table_id(request.id)
-    record = ctx.find_table(path)
+    try:
+        record = ctx.find_table(path)
+    except (InvalidTableStateError, PermissionDeniedError):  # of the location: authorization has raised it for others
+        removed = mount.remove_entry(below)
+        return ctx.store_response(models.DeregisterTableResponse(id=list(path), location=removed.location))
     if record.managed:  # what was committed here has to be found in the storage from now on
         finalize_pending(ctx, record.id, recent=False)
     mount.deregister_table(below, record.id)
@@ -213,9 +222,13 @@ def drop_table(ctx: Context, request: models.DropTableRequest, mount: Mount, bel
     path = table_id(request.id)
     record, keep_ms = ctx.find_table(path), ctx.settings.retention_ms
     location = record.location
-    names = ctx.storage.files(location).list_names(location)
-    if any(name.endswith(TABLE_SUFFIX) for name in names) or ctx.store.overlaps_tables(location):
+    if ctx.store.overlaps_tables(location):
         raise InvalidInputError("The table's folder holds, or is in, that of another table: deregister it instead.")
+    names = ctx.storage.files(location).list_names(location)
+    if foreign := sorted(name for name in names if name[0] not in "._" and name not in _TABLE_FOLDERS):
+        raise InvalidInputError(
+            f"The table's folder holds '{foreign[0]}', which is no part of a Lance table: deregister it instead."
+        )
     mount.deregister_table(below, record.id)
     ctx.storage.datasets.evict(location)
 

@@ -40,6 +40,7 @@ from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
     check_properties,
     is_lance,
+    new_table_location,
     normalized_location,
     other_format_error,
     user_properties,
@@ -48,7 +49,7 @@ from tiltyard.mounts.lance_entries import (
 from tiltyard.mounts.mount_settings import check_network
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
 from tiltyard.mounts.paged_lists import collect_page
-from tiltyard.storage.locations import TABLE_SUFFIX, canonical_location
+from tiltyard.storage.locations import canonical_location
 
 PAGE_SIZE = 100
 """Glue's largest page."""
@@ -253,10 +254,10 @@ class GlueCatalog:
     def _default_location(self, table: Id) -> str:
         location = self._get_database(table.parent).get("LocationUri")
         if location:
-            return f"{normalized_location(location, is_encoded=False).rstrip('/')}/{table.name}{TABLE_SUFFIX}"
+            return new_table_location(normalized_location(location, is_encoded=False), table)
         if self._settings.root:
             root = canonical_location(self._settings.root).rstrip("/")
-            return f"{root}/{table.parent.name}/{table.name}{TABLE_SUFFIX}"
+            return new_table_location(f"{root}/{table.parent.name}", table)
         raise InvalidInputError(f"The namespace '{table.parent}' has no location: name one for the table.")
 
     def _get_database(self, namespace: Id) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
     check_properties,
     is_lance,
+    new_table_location,
     normalized_location,
     other_format_error,
     user_properties,
@@ -335,10 +336,10 @@ class HiveCatalog:
         database = self._get_database(table.parent)
         if self._settings.root:
             folders = (canonical_location(self._settings.root).rstrip("/"), *table.parent.parent)
-            return f"{'/'.join(folders)}/{table.parent.name}.db/{table.name}"
+            return new_table_location(f"{'/'.join(folders)}/{table.parent.name}.db", table)
         if not (location := database.text(DatabaseFields.LOCATION)):
             raise InvalidInputError(f"The namespace '{table.parent}' has no location: name one for the table.")
-        return f"{normalized_location(location, is_encoded=False).rstrip('/')}/{table.name}"
+        return new_table_location(normalized_location(location, is_encoded=False), table)
 
     def _is_catalog(self, namespace: Id) -> bool:
         return self._settings.catalogs and len(namespace) == 1

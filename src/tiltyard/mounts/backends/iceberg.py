@@ -29,6 +29,7 @@ from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
     check_properties,
     is_lance,
+    new_table_location,
     normalized_location,
     other_format_error,
     user_properties,
@@ -228,7 +229,7 @@ class IcebergCatalog:
     def _default_location(self, table: Id) -> str | None:
         if not self._settings.root:
             return None
-        return "/".join((canonical_location(self._settings.root).rstrip("/"), *table))
+        return new_table_location("/".join((canonical_location(self._settings.root).rstrip("/"), *table.parent)), table)
 
     def _load_briefly(self, table: Id) -> None:
         """Raise TableNotFoundError for a table that is not Lance's, or gone."""

@@ -46,10 +46,10 @@ from tiltyard.mounts.catalog_errors import (
 )
 from tiltyard.mounts.http.client import HttpError, HttpSettings
 from tiltyard.mounts.http.oauth2 import json_client
-from tiltyard.mounts.lance_entries import normalized_location
+from tiltyard.mounts.lance_entries import new_table_location, normalized_location
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
 from tiltyard.mounts.paged_lists import collect_page
-from tiltyard.storage.locations import TABLE_SUFFIX, canonical_location, is_below
+from tiltyard.storage.locations import canonical_location, is_below
 
 _EXPIRY = "expires_at_millis"
 """The storage option that says when the others expire."""
@@ -228,7 +228,7 @@ class LanceRestCatalog:
         """Return a location below the mount's root, if it has one; the server decides otherwise."""
         if not self._settings.root:
             return None
-        return "/".join((canonical_location(self._settings.root).rstrip("/"), *table)) + TABLE_SUFFIX
+        return new_table_location("/".join((canonical_location(self._settings.root).rstrip("/"), *table.parent)), table)
 
     def _add(self, operation: str, table: Id, request: Mapping[str, object]) -> None:
         with self._raising({1: missing_namespace(table.parent), 5: existing_table(table)}):

@@ -27,6 +27,7 @@ from tiltyard.mounts.lance_entries import (
     MARKER,
     MARKER_PROPERTIES,
     check_properties,
+    new_table_location,
     normalized_location,
     other_format_error,
     user_properties,
@@ -185,13 +186,15 @@ class PolarisCatalog:
     def _default_location(self, table: Id) -> str:
         """Return a location below the mount's root, or that of the nearest namespace that has one."""
         if self._settings.root:
-            return "/".join((canonical_location(self._settings.root).rstrip("/"), *table))
+            return new_table_location(
+                "/".join((canonical_location(self._settings.root).rstrip("/"), *table.parent)), table
+            )
         location = self._namespaces.get(table.parent).get("location")
         if not location:
             raise unsupported(
                 self._name, f"choose a location for '{table}'", "its namespace has none: name one, or a root"
             )
-        return f"{normalized_location(location, is_encoded=False).rstrip('/')}/{table.name}"
+        return new_table_location(normalized_location(location, is_encoded=False), table)
 
     def _load(self, table: Id) -> _Entry:
         """Return a Lance table's entry. Raises TableNotFoundError, NamespaceNotFoundError."""

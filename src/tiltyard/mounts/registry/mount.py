@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import (
@@ -20,20 +20,22 @@ from lance_namespace.errors import (
     PermissionDeniedError,
     ServiceUnavailableError,
     TableNotFoundError,
+    UnsupportedOperationError,
 )
 from msgspec import structs
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
+from tiltyard.mounts.lance_entries import new_table_location
 from tiltyard.mounts.mounted_catalog import ConvertsUnsafeTables
+from tiltyard.mounts.registry.backend_vendor import BackendVendor, NothingVendedError
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker, MountPausedError
 from tiltyard.mounts.registry.lookup_cache import LookupCache
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending.credential_cache import CredentialCache
-from tiltyard.storage.vending.vendor import Credentials, Folder
-from tiltyard.store import LocationTakenError, NamespaceRecord
-from tiltyard.store.access.grants import TABLE
+from tiltyard.storage.vending.vendor import Credentials
+from tiltyard.store import LocationDroppedError, LocationTakenError, NamespaceRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -43,13 +45,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-UNKNOWN_LIFETIME_MS = 15 * 60 * 1000
-"""Of credentials whose expiry the other catalog does not say."""
-
 THREADS = 8
 """Of one mount in one process: so many requests below it may wait for its backend, and no thread of anybody else."""
+MAX_GONE_TABLES = 16
+"""Tables that are gone in the other catalog, whose records one look-up removes since they overlap its location."""
 MOST_WAITING = 64
 """Requests that wait for a thread; further ones are refused at once."""
+
+
+class LocationInUseError(InvalidTableStateError):
+    """The location of an entry is not free for it: it is in, at or around a folder that something else has."""
+
+    def __init__(self, message: str, location: str) -> None:
+        super().__init__(message)
+        self.location = location
 
 
 class Mount:
@@ -59,12 +68,13 @@ class Mount:
     lately. Ids are relative to the mount.
     """
 
-    def __init__(self, record: MountRecord, store: Store) -> None:
-        """Open nothing yet."""
+    def __init__(self, record: MountRecord, store: Store, check_foreign: Callable[[str], None]) -> None:
+        """Open nothing yet. `check_foreign` raises for locations that are the server's own (`Roots.check_foreign`)."""
         self.record = record
         self.path = Id(record.path)
         self.pool = ThreadPoolExecutor(THREADS, f"mount-{record.path[-1]}")
         self._store = store
+        self._check_foreign = check_foreign
         self._cache = LookupCache(record.max_age_ms / 1000)
         self._breaker = CircuitBreaker()
         self._lock = threading.Lock()
@@ -72,7 +82,7 @@ class Mount:
         self._calls = 0
         self._is_retired = False
         self._last_error: str | None = None
-        self._vendor = _BackendVendor(weakref.proxy(self), store)  # no cycle: threads end with the last use of a mount
+        self._vendor = BackendVendor(weakref.proxy(self), store)  # no cycle: threads end with the last use of a mount
         self._credentials = CredentialCache(self._vendor, wall_clock)
 
     @property
@@ -148,13 +158,45 @@ class Mount:
     def find_table(self, table: Id) -> TableRecord:
         """Return the record of a table, which may have been looked up `max_age` ago.
 
-        Raises besides InvalidTableStateError (its location cannot be used, or is that of another table) and
+        Raises besides InvalidTableStateError (its location cannot be used, or overlaps that of another table) and
         PermissionDeniedError (its location is outside the mount's `allowed_locations`).
         """
         if not table:
             raise TableNotFoundError(f"Table not found: {self.path}")
-        found = self._cache.get(("table", table), lambda: self.call(lambda backend: backend.get_table(table)))
-        return self._record_of(found)
+        return self._record_of(self._cache.get(("table", table), lambda: self._look_up(table)))
+
+    def _look_up(self, table: Id) -> MountedTable:
+        """Return a table as the backend describes it, once its location is found to be its own."""
+        found = self.call(lambda backend: backend.get_table(table))
+        self.check_own_location(self._location_of(found))
+        return found
+
+    def check_own_location(self, location: str) -> None:
+        """Check that nothing else lies in or around the folder of an entry, and nothing dropped there.
+
+        Whoever writes entries into the other catalog could reach any folder by one. Raises LocationInUseError.
+        """
+        self._check_foreign(location)
+        for _ in range(MAX_GONE_TABLES):
+            try:
+                self._store.check_foreign_location(self.id, location)
+            except LocationTakenError as error:
+                is_gone = error.is_same_mount and not self._is_there(error.path, error.record.location)
+                if not (is_gone and self._store.forget_table_without_policies(error.record.id)):
+                    raise LocationInUseError(
+                        "The entry's location is inside or around the folder of another table: give it a folder of its "
+                        "own, or deregister it.",
+                        location,
+                    ) from error
+            except LocationDroppedError as error:
+                raise LocationInUseError(
+                    "The entry's location is at, inside or around the folder of a table that was dropped, and is kept "
+                    "for a while: give it a folder of its own, or deregister it.",
+                    location,
+                ) from error
+            else:
+                return
+        raise LocationInUseError("The entry's location is around the folders of many tables: deregister it.", location)
 
     def peek_table(self, table: Id) -> TableRecord | None:
         """Return the record of a table that was looked up lately, by reads of the catalog alone; else None."""
@@ -163,16 +205,72 @@ class Mount:
         return self._known_record(found, self._location_of(found))
 
     def declare_table(
-        self, table: Id, location: str | None, properties: Properties, creator: Creator | None
+        self,
+        table: Id,
+        location: str | None,
+        properties: Properties,
+        creator: Creator | None,
+        holds_table: Callable[[str], bool],
     ) -> TableRecord:
-        """Add a table without data; return its record. Raises what `find_table` raises; then it is not added."""
+        """Add a table without data; return its record.
+
+        Without a location the backend chooses one. If that is taken, by a table that was dropped or renamed or is in no
+        catalog (`holds_table`), a folder beside it is named. Raises what `find_table` raises, InvalidInputError where
+        the backend has no other place for the name; then the table is not added.
+        """
         self.check_allowed(location)
+        if location is not None:
+            return self._declare(table, location, properties, creator, None)
+        try:
+            return self._declare(table, None, properties, creator, holds_table)
+        except LocationInUseError as error:
+            taken = error.location
+            beside = new_table_location(taken.rpartition("/")[0], table)
+        try:
+            return self._declare(table, beside, properties, creator, holds_table)
+        except (InvalidInputError, UnsupportedOperationError) as error:
+            raise InvalidInputError(
+                f"The {self.kind} catalog would put the table where another lies, or one that was dropped a while ago, "
+                f"{taken}: register that one, or choose another name or location."
+            ) from error
+
+    def _declare(
+        self,
+        table: Id,
+        location: str | None,
+        properties: Properties,
+        creator: Creator | None,
+        holds_table: Callable[[str], bool] | None,
+    ) -> TableRecord:
+        """Add a table at a location; take it back if that cannot be used, or with `holds_table` is not empty."""
         declared = self._change(lambda backend: backend.declare_table(table, location, properties))
         try:
-            return self._record_of(declared, creator)
+            place = self._location_of(declared)
+            self.check_own_location(place)
+            if holds_table is not None and self._store.is_deletion_scheduled(place):
+                raise LocationInUseError("The folder of the new table is to be deleted.", place)
+            record = self._record_of(declared, creator)
         except LanceNamespaceError:
             self._change(lambda backend: backend.deregister_table(table))
             raise
+        if holds_table is not None and holds_table(record.location):
+            self.deregister_table(table, record.id)
+            raise LocationInUseError("The folder of the new table has a table already.", place)
+        return record
+
+    def withdraw_table(self, table: Id, record: TableRecord) -> bool:
+        """Take back the declaration of a table that got no data; return whether it was taken back.
+
+        It is not if somebody has written the table's first version, or the name has another entry by now.
+        """
+        if not self._store.forget_declared_table(record.id):
+            return False
+        with suppress(TableNotFoundError, NamespaceNotFoundError):
+            _, location = self.read_entry(table)
+            if location != record.location:
+                return False
+            self._change(lambda backend: backend.deregister_table(table))
+        return True
 
     def update_properties(self, table: Id, changes: Mapping[str, str | None]) -> Properties:
         """Set properties of a table, and remove those that are None; return all."""
@@ -203,9 +301,9 @@ class Mount:
         added = self._change(lambda backend: backend.declare_table(table, location, properties))
         return added, self._location_of(added)
 
-    def remove_entry(self, table: Id) -> None:
-        """Remove the entry of a table that is one of this catalog; its record and its files stay."""
-        self._change(lambda backend: backend.deregister_table(table))
+    def remove_entry(self, table: Id) -> MountedTable:
+        """Remove the entry of a table that has no record below the mount, and return it; its files stay."""
+        return self._change(lambda backend: backend.deregister_table(table))
 
     def find_unsafe_tables(self, namespace: Id, names: Collection[str]) -> Mapping[str, str]:
         """Return those of these tables whose files another program may delete with their entries, and why."""
@@ -244,7 +342,7 @@ class Mount:
             return None
         try:
             return self._credentials.vend(self._vendor.folder(location), writable=writable)
-        except _NothingVendedError:
+        except NothingVendedError:
             return None
 
     def retire(self) -> None:
@@ -295,11 +393,17 @@ class Mount:
                 )
             except LocationTakenError as error:
                 other = error.record
+                if other.location != location:
+                    self.check_own_location(location)  # raises, unless the other one is gone
+                    continue
                 if gone == other.id or not error.is_same_mount or self._is_there(error.path, location):
-                    raise InvalidTableStateError(
-                        f"The entry {Id((*self.path, *found.id))} has the location of another table: use that one."
+                    raise LocationInUseError(
+                        f"The entry {Id((*self.path, *found.id))} has the location of another table: use that one.",
+                        location,
                     ) from error
                 gone = other.id
+            except LocationDroppedError:
+                self.check_own_location(location)
 
     def _is_there(self, path: tuple[str, ...], location: str) -> bool:
         """Return whether a table is still at a location in the other catalog."""
@@ -370,44 +474,3 @@ class Mount:
                 return
             backend, self._backend = self._backend, None
         backend.close()
-
-
-class _NothingVendedError(Exception):
-    """The other catalog vends no credentials for a table."""
-
-
-class _BackendVendor:
-    """Vends what the catalog behind a mount vends; `CredentialCache` shares it."""
-
-    def __init__(self, mount: Mount, store: Store) -> None:
-        self._mount = mount
-        self._store = store
-        self._locations: dict[Folder, str] = {}
-
-    def folder(self, location: str) -> Folder:
-        """Return the folder of a table; it is asked for by that."""
-        folder = Folder.of(location)
-        self._locations[folder] = location
-        return folder
-
-    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
-        """Raises _NothingVendedError, PermissionDeniedError (they could write, and must not), what the backend does."""
-        table = self._table_at(folder)
-        vended = self._mount.call(lambda backend: backend.vend_credentials(table, writable=writable))
-        if vended is None:
-            raise _NothingVendedError
-        if not writable and not vended.is_read_only:
-            raise PermissionDeniedError(
-                f"The catalog behind {self._mount.path} has no credentials for reading alone: query the table through "
-                "the server."
-            )
-        now = wall_clock()
-        return Credentials(dict(vended.options), now, vended.expires_at or now + UNKNOWN_LIFETIME_MS)
-
-    def _table_at(self, folder: Folder) -> Id:
-        """Return the table whose folder it is, by its id in the other catalog. Raises _NothingVendedError."""
-        record = self._store.table_at(self._locations[folder])
-        path = None if record is None else self._store.object_path(TABLE, record.id)
-        if path is None or path[: len(self._mount.path)] != self._mount.path:
-            raise _NothingVendedError
-        return Id(path[len(self._mount.path) :])

@@ -15,7 +15,7 @@ from tiltyard.mounts.registry.mount import Mount
 from tiltyard.store import FRESH_SECONDS, MOUNTS_GENERATION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tiltyard.storage.vending.vendor import Credentials
     from tiltyard.store import Store
@@ -26,9 +26,10 @@ log = logging.getLogger("tiltyard.mounts")
 class Mounts:
     """All mounts. Safe to use from several threads; `find` neither waits nor reads the catalog."""
 
-    def __init__(self, store: Store) -> None:
-        """Read the mounts. Raises ServiceUnavailableError."""
+    def __init__(self, store: Store, check_foreign: Callable[[str], None]) -> None:
+        """Read the mounts. `check_foreign` is `Roots.check_foreign`. Raises ServiceUnavailableError."""
         self._store = store
+        self._check_foreign = check_foreign
         self._lock = threading.Lock()
         self._mounts: dict[Id, Mount] = {}
         self._deepest = 0
@@ -82,7 +83,7 @@ class Mounts:
             self._mounts = {
                 path: kept
                 if (kept := before.get(path)) is not None and kept.record == record
-                else Mount(record, self._store)
+                else Mount(record, self._store, self._check_foreign)
                 for path, record in records.items()
             }
             self._deepest = max(map(len, records), default=0)

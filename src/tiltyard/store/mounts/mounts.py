@@ -35,6 +35,7 @@ from tiltyard.store.paths import (
 )
 from tiltyard.store.records import NamespaceRecord, Path, Properties, TableRecord, encode
 from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.tables.location_overlap import find_foreign_overlap
 from tiltyard.store.tables.tables import BY_ID, CANCEL_TRANSACTIONS
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ FIND = f"SELECT {TableRecord.COLUMNS}, foreign_id FROM tables WHERE namespace_id
 FIND_IN = at_depth(FIND, 0)
 FIND_FOREIGN = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE mount_id = ? AND foreign_id = ?"
 AT = f"SELECT {TableRecord.COLUMNS}, mount_id FROM tables WHERE location = ?"
+WITH_MOUNT = f"SELECT {TableRecord.COLUMNS}, mount_id FROM tables WHERE id = ?"
 INSERT_TABLE = f"""
     INSERT INTO tables (namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at,
         mount_id, foreign_id)
@@ -92,6 +94,8 @@ MOVE_TABLE = f"""
     RETURNING {TableRecord.COLUMNS}
 """
 DELETE_TABLE = "DELETE FROM tables WHERE id = ? AND mount_id IS NOT NULL"
+DELETE_DECLARED = f"{DELETE_TABLE} AND declared"
+DELETE_WITHOUT_POLICIES = f"{DELETE_TABLE} AND NOT EXISTS (SELECT 1 FROM policies WHERE table_id = tables.id)"
 MOVE_POLICIES = "UPDATE policies SET table_id = ? WHERE table_id = ?"
 CANCEL_DELETION = "DELETE FROM doomed_folders WHERE location = ? RETURNING claims"
 LOCK_MOUNT = "SELECT namespace_id FROM mounts WHERE namespace_id = ? /*+ FOR UPDATE */"
@@ -121,9 +125,10 @@ class MountRecord(msgspec.Struct, frozen=True):
 
 
 class LocationTakenError(Exception):
-    """Another table has the location of one that is looked up; `record` is that of the other, `path` its path.
+    """A table that is looked up has the location of another one, or one inside or around it.
 
-    `is_same_mount` says whether it is below the same mount: there it may be gone, or have been renamed.
+    `record` is that of the other, `path` its path. `is_same_mount` says whether it is below the same mount: there it
+    may be gone, or have been renamed.
     """
 
     def __init__(self, record: TableRecord, path: Path, *, is_same_mount: bool) -> None:
@@ -131,6 +136,10 @@ class LocationTakenError(Exception):
         self.record = record
         self.path = path
         self.is_same_mount = is_same_mount
+
+
+class LocationDroppedError(Exception):
+    """A table that is looked up is in, at or around a folder that is to be deleted, or whose table can be restored."""
 
 
 class Mounts(Repository):
@@ -272,9 +281,11 @@ class Mounts(Repository):
     ) -> TableRecord:
         """Return the record of a table, which gets one if it has none yet, or is a new one under an old name.
 
+        Its location was found free by `check_foreign_location`, which is checked again.
+
         A record that had the name belongs to another table, and goes with all that depends on it; so does the record
         `gone`, which has the location. Only policies stay with a location: they bind whoever reads what lies there.
-        Raises LocationTakenError, ConcurrentModificationError (the folder is being deleted).
+        Raises LocationTakenError, LocationDroppedError, ConcurrentModificationError (the folder is being deleted).
         """
         namespace, now = self.keep_mounted_namespace(mount_id, below[:-1]), self._clock()
         occupant = self.connection.row(FIND_IN, namespace, below[-1])
@@ -286,6 +297,7 @@ class Mounts(Repository):
         heirs = [id_ for id_ in removed if self._location_of(id_) == location]
         for id_ in removed:
             self.connection.change(DELETE_TABLE, id_)
+        self._check_overlap(mount_id, location, serialized=True)
         deletion = self.connection.row(CANCEL_DELETION, location)  # what the other catalog has is not to be deleted
         if deletion is not None and deletion[0]:
             raise ConcurrentModificationError(f"The folder of the table is being deleted: {location}")
@@ -333,10 +345,31 @@ class Mounts(Repository):
         """Raise LocationTakenError if a table with another id than these has a location."""
         row = self.connection.row(AT, location)
         if row is not None and row[0] not in own_ids:
-            record = TableRecord.of(row[:-1])
-            names = self.connection.rows(PATH, record.namespace_id)
-            path = (*(name for (name,) in names), record.name)
-            raise LocationTakenError(record, path, is_same_mount=row[-1] == mount_id)
+            raise self._taken(mount_id, row)
+
+    @reads
+    def check_foreign_location(self, mount_id: int, location: str) -> None:
+        """Check that the location of an entry of another catalog overlaps nothing that this catalog has, or had.
+
+        Raises LocationTakenError for a table around or in it, LocationDroppedError. Who has the same location is
+        checked as the table's record is made.
+        """
+        self._check_overlap(mount_id, location, serialized=False)
+
+    def _check_overlap(self, mount_id: int, location: str, *, serialized: bool) -> None:
+        overlap = find_foreign_overlap(self.connection, location, serialized=serialized)
+        if overlap is None:
+            return
+        row = None if overlap[0] is None else self.connection.row(WITH_MOUNT, overlap[0])
+        if row is None:
+            raise LocationDroppedError(location)
+        raise self._taken(mount_id, row)
+
+    def _taken(self, mount_id: int, row: Row) -> LocationTakenError:
+        """Return the error for the table of a row, whose last column is its mount."""
+        record = TableRecord.of(row[:-1])
+        path = (*(name for (name,) in self.connection.rows(PATH, record.namespace_id)), record.name)
+        return LocationTakenError(record, path, is_same_mount=row[-1] == mount_id)
 
     def _location_of(self, table_id: int) -> str | None:
         row = self.connection.row(BY_ID, table_id)
@@ -345,8 +378,25 @@ class Mounts(Repository):
     @writes
     def forget_mounted_table(self, table_id: int) -> None:
         """Remove what is kept for a table that is gone in the other catalog."""
-        if self.connection.change(DELETE_TABLE, table_id):
+        self._forget(DELETE_TABLE, table_id)
+
+    @writes
+    def forget_declared_table(self, table_id: int) -> bool:
+        """Remove what is kept for a table that has no data; return whether it was there, and had none."""
+        return self._forget(DELETE_DECLARED, table_id)
+
+    @writes
+    def forget_table_without_policies(self, table_id: int) -> bool:
+        """Remove what is kept for a table that is gone in the other catalog, unless policies bind what lies there.
+
+        Return whether it was removed.
+        """
+        return self._forget(DELETE_WITHOUT_POLICIES, table_id)
+
+    def _forget(self, statement: str, table_id: int) -> bool:
+        if is_gone := bool(self.connection.change(statement, table_id)):
             self._delete_dependents(table_id)
+        return is_gone
 
     def _delete_dependents(self, table_id: int) -> None:
         self.connection.change(CANCEL_TRANSACTIONS, self._clock(), table_id, None)

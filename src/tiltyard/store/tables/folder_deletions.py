@@ -61,6 +61,7 @@ IS_RESERVED = f"""
     SELECT 1 FROM doomed_folders JOIN transactions ON transactions.id = doomed_folders.transaction_id
     WHERE location = ? AND reason = '{RESERVED}' AND asked_by = ?
 """
+IS_SCHEDULED = "SELECT 1 FROM doomed_folders WHERE location = ?"
 COUNT = "SELECT count(*) FROM doomed_folders WHERE transaction_id = ?"
 
 
@@ -119,6 +120,11 @@ class FolderDeletions(Repository):
     def overlaps_tables(self, location: str) -> bool:
         """Return whether a table's folder is inside or around this one."""
         return find_overlap(self.connection, location) is not None
+
+    @reads
+    def is_deletion_scheduled(self, location: str) -> bool:
+        """Return whether a folder is scheduled for deletion."""
+        return self.connection.row(IS_SCHEDULED, location) is not None
 
     @reads
     def is_location_reserved(self, location: str, principal: str) -> bool:

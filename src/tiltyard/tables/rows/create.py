@@ -333,20 +333,35 @@ def _create_at(ctx: Context, new: NewTable, location: str) -> models.CreateTable
 def _create_mounted(
     ctx: Context, new: NewTable, location: str | None, mount: Mount, below: Id
 ) -> models.CreateTableResponse:
-    """Create a table in a mounted catalog: declare it there first, which decides whether the name is free."""
+    """Create a table in a mounted catalog: declare it there first, which decides whether the name is free.
+
+    A table that another request has declared meanwhile is as one that was there before: with ExistOk, it has its first
+    version when this returns.
+    """
     if location is not None and not ctx.storage.is_empty(location):
         raise InvalidInputError("The location is not empty: register the table there, or choose another.")
     properties = dict(new.properties or {})
     try:
         record = declare(ctx, mount, below, new.path, location, properties)
     except TableAlreadyExistsError as error:
+        if new.mode is CreateMode.CREATE:
+            raise
+        winner = _find_winner(mount, below, error)
         if new.mode is CreateMode.OVERWRITE:
             raise ConcurrentModificationError("A concurrent request created this table: try again.") from error
-        if new.mode is CreateMode.EXIST_OK:
-            return create_response(ctx, mount.find_table(below), None)
-        raise
+        if winner.declared and not ctx.storage.has_table(winner.location):
+            return _create_declared(ctx, winner, replace(new, properties=None))
+        return create_response(ctx, winner, None)
     with withdrawing(ctx, mount, below, record):
-        return _create_declared(ctx, record, replace(new, mode=CreateMode.CREATE, properties=None))
+        return _create_declared(ctx, record, replace(new, properties=None))
+
+
+def _find_winner(mount: Mount, below: Id, error: TableAlreadyExistsError) -> TableRecord:
+    """Return the table that another has created. Raises TableAlreadyExistsError for one of another format."""
+    try:
+        return mount.find_table(below)
+    except TableNotFoundError as other:
+        raise TableAlreadyExistsError(f"{other} Choose another name.") from error
 
 
 def _withdraw_declaration(ctx: Context, path: Id, record: TableRecord) -> None:

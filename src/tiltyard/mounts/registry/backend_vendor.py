@@ -1,0 +1,60 @@
+"""Vend storage credentials as the catalog behind a mount does, for one table's folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import PermissionDeniedError
+
+from tiltyard.model.ids import Id
+from tiltyard.runtime.clocks import wall_clock
+from tiltyard.storage.vending.vendor import Credentials, Folder
+from tiltyard.store.access.grants import TABLE
+
+if TYPE_CHECKING:
+    from tiltyard.mounts.registry.mount import Mount
+    from tiltyard.store import Store
+
+UNKNOWN_LIFETIME_MS = 15 * 60 * 1000
+"""Of credentials whose expiry the other catalog does not say."""
+
+
+class NothingVendedError(Exception):
+    """The other catalog vends no credentials for a table."""
+
+
+class BackendVendor:
+    """Vends what the catalog behind a mount vends; `CredentialCache` shares it."""
+
+    def __init__(self, mount: Mount, store: Store) -> None:
+        self._mount = mount
+        self._store = store
+        self._locations: dict[Folder, str] = {}
+
+    def folder(self, location: str) -> Folder:
+        """Return the folder of a table; it is asked for by that."""
+        folder = Folder.of(location)
+        self._locations[folder] = location
+        return folder
+
+    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+        """Raises NothingVendedError, PermissionDeniedError (they could write, and must not), what the backend does."""
+        table = self._table_at(folder)
+        vended = self._mount.call(lambda backend: backend.vend_credentials(table, writable=writable))
+        if vended is None:
+            raise NothingVendedError
+        if not writable and not vended.is_read_only:
+            raise PermissionDeniedError(
+                f"The catalog behind {self._mount.path} has no credentials for reading alone: query the table through "
+                "the server."
+            )
+        now = wall_clock()
+        return Credentials(dict(vended.options), now, vended.expires_at or now + UNKNOWN_LIFETIME_MS)
+
+    def _table_at(self, folder: Folder) -> Id:
+        """Return the table whose folder it is, by its id in the other catalog. Raises NothingVendedError."""
+        record = self._store.table_at(self._locations[folder])
+        path = None if record is None else self._store.object_path(TABLE, record.id)
+        if path is None or path[: len(self._mount.path)] != self._mount.path:
+            raise NothingVendedError
+        return Id(path[len(self._mount.path) :])

@@ -22,6 +22,7 @@ from lance_namespace import (
 )
 from lance_namespace.errors import (
     InvalidInputError,
+    NamespaceNotFoundError,
     ServiceUnavailableError,
     TableNotFoundError,
     UnsupportedOperationError,
@@ -159,3 +160,44 @@ def test_an_object_store_that_hangs_is_unavailable_within_the_timeout(silent_end
         catalog.list_tables(Id())
     assert time.monotonic() - started < 10
     catalog.close()
+
+
+HOSTILE = ("x') OR (object_id != '/table/list", "it's", 'say "x"', "a\0b", "a\nb", "..", ".", "")
+
+
+@pytest.mark.parametrize("mode", ["both", "manifest"])
+def test_names_never_enter_the_expressions_by_which_lance_reads_its_manifest(tmp_path: Path, mode: str) -> None:
+    catalog = mounted(tmp_path, mode)
+    catalog.create_namespace(Id(("secret",)), {})
+    catalog.declare_table(Id(("secret", "t")), None, {})
+    for name in HOSTILE:
+        for namespace in (Id((name,)), Id(("secret", name))):
+            for read in (catalog.list_namespaces, catalog.get_namespace, catalog.list_tables, catalog.drop_namespace):
+                with pytest.raises(NamespaceNotFoundError):
+                    read(namespace)
+            with pytest.raises(NamespaceNotFoundError):
+                catalog.get_table(Id((*namespace, "t")))
+            with pytest.raises(InvalidInputError):
+                catalog.create_namespace(namespace, {})
+            with pytest.raises(InvalidInputError):
+                catalog.declare_table(Id((*namespace, "t")), None, {})
+        table = Id(("secret", name))
+        for look_up in (catalog.get_table, catalog.deregister_table):
+            with pytest.raises((TableNotFoundError, NamespaceNotFoundError)):
+                look_up(table)
+        with pytest.raises(InvalidInputError):
+            catalog.declare_table(table, None, {})
+    assert catalog.list_tables(Id(("secret",))).names == ("t",)
+
+
+@pytest.mark.parametrize("mode", ["both", "manifest", "listing"])
+def test_names_that_others_have_given_and_nothing_can_carry_are_not_listed(tmp_path: Path, mode: str) -> None:
+    if mode != "listing":
+        stock = stock_client(tmp_path, mode)
+        for name in ("it's", "plain"):
+            stock.create_namespace(CreateNamespaceRequest(id=[name]))
+        assert mounted(tmp_path, mode).list_namespaces(Id()).names == ("plain",)
+    if mode != "manifest":
+        for name in ("it's", "plain"):
+            lance.write_dataset(pa.table({"x": [1]}), str(tmp_path / f"{name}.lance"))
+        assert mounted(tmp_path, mode).list_tables(Id()).names == ("plain",)

@@ -24,6 +24,7 @@ from tests.services.stub_catalog import Answer, StubCatalog, StubRequest, stub_c
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
 from tiltyard.mounts.backends.glue import GlueCatalog, GlueSettings
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.mounts.mount_settings import parse_settings
 
 
@@ -66,7 +67,7 @@ def test_an_error_of_glue_has_the_code_of_the_specification(
 
 def test_pages_that_repeat_are_an_error_and_no_endless_loop() -> None:
     page = {"TableList": [{"Name": "other"}], "NextToken": "again"}
-    with stub_catalog(lambda _: (200, page)) as stub, pytest.raises(InternalError, match="repeats"):
+    with stub_catalog(lambda _: (200, page)) as stub, pytest.raises(MalformedAnswerError, match="repeats"):
         mounted(stub.url).list_tables(Id(("db",)))
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError, ServiceUnavailableError
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
 from tests.services.certificates import CertificateFiles, loopback_certificate
 from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.mounts.http import client as http_client
 
 TABLE = Id(("a", "b", "t"))
@@ -63,7 +64,7 @@ def test_a_wrong_answer_is_an_error_of_the_specification(kind: str, content: obj
 def test_a_response_without_an_end_is_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "LARGEST_RESPONSE", 1000)
     content = {"properties": {"a": "b" * 2000}}
-    with stub_catalog(lambda _: (200, content)) as stub, pytest.raises(InternalError, match="answers more"):
+    with stub_catalog(lambda _: (200, content)) as stub, pytest.raises(MalformedAnswerError, match="answers more"):
         opened(kind, stub.url).get_namespace(TABLE.parent)
 
 

@@ -23,6 +23,7 @@ from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
 from tiltyard.mounts.backends.iceberg import IcebergCatalog, IcebergSettings
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 
 
 def mounted(url: str, timeout: float = 5) -> IcebergCatalog:
@@ -138,7 +139,7 @@ def test_pages_that_repeat_are_an_error_and_no_endless_loop() -> None:
     def answer(request: StubRequest) -> Answer:
         return 200, {} if "config" in request.path else {"namespaces": [], "next-page-token": "again"}
 
-    with stub_catalog(answer) as stub, pytest.raises(InternalError, match="repeats"):
+    with stub_catalog(answer) as stub, pytest.raises(MalformedAnswerError, match="repeats"):
         mounted(stub.url).list_namespaces(Id(), 2)
 
 

@@ -32,6 +32,7 @@ from tests.services.wire import Wire, stream
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedCatalog, open_catalog
 from tiltyard.mounts.backends.lance_rest import LanceRestCatalog, LanceRestSettings
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 
 
 def mounted(url: str, **settings: Any) -> LanceRestCatalog:
@@ -155,7 +156,7 @@ def test_a_server_that_is_not_there_hangs_or_speaks_no_json_is_an_error_in_time(
         for url, error in (
             (f"http://127.0.0.1:{port}", ServiceUnavailableError),
             (hanging.url, ServiceUnavailableError),
-            (talking.url, InternalError),
+            (talking.url, MalformedAnswerError),
         ):
             started = time.monotonic()
             with pytest.raises(error):

@@ -9,10 +9,11 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-from lance_namespace.errors import InternalError, ServiceUnavailableError, UnauthenticatedError
+from lance_namespace.errors import ServiceUnavailableError, UnauthenticatedError
 
 from tests.services.ports import reserve_port
 from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.mounts.http.client import HttpConnections, HttpError, HttpSettings
 from tiltyard.mounts.http.oauth2 import ClientCredentials, json_client
 
@@ -113,8 +114,8 @@ def test_the_secret_is_in_the_body_or_in_a_header(style: str) -> None:
         ((401, {"error": "invalid_client", "error_description": "s:ecret"}), UnauthenticatedError),
         ((400, {"error": "invalid_scope"}), UnauthenticatedError),
         ((503, {}), ServiceUnavailableError),
-        ((200, {"token": "s:ecret"}), InternalError),
-        ((200, b"s:ecret"), InternalError),
+        ((200, {"token": "s:ecret"}), MalformedAnswerError),
+        ((200, b"s:ecret"), MalformedAnswerError),
     ],
 )
 def test_a_token_service_that_gives_none_is_an_error_without_secrets(answer: Answer, error: type[Exception]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import pytest
-from lance_namespace.errors import InternalError, InvalidInputError, TableNotFoundError, ThrottlingError
+from lance_namespace.errors import InvalidInputError, TableNotFoundError, ThrottlingError
 
 from tiltyard.model.ids import Id
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.mounts.paged_lists import collect_page
 from tiltyard.mounts.table_formats import TableFormats
 
@@ -94,7 +96,7 @@ def test_pages_have_each_entry_once_whatever_the_pages_they_come_from(
 
 
 def test_pages_that_repeat_are_an_error_whatever_lies_between() -> None:
-    with pytest.raises(InternalError, match="repeats"):
+    with pytest.raises(MalformedAnswerError, match="repeats"):
         collect_page("It", lambda page, _: ([], {"": "a", "a": "b", "b": "a"}[page]), 1, None)
 
 
@@ -102,3 +104,31 @@ def test_a_token_that_is_none_is_refused() -> None:
     for token in ("x", "{}", '["a"]', '["a", "b"]'):
         with pytest.raises(InvalidInputError):
             collect_page("It", lambda page, _: ([], None), 1, token)
+
+
+def list_all(fetch: Callable[[str, int | None], tuple[list[str], str | None]], limit: int) -> int:
+    """Follow a list by its tokens to its end; return how many entries it had."""
+    entries, token = collect_page("It", fetch, limit, None)
+    total = len(entries)
+    while token is not None:
+        entries, token = collect_page("It", fetch, limit, token)
+        total += len(entries)
+    return total
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+@pytest.mark.parametrize("names", [[], ["a", "b"]])
+def test_list_whose_tokens_are_always_new_is_ended(limit: int, names: list[str]) -> None:
+    tokens = count(1)
+    with pytest.raises(MalformedAnswerError, match=r"repeats a page|does not end"):
+        list_all(lambda page, _: (names, str(next(tokens))), limit)
+
+
+def test_list_with_many_empty_pages_between_is_read_to_its_end() -> None:
+    pages = {"": ["a"], **{str(number): [] for number in range(1, 90)}, "90": ["b"]}
+
+    def fetch(page: str, _: int | None) -> tuple[list[str], str | None]:
+        following = int(page or 0) + 1
+        return pages[page], str(following) if following <= 90 else None
+
+    assert list_all(fetch, 1) == 2

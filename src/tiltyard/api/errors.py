@@ -12,6 +12,7 @@ from lance_namespace.errors import ErrorCode, LanceNamespaceError
 from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.spec.models import ErrorResponse
 from tiltyard.mounts.registry.circuit_breaker import MountPausedError
+from tiltyard.storage.errors import StorageThrottledError
 
 log = logging.getLogger("tiltyard.api")
 
@@ -78,7 +79,8 @@ def _headers(error: LanceNamespaceError) -> tuple[tuple[bytes, bytes], ...]:
         return BEARER_CHALLENGE
     if isinstance(error, MountPausedError | StaleReadError):
         return ((b"retry-after", b"%d" % error.seconds),)
-    return ((b"retry-after", b"1"),) if error.code is ErrorCode.THROTTLING else ()
+    is_throttled = error.code is ErrorCode.THROTTLING or isinstance(error, StorageThrottledError)
+    return ((b"retry-after", b"1"),) if is_throttled else ()
 
 
 def clear_tracebacks(error: BaseException) -> None:

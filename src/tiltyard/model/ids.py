@@ -111,6 +111,15 @@ def check_name(name: str, kind: str = "name") -> str:
     return name
 
 
+def is_name(name: str) -> bool:
+    """Return whether `check_name` lets a name be."""
+    try:
+        check_name(name)
+    except InvalidInputError:
+        return False
+    return True
+
+
 def check_composed(name: str, kind: str = "name") -> str:
     """Return a new name if it is in Unicode's composed form (NFC). Raises InvalidInputError.
 

@@ -66,6 +66,10 @@ def unsupported(backend: str, operation: str, reason: str) -> UnsupportedOperati
     return UnsupportedOperationError(f"{backend} cannot {operation}: {reason}.")
 
 
+class MalformedAnswerError(ServiceUnavailableError):
+    """A catalog answers what is no answer to the request. Others may be answered well: it is not taken to be away."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A way in which a request fails whatever it asks for: its error, and what the message says of the backend."""
@@ -85,6 +89,7 @@ UNSUPPORTED = Failure(UnsupportedOperationError, "cannot do this: it has no such
 CONFLICT = Failure(ConcurrentModificationError, "has another version of this by now: try again")
 THROTTLED = Failure(ThrottlingError, "is throttled: try again in a moment")
 UNAVAILABLE = Failure(ServiceUnavailableError, "does not answer: try again in a moment")
+MALFORMED = Failure(MalformedAnswerError, "answers what is no answer to this: its log may say why")
 
 HTTP_FAILURES = {
     400: INVALID,

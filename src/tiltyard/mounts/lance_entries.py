@@ -81,4 +81,4 @@ def normalized_location(location: str, *, is_encoded: bool) -> str:
     if scheme:
         name = scheme[1].lower()
         path = f"{_ALIASES.get(name, name)}://{path[scheme.end() :]}"
-    return path.rstrip("/") or "/"
+    return path.rstrip("/") or path[:1]

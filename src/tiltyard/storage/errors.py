@@ -63,6 +63,22 @@ _MAX_END_LENGTH = 2000
 sent, however long that is."""
 
 
+class StorageThrottledError(ServiceUnavailableError):
+    """A storage answers that it gets too many requests (S3: SlowDown): it is there, and the client may try again.
+
+    It is 503 with Retry-After, below a mount too, as S3 itself says. It is not the specification's Throttling (429), by
+    which this server limits its callers: what a write has done is as little known as where a storage does not answer.
+    """
+
+
+_THROTTLED = re.compile(r"SlowDown|TooManyRequests|RequestLimitExceeded|ServerBusy|status(?: code)?:? ?429")
+
+
+def is_throttled(text: str) -> bool:
+    """Return whether a text of Lance, or of the object store, is that of a storage which gets too many requests."""
+    return _THROTTLED.search(text) is not None
+
+
 def column_not_found(name: str, columns: Iterable[str]) -> TableColumnNotFoundError:
     """Build the error of a missing column; it lists the existing ones."""
     existing = list(columns)
@@ -103,6 +119,7 @@ CONFLICT = re.compile(
 _NO_DATA = "This table has no data yet: insert rows or create it first."
 _REFUSED = "The storage refuses this: check the server's credentials for it."
 _FULL = "The storage has no room for this: nothing was committed. Send it again when there is room."
+THROTTLED = "The storage gets too many requests: try again in a moment."
 _SILENT = "The storage did not respond as expected: try again in a moment."
 
 _RULES = (
@@ -160,6 +177,7 @@ _RULES = (
         InvalidTableStateError,
         "A file of this table is missing from the storage: restore it, or drop the table.",
     ),
+    _rule(rf"(?:LanceError\(IO\)|Generic \w+ error).*(?:{_THROTTLED.pattern})", StorageThrottledError, THROTTLED),
     _rule(r"Namespace error: Service unavailable", ServiceUnavailableError, _SILENT),
     _rule(r"LanceError\(IO\)|Generic \w+ error|HTTP error|sending request", ServiceUnavailableError, _SILENT),
     _rule(r"file a bug report|LanceError\(Internal\)|panicked", InternalError, "Lance failed on this request."),
@@ -234,7 +252,7 @@ def _translate_storage_error(error: BaseException) -> LanceNamespaceError:
         return InvalidTableStateError("A file of this table is missing from the storage.")
     if isinstance(error, store_errors.InvalidPathError | store_errors.UnknownConfigurationKeyError):
         return InvalidInputError(_clean_message(_message(error)))
-    return ServiceUnavailableError(_SILENT)
+    return StorageThrottledError(THROTTLED) if is_throttled(_message(error)) else ServiceUnavailableError(_SILENT)
 
 
 class IncompleteFileError(StorageUnavailableError):

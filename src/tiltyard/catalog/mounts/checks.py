@@ -25,6 +25,7 @@ from tiltyard.model.ids import Id, check_id, namespace_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.spec import models
 from tiltyard.mounts import Page
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.mounts.registry.mount import LocationInUseError
 from tiltyard.store import LocationTakenError
 
@@ -209,6 +210,8 @@ class _Check:
             found = check()
         except (TableNotFoundError, NamespaceNotFoundError):
             return _NOT_FOUND
+        except MalformedAnswerError as error:
+            return str(error)
         except (ServiceUnavailableError, ThrottlingError):
             raise
         except InvalidTableStateError as error:

@@ -18,10 +18,11 @@ from lance_namespace.errors import (
 from tiltyard.access.authorization import caller_rights
 from tiltyard.access.needs import creator_for
 from tiltyard.context import Context
-from tiltyard.model.ids import Id, namespace_id
+from tiltyard.model.ids import Id, is_name, namespace_id
 from tiltyard.model.modes import CreateMode, DropBehavior, DropMode, parse_mode
 from tiltyard.model.paging import page_size
 from tiltyard.model.spec import models
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,7 +131,8 @@ def list_page(
 
     `fetch` returns a page of the other catalog, `visible` the names in a namespace that a caller may see who has no
     grant on it, and `keep` says which of those are asked for. A page has fewer names than were asked for where most
-    are left out: its token goes on behind them.
+    are left out: its token goes on behind them. Names that nothing here can have are left out; CheckMount has them.
+    Raises MalformedAnswerError where the other catalog repeats a page.
     """
     is_seen = None
     if not ctx.principal.administrator:
@@ -142,11 +144,18 @@ def list_page(
     names: list[str] = []
     for _ in range(MOST_CALLS):
         page = fetch(size - len(names), after)
-        names += [name for name in page.names if (is_seen is None or is_seen(name)) and (keep is None or keep(name))]
+        possible = [name for name in page.names if _can_be_name(name) and (is_seen is None or is_seen(name))]
+        names += possible if keep is None else filter(keep, possible)
+        if page.next_token is not None and page.next_token == after:
+            raise MalformedAnswerError("The other catalog's list does not end: it repeats a page.")
         after = page.next_token
         if after is None or len(names) >= size:
             break
     return names, None if after is None else ctx.paging.make_token(scope, after)
+
+
+def _can_be_name(name: str) -> bool:
+    return is_name(name) and "/" not in name and "\\" not in name
 
 
 def _properties(ctx: Context, path: Id, mount: Mount, below: Id) -> dict[str, str]:

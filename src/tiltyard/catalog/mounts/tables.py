@@ -28,6 +28,7 @@ from tiltyard.context import Context
 from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
 from tiltyard.model.spec import models
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.store import DROP_MOUNTED_TABLE, DROPPED, TableRecord, UnitOfWork
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.credentials import storage_options
@@ -42,6 +43,11 @@ _RESERVATION = frozenset((".lance-reserved",))
 """What Lance's directory namespace puts into the folder of a declared table."""
 
 
+_UNUSABLE = (
+    TableNotFoundError, NamespaceNotFoundError, InvalidTableStateError, InvalidInputError, PermissionDeniedError,
+    MalformedAnswerError,
+)  # fmt: skip
+"""By what the look-up of a single entry fails, and nothing else."""
 _TABLE_FOLDERS = frozenset(("data", "tree", "metadata"))
 """What a table's folder has besides names that begin with `_` or `.`; the last one is Iceberg's."""
 
@@ -150,9 +156,9 @@ def list_tables(ctx: Context, request: models.ListTablesRequest, mount: Mount, b
     def has_data(name: str) -> bool:
         try:
             record = mount.find_table(Id((*below, name)))
-        except (TableNotFoundError, NamespaceNotFoundError):
-            return False
-        return not record.declared or ctx.storage.has_table(record.location)
+            return not record.declared or ctx.storage.has_table(record.location)
+        except _UNUSABLE:
+            return False  # CheckMount says what is wrong with it
 
     names, token = list_page(
         ctx, path, f"tables below the mount in {path}", request.page_token, request.limit,

@@ -15,6 +15,9 @@ from tiltyard.cli.session.target import catalog_command
 if TYPE_CHECKING:
     from tiltyard.cli.session.catalog import Catalog
 
+NEWEST = 100
+"""Dropped objects among which one is looked for that was dropped a moment ago."""
+
 
 @click.command("cp", short_help="Copy a table.")
 @click.argument("table", type=TABLE)
@@ -88,7 +91,7 @@ def rm(catalog: Catalog, object_id: TypedId, recursive: bool, is_confirmed: bool
         return
     confirm(f"Drop {object_id}{rows}?", is_confirmed=is_confirmed)
     catalog.call("DropTable", id=names)
-    click.echo(f"{object_id} is dropped. {_way_back(object_id)}")
+    click.echo(f"{object_id} is dropped. {_way_back(catalog, object_id, 'ListDroppedTables', 'tables')}")
 
 
 def _drop_namespace(catalog: Catalog, namespace: TypedId, error: Exception, *, is_confirmed: bool) -> None:
@@ -108,7 +111,8 @@ def _drop_namespace(catalog: Catalog, namespace: TypedId, error: Exception, *, i
         is_confirmed=is_confirmed,
     )
     catalog.call("DropNamespace", id=list(namespace), behavior="Cascade")
-    click.echo(f"{namespace} is dropped. {_way_back(namespace, '--namespace ')}")
+    way_back = _way_back(catalog, namespace, "ListDroppedNamespaces", "namespaces", "--namespace ")
+    click.echo(f"{namespace} is dropped. {way_back}")
 
 
 def _count_rows(catalog: Catalog, table: TypedId) -> str:
@@ -122,6 +126,14 @@ def _count_rows(catalog: Catalog, table: TypedId) -> str:
     return f" with {rows} rows"
 
 
-def _way_back(object_id: TypedId, flag: str = "") -> str:
-    """Return a sentence on how a dropped object comes back."""
+def _way_back(catalog: Catalog, object_id: TypedId, operation: str, entries: str, flag: str = "") -> str:
+    """Return a sentence on how a dropped object comes back, or that it does not: below a mount, or without a trash."""
+    from lance_namespace.errors import LanceNamespaceError
+
+    try:
+        dropped = catalog.call(operation, limit=NEWEST)[entries]
+    except LanceNamespaceError:
+        dropped = []
+    if not any(tuple(entry["id"]) == tuple(object_id) for entry in dropped):
+        return "It cannot be brought back."
     return f"While it is in the trash it can be brought back: tiltyard undrop {flag}{shlex.quote(str(object_id))}"

@@ -8,13 +8,14 @@ was a manifest. Here are the things that it does not check, or says otherwise:
 - In the mode "both", a table at the root is what lies in `NAME.lance`: it has no properties, no other location, and
   comes back after it was deregistered, unless the marker of the mode "listing" says so.
 - It percent-encodes names twice: a name with such characters gets two folders.
+- It writes names into the text of the expressions by which it reads its manifest: no name with a quote reaches it.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,6 @@ from lance_namespace.errors import (
     PermissionDeniedError,
     ServiceUnavailableError,
     TableNotFoundError,
-    ThrottlingError,
     UnsupportedOperationError,
 )
 
@@ -52,18 +52,19 @@ from tiltyard.mounts.call_deadline import CallDeadline
 from tiltyard.mounts.lance_entries import normalized_location
 from tiltyard.mounts.mount_settings import SECRET, check_seconds
 from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, check_limit
+from tiltyard.storage.errors import THROTTLED, StorageThrottledError, is_throttled
 from tiltyard.storage.locations import TABLE_SUFFIX, canonical_location, is_below, is_local
 
 T = TypeVar("T")
 
-_NEW_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+'-]*")
+_NEW_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 """Names that have one spelling in folders, in URIs, and in the manifest."""
-_IMPOSSIBLE = re.compile(r"[$/\\]")
+_IMPOSSIBLE = re.compile(r"""[$/\\'"\x00-\x1f\x7f]|^\.{0,2}$""")
+"""In names that are not there, whatever the folder has: an expression of Lance's, or another folder, would be meant."""
 _THREADS = 8
 """Calls at once, for a folder on an object store."""
 
 _ERRORS: tuple[tuple[re.Pattern[str], type[LanceNamespaceError], str], ...] = (
-    (re.compile(r"SlowDown|TooManyRequests|\b429\b"), ThrottlingError, "is throttled: try again in a moment"),
     (
         re.compile(r"AccessDenied|Forbidden|\b40[13]\b|Permission denied"),
         PermissionDeniedError,
@@ -131,7 +132,7 @@ class DirectoryCatalog:
         check_limit(limit)
         self._check_namespace(parent)
         response = self._call("list_namespaces", ListNamespacesRequest(id=list(parent), limit=limit, page_token=token))
-        return Page(tuple(response.namespaces), response.page_token)
+        return Page(_possible(response.namespaces), response.page_token)
 
     def get_namespace(self, namespace: Id) -> Properties:
         if not self._can_exist(namespace):
@@ -166,7 +167,7 @@ class DirectoryCatalog:
         response = self._call("list_tables", ListTablesRequest(id=list(namespace), limit=limit, page_token=token))
         if not response.tables:
             self._check_namespace(namespace)
-        return Page(tuple(response.tables), response.page_token)
+        return Page(_possible(response.tables), response.page_token)
 
     def get_table(self, table: Id) -> MountedTable:
         self._check_root()
@@ -257,7 +258,7 @@ class DirectoryCatalog:
         for name in path:
             if not _NEW_NAME.fullmatch(name):
                 raise InvalidInputError(
-                    f"A directory cannot hold the name '{name}': use letters of ASCII, digits, '_', '-', '.', '+'; "
+                    f"A directory cannot hold the name {name!r}: use letters of ASCII, digits, '_', '-', '.', '+'; "
                     f"'{DEFAULT_DELIMITER}' separates names there."
                 )
 
@@ -270,8 +271,10 @@ class DirectoryCatalog:
         raise UnsupportedOperationError(f"{self._name} cannot {operation}: Lance's directory namespace has no way to.")
 
     def _call(self, operation: str, request: Any, mode: str | None = None) -> Any:
-        """Call Lance's namespace; on an object store within the mount's time."""
+        """Call Lance's namespace; on an object store within the mount's time. No impossible name reaches it."""
         self._check_root()
+        if any(map(_IMPOSSIBLE.search, request.id)):
+            raise NamespaceNotFoundError(f"No namespace or table '{Id(request.id)}' here.")
 
         def call() -> Any:
             with self._translated():
@@ -318,9 +321,17 @@ class DirectoryCatalog:
             yield
         except (InternalError, ValueError, OSError, NotImplementedError) as error:
             text = str(error)
+            if is_throttled(text):
+                raise StorageThrottledError(THROTTLED) from error
             for pattern, error_type, reason in _ERRORS:
                 if pattern.search(text):
                     raise error_type(f"{self._name} {reason}.") from error
+            if isinstance(error, InternalError):  # its text has expressions, paths and lines of Lance's source
+                raise InternalError(f"{self._name} has failed: the server's log says why.") from error
             raise
         except LanceNamespaceError as error:
             raise type(error)(_SOURCE_LINE.sub("", str(error))) from error
+
+
+def _possible(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if not _IMPOSSIBLE.search(name))

@@ -17,7 +17,6 @@ from urllib.parse import quote, urlencode
 from lance_namespace.errors import (
     ConcurrentModificationError,
     ErrorCode,
-    InternalError,
     InvalidInputError,
     InvalidTableStateError,
     LanceNamespaceError,
@@ -34,6 +33,7 @@ from tiltyard.mounts.catalog_errors import (
     UNAVAILABLE,
     UNSUPPORTED,
     Failure,
+    MalformedAnswerError,
     existing_namespace,
     existing_table,
     http_error,
@@ -262,7 +262,7 @@ class LanceRestCatalog:
     def _described(self, table: Id, response: _Description) -> MountedTable:
         location = response.get("location")
         if not location:
-            raise InternalError(f"{self._name} does not say where the table '{table}' is.")
+            raise MalformedAnswerError(f"{self._name} does not say where the table '{table}' is.")
         return MountedTable(
             table,
             normalized_location(location, is_encoded=True),

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Required, TypedDict
 
-from lance_namespace.errors import InternalError
-
 from tiltyard.model.ids import Id
 from tiltyard.mounts.backends.iceberg_namespaces import (
     CATALOG_SERVICE,
@@ -20,7 +18,13 @@ from tiltyard.mounts.backends.iceberg_namespaces import (
     location_uri,
     namespace_path,
 )
-from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table, unsupported
+from tiltyard.mounts.catalog_errors import (
+    MalformedAnswerError,
+    existing_table,
+    missing_namespace,
+    missing_table,
+    unsupported,
+)
 from tiltyard.mounts.http.client import HttpError, HttpSettings
 from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.lance_entries import (
@@ -223,7 +227,7 @@ class PolarisCatalog:
         details = entry["table"]
         location = details.get("base-location")
         if not location:
-            raise InternalError(f"{self._name} does not say where the table '{table}' is.")
+            raise MalformedAnswerError(f"{self._name} does not say where the table '{table}' is.")
         return MountedTable(
             table,
             normalized_location(location, is_encoded=False),

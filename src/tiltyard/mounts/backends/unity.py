@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Required, TypedDict
 from urllib.parse import quote, urlencode
 
-from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts.backends.iceberg_namespaces import location_uri
 from tiltyard.mounts.catalog_errors import (
     UNSUPPORTED,
+    MalformedAnswerError,
     existing_namespace,
     existing_table,
     http_error,
@@ -248,7 +249,7 @@ class UnityCatalog:
     def _described(self, table: Id, entry: _Entry) -> MountedTable:
         location, updated = entry.get("storage_location"), entry.get("updated_at")
         if not location:
-            raise InternalError(f"{self._name} does not say where the table '{table}' is.")
+            raise MalformedAnswerError(f"{self._name} does not say where the table '{table}' is.")
         return MountedTable(
             table,
             normalized_location(location, is_encoded=False),

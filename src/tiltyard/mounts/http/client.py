@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,15 +10,18 @@ from typing import Any, Protocol
 
 import msgspec
 import urllib3
-from lance_namespace.errors import InternalError, ServiceUnavailableError
+from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.mounts.call_deadline import CallDeadline
+from tiltyard.mounts.catalog_errors import MALFORMED, MalformedAnswerError
 from tiltyard.mounts.mount_settings import SECRET, check_network
 from tiltyard.mounts.tls import tls_context
 
 LARGEST_RESPONSE = 64 << 20
 """Bytes of a response, decompressed."""
 
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _UNAUTHORIZED = frozenset((401, 419))
 _READS = frozenset(("GET", "HEAD"))
 
@@ -71,8 +75,18 @@ class HttpSettings:
             raise ValueError("client_id and client_secret come together")
         if self.client_id and self.token:
             raise ValueError("token and client_id exclude each other")
+        for name, value in {**self.headers, **self.secret_headers, "Authorization": self.token}.items():
+            if not is_header(name, value):
+                raise ValueError(
+                    f"the header {name!r} cannot be sent: leave out line breaks and other control characters"
+                )
         if self.oauth2_style not in ("body", "header"):
             raise ValueError(f"oauth2_style is {self.oauth2_style!r}: body or header")
+
+
+def is_header(name: str, value: str) -> bool:
+    """Return whether HTTP can carry a header: a name of plain characters, a value of one line in Latin-1."""
+    return bool(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value))
 
 
 class Authorization(Protocol):
@@ -135,7 +149,7 @@ class HttpConnections:
             content = response.read(LARGEST_RESPONSE + 1)
             if len(content) > LARGEST_RESPONSE:
                 response.close()
-                raise InternalError(f"{self._name} answers more than {LARGEST_RESPONSE >> 20} MiB.")
+                raise MalformedAnswerError(f"{self._name} answers more than {LARGEST_RESPONSE >> 20} MiB.")
             return response.status, content
         finally:
             response.release_conn()
@@ -164,7 +178,7 @@ class JsonClient:
         """Send a request, and return its response; once more where the credentials were rejected and others exist.
 
         `expected` is the type of the response: a TypedDict, of which other fields than its own are left out. Raises
-        HttpError, ServiceUnavailableError, InternalError for a response of another type, and what asking for
+        HttpError, ServiceUnavailableError, MalformedAnswerError for a response of another type, and what asking for
         credentials raises.
         """
         content = None if body is None else msgspec.json.encode(body)
@@ -189,4 +203,4 @@ class JsonClient:
         try:
             return msgspec.json.decode(data if data.strip() else b"{}", type=expected)
         except msgspec.MsgspecError as error:
-            raise InternalError(f"{self._name} answers what is no response to the request.") from error
+            raise MALFORMED.error(self._name) from error

@@ -10,11 +10,10 @@ from contextlib import AbstractContextManager
 from urllib.parse import quote_plus, urlencode
 
 import msgspec
-from lance_namespace.errors import InternalError
 
 from tiltyard.mounts.call_deadline import held_in_time
-from tiltyard.mounts.catalog_errors import UNAUTHENTICATED, http_error
-from tiltyard.mounts.http.client import Authorization, BearerToken, HttpConnections, HttpSettings, JsonClient
+from tiltyard.mounts.catalog_errors import UNAUTHENTICATED, MalformedAnswerError, http_error
+from tiltyard.mounts.http.client import Authorization, BearerToken, HttpConnections, HttpSettings, JsonClient, is_header
 
 LONGEST_MARGIN = 60.0
 """Seconds before its end that a token is renewed; a fifth of its life, where that is less."""
@@ -45,7 +44,7 @@ class ClientCredentials:
         self._renewed_at: float | None = None
 
     def headers(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
-        """Return the token's header. Raises UnauthenticatedError, ServiceUnavailableError, InternalError."""
+        """Return the token's header. Raises UnauthenticatedError, ServiceUnavailableError, MalformedAnswerError."""
         with self._held():
             is_due = self._renewed_at is not None and self._monotonic() >= self._renewed_at
             if not self._token or is_due:
@@ -74,7 +73,9 @@ class ClientCredentials:
         try:
             response = msgspec.json.decode(data, type=_TokenResponse)
         except msgspec.MsgspecError:  # its text may have the token
-            raise InternalError(f"The token service of {self._name} answers without a token.") from None
+            raise MalformedAnswerError(f"The token service of {self._name} answers without a token.") from None
+        if not is_header("Authorization", response.access_token):
+            raise MalformedAnswerError(f"The token service of {self._name} answers a token that no header can carry.")
         if response.expires_in is None:
             return response.access_token, None
         return response.access_token, asked_at + response.expires_in - min(LONGEST_MARGIN, response.expires_in / 5)

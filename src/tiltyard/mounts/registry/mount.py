@@ -26,12 +26,14 @@ from msgspec import structs
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
+from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.mounts.lance_entries import new_table_location
 from tiltyard.mounts.mounted_catalog import ConvertsUnsafeTables
 from tiltyard.mounts.registry.backend_vendor import BackendVendor, NothingVendedError
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker, MountPausedError
 from tiltyard.mounts.registry.lookup_cache import LookupCache
 from tiltyard.runtime.clocks import wall_clock
+from tiltyard.storage.errors import StorageThrottledError
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending.credential_cache import CredentialCache
 from tiltyard.storage.vending.vendor import Credentials
@@ -415,6 +417,10 @@ class Mount:
 
     def _location_of(self, found: MountedTable) -> str:
         """Return the location of a table, if it may be opened."""
+        if not found.location:
+            raise InvalidTableStateError(
+                f"The entry {Id((*self.path, *found.id))} has no location: name one there, or deregister it."
+            )
         try:
             location = canonical_location(found.location)
         except InvalidInputError as error:
@@ -442,6 +448,9 @@ class Mount:
         try:
             with self._opened() as backend:
                 result = call(backend)
+        except (MalformedAnswerError, StorageThrottledError):  # it answers
+            self._breaker.succeed()
+            raise
         except ServiceUnavailableError as error:
             self._last_error = str(error)
             self._breaker.fail()

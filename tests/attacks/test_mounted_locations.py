@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tests.mounts.backends import new_name, unity_backend
 from tests.mounts.served.conftest import MOUNT, environ
+from tests.services.guarded_s3 import SECRETS, guarded_s3
 from tests.services.secured import Secured, secured_server
 from tests.services.unity import unity_stub
 from tests.services.wire import Wire, check_error, stream
@@ -182,3 +184,38 @@ def check_mount(attacked: Attacked) -> dict[tuple[str, ...], str]:
     """Return the problems that CheckMount finds, by the entries that have them."""
     checked = attacked.owner.http.post(f"/tiltyard/v1/mount/{MOUNT}/check", json={}).json()
     return {tuple(finding["id"]): finding["problem"] for finding in checked["findings"]}
+
+
+@pytest.mark.extended
+def test_no_credentials_are_vended_for_an_entry_at_in_or_around_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with guarded_s3(0) as objects, unity_stub() as unity:
+        bucket = objects.new_bucket("lake")
+        backend = unity_backend(unity, tmp_path, monkeypatch)
+        catalog = backend.open()
+        for depth in (1, 2):
+            catalog.create_namespace(Id(HOME[:depth]), {})
+        mount = {"kind": "unity", **backend.settings, "root": f"{bucket}/lake", "allowed_locations": [bucket]}
+        environ = {
+            "TILTYARD_STORAGE": json.dumps({"lake": objects.storage(bucket)}),
+            "TILTYARD_MOUNTS": json.dumps({MOUNT: mount}),
+            **SECRETS,
+        }
+        db = f"sqlite:///{tmp_path}/catalog.db"
+        with secured_server(f"{bucket}/tables", db=db, environ=environ, names=("ann",)) as running:
+            attacked = Attacked(running, tmp_path, catalog, running.wire("administrator"), running.wire("ann"))
+            for table in (["own"], [MOUNT, *HOME, "t"]):
+                assert attacked.owner.call("table", table, "create", stream(ROWS)).status_code == 200
+                described = attacked.owner.call("table", table, "describe", {"vend_credentials": True}).json()
+                assert "aws_session_token" in described["storage_options"]
+                for place in places_of(described["location"]):
+                    entry = attacked.plant(place)
+                    refused = attacked.owner.call("table", entry, "describe", {"vend_credentials": True})
+                    assert check_error(refused) == 19, refused.text
+                    assert "storage_options" not in refused.json()
+            assert attacked.owner.call("table", ["own"], "drop").status_code == 200
+            for place in places_of(attacked.catalog.get_table(Id((*HOME, "t"))).location)[2:]:
+                refused = attacked.owner.call("table", attacked.plant(place), "describe", {"vend_credentials": True})
+                assert check_error(refused) == 19, refused.text
+        catalog.close()

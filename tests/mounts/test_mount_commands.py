@@ -20,7 +20,7 @@ from tests.mounts.backends import new_name
 from tests.mounts.test_hive import declare_like_upstream, entry_of
 from tests.services.hive import HiveMetastore
 from tests.services.secured import Secured, secured_server
-from tests.services.wire import Wire
+from tests.services.wire import Wire, stream
 from tiltyard.catalog.mounts import checks as mount_checks
 from tiltyard.cli import main
 from tiltyard.model.ids import Id
@@ -270,3 +270,16 @@ def test_doctor_of_hive_names_managed_entries_and_converts_them(
     outside = lines_of(database.run("doctor", name), f"{name}${shop}$")
     assert len(outside) == 3 and all("not below the server's root" in line for line in outside)
     catalog.close()
+
+
+def test_rm_promises_undrop_only_where_there_is_one(secured: Secured, lakes: Path, database: Reach) -> None:
+    name, _ = database.mounted("--max-age", "0")
+    own = new_name("own")
+    wire = secured.wire("administrator")
+    assert wire.call("table", [own], "create", stream(ROWS)).status_code == 200
+    wait_for_mounts(wire, 200, name)
+    reach = ["--server", secured.url, "--key", secured.keys["administrator"]]
+    mounted = CliRunner().invoke(main, ["rm", f"{name}.films", "--yes", *reach])
+    assert mounted.stdout.endswith("films is dropped. It cannot be brought back.\n"), mounted.output
+    ours = CliRunner().invoke(main, ["rm", own, "--yes", *reach])
+    assert "can be brought back: tiltyard undrop" in ours.stdout, ours.output

@@ -71,7 +71,7 @@ class StorageThrottledError(ServiceUnavailableError):
     """
 
 
-_THROTTLED = re.compile(r"SlowDown|TooManyRequests|RequestLimitExceeded|ServerBusy|status(?: code)?:? ?429")
+_THROTTLED = re.compile(r"SlowDown|TooManyRequests|RequestLimitExceeded|ServerBusy|status(?: code)?:? ?(?:429|503)")
 
 
 def is_throttled(text: str) -> bool:

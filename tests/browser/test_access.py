@@ -72,10 +72,13 @@ def test_key_is_made_by_keyboard_shown_once_and_revoked_after_a_question(
         page.keyboard.press("Enter")
         key = page.locator(".secret").inner_text()
         assert re.fullmatch(r"tilt_[0-9a-f]{16}_[\w-]{43}", key) and key not in page.url
-        page.reload()
-        page.get_by_text("The key was shown").wait_for()
-        assert key not in page.content()
         page.get_by_role("link", name="I have copied it").click()
+        page.get_by_label("Create a key of").wait_for()
+        page.go_back()
+        page.reload()
+        page.get_by_role("heading", name="The key was shown").wait_for()
+        assert key not in page.content()
+        page.get_by_role("link", name="Show the keys").click()
         revoke = page.get_by_role("button", name=f"Revoke {key.split('_')[1]}")
         revoke.wait_for()
         assert revoke.evaluate("button => getComputedStyle(button).color") == RED

@@ -57,6 +57,19 @@ def administrator(secured: Secured) -> Iterator[httpx.Client]:
         yield client
 
 
+def test_indexes_that_a_reader_may_not_list_are_not_counted_as_none(
+    ann: httpx.Client, administrator: httpx.Client
+) -> None:
+    def figures(client: httpx.Client) -> dict[str, str]:
+        text = client.get("/table/cinema/films").text
+        return dict(re.findall(r"<dt>(Indexes|Tags|Branches)</dt><dd>([^<]*)", text))
+
+    assert figures(administrator)["Indexes"] == "1"
+    assert figures(ann) == dict.fromkeys(("Indexes", "Tags", "Branches"), "\N{EN DASH}")
+    assert "Not shown to you" in ann.get("/table/cinema/films").text
+    assert "needs a full-text index" not in ann.get("/search/cinema/films").text
+
+
 def test_rows_are_those_that_the_policy_shows_and_masked_columns_say_so(ann: httpx.Client) -> None:
     text = ann.get("/rows/cinema/films?size=100&column=title&column=genre&column=year").text
     assert "policy applies" in text

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 FROM_AFAR = {"x-forwarded-for": "203.0.113.9"}
 
 
+UNITS = ("load", "bytes", "events_total")
+PAST = ("lost", "searches of", "reads of")
+"""Words of what is counted since the start."""
+
+
 def samples(text: str) -> dict[tuple[str, ...], float]:
     """Values by name and labels."""
     return {
@@ -44,15 +49,19 @@ def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
         assert counts[f"{histogram}_count", "CreateNamespace", "4xx"] == 2
     assert counts["tiltyard_requests_running",] == 1
     assert counts["tiltyard_catalog_up",] == 1
-    assert {key[2] for key in counts if key[0] == "tiltyard_process_load"} >= {
+    loads = {unit: {key[2] for key in counts if key[0] == f"tiltyard_process_{unit}"} for unit in UNITS}
+    assert loads["load"] >= {
         "queries waiting for a thread",
         "identity waiting for a thread",
         "catalog writes waiting",
         "audit records waiting",
-        "audit records lost",
-        "bytes of rows in memory",
         "queries running",
     }
+    assert loads["bytes"] >= {"bytes of rows in memory", "bytes of vectors in memory", "bytes of tables on disk"}
+    assert loads["events_total"] >= {"audit records lost", "searches of vectors in memory", "reads of tables on disk"}
+    for unit, names in loads.items():
+        assert all(("bytes" in name) == (unit == "bytes") for name in names), names
+        assert all(any(word in name for word in PAST) == (unit == "events_total") for name in names), names
 
 
 def test_metrics_of_several_processes_are_summed(tmp_path: Path) -> None:

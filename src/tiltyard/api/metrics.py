@@ -9,6 +9,7 @@ import uuid
 from bisect import bisect_left
 from collections import defaultdict
 from contextlib import contextmanager
+from enum import StrEnum
 from ipaddress import ip_address
 from itertools import accumulate
 from pathlib import Path
@@ -234,6 +235,29 @@ def _histogram(
     return family
 
 
+class LoadUnit(StrEnum):
+    """What the number of a load is, each a metric of its own: no graph adds bytes to requests."""
+
+    COUNT = "load"
+    BYTES = "bytes"
+    TOTAL = "events"
+
+
+_LOADS: Mapping[LoadUnit, tuple[type[GaugeMetricFamily | CounterMetricFamily], str]] = {
+    LoadUnit.COUNT: (GaugeMetricFamily, "What waits, runs or is open in one process."),
+    LoadUnit.BYTES: (GaugeMetricFamily, "Bytes that one process holds."),
+    LoadUnit.TOTAL: (CounterMetricFamily, "What one process has done or lost since its start."),
+}
+_TOTALS = ("searches of ", "reads of ", "audit records lost")
+
+
+def load_unit(name: str) -> LoadUnit:
+    """Return the unit of a load, which the first words of its name say."""
+    if name.startswith("bytes of "):
+        return LoadUnit.BYTES
+    return LoadUnit.TOTAL if name.startswith(_TOTALS) else LoadUnit.COUNT
+
+
 class State(Collector):
     """The gauges of the catalog and of this process, read at each scrape."""
 
@@ -257,14 +281,13 @@ class State(Collector):
             up.add_metric((), 1)
         except ServiceUnavailableError:
             up.add_metric((), 0)
-        loads = GaugeMetricFamily(
-            "tiltyard_process_load",
-            "What is queued, running, cached or lost in one process.",
-            labels=("process", "what"),
-        )
+        loads: dict[LoadUnit, GaugeMetricFamily | CounterMetricFamily] = {
+            unit: family(f"tiltyard_process_{unit}", text, labels=("process", "what"))
+            for unit, (family, text) in _LOADS.items()
+        }
         for name, number in {**self._store.gauges(), **self._gauges()}.items():
-            loads.add_metric((str(os.getpid()), name), number)
-        yield from (up, jobs, lags, loads)
+            loads[load_unit(name)].add_metric((str(os.getpid()), name), number)
+        yield from (up, jobs, lags, *loads.values())
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.access.authorization import is_administrator
-from tiltyard.api.metrics import is_alive
+from tiltyard.api.metrics import LoadUnit, is_alive, load_unit
 from tiltyard.api.metrics_history import INTERVAL_SECONDS, SAMPLES, operation_figures, read_memory
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
@@ -60,7 +60,7 @@ def show(page: PageRequest) -> Page:
 
 
 def _process(process: ProcessCounts) -> dict[str, Any]:
-    loads = {name: load for name, load in sorted(process.loads.items()) if load}
+    loads = [(name, load, load_unit(name) is LoadUnit.BYTES) for name, load in sorted(process.loads.items()) if load]
     return {"pid": process.pid, "running": process.running, "memory": read_memory(process.pid), "loads": loads}
 
 

@@ -47,9 +47,10 @@ def _parts(page: PageRequest, head: TableHead) -> dict[str, Any]:
     return {
         "stats": stats,
         "versions": versions,
-        "tags": sorted(tags.tags.items()) if tags is not None else [],
-        "branches": sorted(branches.branches.items()) if branches is not None else [],
-        "indexes": indexes.indexes if indexes is not None else [],
+        "has_data": has_data,
+        "tags": sorted(tags.tags.items()) if tags is not None else None,
+        "branches": sorted(branches.branches.items()) if branches is not None else None,
+        "indexes": indexes.indexes if indexes is not None else None,
         "policies": policies.policies if policies is not None else [],
         "jobs": jobs.jobs if jobs is not None else [],
     }

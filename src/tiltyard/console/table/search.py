@@ -100,7 +100,7 @@ def show(page: PageRequest) -> Page:
                 raise
             problem, status = str(error), 400
     indexes = page.calls.attempt("ListTableIndices", id=list(page.path), branch=head.branch)
-    kinds = {(index.index_type or "").upper() for index in indexes.indexes} if indexes is not None else set()
+    kinds = {(index.index_type or "").upper() for index in indexes.indexes} if indexes is not None else FULL_TEXT
     values = head.values("search") | {
         "search": search,
         "grid": grid,

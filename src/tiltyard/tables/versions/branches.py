@@ -17,7 +17,7 @@ from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.manifest_format import branch_file
 from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.versions.records import delete_branch_records
@@ -51,6 +51,11 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
         with ctx.storage.changing_reference(location, branch_file(branch)), lance_errors(dataset):
             dataset.create_branch(request.name, (origin.lance_name, start.version))
             ctx.storage.make_durable([f"{branch.base(location)}/"], missing_ok=True)
+    except IncompleteFileError:  # its folder would keep the name
+        delete_branch_records(ctx, table.record, branch)
+        for folder in ("_versions", "_transactions"):
+            ctx.storage.delete_folder(f"{branch.base(location)}/{folder}")
+        raise
     except TableAlreadyExistsError as error:  # another request is creating it: its folder has a dataset already
         raise exists_error from error
     return models.CreateTableBranchResponse()

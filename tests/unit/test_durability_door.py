@@ -1,0 +1,89 @@
+"""What is acknowledged passes through one module that makes it durable: these tests find writers beside it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import tiltyard
+
+SOURCE = Path(tiltyard.__file__).parent
+DOOR = "runtime/durability.py"
+
+SYNCS = frozenset({"fsync", "fdatasync", "syncfs", "sync_file_range"})
+MAY_SYNC = {
+    DOOR: "it is the one",
+    "cli/session/profiles.py": "a file of keys on a user's machine, with permissions of its own",
+    "backup/target.py": "files of a backup, which any machine may write",
+}
+"""Modules that call fsync themselves, and why."""
+
+WRITERS = re.compile(
+    r"(?:^|\.)(?:write_fragments|create_branch|deep_clone|shallow_clone)$|LanceDataset\.commit$|tags\.(?:create|update|delete)$"
+    r"|branches\.delete$|write_if_not_exists$|files(?:\(.*\))?\.copy$|\.restore$"
+)
+"""Calls that write files of tables, by Lance or by ourselves."""
+MADE_DURABLE_BY = {
+    "storage/writing.py": (
+        "make_durable",
+        "commits: the commit route makes the rest durable, or `finish_direct_commit`",
+    ),
+    "storage/manifest_store.py": ("_make_durable", "and in the background, by `settle_manifests`"),
+    "storage/next_manifest.py": ("TemporaryDirectory", "files that are read back at once"),
+    "storage/objects.py": ("obstore", "objects are durable as soon as they are stored"),
+    "catalog/functions/functions.py": ("make_durable", ""),
+    "tables/schema/select_views.py": ("write_rows", "that makes them durable"),
+    "tables/rows/create.py": ("make_durable", ""),
+    "tables/versions/tags.py": ("changing_reference", ""),
+    "tables/versions/snapshots.py": ("changing_reference", ""),
+    "tables/versions/branches.py": ("changing_reference", ""),
+    "tables/versions/clone.py": ("make_durable", ""),
+    "tables/versions/cherry_pick.py": ("make_durable", ""),
+    "tables/versions/versions.py": ("commit_with_retry", "its commit takes the commit route"),
+    "tables/maintenance/repair.py": ("commit_route", "its commit takes the commit route"),
+}
+"""Modules of the server that write files of tables, and what in them makes these durable."""
+CLIENTS = ("pipeline/", "publishing/", "lake/", "namespace.py", "cli/")
+"""They commit through the server, which checks what they have written and makes it durable."""
+
+
+def calls(module: Path) -> Iterator[str]:
+    """Yield what a module calls, as its source has it."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), path
+
+
+def test_only_one_module_syncs_files() -> None:
+    syncing = {name for name, path in modules() if any(call.rpartition(".")[2] in SYNCS for call in calls(path))}
+    assert syncing - set(MAY_SYNC) == set(), f"call {DOOR} instead"
+
+
+def test_what_writes_files_of_tables_makes_them_durable() -> None:
+    writing = {
+        name: path
+        for name, path in modules()
+        if not name.startswith(CLIENTS) and any(WRITERS.search(call) for call in calls(path))
+    }
+    assert set(writing) - set(MADE_DURABLE_BY) == set(), "make what it writes durable, and say so here"
+    missing = {name for name, path in writing.items() if MADE_DURABLE_BY[name][0] not in path.read_text()}
+    assert missing == set()
+
+
+def test_every_version_is_made_durable_before_it_is_recorded() -> None:
+    """Whatever records a version of a client, or of Lance, calls `make_durable` first."""
+    recording = {
+        name
+        for name, path in modules()
+        if name.startswith("tables/commits/") and any(re.search(r"\.record_versions?$", call) for call in calls(path))
+    }
+    assert recording == {f"tables/commits/{name}.py" for name in ("batch_commit", "batched_commits", "commit")}
+    for name in recording:
+        assert "make_durable" in set(calls(SOURCE / name)), name

@@ -51,6 +51,7 @@ BOUNDS = {
     "retention_days": (0, 36500),
     "gc_safety_days": (0, 36500),
     "spark_jobs": (1, 64),
+    "stream_jobs": (0, 64),
     "spark_index_rows": (0, 1 << 50),
     "index_stall_timeout": (0, 86400),
     "upkeep_bytes": (1 << 28, 1 << 50),
@@ -193,7 +194,8 @@ class Settings:
     spark: str = field(
         default="off", metadata={"help": "Where jobs of the pipeline run: off, local, a Spark master, or sc://…"}
     )
-    spark_jobs: int = field(default=1, metadata={"help": "Jobs of the pipeline that run at once."})
+    spark_jobs: int = field(default=1, metadata={"help": "Jobs of the pipeline that run at once, besides streams."})
+    stream_jobs: int = field(default=4, metadata={"help": "Streams that were submitted and run at once."})
     spark_conf: Mapping[str, str] = field(default_factory=dict, metadata={"help": "Spark properties for all jobs."})
     spark_memory: str = field(
         default="1g", metadata={"help": "Heap of each driver's JVM, which also runs the tasks in local mode."}

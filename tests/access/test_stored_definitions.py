@@ -1,4 +1,4 @@
-"""One check of the rights of whoever stored a definition: no other module looks up an earlier principal of today."""
+"""One check of the rights of whoever stored a definition: no other module looks up what an earlier principal is now."""
 
 from __future__ import annotations
 

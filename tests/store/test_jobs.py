@@ -8,7 +8,7 @@ import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
 from tiltyard.model.modes import TransactionStatus as Status
-from tiltyard.store import JobFilter
+from tiltyard.store import JobFilter, RunKeyTakenError
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock
@@ -91,3 +91,56 @@ def test_list_jobs_of_a_namespace_has_those_of_what_is_and_was_in_it(store: Stor
     store.remove_table(("other", "t"), delete_folder=False)
     assert (listed("a"), listed("other")) == ({live, dropped}, {elsewhere})
     assert store.is_job_in_namespace(elsewhere, other) and not store.is_job_in_namespace(elsewhere, inner)
+
+
+def lose_runs(store: Store) -> int:
+    return store.end_lost_runs(lambda record: f"{record.kind} is lost", 10)
+
+
+def test_local_run_whose_lease_ended_is_lost_and_claimed_by_its_id_alone(store: Store, clock: Clock) -> None:
+    local = store.create_transaction("stream", None, {}, {}, is_local=True)
+    assert store.claim_job(local.id, "own", 10_000) is not None
+    submitted = store.create_transaction("stream", None, {}, {})
+    assert store.claim_transaction("worker", 10_000, ["stream"]).id == submitted.id  # type: ignore[union-attr]
+    assert not store.has_lost_runs() and lose_runs(store) == 0
+    clock.advance(10_001)
+    assert store.describe_transaction(local.id).status_at(clock()) is Status.LOST
+    assert store.has_lost_runs() and lose_runs(store) == 1
+    lost = store.describe_transaction(local.id)
+    assert (lost.status, lost.error) == (Status.LOST, "stream is lost")
+    assert store.claim_transaction("worker", 10_000, ["stream"]).id == submitted.id  # type: ignore[union-attr]
+    assert store.claim_transaction("worker", 10_000, ["stream"]) is None
+    claimed = store.claim_job(local.id, "another", 10_000)
+    assert claimed is not None and (claimed.status, claimed.error) == (Status.RUNNING, None)
+    with pytest.raises(ConcurrentModificationError):
+        store.heartbeat(local.id, "own", 10_000)
+
+
+def test_local_run_that_was_only_cut_off_goes_on(store: Store, clock: Clock) -> None:
+    local = store.create_transaction("stream", None, {}, {}, is_local=True)
+    store.claim_job(local.id, "own", 10_000)
+    clock.advance(10_001)
+    lose_runs(store)
+    assert store.heartbeat(local.id, "own", 10_000) is Status.RUNNING
+    assert store.describe_transaction(local.id).error is None
+
+
+def test_of_one_run_key_one_transaction_is_unfinished(store: Store, clock: Clock) -> None:
+    first = store.create_transaction("stream", None, {}, {}, is_local=True, run_key="k")
+    store.claim_job(first.id, "own", 10_000)
+    with pytest.raises(RunKeyTakenError):
+        store.create_transaction("stream", None, {}, {}, run_key="k")
+    assert store.find_unfinished_run("k").id == first.id  # type: ignore[union-attr]
+    clock.advance(10_001)
+    lose_runs(store)
+    second = store.create_transaction("stream", None, {}, {}, is_local=True, run_key="k")
+    for again in (
+        lambda: store.heartbeat(first.id, "own", 10_000),
+        lambda: store.claim_job(first.id, "third", 10_000),
+        lambda: store.alter_transaction(first.id, lambda status, properties: (Status.QUEUED, properties)),
+    ):
+        with pytest.raises(RunKeyTakenError):
+            again()
+    store.claim_job(second.id, "other", 10_000)
+    store.finish_transaction(second.id, "other", Status.SUCCEEDED)
+    assert store.claim_job(first.id, "third", 10_000) is not None

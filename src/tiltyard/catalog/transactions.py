@@ -19,6 +19,7 @@ _TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     Status.RUNNING: frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED}),
     Status.SUCCEEDED: frozenset(),
     Status.FAILED: frozenset({Status.QUEUED, Status.CANCELED}),
+    Status.LOST: frozenset({Status.QUEUED, Status.CANCELED}),
     Status.CANCELED: frozenset(),
 }
 """The allowed transitions; Failed → Queued retries the work, Failed → Canceled discards its checkpoints."""
@@ -39,7 +40,8 @@ def describe_transaction(
     record = ctx.store.describe_transaction(transaction_id(request.id))
     properties = dict(record.properties) | ({"error": record.error} if record.error else {})
     properties |= {"paused": "true"} if record.is_paused else {}
-    return models.DescribeTransactionResponse(status=record.status, properties={"kind": record.kind} | properties)
+    status = record.status_at(ctx.clock()).specified
+    return models.DescribeTransactionResponse(status=status, properties={"kind": record.kind} | properties)
 
 
 @operation(needs=ALTER_TRANSACTION, entries="actions")
@@ -67,7 +69,7 @@ def alter_transaction(ctx: Context, request: models.AlterTransactionRequest) -> 
         return status, changed
 
     record = ctx.store.alter_transaction(identifier, change, altered_by=ctx.principal.name)
-    return models.AlterTransactionResponse(status=record.status, properties=dict(record.properties))
+    return models.AlterTransactionResponse(status=record.status.specified, properties=dict(record.properties))
 
 
 def _check_single(action: models.AlterTransactionAction) -> None:

@@ -188,10 +188,11 @@ class LocalThreadRun(Run):
 class QueuedRun(Run):
     """A run that one of the server's workers drives, or will."""
 
-    def __init__(self, calls: OperationClient, name: str, run_id: str, status: str) -> None:
+    def __init__(self, calls: OperationClient, name: str, run_id: str, job: Mapping[str, Any] | None = None) -> None:
+        """Follow a job, whose description `job` is, if that was read already."""
         super().__init__(name, run_id)
         self._calls = calls
-        self._job: Mapping[str, Any] = {"status": status, "properties": {}}
+        self._job: Mapping[str, Any] = {"status": "Queued", "properties": {}} if job is None else job
 
     @property
     def status(self) -> str:
@@ -216,7 +217,7 @@ class QueuedRun(Run):
         job = self._describe()
         if job["status"] == "Canceled":
             raise RunCanceledError(f"{self.name} was canceled.")
-        if job["status"] == "Failed":
+        if job["status"] in ("Failed", "Lost"):
             raise RunFailedError(
                 str(job.get("error") or f"{self.name} failed: `tiltyard job show {self.id}` has more.")
             )
@@ -231,14 +232,14 @@ def queue_run(catalog: CatalogConnection, job: RegisteredJob, arguments: Mapping
     """Queue a job for the server's workers. Raises InvalidInputError, and what SubmitJob raises."""
     with translate():
         queued = submit_job(OperationClient(catalog, FIRST_CALL_SECONDS), job, arguments)
-    return QueuedRun(OperationClient(catalog), job.name, queued.id, "Queued")
+    return QueuedRun(OperationClient(catalog), job.name, queued.id)
 
 
 def find_run(catalog: CatalogConnection, run_id: str) -> Run:
     """Return the run of a job that the catalog has recorded. Raises TransactionNotFoundError."""
     calls = OperationClient(catalog)
     job = calls.call("DescribeJob", id=[run_id], retry_seconds=FIRST_CALL_SECONDS)["job"]
-    return QueuedRun(calls, job["name"], job["id"], job["status"])
+    return QueuedRun(calls, job["name"], job["id"], job)
 
 
 def drive_run(

@@ -6,6 +6,8 @@ idempotent. It reports by `job.progress(...)`, which raises JobCanceledError onc
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -54,6 +56,16 @@ MOST_ATTEMPTS = 5
 """How often a job is started before it fails for good, by workers and by drivers."""
 ENDLESS_JOBS = frozenset({"stream"})
 """Jobs that are started again however often: they run for months, and each start goes on where the last one was."""
+
+
+def exclusive_run_key(name: str, table: str, arguments: Mapping[str, Any]) -> str | None:
+    """Return what only one run at a time may do: a stream, by its table and its name; None for all other jobs."""
+    if name not in ENDLESS_JOBS:
+        return None
+    identity = json.dumps([name, table, arguments.get("name") or arguments.get("source")])
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
 RETRY_MS = 1_000
 """How long a job waits at least before it is started again."""
 

@@ -46,18 +46,24 @@ class InsertMode(StrEnum):
 
 
 class TransactionStatus(StrEnum):
-    """The status of a transaction."""
+    """The status of a transaction; a run that its submitter's own process drove, and that process is gone, is LOST."""
 
     QUEUED = "Queued"
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     CANCELED = "Canceled"
+    LOST = "Lost"
 
     @property
     def is_final(self) -> bool:
         """Whether the status changes no more, unless the transaction is resumed."""
         return self not in (TransactionStatus.QUEUED, TransactionStatus.RUNNING)
+
+    @property
+    def specified(self) -> TransactionStatus:
+        """The status in the words of the specification, which knows no lost transaction."""
+        return TransactionStatus.FAILED if self is TransactionStatus.LOST else self
 
 
 class SetPropertyMode(StrEnum):

@@ -66,6 +66,7 @@ from tiltyard.store.tables.location_overlap import DROP_MOUNTED_TABLE
 from tiltyard.store.tables.queued_appends import RETURNED, AppendNotWaitingError, QueuedAppend
 from tiltyard.store.tables.tables import ViewRecord
 from tiltyard.store.tables.versions import FinalManifest
+from tiltyard.store.transactions import RunKeyTakenError
 from tiltyard.store.upkeep import TableUpkeep
 
 __all__ = [
@@ -113,6 +114,7 @@ __all__ = [
     "RequestClaim",
     "RequestLeaseLostError",
     "RequestRecord",
+    "RunKeyTakenError",
     "ScheduledDeletion",
     "SecretRecord",
     "SigningKey",

@@ -15,11 +15,12 @@ from tiltyard.store.job_events import CLAIM_EVENT, add_event
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import TransactionRecord
 from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.transactions import refusing_second_run
 
 CLAIM = f"""
     UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,
-        updated_at = ?
-    WHERE id = ? AND status IN ('Queued', 'Running') AND available_at <= ? AND paused_at IS NULL
+        updated_at = ?, error = CASE WHEN status = 'Lost' THEN NULL ELSE error END
+    WHERE id = ? AND (status IN ('Queued', 'Running') AND available_at <= ? AND paused_at IS NULL OR status = 'Lost')
     RETURNING {TransactionRecord.COLUMNS}
 """
 # Locked, so that a lease which expires meanwhile is not claimed by another before the part is saved.
@@ -52,13 +53,15 @@ NEWEST = (1 << 62, "")
 class JobFilter(msgspec.Struct, frozen=True):
     """Which jobs are listed: of these kinds, and of one status, paused or not, of one table, if those are given.
 
-    With `namespace_id`, those of the objects in that namespace and below it.
+    `with_lost` adds the lost ones to those of the status. With `namespace_id`, those of the objects in that namespace
+    and below it.
 
     Of the kind `without_succeeded` those that have succeeded are left out.
     """
 
     kinds: Sequence[str]
     status: TransactionStatus | None = None
+    with_lost: bool = False
     is_paused: bool | None = None
     table_id: int | None = None
     without_succeeded: str | None = None
@@ -69,8 +72,8 @@ class JobFilter(msgspec.Struct, frozen=True):
         conditions = [f"kind IN ({placeholders(self.kinds)})"]
         values: list[object] = [*self.kinds]
         if self.status is not None:
-            conditions.append("status = ?")
-            values.append(self.status.value)
+            conditions.append("status IN (?, ?)")
+            values += (self.status.value, (TransactionStatus.LOST if self.with_lost else self.status).value)
         if self.is_paused is not None:
             conditions.append("paused_at IS NOT NULL" if self.is_paused else "paused_at IS NULL")
         if self.table_id is not None:
@@ -92,9 +95,13 @@ class Jobs(Repository):
 
     @writes
     def claim_job(self, transaction_id: str, owner: str, lease_ms: int) -> TransactionRecord | None:
-        """Claim this transaction if it is queued and due, or its lease has expired; return None otherwise."""
+        """Claim this transaction if it is queued and due, lost, or its lease has expired; return None otherwise.
+
+        Raises RunKeyTakenError if it is lost, and another one does the same by now.
+        """
         now = self._clock()
-        row = self.connection.row(CLAIM, owner, now + lease_ms, now, transaction_id, now)
+        with refusing_second_run(transaction_id):
+            row = self.connection.row(CLAIM, owner, now + lease_ms, now, transaction_id, now)
         if row is None:
             return None
         record = TransactionRecord.of(row)

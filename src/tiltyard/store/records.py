@@ -165,7 +165,8 @@ class TransactionRecord(msgspec.Struct, frozen=True):
     """A long-running operation. While it is Running, `available_at` is when the lease of `lease_owner` ends.
 
     `requested_by` is the name of the principal who requested it, None for the servers themselves. A paused one is not
-    claimed; it may run until its driver releases it.
+    claimed; it may run until its driver releases it. One that `is_local` is driven by its submitter's own process, and
+    adopted by no worker.
     """
 
     id: str
@@ -182,11 +183,17 @@ class TransactionRecord(msgspec.Struct, frozen=True):
     updated_at: int
     requested_by: str | None
     paused_at: int | None = None
+    is_local: bool = False
 
     COLUMNS = (
         "id, kind, status, table_id, payload, properties, error, attempts,"
-        " lease_owner, available_at, created_at, updated_at, asked_by, paused_at"
+        " lease_owner, available_at, created_at, updated_at, asked_by, paused_at, is_local"
     )
+
+    def status_at(self, now: int) -> TransactionStatus:
+        """Return the status at a time: a run of its submitter's own process is Lost as soon as its lease has ended."""
+        is_lost = self.is_local and self.status is TransactionStatus.RUNNING and self.available_at <= now
+        return TransactionStatus.LOST if is_lost else self.status
 
     @property
     def is_paused(self) -> bool:
@@ -196,8 +203,9 @@ class TransactionRecord(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> TransactionRecord:
         """Read a row of COLUMNS."""
-        id_, kind, status, table_id, payload, properties, *remaining = row
-        return cls(id_, kind, TransactionStatus(status), table_id, json.loads(payload), decode(properties), *remaining)
+        id_, kind, status, table_id, payload, properties, *remaining, is_local = row
+        values: list[Any] = [*remaining, bool(is_local)]
+        return cls(id_, kind, TransactionStatus(status), table_id, json.loads(payload), decode(properties), *values)
 
 
 class NewVersion(msgspec.Struct, frozen=True):

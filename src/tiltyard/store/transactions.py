@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableNotFoundErr
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.tracing import is_tracing, trace_headers
+from tiltyard.store.backend import UniqueError
 from tiltyard.store.job_events import CLAIM_EVENT, COMPLETE_EVENT, add_event
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import Properties, TransactionRecord, encode
@@ -21,8 +23,8 @@ Change = Callable[[TransactionStatus, dict[str, str]], tuple[TransactionStatus, 
 
 INSERT = f"""
     INSERT INTO transactions (id, kind, status, table_id, payload, properties, error, attempts, lease_owner,
-        available_at, created_at, updated_at, asked_by, namespace_id)
-    VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?, ?, ?, ?, ?, COALESCE(?, (SELECT namespace_id FROM tables WHERE id = ?)))
+        available_at, created_at, updated_at, asked_by, namespace_id, is_local, run_key)
+    VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?, ?, ?, ?, ?, COALESCE(?, (SELECT namespace_id FROM tables WHERE id = ?)), ?, ?)
     RETURNING {TransactionRecord.COLUMNS}
 """
 # Locked until the database transaction ends, so that a concurrent drop of the table cancels this one, too.
@@ -33,22 +35,23 @@ CLAIM = f"""
         updated_at = ?
     WHERE id = (
         SELECT id FROM transactions
-        WHERE status IN ('Queued', 'Running') AND available_at <= ? AND paused_at IS NULL {{kinds}}
+        WHERE status IN ('Queued', 'Running') AND NOT is_local AND available_at <= ? AND paused_at IS NULL {{kinds}}
         ORDER BY available_at, created_at LIMIT 1 /*+ FOR UPDATE SKIP LOCKED */
     )
     RETURNING {TransactionRecord.COLUMNS}
 """
 IS_CLAIMABLE = """
     SELECT 1 FROM transactions
-    WHERE status IN ('Queued', 'Running') AND available_at <= ? AND paused_at IS NULL {kinds} LIMIT 1
+    WHERE status IN ('Queued', 'Running') AND NOT is_local AND available_at <= ? AND paused_at IS NULL {kinds} LIMIT 1
 """
+# A driver that was cut off for longer than its lease has its job again, unless another has it by then.
 HEARTBEAT = """
-    UPDATE transactions SET available_at = ?, updated_at = ?
-    WHERE id = ? AND lease_owner = ? AND status = 'Running' RETURNING status
+    UPDATE transactions SET status = 'Running', error = NULL, available_at = ?, updated_at = ?
+    WHERE id = ? AND lease_owner = ? AND status IN ('Running', 'Lost') RETURNING status
 """
 FINISH = f"""
     UPDATE transactions SET status = ?, error = ?, lease_owner = NULL, available_at = ?, updated_at = ?
-    WHERE id = ? AND lease_owner = ? AND status = 'Running' RETURNING {TransactionRecord.COLUMNS}
+    WHERE id = ? AND lease_owner = ? AND status IN ('Running', 'Lost') RETURNING {TransactionRecord.COLUMNS}
 """
 ALTER = f"""
     UPDATE transactions SET status = ?, properties = ?, updated_at = ?,
@@ -71,8 +74,25 @@ UNFINISHED = f"""
 """
 FAILED = f"""
     SELECT {TransactionRecord.COLUMNS} FROM transactions
-    WHERE table_id = ? AND status = 'Failed' AND kind IN ({{kinds}}) ORDER BY created_at, id
+    WHERE table_id = ? AND status IN ('Failed', 'Lost') AND kind IN ({{kinds}}) ORDER BY created_at, id
 """
+_IS_LOST = """
+    is_local AND available_at <= ? AND (status = 'Running' OR status = 'Queued' AND paused_at IS NULL)
+"""
+HAS_LOST = f"SELECT 1 FROM transactions WHERE status IN ('Queued', 'Running') AND {_IS_LOST} LIMIT 1"
+LOST = f"""
+    SELECT {TransactionRecord.COLUMNS} FROM transactions WHERE status IN ('Queued', 'Running') AND {_IS_LOST}
+    LIMIT ? /*+ FOR UPDATE SKIP LOCKED */
+"""
+# Its lease's owner stays: it may only have been cut off.
+END_LOST = f"""
+    UPDATE transactions SET status = 'Lost', error = ?, paused_at = NULL, updated_at = ? WHERE id = ?
+    RETURNING {TransactionRecord.COLUMNS}
+"""
+HOLDER = f"""
+    SELECT {TransactionRecord.COLUMNS} FROM transactions WHERE run_key = ? AND status IN ('Queued', 'Running')
+"""
+LOST_EVENT = "lost"
 
 
 class Transactions(Repository):
@@ -93,13 +113,15 @@ class Transactions(Repository):
         lease_ms: int = 0,
         requested_by: str | None = None,
         namespace_id: int | None = None,
+        is_local: bool = False,
+        run_key: str | None = None,
     ) -> TransactionRecord:
         """Create a transaction; one that is created Running is leased to `owner` for `lease_ms`.
 
         `requested_by` is the name of the principal who requested it, None for the servers themselves; `namespace_id`
         is where its object is or was, without it the namespace of its table. Where requests are traced, its properties
-        say of which trace it is.
-        Raises TableNotFoundError when the table is gone.
+        say of which trace it is. One that `is_local` is claimed by its id alone; of those with one `run_key`, one may
+        be unfinished. Raises TableNotFoundError when the table is gone, RunKeyTakenError.
         """
         if table_id is not None and self.connection.row(LOCK_TABLE, table_id) is None:
             raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
@@ -107,7 +129,31 @@ class Transactions(Repository):
         kept = {**properties, **trace_headers()} if is_tracing() else dict(properties)
         head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(kept)
         place = namespace_id, table_id
-        return self._require_row(INSERT, *head, owner, now + lease_ms, now, now, requested_by, *place)
+        with refusing_second_run(run_key or ""):
+            return self._require_row(
+                INSERT, *head, owner, now + lease_ms, now, now, requested_by, *place, is_local, run_key
+            )
+
+    @reads
+    def find_unfinished_run(self, run_key: str) -> TransactionRecord | None:
+        """Return the unfinished transaction with a run key, if there is one."""
+        row = self.connection.row(HOLDER, run_key)
+        return TransactionRecord.of(row) if row else None
+
+    @reads
+    def has_lost_runs(self) -> bool:
+        """Return whether `end_lost_runs` has something to do; this is cheaper than to try."""
+        return self.connection.row(HAS_LOST, self._clock()) is not None
+
+    @writes
+    def end_lost_runs(self, describe: Callable[[TransactionRecord], str], limit: int) -> int:
+        """End as Lost up to `limit` runs whose own process is gone; return how many. `describe` returns their error."""
+        now = self._clock()
+        records = [TransactionRecord.of(row) for row in self.connection.rows(LOST, now, limit)]
+        for record in records:
+            lost = self._require_row(END_LOST, describe(record), now, record.id)
+            add_event(self.connection, lost, LOST_EVENT, now)
+        return len(records)
 
     @reads
     def describe_transaction(self, transaction_id: str) -> TransactionRecord:
@@ -144,8 +190,9 @@ class Transactions(Repository):
         Raises TransactionNotFoundError, ConcurrentModificationError when another worker holds the lease.
         """
         now = self._clock()
-        if row := self.connection.row(HEARTBEAT, now + lease_ms, now, transaction_id, owner):
-            return TransactionStatus(row[0])
+        with refusing_second_run(transaction_id):
+            if row := self.connection.row(HEARTBEAT, now + lease_ms, now, transaction_id, owner):
+                return TransactionStatus(row[0])
         record = self._require_row(DESCRIBE, transaction_id)
         if not record.status.is_final:
             raise _lease_lost(transaction_id)
@@ -167,7 +214,8 @@ class Transactions(Repository):
         """
         now = self._clock()
         due = now if available_at is None else available_at
-        row = self.connection.row(FINISH, status.value, error, due, now, transaction_id, owner)
+        with refusing_second_run(transaction_id):
+            row = self.connection.row(FINISH, status.value, error, due, now, transaction_id, owner)
         if row is None:
             self._require_row(DESCRIBE, transaction_id)
             raise _lease_lost(transaction_id)
@@ -188,7 +236,8 @@ class Transactions(Repository):
         status, properties = change(record.status, dict(record.properties))
         released = status is not TransactionStatus.RUNNING
         now = self._clock()
-        altered = self._require_row(ALTER, status.value, encode(dict(properties)), now, released, transaction_id)
+        with refusing_second_run(transaction_id):
+            altered = self._require_row(ALTER, status.value, encode(dict(properties)), now, released, transaction_id)
         if status is not record.status:
             add_event(self.connection, altered, f"set_{status.value.lower()}", now, altered_by)
         return altered
@@ -245,6 +294,19 @@ class Transactions(Repository):
         if row := self.connection.row(sql, *values):
             return TransactionRecord.of(row)
         raise TransactionNotFoundError(f"Transaction not found: {values[-1]}")
+
+
+class RunKeyTakenError(ConcurrentModificationError):
+    """Another unfinished transaction has the run key: the same is being done already."""
+
+
+@contextmanager
+def refusing_second_run(what: str) -> Iterator[None]:
+    """Raise RunKeyTakenError where the block makes a second unfinished transaction with one run key."""
+    try:
+        yield
+    except UniqueError as error:
+        raise RunKeyTakenError(f"Another job does the same already, and only one may: {what}") from error
 
 
 def _kind_condition(kinds: Sequence[str] | None) -> str:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,10 @@ IDLE_SECONDS = 600.0
 
 
 class DriverPool:
-    """Run queued jobs, up to `spark_jobs` at once; the first thread keeps its driver warm."""
+    """Run queued jobs: up to `spark_jobs` that end, and up to `stream_jobs` that do not, at once.
+
+    So streams keep no other job waiting. The first thread of the former, and all of the latter, keep their driver warm.
+    """
 
     def __init__(self, services: Services) -> None:
         """Prepare the threads; nothing runs before `start`."""
@@ -63,9 +67,13 @@ class DriverPool:
         self._processes: set[_DriverProcess] = set()
         self._running: set[str] = set()
         """The ids of jobs that threads have claimed and not let go."""
+        ending = tuple(set(pipeline_jobs()) - ENDLESS_JOBS)
+        endless = tuple(set(pipeline_jobs()) & ENDLESS_JOBS)
+        slots = [(ending, number == 0) for number in range(services.settings.spark_jobs)]
+        slots += [(endless, True)] * services.settings.stream_jobs
         self._threads = [
-            threading.Thread(target=self._work, args=(number == 0,), name=f"driver-{number}", daemon=True)
-            for number in range(services.settings.spark_jobs)
+            threading.Thread(target=self._work, args=slot, name=f"driver-{number}", daemon=True)
+            for number, slot in enumerate(slots)
         ]
 
     def start(self) -> None:
@@ -95,11 +103,11 @@ class DriverPool:
         """Return how many jobs are under way."""
         return len(self._running)
 
-    def _work(self, keeps_warm: bool) -> None:
-        """Claim and run one job after the other, until the pool stops."""
+    def _work(self, kinds: Sequence[str], keeps_warm: bool) -> None:
+        """Claim and run one job of some kinds after the other, until the pool stops."""
         driver: _DriverProcess | None = None
         while not self._stopping.is_set():
-            record = run_step(self._claim, self._stopping, self._services.outage_log)
+            record = run_step(partial(self._claim, kinds), self._stopping, self._services.outage_log)
             if record is None:
                 driver = self._end_if_idle(driver)
                 self._stopping.wait(POLL_SECONDS)
@@ -121,10 +129,10 @@ class DriverPool:
         if driver:
             self._end(driver)
 
-    def _claim(self) -> TransactionRecord | None:
+    def _claim(self, kinds: Sequence[str]) -> TransactionRecord | None:
         """Claim a queued job whose submitter still has the privileges for it. Raises ServiceUnavailableError."""
         ctx = Context(self._services, uuid.uuid4().hex, principal=SERVER)
-        return claim_next(ctx, uuid.uuid4().hex, START_LEASE_MS, tuple(pipeline_jobs()))
+        return claim_next(ctx, uuid.uuid4().hex, START_LEASE_MS, kinds)
 
     def _warm_driver(self, driver: _DriverProcess | None) -> _DriverProcess:
         """Return a warm driver that takes jobs: this one, or a new one."""

@@ -24,6 +24,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.catalog.garbage import sweep
+from tiltyard.catalog.jobs.lost_runs import end_lost_runs
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
 from tiltyard.model.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, RETRYABLE, Job, JobCanceledError
@@ -258,7 +259,11 @@ def sweep_leftovers(ctx: Context) -> bool:
     """Clean up some of what crashes left, which cannot wait; return whether there may be more."""
     store = ctx.store
     return bool(
-        sweep(ctx) + sweep_pending(ctx) + store.sweep_requests(SWEEP_ROWS) + store.sweep_queued_appends(SWEEP_ROWS)
+        end_lost_runs(ctx)
+        + sweep(ctx)
+        + sweep_pending(ctx)
+        + store.sweep_requests(SWEEP_ROWS)
+        + store.sweep_queued_appends(SWEEP_ROWS)
     )
 
 

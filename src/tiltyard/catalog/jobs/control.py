@@ -16,6 +16,7 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError, Un
 from tiltyard.access import filtered_lists
 from tiltyard.access.databases import check_job_in_database
 from tiltyard.access.needs import ALTER_JOB, DESCRIBE_JOB_STATE, LIST_ALL_JOBS, may_see_arguments
+from tiltyard.catalog.jobs.lost_runs import describe_loss, end_lost_runs
 from tiltyard.catalog.namespaces import DROP_KIND
 from tiltyard.catalog.tables import DROP_TABLE
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
@@ -39,11 +40,14 @@ _STATES: Mapping[str, JobFilter] = {
     "PAUSED": JobFilter((), Status.QUEUED, is_paused=True),
     "PAUSING": JobFilter((), Status.RUNNING, is_paused=True),
     "DONE": JobFilter((), Status.SUCCEEDED),
-    "FAILED": JobFilter((), Status.FAILED),
+    "FAILED": JobFilter((), Status.FAILED, with_lost=True),
+    "LOST": JobFilter((), Status.LOST),
     "CANCELLED": JobFilter((), Status.CANCELED),
 }
-"""lancedb's words for the states, and what they are here."""
-_WORDS = {(state.status, state.is_paused or False): word for word, state in _STATES.items()}
+"""lancedb's words for the states, and what they are here. It has none for LOST: to its clients that is FAILED."""
+_WORDS = {(state.status, state.is_paused or False): word for word, state in _STATES.items()} | {
+    (Status.LOST, False): "FAILED"
+}
 _SHOWN = ("table", "index_name", "column", "index_type")
 """The properties that describe what a job is to do, to all who may see that it exists."""
 
@@ -54,9 +58,10 @@ def job_kinds() -> tuple[str, ...]:
     return tuple(sorted({*JOBS, *pipeline_jobs(), *JOB_RESULTS, DROP_TABLE, DROP_KIND, DROP_MOUNTED_TABLE}))
 
 
-def job_state(record: TransactionRecord) -> str:
-    """Return lancedb's word for the state of a transaction."""
-    return _WORDS[record.status, record.is_paused]
+def job_state(record: TransactionRecord, now: int) -> str:
+    """Return lancedb's word for the state of a transaction at a time (ms since 1970)."""
+    status = record.status_at(now)
+    return _WORDS[status, record.is_paused and not status.is_final]
 
 
 @operation(needs=LIST_ALL_JOBS, changes=False)
@@ -68,6 +73,7 @@ def list_all_jobs(ctx: Context, request: models.ListAllJobsRequest) -> models.Li
     Raises InvalidInputError, TableNotFoundError, NamespaceNotFoundError (no such database).
     """
     matching = _filter(ctx, request)
+    end_lost_runs(ctx)
     records, token = ctx.paging.fetch_page(
         f"all jobs {request.table} {request.job_type} {request.state}",
         request.page_token,
@@ -75,7 +81,7 @@ def list_all_jobs(ctx: Context, request: models.ListAllJobsRequest) -> models.Li
         lambda before, count: filtered_lists.list_all_jobs(ctx, matching, tuple(before) if before else None, count),
         lambda record: (record.created_at, record.id),
     )
-    return models.ListAllJobsResponse(jobs=[_summary(record) for record in records], page_token=token)
+    return models.ListAllJobsResponse(jobs=[_summary(record, ctx.clock()) for record in records], page_token=token)
 
 
 def _filter(ctx: Context, request: models.ListAllJobsRequest) -> JobFilter:
@@ -94,12 +100,13 @@ def _filter(ctx: Context, request: models.ListAllJobsRequest) -> JobFilter:
     return msgspec.structs.replace(state, kinds=kinds, table_id=table, without_succeeded=omitted, namespace_id=database)
 
 
-def _summary(record: TransactionRecord) -> models.JobSummary:
+def _summary(record: TransactionRecord, now: int) -> models.JobSummary:
     return models.JobSummary(
         job_id=record.id,
         table=record.properties.get("table"),
         job_type=record.kind,
-        state=job_state(record),
+        state=job_state(record, now),
+        lost=record.status_at(now) is Status.LOST or None,
         created_at_millis=record.created_at,
     )
 
@@ -118,11 +125,11 @@ def describe_job_state(ctx: Context, request: models.DescribeJobStateRequest) ->
     return models.DescribeJobStateResponse(
         job_id=record.id,
         job_type=record.kind,
-        job_state=job_state(record),
+        job_state=job_state(record, ctx.clock()),
         creation_ms=record.created_at,
         spec=spec,
         result=_result(record),
-        failure=_failure(record),
+        failure=_failure(record, ctx.clock()),
     )
 
 
@@ -133,8 +140,14 @@ def _result(record: TransactionRecord) -> dict[str, Any] | None:
     return dict(record.properties) if make_result is None else dict(make_result(record.properties))
 
 
-def _failure(record: TransactionRecord) -> models.JobFailure | None:
+LOST_PHASE = "lost"
+"""The phase of the failure of a job whose own process is gone."""
+
+
+def _failure(record: TransactionRecord, now: int) -> models.JobFailure | None:
     """Return why a job failed, where it was then, and whether it may succeed if it is submitted once more."""
+    if record.status_at(now) is Status.LOST:
+        return models.JobFailure(phase=LOST_PHASE, message=describe_loss(record), retryable=True)
     if record.status is not Status.FAILED:
         return None
     return models.JobFailure(
@@ -153,7 +166,7 @@ def cancel_job(ctx: Context, request: models.CancelJobRequest) -> models.CancelJ
 
     check_job_in_database(ctx, request.job_id)
     record = ctx.store.alter_transaction(request.job_id, change, altered_by=ctx.principal.name)
-    return models.CancelJobResponse(job_state=job_state(record))
+    return models.CancelJobResponse(job_state=job_state(record, ctx.clock()))
 
 
 @operation(needs=ALTER_JOB)
@@ -170,7 +183,7 @@ def pause_job(ctx: Context, request: models.PauseJobRequest) -> models.PauseJobR
 
 def _check_pausable(record: TransactionRecord) -> None:
     if record.status.is_final:
-        raise InvalidTableStateError(f"The job {record.id} has ended ({job_state(record)}): it cannot be paused.")
+        raise InvalidTableStateError(f"The job {record.id} has ended ({record.status.lower()}): it cannot be paused.")
     if record.status is Status.RUNNING and record.kind not in pipeline_jobs():
         raise UnsupportedOperationError(
             f"The job {record.id} ({record.kind}) runs, and has no checkpoint to pause at: wait for it, or cancel it."

@@ -30,15 +30,16 @@ from tiltyard.catalog.jobs.authorization import (
     validate_arguments,
     visible_job_table,
 )
+from tiltyard.catalog.jobs.lost_runs import describe_loss, end_lost_runs
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.model.jobs import exclusive_run_key, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.settings.spark_properties import check_spark_properties
 from tiltyard.model.spec import models
-from tiltyard.store import JobFilter
+from tiltyard.store import JobFilter, RunKeyTakenError
 from tiltyard.tables.opening import find_table
 
 if TYPE_CHECKING:
@@ -71,8 +72,9 @@ def queue_job(
     """Queue a job, or lease it to `owner` at once. `record_id` is the id of its table, `table` the name.
 
     `namespace_id` is that of a table that the job is to create. `required` are the privileges on the table that the
-    submitter needs, now and when the job is started. `image` is that of the executors where they are containers.
-    Raises TableNotFoundError when the table is gone.
+    submitter needs, now and when the job is started. `image` is that of the executors where they are containers. A job
+    that is leased at once is its submitter's own: no worker adopts it.
+    Raises TableNotFoundError when the table is gone, ConcurrentModificationError (the stream has a run already).
     """
     payload = {
         "arguments": dict(arguments),
@@ -83,6 +85,8 @@ def queue_job(
     payload |= {"image": image} if image else {}
     job_properties = {"job": name, **({"table": str(Id(table))} if table else {}), **(properties or {})}
 
+    run_key = exclusive_run_key(name, str(Id(table)), arguments)
+
     def work(catalog: UnitOfWork) -> TransactionRecord:
         queued = catalog.create_transaction(
             name,
@@ -91,10 +95,27 @@ def queue_job(
             job_properties,
             requested_by=ctx.principal.name,
             namespace_id=namespace_id,
+            is_local=bool(owner),
+            run_key=run_key,
         )
         return (catalog.claim_job(queued.id, owner, lease_ms) if owner else None) or queued
 
-    return ctx.store.transact(work)
+    if run_key is not None:
+        end_lost_runs(ctx)
+    try:
+        return ctx.store.transact(work)
+    except RunKeyTakenError as error:
+        raise _second_run(ctx, run_key or "") from error
+
+
+def _second_run(ctx: Context, run_key: str) -> ConcurrentModificationError:
+    """Return the error for a job that only one may do at a time, and another does."""
+    holder = ctx.store.find_unfinished_run(run_key)
+    which = "another job" if holder is None else f"the job {holder.id}, which is {holder.status.lower()}"
+    stop = "" if holder is None else f" (`tiltyard job cancel {holder.id}`)"
+    return ConcurrentModificationError(
+        f"This stream has one run at a time, and {which}, is it: cancel that one{stop}, or wait for its end."
+    )
 
 
 @operation(needs=SUBMIT_JOB)
@@ -257,7 +278,7 @@ def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJ
     """
     job_id = transaction_id(request.id)
     status = parse_mode(TransactionStatus, request.status, TransactionStatus.FAILED, "status")
-    if status in (TransactionStatus.RUNNING, TransactionStatus.CANCELED):
+    if status in (TransactionStatus.RUNNING, TransactionStatus.CANCELED, TransactionStatus.LOST):
         raise InvalidInputError(f"A driver cannot end its job as {status}: Succeeded, Failed or Queued.")
     due = ctx.clock() + (request.wait_millis or 0)
 
@@ -278,6 +299,7 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
 
     Raises InvalidInputError.
     """
+    end_lost_runs(ctx)
     kinds = (request.name,) if request.name else tuple(pipeline_jobs())
     status = request.status and parse_mode(TransactionStatus, request.status, TransactionStatus.QUEUED, "status")
     matching = JobFilter(kinds, status or None)
@@ -300,16 +322,17 @@ def describe_job(ctx: Context, request: models.DescribeJobRequest) -> models.Des
 def to_entry(ctx: Context, record: TransactionRecord) -> models.JobEntry:
     """Convert a job for a response, with its table's current name; the driver's name is a secret."""
     path, location = visible_job_table(ctx, record) or (record.payload.get("table"), None)
+    status = record.status_at(ctx.clock())
     return models.JobEntry(
         id=record.id,
         name=record.kind,
-        status=record.status,
+        status=status,
         table=list(path or ()) or None,
         location=location,
         arguments=record.payload.get("arguments", {}),
         spark=record.payload.get("spark") or None,
         properties=dict(record.properties),
-        error=record.error,
+        error=describe_loss(record) if status is TransactionStatus.LOST else record.error,
         attempts=record.attempts,
         asked_by=record.requested_by,
         paused=record.is_paused or None,

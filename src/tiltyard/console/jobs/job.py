@@ -76,6 +76,7 @@ def show(page: PageRequest) -> Page:
         "job": job,
         "tone": TONES.get(job.job_state, ""),
         "is_final": job.job_state in FINAL_STATES,
+        "is_lost": job.failure is not None and job.failure.phase == "lost",
         "can_pause": job.job_state == "QUEUED" or (job.job_state == "IN_PROGRESS" and is_pipeline),
         "can_resume": job.job_state in ("PAUSED", "PAUSING"),
         "can_submit_again": is_pipeline and job.job_state in SUBMIT_AGAIN,
@@ -103,7 +104,7 @@ def act(page: PageRequest) -> Redirect:
 def _submit_again(calls: Calls, job_id: str) -> str:
     """Queue a job with the arguments of one that has ended without success; return the new one's id."""
     job = calls.call("DescribeJob", id=[job_id]).job
-    if job.status not in ("Failed", "Canceled"):
+    if job.status not in ("Failed", "Canceled", "Lost"):
         raise InvalidTableStateError(f"The job {job_id} is {job.status}: only one that failed is submitted again.")
     submitted = calls.call(
         "SubmitJob", name=job.name, table=job.table, arguments=dict(job.arguments), spark=job.spark or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tiltyard.console.page import Page, PageRequest
 
 JOBS_AT_ONCE = 50
-STATES = ("QUEUED", "IN_PROGRESS", "PAUSED", "DONE", "FAILED", "CANCELLED")
+STATES = ("QUEUED", "IN_PROGRESS", "PAUSED", "DONE", "FAILED", "LOST", "CANCELLED")
 FINAL_STATES = frozenset({"DONE", "FAILED", "CANCELLED"})
 TONES = {"DONE": "good", "FAILED": "bad", "CANCELLED": "warn", "PAUSED": "warn", "PAUSING": "warn"}
 """How a state is coloured; others have no colour."""

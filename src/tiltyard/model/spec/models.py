@@ -1644,6 +1644,7 @@ class JobSummary(Model, kw_only=True):
     table: str | None = None
     job_type: str
     state: str
+    lost: bool | None = None
     created_at_millis: Int64
 
 

@@ -27,6 +27,7 @@ from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
 from tiltyard.pipeline.session import LazySession, describe_application
+from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.task_errors import drop_repeated_prefix
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tiltyard.pipeline")
 
 LEASE_MS = 10_000
+TAKEOVER_SECONDS, TAKEOVER_POLL_SECONDS = LEASE_MS / 1000 + 2.0, 1.0
+"""For how long a stream waits for the lease of an earlier run to end, and how long before each try."""
 POLL_SECONDS = 0.4
 """How often a driver checks whether its job was canceled."""
 REPORT_SECONDS = 1.0
@@ -228,16 +231,31 @@ def _load_checkpoints(client: OperationClient, job_id: str) -> list[tuple[str, s
 
 
 def submit_job(client: OperationClient, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:
-    """Queue a job; with `owner`, claim it at once. `fields` are those of SubmitJob. Raises InvalidInputError."""
+    """Queue a job; with `owner`, claim it at once. `fields` are those of SubmitJob.
+
+    A stream of this process waits for as long as that of a killed one may count as alive. Raises InvalidInputError,
+    ConcurrentModificationError (the stream has a run that is alive).
+    """
     checked = job.validate(arguments)
-    response = client.call("SubmitJob", name=job.name, arguments=checked, table=job.table(checked) or None, **fields)
-    return QueuedJob.from_response(response["job"])
+    is_own_stream = "owner" in fields and job.name in ENDLESS_JOBS
+    if is_own_stream:  # the folder that this process means: by it the stream is known
+        checked = {**checked, "source": absolute_path(checked["source"])}
+    fields |= {"name": job.name, "arguments": checked, "table": job.table(checked) or None}
+    deadline = time.monotonic() + (TAKEOVER_SECONDS if is_own_stream else 0.0)
+    while True:
+        try:
+            return QueuedJob.from_response(client.call("SubmitJob", **fields)["job"])
+        except ConcurrentModificationError as error:
+            if time.monotonic() >= deadline:
+                raise
+            log.warning("waiting for the end of its lease, if its process is gone: %s", error)
+            time.sleep(TAKEOVER_POLL_SECONDS)
 
 
 def describe_stopped(client: OperationClient, job_id: str) -> Mapping[str, Any]:
     """Return the description of a stopped job. Raises PermissionDeniedError where the catalog has failed it."""
     job: Mapping[str, Any] = client.call("DescribeJob", id=[job_id])["job"]
-    if job["status"] == "Failed" and job.get("error"):
+    if job["status"] in ("Failed", "Lost") and job.get("error"):
         raise PermissionDeniedError(job["error"])
     return job
 
@@ -270,12 +288,12 @@ def claim_job(
 
 
 def drive_job(
-    run: CatalogRun, function: Callable[[], Mapping[str, object]], *, attempts: int = MOST_ATTEMPTS
+    run: CatalogRun, function: Callable[[], Mapping[str, object]], *, attempts: int | None = None
 ) -> dict[str, str] | None:
     """Run `function()` as the job's work, and write how it ended; return the figures, or None if it was stopped.
 
-    A transient error (the server is away, a conflict) queues the job again, until its attempts are used up. Raises what
-    the job failed with.
+    A transient error (the server is away, a conflict) queues the job again, until its attempts are used up; without
+    `attempts`, the job is this process's own, and fails. Raises what the job failed with.
     """
     try:
         outcome = function()
@@ -285,8 +303,8 @@ def drive_job(
         run.close()
         return None
     except Exception as error:
-        may_repeat = attempts < min(MOST_ATTEMPTS, getattr(error, "attempts", MOST_ATTEMPTS))
-        _fail(run, error, can_retry=may_repeat or run.is_endless)
+        most = min(MOST_ATTEMPTS, getattr(error, "attempts", MOST_ATTEMPTS))
+        _fail(run, error, can_retry=attempts is not None and (run.is_endless or attempts < most))
         raise
     run.figures.set(outcome)
     try:

@@ -16,7 +16,7 @@ LOCATIONS = (
 # A failed job can be resumed, and then uses the parts that it has saved.
 UNFINISHED_OR_RESUMABLE = """
     (status IN ('Queued', 'Running') AND kind <> ?
-        OR status = 'Failed' AND EXISTS (SELECT 1 FROM job_parts WHERE transaction_id = transactions.id))
+        OR status IN ('Failed', 'Lost') AND EXISTS (SELECT 1 FROM job_parts WHERE transaction_id = transactions.id))
 """
 OLDEST_WORK = f"""
     SELECT MIN(since) FROM (

@@ -54,7 +54,7 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
     if not database_alone:
         storage.prepare()
     try:
-        store = open_store(database, clock=wall_clock, connections=settings.db_connections)
+        store = open_store(database, connections=settings.db_connections)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     storage.datasets.has_shared_base = store.may_share_files
@@ -72,7 +72,7 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
         storage=storage,
         mounts=mounts,
         paging=paging,
-        clock=wall_clock,
+        clock=store.clock,
         rights_cache=RightsCache(store),
         finalized_log=FinalizedLog(storage.settle_manifests, store.mark_finalized),
         known_tables=KnownTables(),

@@ -43,6 +43,8 @@ class LossyProxy:
     target: str
     seen: list[tuple[str, str]] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
+    """Parts of paths: of the next request to each the connection is cut, as by a server that dies."""
 
     def __post_init__(self) -> None:
         proxy = self
@@ -86,6 +88,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _relay(self) -> None:
         body = self._body()
         self.owner.seen.append((self.path, self.headers.get("x-request-id", "")))
+        if (cut := next((part for part in self.owner.cuts if part in self.path), None)) is not None:
+            self.owner.cuts.remove(cut)
+            self.close_connection = True
+            self.connection.shutdown(2)
+            return
         headers = {name: value for name, value in self.headers.items() if name.lower() not in DROPPED_HEADERS}
         loss = next((loss for loss in self.owner.losses if loss.match in self.path), None)
         if loss is not None:

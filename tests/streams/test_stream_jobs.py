@@ -17,6 +17,7 @@ import urllib3
 from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
 
 import tiltyard
+from tests.services.lossy import LossyProxy
 from tests.services.server import ServerProcess
 from tests.streams.conftest import Put
 from tiltyard.lake.runs import Run
@@ -26,7 +27,9 @@ from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, dri
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import RunCanceledError
+from tiltyard.pipeline.streams import job as stream_job
 from tiltyard.pipeline.streams import target as stream_target
+from tiltyard.pipeline.streams.target import StreamTable
 from tiltyard.runtime.failpoints import VARIABLE, Point
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/streams.md"
@@ -127,6 +130,28 @@ def test_a_killed_driver_repeats_nothing(
     lake = tiltyard.connect(streams_server.url)
     lake.stream(folder, table, available_now=True, **({"on": on} if on else {}))
     assert sorted(lake.table(table).to_arrow()["id"].to_pylist()) == list(range(40))
+
+
+def test_a_stream_whose_server_dies_while_it_reads_its_position_goes_on(
+    streams_server: ServerProcess, folder: Path, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("1.jsonl", {"id": 1})
+    with monkeypatch.context() as killed:  # as a driver leaves its table that was killed: without its position
+        killed.setattr(StreamTable, "record_position", lambda *_, **__: None)
+        tiltyard.connect(streams_server.url).stream(folder, "cut", available_now=True)
+    put("2.jsonl", {"id": 2})
+    with LossyProxy(streams_server.url) as proxy:
+        lake = tiltyard.connect(proxy.url)
+        proxy.cuts = ["/cut/version/describe"]
+        assert lake.stream(folder, "cut", available_now=True).rows == 1
+        assert not proxy.cuts
+        assert sorted(lake.table("cut").to_arrow()["id"].to_pylist()) == [1, 2]
+        monkeypatch.setattr(stream_job, "OUTAGE_SECONDS", -1.0)
+        proxy.cuts = ["/cut/version/list"]
+        with pytest.raises(ServiceUnavailableError, match="did not answer, or not to the end: is it running"):
+            lake.stream(folder, "cut", available_now=True)
+        failed = OperationClient(lake.catalog).call("ListJobs", name="stream", limit=1)["jobs"][0]
+        assert (failed["status"], failed["properties"]["retryable"]) == ("Failed", "true")
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

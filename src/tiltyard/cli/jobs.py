@@ -167,7 +167,7 @@ def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], target: Job
     with interruptible() as interruption, progress_bar(job.name, figure_reader(run.figures)):
         interruption.on_signal(run.canceled.set)
         try:
-            figures = job.function(run, where, spark, **arguments)
+            figures = job.run(run, where, spark, arguments)
         except RunCanceledError:
             _exit_canceled(job.name, run.figures)
     _print_figures({name: str(value) for name, value in figures.items()})

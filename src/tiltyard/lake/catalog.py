@@ -331,7 +331,7 @@ class Lake(LakeNamespace):
             run = drive_run(self.catalog, job, checked, self._session_for(job))
         else:
             spark = self._session_for(job)
-            run = start_run(name, lambda local: job.function(local, self.catalog, spark, **checked))
+            run = start_run(name, lambda local: job.run(local, self.catalog, spark, checked))
         return run.wait() if wait else run
 
     def _session_for(self, job: RegisteredJob) -> SparkSession | LazySession | None:

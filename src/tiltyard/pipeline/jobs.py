@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
@@ -51,6 +51,14 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.model.jobs import DRIVER_VARIABLE, UDFS_VARIABLE, pipeline_jobs
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.openlineage.emitter import observe
+from tiltyard.pipeline.outages import translating_outages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiltyard.pipeline.runs import Run
+    from tiltyard.pipeline.session import LazySession
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
 
@@ -126,6 +134,17 @@ class RegisteredJob:
     spark: bool
     lazy: bool = False
     creates: bool = False
+
+    def run(
+        self,
+        run: Run,
+        catalog: CatalogConnection,
+        spark: SparkSession | LazySession | None,
+        arguments: Mapping[str, Any],
+    ) -> Mapping[str, object]:
+        """Call the function with arguments that are valid. Raises what it raises, an outage as what it is."""
+        with translating_outages():
+            return self.function(run, catalog, spark, **arguments)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -82,6 +82,9 @@ class Database(Protocol):
         `call_soon` is the loop's. A database whose snapshots cost nothing has nothing to share.
         """
 
+    def clock(self) -> int:
+        """Return the time in ms since 1970, by the clock that all processes of the catalog have in common."""
+
     def gauges(self) -> Mapping[str, float]:
         """Return this process's counts of connections and of calls that wait, by name."""
 

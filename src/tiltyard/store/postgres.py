@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import psycopg
@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from tiltyard.store.backend import CallSoon, Connection, ForeignKeyError, NullError, Row, UniqueError
+from tiltyard.store.database_clock import DatabaseClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ SETTINGS = (
     "SET jit = off",  # it takes a third of a second for statements of a millisecond, by estimates that are far too high
     "SET enable_seqscan = off",  # all look-ups have an index, which it would leave aside while statistics are old
 )
+NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
 RETRIED = (errors.SerializationFailure, errors.DeadlockDetected)
 FULL_SECONDS = 30.0
 """How long the database does not count as ready after its disk was full for a change."""
@@ -135,6 +137,7 @@ class PostgresDatabase:
 
         Raises ServiceUnavailableError where the database does not answer.
         """
+        self.clock = DatabaseClock()
         self._full_until = 0.0
         self._last_failure = _LastConnectFailure()
         logging.getLogger("psycopg.pool").addHandler(self._last_failure)
@@ -219,9 +222,10 @@ class PostgresDatabase:
                 raise ServiceUnavailableError(f"The catalog's database is not available: {error}") from error
         raise ServiceUnavailableError(f"The catalog's database stays busy: {last}") from last
 
-    @staticmethod
-    def _attempt(raw: PooledConnection, work: Callable[[PooledConnection], T]) -> T:
+    def _attempt(self, raw: PooledConnection, work: Callable[[PooledConnection], T]) -> T:
         try:
+            if self.clock.is_due:
+                self.clock.read(partial(_read_clock, raw))
             return work(raw)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if raw.closed:
@@ -242,6 +246,12 @@ class _LastConnectFailure(logging.Handler):
 
 class _LostError(Exception):
     """The connection was lost before anything could be committed."""
+
+
+def _read_clock(raw: PooledConnection) -> int:
+    row = raw.statements.execute(NOW).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def _configure(raw: PooledConnection) -> None:

@@ -6,7 +6,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.current_request import bind_to_request
 from tiltyard.runtime.tracing import child_span, is_tracing
 from tiltyard.store import schema
@@ -108,6 +107,11 @@ class Store(UnitOfWork):
     __slots__ = ()
 
     @property
+    def clock(self) -> Clock:
+        """The time in ms since 1970: that of the database, which all servers of a catalog have in common."""
+        return self._clock
+
+    @property
     def inline_reads(self) -> bool:
         """Whether reads are fast enough to run on an event loop."""
         return self._database.inline_reads
@@ -167,15 +171,17 @@ class Store(UnitOfWork):
         self.close()
 
 
-def open_store(url: str, *, clock: Clock = wall_clock, migrate: bool = True, connections: int = CONNECTIONS) -> Store:
+def open_store(url: str, *, clock: Clock | None = None, migrate: bool = True, connections: int = CONNECTIONS) -> Store:
     """Open the database at `sqlite:////absolute/file`, `sqlite:///relative/file` or `postgresql://…`, and migrate it.
 
-    At most so many `connections` to PostgreSQL are opened.
+    At most so many `connections` to PostgreSQL are opened. Without a `clock`, the time is the database's: PostgreSQL's
+    own, and for a file that of this machine, where all its processes are.
 
     Raises ValueError for other URLs, ServiceUnavailableError when the database cannot be reached, StoreVersionError
     for one that newer code has migrated or, without `migrate`, that lacks a migration.
     """
     database = open_database(url, connections)
+    clock = clock or database.clock
     try:
         if migrate:
             schema.migrate(database, clock)
@@ -187,10 +193,10 @@ def open_store(url: str, *, clock: Clock = wall_clock, migrate: bool = True, con
     return Store(database, clock)
 
 
-def upgrade(url: str, *, clock: Clock = wall_clock) -> list[str]:
+def upgrade(url: str) -> list[str]:
     """Apply the migrations that a database lacks; return their names. Raises as `open_store` does."""
     with closing(open_database(url)) as database:
-        return schema.migrate(database, clock)
+        return schema.migrate(database, database.clock)
 
 
 def is_empty_database(url: str) -> bool:
@@ -199,12 +205,10 @@ def is_empty_database(url: str) -> bool:
         return schema.current_version(database) == 0
 
 
-def load_dump(
-    url: str, file: Path, convert: Callable[[str, dict[str, Any]], dict[str, Any] | None], *, clock: Clock = wall_clock
-) -> DumpHeader:
+def load_dump(url: str, file: Path, convert: Callable[[str, dict[str, Any]], dict[str, Any] | None]) -> DumpHeader:
     """Load a dump into an empty database, all of it or nothing; see `dump.load`. Raises ValueError, too."""
     with closing(open_database(url)) as database:
-        return load(database, file, clock, convert)
+        return load(database, file, database.clock, convert)
 
 
 def database_exists(url: str) -> bool:

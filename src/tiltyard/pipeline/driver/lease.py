@@ -82,7 +82,7 @@ class QueuedJob:
         arguments = job.validate(self.arguments)
         if self.location and "table" in arguments:
             catalog = replace(catalog, bound=((str(arguments["table"]), self.location),))
-        return job.function(run, catalog, spark, **arguments)
+        return job.run(run, catalog, spark, arguments)
 
 
 def new_owner() -> str:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
+from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.lineage import file_lineage
+from tiltyard.pipeline.outages import is_outage
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.sources.filesystem import absolute_path, base_folder, is_remote, local_path
 from tiltyard.pipeline.sources.readers import Format
@@ -222,8 +223,8 @@ class _Stream:
         while True:
             try:
                 return self._follow_once(ends=ends)
-            except (ServiceUnavailableError, OSError) as error:
-                if not _is_outage(error):
+            except (LanceNamespaceError, OSError) as error:
+                if not is_outage(error):
                     raise
                 now = time.monotonic()
                 self._outage = now if self._outage is None else self._outage
@@ -289,8 +290,3 @@ def _stop_canceled(target: StreamTable, source: StreamSource) -> None:
         target.record_position(source.live_position(target.position), ends=True)
     except (LanceNamespaceError, CommitConflictError, OSError, RuntimeError, ValueError) as error:
         log.info("stream %s: its position stays in the table's history: %s", target.options.name, error)
-
-
-def _is_outage(error: Exception) -> bool:
-    """Return whether a server did not answer; Lance says so in the text of an OSError."""
-    return isinstance(error, ServiceUnavailableError) or "service unavailable" in str(error).lower()

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.runtime.clocks import wall_clock
 from tiltyard.store.sqlite.connection import SqliteConnection
 from tiltyard.store.sqlite.writer import Writer
 
@@ -122,6 +123,9 @@ class SqliteDatabase:
     def write_statement(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` as any other write: SQLite would save nothing."""
         return self.write(fn)
+
+    def clock(self) -> int:
+        return wall_clock()
 
     def gauges(self) -> Mapping[str, float]:
         return {"catalog writes waiting": self._writer.waiting}

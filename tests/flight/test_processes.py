@@ -14,12 +14,14 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.access.scenes import send
 from tests.flight.conftest import ENDLESS, FILMS, NUMBERS, SqlServer, Wire, flight_port
 from tests.flight.test_service import status_of
 from tests.services.postgres import postgres_server
 from tests.services.secured import secured_server
 from tiltyard.flight.handles import QueryHandle, decode_handle
 from tiltyard.flight.messages import MESSAGES, unpack
+from tiltyard.model.spec import operations
 
 pytestmark = pytest.mark.extended
 COUNT = "SELECT count(*) AS n FROM numbers"
@@ -108,6 +110,21 @@ def test_query_of_another_principal_is_not_theirs_in_either_process(two: TwoProc
         nobody = Wire(wire.channel, ())
         assert status_of(lambda nobody=nobody: describe(nobody, polled)) is grpc.StatusCode.UNAUTHENTICATED
     assert two.second.cancel(polled.info) == 1
+
+
+def test_query_is_not_handed_over_by_either_process_once_its_grant_is_revoked(two: TwoProcesses) -> None:
+    grant = {"object_kind": "table", "id": ["numbers"], "grantee": "bob", "privileges": ["read"]}
+    bob = (("x-api-key", two.sql.secured.keys["bob"]),)
+    first, second = Wire(two.first.channel, bob), Wire(two.second.channel, bob)
+    with two.sql.secured.http("administrator") as http:
+        assert send(http, operations()["GrantPrivileges"], grant).status_code < 300
+        submitted = [first.poll(COUNT), first.poll(COUNT)]
+        assert send(http, operations()["RevokePrivileges"], grant).status_code < 300
+    for wire, polled in zip((first, second), submitted, strict=True):
+        assert status_of(lambda wire=wire, polled=polled: describe(wire, polled)) is grpc.StatusCode.NOT_FOUND
+        assert status_of(lambda wire=wire, polled=polled: wire.stream("DoGet", polled.info.endpoint[0].ticket)) is (
+            grpc.StatusCode.NOT_FOUND
+        )
 
 
 def test_ticket_of_a_process_that_has_ended_is_run_again(two: TwoProcesses) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.flight.handles import QueryHandle
     from tiltyard.model.ids import Id
+    from tiltyard.sql.read_grounds import ReadGrounds
 
 AHEAD_BYTES = 8 << 20
 """Bytes of encoded rows that a query holds for its reader."""
@@ -59,6 +60,7 @@ class StartedQuery(Protocol):
 
     schema: pa.Schema
     tables: tuple[Id, ...]
+    grounds: tuple[ReadGrounds, ...]
     first_messages: Sequence[bytes]
 
     @property
@@ -76,8 +78,9 @@ class AnsweredQuery:
 
     has_ended = True
 
-    def __init__(self, schema: pa.Schema, table: Id, messages: Sequence[bytes]) -> None:
+    def __init__(self, schema: pa.Schema, table: Id, grounds: ReadGrounds, messages: Sequence[bytes]) -> None:
         self.schema = schema
+        self.grounds: tuple[ReadGrounds, ...] = (grounds,)
         self.tables: tuple[Id, ...] = (table,)
         self.first_messages = messages
 
@@ -103,6 +106,7 @@ class RunningQuery:
         self.principal = ctx.principal.name
         self.schema = query.schema
         self.paths = query.tables
+        self.grounds = query.grounds
         self.state = QueryState.RUNNING
         self.error: BaseException | None = None
         self.is_read = False
@@ -140,6 +144,15 @@ class RunningQuery:
             self._query.kill()
             self._task.cancel()
 
+    def end_with(self, error: BaseException) -> None:
+        """End the query by an error, and let go of its rows: nothing more of it may be handed over."""
+        self._query.kill()
+        self._task.cancel()
+        self._fail(error)
+        self._messages.clear()
+        self._bytes = 0
+        self._notify()
+
     async def messages(self) -> AsyncIterator[bytes]:
         """Yield the rows as FlightData; once. Raises what has ended the query, if it failed, QueryCancelledError."""
         self.is_read = True
@@ -170,7 +183,8 @@ class RunningQuery:
         except TimeoutError:
             self._fail(self.deadline.exceeded())
         except asyncio.CancelledError:
-            self.state = QueryState.CANCELLED
+            if self.error is None:
+                self.state = QueryState.CANCELLED
         except Exception as error:  # noqa: BLE001  # its reader raises it
             self._fail(error)
         if self.state is not QueryState.FINISHED:

@@ -13,7 +13,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+from lance_namespace.errors import (
+    InvalidInputError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+    UnsupportedOperationError,
+)
 from msgspec import structs
 
 from tiltyard.api.deadlines import Deadline
@@ -47,6 +52,7 @@ from tiltyard.sql.errors import READ_ONLY
 from tiltyard.sql.parameters import MAX_PARAMETER_BYTES
 from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
 from tiltyard.sql.process_messages import Form
+from tiltyard.sql.read_grounds import check_grounds
 from tiltyard.sql.remote_query import RemoteQuery, query_request
 
 if TYPE_CHECKING:
@@ -201,6 +207,7 @@ class FlightService:
                 raise InvalidInputError("The server no longer knows this query: read its rows, or submit it again.")
             query = found
             await query.wait_ended(POLL_SECONDS)
+            await self._check_grounds(call, query)
         yield poll_info(query, request).SerializeToString()
 
     async def do_get(self, call: Call, request: Any) -> AsyncIterator[bytes]:
@@ -216,6 +223,7 @@ class FlightService:
             query = await self._start(call, handle)
         else:
             call.record_tables(READ, query.paths)
+            await self._check_grounds(call, query)
         call.when_done(query.cancel)  # its client may leave while gRPC sends
         try:
             async for message in query.messages():
@@ -223,6 +231,16 @@ class FlightService:
                 yield message
         finally:
             query.cancel()  # its client may have left
+
+    async def _check_grounds(self, call: Call, query: RunningQuery) -> None:
+        """End a query whose reader may not read its tables any more as when it was planned. Raises why it may not."""
+        pool = self._shared.pools[Pool.CATALOG]
+        try:
+            await asyncio.get_running_loop().run_in_executor(pool, check_grounds, call.ctx, query.grounds)
+        except LanceNamespaceError as error:
+            if not isinstance(error, ServiceUnavailableError):
+                query.end_with(error)
+            raise
 
     async def _start(self, call: Call, handle: QueryHandle) -> RunningQuery:
         """Plan and start a query. Raises HttpError 429 and what planning raises."""
@@ -408,4 +426,4 @@ def _read(ctx: Context, query: PointQuery) -> AnsweredQuery | None:
     encoder = BatchEncoder(opened.schema)
     messages = [encode_schema(opened.schema)]
     messages += [b"".join(parts) for batch in batches for parts in encoder.encode(batch)]
-    return AnsweredQuery(opened.schema, query.table, messages)
+    return AnsweredQuery(opened.schema, query.table, opened.grounds, messages)

@@ -152,7 +152,7 @@ def _describe(planned: PlannedQuery, *, has_types: bool) -> PlanDescription:
     types = planned.parameter_types() if has_types else []
     parameters = pa.schema([(str(number), kind) for number, kind in enumerate(types, 1)])
     schema, parameter_schema = (schema.serialize().to_pybytes() for schema in (planned.schema, parameters))
-    return PlanDescription(schema, planned.paths, parameter_schema)
+    return PlanDescription(schema, planned.paths, parameter_schema, planned.grounds)
 
 
 def _encoded(planned: PlannedQuery, form: Form) -> Iterator[Sequence[Part]]:

@@ -161,6 +161,7 @@ class PlannedQuery:
         self._frame = frame
         self.schema: pa.Schema = frame.schema()
         self.paths = tuple(tables.paths)
+        self.grounds = tuple(tables.grounds.values())
         self.placeholders = placeholders
 
     def parameter_types(self) -> list[pa.DataType]:

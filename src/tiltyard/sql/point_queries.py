@@ -24,8 +24,8 @@ from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA
 from tiltyard.sql.parameters import read_parameters
+from tiltyard.sql.read_grounds import ReadGrounds, authorize_reading
 from tiltyard.sql.tables import namespace_of_schema
-from tiltyard.sql.visible_schemas import authorize_reading
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.point_lookups import MANY_ROWS, lookup_columns
 from tiltyard.tables.query.query import query_table
@@ -103,6 +103,7 @@ class OpenedPointQuery:
     """A point query on a snapshot of its table; `schema` is that of its rows, as DataFusion has it."""
 
     schema: pa.Schema
+    grounds: ReadGrounds
     _query: PointQuery
     _table: OpenTable
 
@@ -143,10 +144,11 @@ def open_point_query(ctx: Context, query: PointQuery) -> OpenedPointQuery | None
         table = open_for_reading(ctx, query.table, by_catalog=True)
         if effective_policy_of(ctx, table.record) is not None:
             return None
+        grounds = ReadGrounds(tuple(query.table), table.record.id)
         schema = _result_schema(table.snapshot, query)
     except LanceNamespaceError:
         return None
-    return None if schema is None else OpenedPointQuery(schema, query, table)
+    return None if schema is None else OpenedPointQuery(schema, grounds, query, table)
 
 
 def _result_schema(snapshot: Snapshot, query: PointQuery) -> pa.Schema | None:

@@ -12,6 +12,7 @@ from enum import IntEnum
 import msgspec
 
 from tiltyard.model.principals import Principal
+from tiltyard.sql.read_grounds import ReadGrounds
 
 HEAD = struct.Struct("<BQ")
 MAX_MESSAGE_BYTES = 1 << 32
@@ -68,11 +69,15 @@ class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlanDescription(msgspec.Struct, frozen=True, array_like=True):
-    """A query that was planned: its schema, the ids of its tables, and the types of its parameters, as a schema."""
+    """A query that was planned: its schema, the ids of its tables, the types of its parameters, as a schema.
+
+    `grounds` say why its reader may read them.
+    """
 
     schema: bytes
     tables: tuple[tuple[str, ...], ...]
     parameters: bytes
+    grounds: tuple[ReadGrounds, ...]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

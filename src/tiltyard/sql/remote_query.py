@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.sql.processes import QueryProcess, QueryProcesses
+    from tiltyard.sql.read_grounds import ReadGrounds
 
 MOST_AT_ONCE = 4 << 20
 """Bytes of messages that one `receive` returns, if so many wait."""
@@ -52,6 +53,8 @@ class RemoteQuery:
         self.parameters: pa.Schema = pa.schema([])
         self.tables: tuple[Id, ...] = ()
         """The ids of its tables, also if planning fails."""
+        self.grounds: tuple[ReadGrounds, ...] = ()
+        """Why its reader may read them."""
         self.first_messages: Sequence[bytes] = ()
         """Parts of its rows that have come with its plan."""
 
@@ -73,7 +76,7 @@ class RemoteQuery:
             if kind is Kind.FAILED:
                 raise self._failure(body)
             plan = _plan_decoder.decode(body)
-            self.tables = tuple(map(Id, plan.tables))
+            self.tables, self.grounds = tuple(map(Id, plan.tables)), plan.grounds
             self.schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
             self.parameters = pa.ipc.read_schema(pa.py_buffer(plan.parameters))
             if self._request.form is None:

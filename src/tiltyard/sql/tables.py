@@ -30,8 +30,9 @@ from tiltyard.model.ids import Id, parse_id
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA, InformationSchema
+from tiltyard.sql.read_grounds import ReadGrounds, authorize_reading, grounds_of
 from tiltyard.sql.row_sources import RowSource, to_table
-from tiltyard.sql.visible_schemas import authorize_reading, readable_schema, restricted_source
+from tiltyard.sql.visible_schemas import readable_schema, restricted_source
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.policy_enforcement import policy_scope_of_latest
 
@@ -85,6 +86,8 @@ class QueryTables:
         self._view_to_plan: ViewRef | None = None
         self.paths: dict[Id, None] = {}
         """The ids of all tables that the query has named, also of those that were refused."""
+        self.grounds: dict[Id, ReadGrounds] = {}
+        """Why the reader may read each of them."""
         self.missing: dict[Id, LanceNamespaceError] = {}
         """Names that are no table to the reader; one of a table function may be among them."""
         self.failure: Exception | None = None
@@ -160,6 +163,7 @@ class QueryTables:
             self.paths[path] = None
             raise
         self.paths[path] = None
+        self.grounds[path] = grounds_of(ctx, path)
         return ctx
 
     def source(self, source: RowSource) -> Any:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.access.authorization import authorize_table, effective_policy_of
-from tiltyard.model.privileges import Privilege
+from tiltyard.access.authorization import effective_policy_of
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
+from tiltyard.sql.read_grounds import authorize_reading
 from tiltyard.sql.row_sources import RowSource
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.plan import NO_LIMIT
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.ids import Id
-
-
-def authorize_reading(ctx: Context, path: Id) -> Context:
-    """Return a context in which the principal may read a table, within its policies.
-
-    Raises TableNotFoundError, NamespaceNotFoundError, PermissionDeniedError.
-    """
-    if ctx.principal.administrator:
-        return ctx.with_resolved({path: ctx.find_table(path)})
-    return ctx.with_resolved({path: authorize_table(ctx, path, Privilege.READ.value, enforces_policies=True)})
 
 
 def visible_schema(ctx: Context, path: Id) -> pa.Schema:

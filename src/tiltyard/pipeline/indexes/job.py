@@ -28,7 +28,12 @@ from tiltyard.model.index_types import (
 )
 from tiltyard.model.spec import models
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.indexes.segments import IndexCheckpoint, build_segments, commit_empty_index
+from tiltyard.pipeline.indexes.segments import (
+    IndexCheckpoint,
+    build_segments,
+    commit_empty_index,
+    create_whole_index,
+)
 from tiltyard.pipeline.indexes.tasks import IndexSpec, block_size
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
@@ -72,14 +77,15 @@ def index(
     target = catalog_client.table(catalog, table)
     dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
     spec = validate_spec(spec, dataset.schema)
+    build = _commit_empty if parse_index_type(spec.kind).is_distributed else _build_whole
     if (figures := _find_built(run, dataset, spec)) is not None:
         return figures
     if not replace and any(existing.name == spec.name for existing in dataset.describe_indices()):
         raise InvalidInputError(f"{table} has an index '{spec.name}': name another one, or say --replace.")
     for _ in range(_MAX_TRIES):
         location = target.location()
-        if not dataset.get_fragments():
-            if _commit_empty(run, dataset, spec) and (figures := _find_built(run, dataset, spec)) is not None:
+        if build is _build_whole or not dataset.get_fragments():
+            if build(run, dataset, spec) and (figures := _find_built(run, dataset, spec)) is not None:
                 return figures
             dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
             continue
@@ -119,8 +125,6 @@ def validate_spec(spec: IndexSpec, schema: pa.Schema) -> IndexSpec:
     check_parameter_names(spec.kind, spec.parameters)
     field = find_field(schema, spec.column)
     kind = parse_index_type(spec.kind)
-    if not kind.is_distributed:
-        raise InvalidInputError(f"The server builds an index of type {kind.value} by itself: use CreateTableIndex.")
     if str(spec.parameters.get(GRANULARITY, "")).lower() == LIST_ELEMENT:
         raise InvalidInputError(f"The server builds an index of {GRANULARITY} '{LIST_ELEMENT}': use CreateTableIndex.")
     values = {**spec.parameters, "column": spec.column, "index_type": kind.value}
@@ -147,6 +151,14 @@ def _commit_empty(run: Run, dataset: lance.LanceDataset, spec: IndexSpec) -> boo
     run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([uuid]))
     run.check()
     return _try_commit(lambda: commit_empty_index(dataset, spec, uuid))
+
+
+def _build_whole(run: Run, dataset: lance.LanceDataset, spec: IndexSpec) -> bool:
+    """Build and commit an index here, of a type that Lance has no parts of; False if that collides with a commit."""
+    uuid = str(uuid4())
+    run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([uuid]))
+    run.check()
+    return _try_commit(lambda: create_whole_index(dataset, spec, uuid))
 
 
 def _commit_segments(dataset: lance.LanceDataset, spec: IndexSpec, segments: Sequence[Any]) -> bool:

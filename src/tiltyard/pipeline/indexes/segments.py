@@ -20,6 +20,7 @@ import lance
 from lance.dataset import Index, IndexFile
 from lance.indices import IndexConfig
 
+from tiltyard.model.index_types import IndexType
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.indexes.tasks import (
     LIGHT_TYPES,
@@ -153,6 +154,12 @@ class _SegmentBuild:
     def _save(self, segment: Any, model: IndexModel | None) -> None:
         if self.checkpoint is not None:
             self.checkpoint.save_segment(segment, self.fragments, model)
+
+
+def create_whole_index(dataset: lance.LanceDataset, spec: IndexSpec, uuid: str) -> None:
+    """Build and commit an index in this process, of a type that Lance has no segments of. Raises what Lance raises."""
+    kind: Any = IndexConfig(index_type=spec.kind, parameters={}) if spec.kind == IndexType.FM else spec.kind
+    dataset.create_scalar_index(spec.column, kind, name=spec.name, replace=True, index_uuid=uuid)
 
 
 def commit_empty_index(dataset: lance.LanceDataset, spec: IndexSpec, uuid: str) -> None:

@@ -15,9 +15,10 @@ from lance_namespace.errors import (
     TableTagAlreadyExistsError,
 )
 
+from tiltyard.model.index_types import parse_index_type
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.indexes.job import validate_spec
-from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index
+from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index, create_whole_index
 from tiltyard.pipeline.plans.plan_file import IndexPlan
 from tiltyard.pipeline.plans.rows import WrittenTable
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
@@ -154,6 +155,9 @@ def _build_index(block: Publication, spark: SparkSession, table: WrittenTable, i
             location.uri, location.options, location.connection, location.table, staged
         )
         spec = validate_spec(spec, dataset.schema)
+        if not parse_index_type(spec.kind).is_distributed:
+            create_whole_index(dataset, spec, str(uuid4()))
+            return
         if not dataset.get_fragments():
             commit_empty_index(dataset, spec, str(uuid4()))
             return

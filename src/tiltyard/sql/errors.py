@@ -18,6 +18,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.sql.statements import NEGATED_MEMBERSHIP
 from tiltyard.storage.errors import translate_error
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
     from tiltyard.sql.tables import QueryTables
 
 READ_ONLY = "Queries only read: send one SELECT, WITH, VALUES, EXPLAIN or DESCRIBE, and no other statement."
+
+CORRELATED = (
+    "This query has a subquery where it cannot be run: one that refers to the query around it has no ORDER BY and no"
+    " LIMIT, also within LATERAL, and IN, ANY and EXISTS stand in WHERE. Write it as a join, with row_number() or max()"
+    " for the first row of each."
+)
+_CORRELATED = re.compile(
+    r"outer_ref\(|OuterReferenceColumn|does not support logical expression (?:InSubquery|Exists|ScalarSubquery|SetComp)"
+)
 
 _PREFIXES = re.compile(
     r"^(?:Optimizer rule '\w+' failed\s+caused by\s+|(?:DataFusion error|FFI error|External error|Context"
@@ -83,6 +93,10 @@ def translate_sql_error(error: BaseException) -> LanceNamespaceError:
     text = str(error)
     if type(error).__name__ == "PanicException" or _INTERNAL.search(text):
         return InternalError("DataFusion failed on this query.")
+    if _CORRELATED.search(text):
+        return UnsupportedOperationError(CORRELATED)
+    if "null_aware anti join" in text:
+        return UnsupportedOperationError(NEGATED_MEMBERSHIP)
     if _READ_ONLY.search(text):
         return UnsupportedOperationError(READ_ONLY)
     if _RESOURCES.search(text):

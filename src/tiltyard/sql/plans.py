@@ -10,6 +10,7 @@ import pyarrow as pa
 from lance_namespace.errors import UnsupportedOperationError
 
 from tiltyard.sql.errors import READ_ONLY
+from tiltyard.sql.statements import NEGATED_MEMBERSHIP
 
 _READING_NODES = frozenset(
     """
@@ -54,6 +55,16 @@ def check_plan(plan: Any, *, is_restricted: bool, is_view: bool = False) -> None
             raise UnsupportedOperationError("A view is a SELECT, WITH or VALUES, and no other statement.")
         if is_restricted and kind in _DESCRIBING_NODES:
             raise UnsupportedOperationError("Policies restrict you on a table of this query: its plan is not shown.")
+
+
+def check_memberships(plan: Any) -> None:
+    """Check that no IN (SELECT …) of an optimized plan, of which some are negated, is a join that marks rows.
+
+    For that join a membership is never null, which matters below a NOT alone. Raises UnsupportedOperationError.
+    """
+    for node in _nodes(plan):
+        if type(node).__name__ == "Join" and "Mark" in str(node.join_type()):
+            raise UnsupportedOperationError(NEGATED_MEMBERSHIP)
 
 
 def placeholder_types(plan: Any) -> dict[int, pa.DataType]:

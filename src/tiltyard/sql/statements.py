@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.tables.sql.amplification import MAX_GROWTH, multiply_growth
 from tiltyard.tables.sql.expressions import MAX_VALUES, check_depth
@@ -31,6 +31,15 @@ _PARTS = re.compile(
     |(?P<question>\?)|(?P<dollar>\$(?!\d))""",
     re.VERBOSE,
 )
+_QUANTIFIERS = frozenset({"any", "some", "all"})
+_QUANTIFIED = re.compile(rf"\b(?:{'|'.join(sorted(_QUANTIFIERS))})\s*\(", re.IGNORECASE)
+_MEMBERSHIPS = {("=", "any"): "IN", ("<>", "all"): "NOT IN", ("!=", "all"): "NOT IN"}
+_NEGATED_OTHERS = frozenset({"exists", "null", "like", "ilike", "between", "similar"})
+_QUERY_WORDS = frozenset({"select", "with", "values", "table"})
+NEGATED_MEMBERSHIP = (
+    "NOT IN (SELECT …), and IN (SELECT …) below NOT or compared with true, false or null, is a condition of its own"
+    " here, joined to others of WHERE by AND: write NOT EXISTS (SELECT …)."
+)
 _SIZES = frozenset({"select", "join", "union", "intersect", "except", "over", "values", "from", "lateral", "unnest"})
 _CONNECTIVES = frozenset({"and", "or"})
 _CONCATENATING = frozenset(
@@ -43,7 +52,7 @@ class Statement:
     """A statement without comments, its placeholders numbered (`$1`, `$2`, …); `placeholders` is how many it has.
 
     `names` has its keywords and names in lower case, without quotes, `connectives` is how many AND and OR it has, and
-    `growth` by how much it may enlarge a value.
+    `growth` by how much it may enlarge a value. `has_negated_membership` says that an IN (SELECT …) may be below a NOT.
     """
 
     text: str
@@ -51,10 +60,14 @@ class Statement:
     names: frozenset[str] = frozenset()
     connectives: int = 0
     growth: float = 1.0
+    has_negated_membership: bool = False
 
 
 def parse_statement(text: str, max_length: int) -> Statement:
-    """Check the text of a statement of up to `max_length` characters. Raises InvalidInputError."""
+    """Check the text of a statement of up to `max_length` characters.
+
+    Raises InvalidInputError, UnsupportedOperationError.
+    """
     if len(text) > max_length:
         raise InvalidInputError(f"The query has {len(text)} characters: {max_length} at most (sql_max_length).")
     if "\0" in text:
@@ -62,6 +75,7 @@ def parse_statement(text: str, max_length: int) -> Statement:
     if text.count(",") > MAX_VALUES:
         raise InvalidInputError(f"The query has more than {MAX_VALUES} commas: join a table of the values instead.")
     statement = _normalize(text)
+    statement = replace(statement, text=_replace_quantifiers(statement.text))
     if not statement.text.strip(" \t\r\n;"):
         raise InvalidInputError("The query is empty.")
     check_depth(statement.text, _LABEL)
@@ -73,6 +87,7 @@ def parse_statement(text: str, max_length: int) -> Statement:
         names=frozenset(_name(token) for token in tokens if token.lastgroup in ("word", "quoted")),
         connectives=sum(word in _CONNECTIVES for word in words),
         growth=multiply_growth(statement.text, _LABEL) * _concatenations(tokens, words),
+        has_negated_membership=_has_negated_membership(tokens, words),
     )
     check_size(statement, (), {})
     return statement
@@ -153,6 +168,55 @@ def _normalize(text: str) -> Statement:
     if placeholders > MAX_PLACEHOLDERS:
         raise InvalidInputError(f"The query has parameter ${placeholders}: {MAX_PLACEHOLDERS} at most.")
     return Statement(normalized, placeholders)
+
+
+def _replace_quantifiers(text: str) -> str:
+    """Write `= ANY (SELECT …)` as `IN (SELECT …)`, and `<> ALL (SELECT …)` as `NOT IN (SELECT …)`.
+
+    DataFusion fails on those, and answers some others wrongly: for them this raises UnsupportedOperationError. An ANY
+    of an array is another thing.
+    """
+    if not _QUANTIFIED.search(text):
+        return text
+    tokens = _tokens(text)
+    parts: list[str] = []
+    position = 0
+    for operator, word, bracket, first in zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False):
+        quantifier = word[0].lower()
+        if operator.lastgroup != "operator" or quantifier not in _QUANTIFIERS or bracket[0] != "(":
+            continue
+        if first[0].lower() not in (*_QUERY_WORDS, "("):
+            continue
+        replaced = _MEMBERSHIPS.get((operator[0], quantifier.replace("some", "any")))
+        if replaced is None:
+            raise UnsupportedOperationError(
+                f"A comparison by {operator[0]} {quantifier.upper()} (SELECT …) is not supported: compare with the"
+                " least or the greatest value, as in `> (SELECT max(x) …)`, or write EXISTS (SELECT …)."
+            )
+        parts += [text[position : operator.start()], f" {replaced} "]
+        position = bracket.start()
+    return "".join([*parts, text[position:]])
+
+
+def _has_negated_membership(tokens: Sequence[re.Match[str]], words: Sequence[str]) -> bool:
+    """Return whether an IN (SELECT …) may be below a NOT.
+
+    Raises UnsupportedOperationError for one whose truth is compared, as by IS NULL: DataFusion takes it for never null.
+    """
+    has_negation, memberships, groups = False, 0, [False]
+    for at, word in enumerate(words):
+        after = words[at + 1] if at + 1 < len(words) else ""
+        if word == "not" and words[at - 1] != "is" and after not in _NEGATED_OTHERS:
+            has_negation = True
+        elif tokens[at].lastgroup == "open":
+            is_membership = words[at - 1] == "in" and after in _QUERY_WORDS
+            memberships += is_membership
+            groups = [*groups[:-1], groups[-1] or is_membership, False]
+        elif tokens[at].lastgroup == "close" and len(groups) > 1:
+            is_compared = after == "is" or (at + 1 < len(tokens) and tokens[at + 1][0] in ("=", "<>", "!="))
+            if groups.pop() and is_compared:
+                raise UnsupportedOperationError(NEGATED_MEMBERSHIP)
+    return has_negation and memberships > 0
 
 
 def _comment_end(text: str, start: int) -> int:

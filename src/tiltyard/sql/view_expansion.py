@@ -18,7 +18,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.ids import Id
 from tiltyard.sql.errors import query_errors
-from tiltyard.sql.plans import check_plan
+from tiltyard.sql.plans import check_memberships, check_plan
 from tiltyard.sql.statements import check_size, parse_statement
 from tiltyard.sql.tables import TableRef
 
@@ -57,6 +57,9 @@ class ViewExpansion:
             self._open.append(_NEW_VIEW)
         frame, _ = self._plan(statement, parameters)
         check_plan(frame.logical_plan(), is_restricted=self._tables.is_restricted, is_view=is_view)
+        if any(each.has_negated_membership for each in (statement, *self._statements.values())):
+            with query_errors(self._tables):
+                check_memberships(frame.optimized_logical_plan())
         return frame
 
     def plan_table(self, path: Id) -> Any:
@@ -66,7 +69,10 @@ class ViewExpansion:
         except LanceNamespaceError:
             if (ref := self._tables.take_view_to_plan()) is None:
                 raise
-            return self.plan_view(ref)
+            frame = self.plan_view(ref)
+            if any(each.has_negated_membership for each in self._statements.values()):
+                check_memberships(frame.optimized_logical_plan())
+            return frame
         return self._session.context.read_table(table)
 
     def plan_view(self, ref: ViewRef) -> Any:

@@ -281,7 +281,7 @@ def undrop(world: World) -> Write:
 
 def rename(world: World) -> Write:
     name = world.pick()
-    if world.names("tag", name) or world.names("branch", name) or world.names("index", name) or world.is_needed(name):
+    if world.is_needed(name) or any(part[1] == name and part[0] in OF_TABLES[1:] for part in world.catalog):
         return insert(world)
     new = world.new_name("t")
     changes = {("table", name): None, ("table", new): world.rows(name)}

@@ -69,14 +69,19 @@ class LakeClient:
 
     def call(self, name: str, **arguments: Any) -> None:
         """Run a command. Raises CallFailedError; ConnectionError once it is killed."""
-        self._wire.write(json.dumps({"do": name, **arguments}) + "\n")
-        self._wire.flush()
-        if not (line := self._wire.readline()):
+        try:
+            self._wire.write(json.dumps({"do": name, **arguments}) + "\n")
+            self._wire.flush()
+            line = self._wire.readline()
+        except ValueError:  # it is closed
+            line = ""
+        if not line:
             raise ConnectionError("the client was killed")
         if error := json.loads(line):
             raise CallFailedError(error)
 
     def kill(self) -> None:
+        """End it. Idempotent."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdout, self._process.stderr):
@@ -147,7 +152,9 @@ class Installation:
 
     @property
     def client(self) -> LakeClient:
-        """The client of the lake, started when it is first needed."""
+        """The client of the lake, started when it is first needed. Raises ConnectionError if the power is off."""
+        if self.disk.is_cut:
+            raise ConnectionError("the power is off")
         if self._client is None:
             self._client = LakeClient(self.server.url, self.folder)
         return self._client
@@ -192,8 +199,10 @@ class Installation:
 
     def close(self) -> None:
         """End everything."""
-        if self._watcher is not None:
+        if self._watcher is not None and self._watcher.is_alive():
             self.lose_power()
+        if hasattr(self, "server"):
+            self.end_processes()
         self.disk.unmount()
         if self.database is Database.POSTGRES_ELSEWHERE and self._url is not None:
             self._postgres.drop_database(self._url)

@@ -213,7 +213,14 @@ class Judge:
         )
 
     def _back_up(self) -> None:
-        run_command("backup", "create", str(self._installation.folder / "judged"), *self._installation.catalog_flags)
+        """Take a backup into a new target, and into each that was begun: what is left there may be damaged."""
+        for name in (
+            "judged",
+            *{part[1] for part in {**self._outcome.by, **self._outcome.unsure} if part[0] == "backup"},
+        ):
+            target = str(self._installation.disk.folder / name)
+            run_command("backup", "create", target, *self._installation.catalog_flags)
+            run_command("backup", "verify", target)
 
 
 def _difference(content: Content, allowed: list[Content]) -> str:

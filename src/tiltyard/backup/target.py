@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import obstore
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import LocalStore
 
 from tiltyard.model.object_stores import open_object_store
-from tiltyard.storage.files import CHUNK_BYTES, FileEntry
+from tiltyard.runtime.durability import Durability, put_in_place
+from tiltyard.storage.files import CHUNK_BYTES, FileEntry, LocalFiles
 from tiltyard.storage.locations import is_local
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class Target:
         self._store: Any
         if self._is_local:
             Path(location).mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._disk = Durability()
+            self._disk.make_folder(location)
             self._store = LocalStore(location)
         else:
             self._store = open_object_store(location, options)
@@ -58,25 +62,52 @@ class Target:
         Raises DigestError, and leaves no file, where these are not as expected.
         """
         digest, size = hashlib.sha256(), 0
-        # One that is not closed, as after an exception, leaves no file.
-        writer = obstore.open_writer(self._store, key, buffer_size=2 * CHUNK_BYTES, max_concurrency=2)
-        for chunk in chunks:
-            digest.update(chunk)
-            size += len(chunk)
-            writer.write(chunk)
-        if expected is not None and (size, digest.hexdigest()) != expected:
-            raise DigestError(key)
-        writer.close()
-        self._sync(key)
+        with self._new_file(key) as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                size += len(chunk)
+                file.write(chunk)
+            if expected is not None and (size, digest.hexdigest()) != expected:
+                raise DigestError(key)
         return size, digest.hexdigest()
+
+    @contextmanager
+    def _new_file(self, key: str) -> Iterator[Any]:
+        """Open a file for writing, which is there, durably, when the block ends without an exception.
+
+        On a disk its content is durable before it has its name: a backup takes files that are there as they are.
+        """
+        if not self._is_local:
+            # One that is not closed, as after an exception, leaves no file.
+            writer = obstore.open_writer(self._store, key, buffer_size=2 * CHUNK_BYTES, max_concurrency=2)
+            yield writer
+            writer.close()
+            return
+        path = Path(self.location, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(
+            f"{path.name}#{uuid4().int}"
+        )  # a name that object_store itself gives and never lists
+        try:
+            with temporary.open("xb") as file:
+                yield file
+            put_in_place(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._disk.make_durable([], self.location, folders=[str(path.parent)])
 
     def write_new(self, key: str, content: bytes) -> bool:
         """Write a file unless there is one; return whether it was written."""
+        if self._is_local:
+            path = f"{self.location}/{key}"
+            is_new = LocalFiles().write_if_not_exists(path, content) is not None
+            self._disk.make_durable([], self.location, folders=[path.rpartition("/")[0]])
+            return is_new
         try:
             obstore.put(self._store, key, content, mode="create", use_multipart=False)
         except AlreadyExistsError:
             return False
-        self._sync(key)
         return True
 
     def read(self, key: str) -> bytes:
@@ -130,17 +161,3 @@ class Target:
         for path in paths:
             if self.size(path) is not None:
                 obstore.delete(self._store, path)
-
-    def _sync(self, key: str) -> None:
-        """Fsync a file and the folders above it, up to this one. Objects are durable as soon as they are stored."""
-        if not self._is_local:
-            return
-        path = Path(self.location, key)
-        for each in (path, *path.parents):
-            descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            if each == Path(self.location):
-                break

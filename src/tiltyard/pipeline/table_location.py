@@ -7,15 +7,17 @@ new ones from the namespace, through pylance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
 
 from tiltyard.model.columns.blob_columns import check_no_blobs
+from tiltyard.pipeline.sources.filesystem import is_remote, local_path
+from tiltyard.runtime.durability import Durability
 
 if TYPE_CHECKING:
     import lance_namespace
@@ -63,6 +65,11 @@ class CatalogConnection:
         return TableLocation(uri, {**options, **dict(self.storage)}, self, table)
 
 
+@cache
+def _disks() -> Durability:
+    return Durability()
+
+
 @lru_cache(maxsize=16)
 def _connect(implementation: str, properties: Pairs) -> lance_namespace.LanceNamespace:
     import lance_namespace  # noqa: PLC0415  # see above
@@ -105,6 +112,17 @@ class TableLocation:
     def scan(self, version: int, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some fragments at a version; `options` are those of pylance's scanner."""
         yield from scan_fragments(self.open(version), fragments, **options)
+
+    def make_durable(self, files: Iterable[str]) -> None:
+        """Check that files that this process has written are whole, and make them durable with their names.
+
+        `files` are paths below the table's folder, those of folders end with a slash; on an object store they are
+        durable already. So what a task returns can be committed, also by a run that goes on after a loss of power.
+        Raises BrokenFileError, OSError.
+        """
+        if not is_remote(self.uri):
+            folder = str(local_path(self.uri))
+            _disks().make_durable((f"{folder}/{file}" for file in files), folder.rpartition("/")[0])
 
     def write_arguments(self) -> dict[str, Any]:
         """Return the arguments of `lance.fragment.write_fragments`, besides the data."""

@@ -39,6 +39,7 @@ __all__ = [
     "Durability",
     "WrittenFile",
     "describe_fault",
+    "put_in_place",
     "replace_file",
     "write_temporary",
 ]
@@ -250,6 +251,16 @@ def replace_file(location: str, content: bytes, mode: int = 0o666) -> None:
     _fsync(location.rpartition("/")[0] or "/")
 
 
+def put_in_place(temporary: Path, target: Path) -> None:
+    """Give a written file the name that it is to have, atomically and durably, as `replace_file` does.
+
+    Its content is durable before it has the name: under that nobody ever finds less, whenever the power is lost.
+    """
+    _fsync(str(temporary))
+    temporary.replace(target)
+    _fsync(str(target.parent))
+
+
 def _folders_up_to(folder: str, below: str) -> Iterator[str]:
     """Iterate over a folder and those above it, up to `below`; the folder alone if it is not there."""
     yield folder
@@ -353,8 +364,8 @@ def _check_and_sync(file: WrittenFile, missing_ok: bool, *, sync: bool = True) -
         os.close(descriptor)
 
 
-def _fsync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -8,7 +8,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+
+from tiltyard.runtime.durability import replace_file
 
 DEFAULT = "default"
 """The name of the profile that `tiltyard login` stores without another name."""
@@ -67,19 +68,9 @@ def write_profiles(profiles: Profiles) -> None:
         "current": profiles.current,
         "profiles": {name: {"url": each.url, "key": each.key} for name, each in sorted(profiles.by_name.items())},
     }
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(content, file, indent=2)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_file(str(path), json.dumps(content, indent=2).encode(), FILE_MODE)
     except OSError as error:
         raise ProfileError(f"{path} cannot be written: {error.strerror}.") from error
 

@@ -16,6 +16,7 @@ from tiltyard.cli.output.formats import Format
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
+from tiltyard.runtime.durability import put_in_place
 
 if TYPE_CHECKING:
     from tiltyard.cli.session.catalog import Catalog
@@ -116,7 +117,7 @@ def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         with temporary.open("xb") as file:
             yield file
-        temporary.replace(path)
+        put_in_place(temporary, path)
     except ConnectionError:
         temporary.unlink(missing_ok=True)
         raise

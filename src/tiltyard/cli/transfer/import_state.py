@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+
+from tiltyard.runtime.durability import replace_file
 
 
 @dataclass(slots=True)
@@ -39,15 +40,9 @@ class ImportFile:
             return None
 
     def write(self, state: ImportState) -> None:
-        """Replace the file atomically. Raises OSError."""
+        """Replace the file atomically and durably. Raises OSError."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self._path.with_name(f".{self._path.name}.{uuid4().hex}")
-        try:
-            temporary.write_text(json.dumps(asdict(state)))
-            temporary.replace(self._path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_file(str(self._path), json.dumps(asdict(state)).encode())
 
     def remove(self) -> None:
         """Remove the file. Idempotent."""

@@ -339,6 +339,7 @@ class FillFragment:
                 if (partial_name := name_of_partial_file(name)) != name:
                     rename_file(f"{folder}/{name}", f"{folder}/{partial_name}", self.location.options)
             names = [name_of_partial_file(name) for name in names]
+        self.location.make_durable(f"{folder.removeprefix(f'{self.location.uri}/')}/{name}" for name in names)
         files = tuple(DataFile.create(dataset, name) for name in names)
         return FilledFragment(plan.fragment_id, files, written.rows, written.failed, written.errors)
 

@@ -21,6 +21,7 @@ import pyarrow.parquet
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.filesystem import is_remote, local_path, open_store
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
+from tiltyard.runtime.durability import Durability, put_in_place
 
 BLOB_ROWS = 1024
 """Rows of a table with blobs that are looked at once."""
@@ -141,10 +142,10 @@ def _atomic_file(path: str, storage: Mapping[str, str]) -> Iterator[Path]:
             obstore.put(store, key, temporary)
         return
     target = local_path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    Durability().make_folder(str(target.parent))
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         yield temporary
-        temporary.replace(target)
+        put_in_place(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

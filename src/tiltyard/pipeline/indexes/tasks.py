@@ -84,12 +84,13 @@ class IndexModel:
         return [f"{self.folder}/{name}.lance" for name in ("centroids", *(["codebook"] if self.sub_vectors else []))]
 
     def write(self, location: TableLocation, *arrays: pa.Array) -> None:
-        """Write centroids and codebook. Raises OSError."""
+        """Write centroids and codebook, durably. Raises OSError."""
         for file, array in zip(self.files, arrays, strict=True):
             rows = pa.record_batch([array], ["values"])
             path, options = f"{location.uri}/{file}", dict(location.options) or None
             with LanceFileWriter(path, rows.schema, storage_options=options, **location.refresh_arguments) as writer:
                 writer.write_batch(rows)
+        location.make_durable(self.files)
 
     def arguments(self, location: TableLocation) -> dict[str, Any]:
         """Read the model, as arguments of pylance. Raises OSError."""
@@ -178,7 +179,7 @@ class BuildSegment:
     def __call__(self) -> Any:
         """Return the segment, as pylance describes it."""
         spec, location = self.input.spec, self.input.location
-        return self.input.open().create_index_uncommitted(
+        segment = self.input.open().create_index_uncommitted(
             spec.column,
             spec.kind,
             name=spec.name,
@@ -186,6 +187,8 @@ class BuildSegment:
             fragment_ids=list(self.fragments),
             **spec.options(self.model.arguments(location) if self.model else {}),
         )
+        location.make_durable([f"_indices/{segment.uuid}/"])
+        return segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,4 +200,6 @@ class MergeSegments:
 
     def __call__(self) -> Any:
         """Return the merged segment."""
-        return self.input.open().merge_existing_index_segments(list(self.segments))
+        merged = self.input.open().merge_existing_index_segments(list(self.segments))
+        self.input.location.make_durable([f"_indices/{merged.uuid}/"])
+        return merged

@@ -24,7 +24,10 @@ class CompactFragments:
 
     def __call__(self) -> RewriteResult:
         """Return what the driver commits."""
-        return self.task.execute(self.location.open(self.task.read_version))
+        result = self.task.execute(self.location.open(self.task.read_version))
+        new_files = (f"data/{file.path}" for fragment in result.new_fragments for file in fragment.files)
+        self.location.make_durable(new_files)
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fnmatch
 import io
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +22,7 @@ from obstore.exceptions import BaseError
 from tiltyard.model.object_stores import open_object_store
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.task_errors import clean_message
+from tiltyard.runtime.durability import Durability, replace_file
 
 READ_AHEAD = 4 << 20
 """Minimum bytes that a request to an object store reads."""
@@ -102,16 +102,14 @@ def file_exists(path: str, options: Mapping[str, str]) -> bool:
 
 
 def write_file(path: str, content: bytes, options: Mapping[str, str]) -> None:
-    """Write a small file atomically: readers see all of it or nothing."""
+    """Write a small file atomically and durably: readers see all of it or nothing."""
     if is_remote(path):
         store, key = open_store(path, options)
         obstore.put(store, key, content)
         return
     target = local_path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    temporary.write_bytes(content)
-    temporary.replace(target)
+    Durability().make_folder(str(target.parent))
+    replace_file(str(target), content)
 
 
 def delete_files(paths: list[str], options: Mapping[str, str]) -> None:

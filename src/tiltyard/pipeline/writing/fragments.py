@@ -12,6 +12,7 @@ from lance.file import LanceFileReader
 from lance.fragment import write_fragments
 from lance.schema import LanceSchema
 
+from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.arrow_compat import align_columns, decimal_columns
 from tiltyard.pipeline.sources.filesystem import delete_files, delete_folders, file_exists
@@ -49,7 +50,7 @@ def check_lance_types(schema: pa.Schema) -> None:
 def write_batches(
     target: FragmentTarget, batches: Iterable[pa.RecordBatch], dataset: lance.LanceDataset | None = None
 ) -> list[str]:
-    """Write batches of the target's schema; return the fragments as JSON, [] for no rows.
+    """Write batches of the target's schema, durably; return the fragments as JSON, [] for no rows.
 
     A version of the table that is open (`dataset`) saves looking up the newest one, unless its credentials expire.
     Raises what the batches raise.
@@ -90,7 +91,11 @@ def write_batches(
         )
     except Exception as error:
         raise (failure[0] if failure else error) from error
-    return [json.dumps(fragment.to_json()) for fragment in written]
+    fragments = [json.dumps(fragment.to_json()) for fragment in written]
+    files = data_files(fragments)
+    blobs = map(_blob_folder, files) if has_blobs(target.schema) else ()
+    target.location.make_durable([*files, *(f"{folder}/" for folder in blobs)])
+    return fragments
 
 
 def parse_fragments(fragments: Iterable[str]) -> list[lance.FragmentMetadata]:
@@ -107,7 +112,12 @@ def delete_fragment_files(location: TableLocation, fragments: Iterable[str]) -> 
     """Delete the files of fragments that will not be committed, with those of their blobs, in a folder beside each."""
     files = [f"{location.uri}/{file}" for file in data_files(fragments)]
     delete_files(files, location.options)
-    delete_folders([file.removesuffix(".lance") for file in files], location.options)
+    delete_folders(list(map(_blob_folder, files)), location.options)
+
+
+def _blob_folder(file: str) -> str:
+    """Return where Lance puts the blobs of a data file that are too large for it."""
+    return file.removesuffix(".lance")
 
 
 def fragment_files_exist(location: TableLocation, fragments: Iterable[str]) -> bool:

@@ -6,6 +6,7 @@ is known before it is sent, and what a loss of power may leave of it is all of t
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ Catalog: TypeAlias = dict[Part, Content]
 
 ROWS = 20
 BUILD_SECONDS = 60
+COMPACTION_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class World:
     def is_needed(self, table: str) -> bool:
         """Whether snapshots or clones have to do with a table."""
         return any(table in content for part, content in self.catalog.items() if part[0] == "snapshot") or (
-            table in self.sources or table.startswith("clone") or table == "followed"
+            table in self.sources or table.startswith("clone") or table in {"followed", "small"}
         )
 
     def version(self, table: str) -> int:
@@ -366,6 +368,26 @@ def follow(world: World) -> Write:
     )
 
 
+def compaction(world: World) -> Write:
+    """Insert into a table that upkeep compacts soon, or wait until it has."""
+    name, rows = "small", world.new_rows(5)
+    part = ("table", name)
+    if part not in world.catalog:
+        properties = json.dumps({"tiltyard.upkeep.small_fragments": "2"})
+        return Write({part: rows}, lambda: world.post(name, "create", arrow(rows), properties=properties))
+    if world.chance.random() < 0.7:
+        return Write({part: world.rows(name) | rows}, lambda: world.post(name, "insert", arrow(rows)))
+
+    def wait() -> None:
+        for _ in range(COMPACTION_SECONDS * 10):
+            if world.post(name, "stats")["fragment_stats"]["num_fragments"] <= 2:
+                return
+            time.sleep(0.1)
+        raise CallFailedError("the table is not compacted")
+
+    return Write({}, wait)
+
+
 def commit(world: World) -> Write:
     """Commit files that a client has written."""
     name, rows = world.pick(), world.new_rows()
@@ -401,6 +423,7 @@ KINDS: dict[str, tuple[Callable[[World], Write], ...]] = {
     "jobs": (ingest, write, upsert),
     "streams": (follow,),
     "publish": (publish,),
+    "compaction": (compaction,),
     "commits of clients": (commit,),
 }
 """Kinds of writes; a history of several kinds takes each as often."""

@@ -128,7 +128,9 @@ class Installation:
 
     def _start_server(self) -> ServerProcess:
         _, _, *database = self.catalog_flags
-        return _Server(self.root, "--sql-port", "off", *database, environ=self._environ)
+        return _Server(
+            self.root, "--sql-port", "off", *database, environ={"TILTYARD_UPKEEP": "true", **(self._environ or {})}
+        )
 
     def _end_with_power(self) -> None:
         while not self.disk.is_cut:

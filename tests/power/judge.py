@@ -10,12 +10,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from click.testing import CliRunner
 
-from tests.power.histories import CallFailedError, Content, Outcome, Part, World, arrow, run_command
+from tests.power.histories import CallFailedError, Content, Outcome, Part, World, arrow
 from tests.power.installation import Database, Installation
-from tests.services.forked_process import run_tiltyard
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire
+from tiltyard.cli import main
 
 NEW_ROW = {1_000_000: 1}
 EVERYTHING = {"k": 1 << 30, "vector": None, "columns": {"column_names": ["id", "x"]}}
@@ -190,10 +191,9 @@ class Judge:
 
     def _look_at_backup(self, name: str) -> Content:
         target = str(self._installation.disk.folder / name)
-        done = run_tiltyard("backup", "list", target)
-        points = [line.split()[0] for line in done.stdout.splitlines() if " tables " in line]
+        points = [line.split()[0] for line in _run("backup", "list", target).splitlines() if " tables " in line]
         for point in points:
-            run_command("backup", "verify", target, "--id", point)
+            _run("backup", "verify", target, "--id", point)
         return len(points) or None
 
     def _look_at_export(self, name: str) -> Content:
@@ -219,8 +219,16 @@ class Judge:
             *{part[1] for part in {**self._outcome.by, **self._outcome.unsure} if part[0] == "backup"},
         ):
             target = str(self._installation.disk.folder / name)
-            run_command("backup", "create", target, *self._installation.catalog_flags)
-            run_command("backup", "verify", target)
+            _run("backup", "create", target, *self._installation.catalog_flags)
+            _run("backup", "verify", target)
+
+
+def _run(*arguments: str) -> str:
+    """Run a command of `tiltyard` in this process; return what it prints. Raises CallFailedError."""
+    done = CliRunner().invoke(main, arguments)
+    if done.exit_code:
+        raise CallFailedError(f"{arguments}: {done.output} {done.exception}")
+    return done.output
 
 
 def _difference(content: Content, allowed: list[Content]) -> str:

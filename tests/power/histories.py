@@ -38,6 +38,8 @@ class Write:
 
     changes: dict[Part, Content]
     call: Callable[[], object]
+    between: dict[Part, Content] = field(default_factory=dict)
+    """What there is in between, where the write is several commits."""
 
 
 @dataclass(slots=True)
@@ -368,6 +370,7 @@ def follow(world: World) -> Write:
     return Write(
         {("table", name): content},
         lambda: _lake(world, "stream", table=name, folder=folder, file=file, rows=rows),
+        {("table", name): {}} if ("table", name) not in world.catalog else {},  # it creates its table first
     )
 
 
@@ -439,6 +442,7 @@ class Outcome:
     catalog: Catalog
     by: dict[Part, str]
     unsure: dict[Part, Content] = field(default_factory=dict)
+    between: dict[Part, Content] = field(default_factory=dict)
     unsure_kind: str = ""
     acknowledged: dict[str, int] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
@@ -467,7 +471,7 @@ def _do(kind: str, write: Write, world: World, outcome: Outcome) -> None:
         if not world.installation.disk.is_cut:
             outcome.complaints.append(f"{kind} failed before the power was off: {error}")
             return
-        outcome.unsure, outcome.unsure_kind = write.changes, kind
+        outcome.unsure, outcome.between, outcome.unsure_kind = write.changes, write.between, kind
         raise PowerLossError from error
     outcome.acknowledged[kind] = outcome.acknowledged.get(kind, 0) + 1
     for part, content in write.changes.items():

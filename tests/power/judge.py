@@ -95,7 +95,8 @@ class Judge:
         for part, content in seen.items():
             kind = outcome.by.get(part, outcome.unsure_kind)
             self.verdict.checked[kind] = self.verdict.checked.get(kind, 0) + (part in outcome.catalog)
-            allowed = [outcome.catalog.get(part), *([outcome.unsure[part]] if part in outcome.unsure else [])]
+            allowed = [outcome.catalog.get(part)]
+            allowed += [changes[part] for changes in (outcome.unsure, outcome.between) if part in changes]
             if content not in allowed:
                 self._complain(kind, f"{' '.join(part)}: {_difference(content, allowed)}")
 

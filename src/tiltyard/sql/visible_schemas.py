@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from lance_namespace.errors import LanceNamespaceError
+from lance_namespace.errors import InternalError, LanceNamespaceError, ServiceUnavailableError, ThrottlingError
 
 from tiltyard.access.authorization import effective_policy_of
 from tiltyard.model.spec import models
@@ -25,10 +24,16 @@ if TYPE_CHECKING:
 
 
 def visible_schema(ctx: Context, path: Id) -> pa.Schema:
-    """Return the columns of a table that the principal may read; none of one that it may not, or that has no data."""
-    with suppress(LanceNamespaceError):
+    """Return the columns of a table that the principal may read; none of one that it may not, or that has no data.
+
+    Raises ThrottlingError, ServiceUnavailableError, InternalError.
+    """
+    try:
         return readable_schema(authorize_reading(ctx, path), path)
-    return pa.schema([])
+    except (ThrottlingError, ServiceUnavailableError, InternalError):
+        raise
+    except LanceNamespaceError:
+        return pa.schema([])
 
 
 def readable_schema(ctx: Context, path: Id) -> pa.Schema:

@@ -58,7 +58,7 @@ log = logging.getLogger("tiltyard.versions")
 T = TypeVar("T")
 Result = TypeVar("Result")
 
-MAX_STORED_MANIFEST = 16 << 10
+MAX_STORED_MANIFEST = 64 << 10
 """Bytes of a manifest that the catalog stores until its file is durable: one write to the disk instead of two."""
 _MAX_KEPT_BYTES = 64 << 10
 """Bytes of a staged object that are kept in memory from its check until it gets its final name."""

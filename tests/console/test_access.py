@@ -70,6 +70,19 @@ def test_indexes_that_a_reader_may_not_list_are_not_counted_as_none(
     assert "needs a full-text index" not in ann.get("/search/cinema/films").text
 
 
+def test_rows_of_a_view_are_shown_without_columns_that_a_policy_hides(ann: httpx.Client, secured: Secured) -> None:
+    with secured.http("administrator") as http:
+        view = http.post("/v1/view/cinema$every/create", json={"query": "SELECT * FROM cinema.films"})
+        assert view.status_code == 200, view.text
+        try:
+            page = ann.get("/rows/cinema/every?size=100&column=id&column=genre&column=year")
+        finally:
+            http.post("/v1/view/cinema$every/drop", json={})
+    assert page.status_code == 200 and "hidden" in page.text, page.text
+    years = [int(year) for year in re.findall(r">((?:19|20)\d\d)<", page.text)]
+    assert years and min(years) >= 2000
+
+
 def test_rows_are_those_that_the_policy_shows_and_masked_columns_say_so(ann: httpx.Client) -> None:
     text = ann.get("/rows/cinema/films?size=100&column=title&column=genre&column=year").text
     assert "policy applies" in text

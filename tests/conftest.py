@@ -34,7 +34,7 @@ SPARK_SESSIONS = 2
 CATALOGS = ("backend: Backend", "target: Backend", "hive: HiveMetastore")
 """Fixtures of mounted catalogs, whose servers all files on one process share."""
 FIRST = (
-    *("tests/spark/", "tests/faults/", "tests/attacks/", "tests/mounts/", "tests/test_docs.py"),
+    *("tests/spark/", "tests/faults/", "tests/power/", "tests/attacks/", "tests/mounts/", "tests/test_docs.py"),
     *("tests/conformance/test_lance_ray.py", "tests/conformance/test_publish.py", "tests/fuzz/test_schema.py"),
 )
 """Files, and folders of files, that take the longest: what begins last of them would run on alone."""

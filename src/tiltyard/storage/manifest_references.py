@@ -135,10 +135,11 @@ def _end_of_equal_fragments(message: bytes, before: bytes) -> int:
     at = 0
     try:
         while at < common:
-            key, start = read_varint(message, at)
-            if key & 7 != 2:
+            if message[at] & 0x87 != 2:  # a key of one byte, with a length
                 break
-            length, start = read_varint(message, start)
+            length, start = message[at + 1], at + 2
+            if length >= 0x80:
+                length, start = read_varint(message, at + 1)
             if start + length > common:
                 break
             at = start + length
@@ -204,7 +205,8 @@ def _base_of(fields: Mapping[int, int | bytes | None], field: int) -> int | None
 def _locator(content: bytes, own_folder: str) -> Callable[[FileReference], str]:
     """Return what says where a file of a valid manifest lies, whose table or branch has a folder of its own."""
     folders = dict[int, tuple[str, bool]]()
-    for fields in map(dict, map(message_fields, byte_fields(message_of(content), BASES_FIELD))):
+    named = message_fields(message_of(content), skipping=FRAGMENTS_FIELD)
+    for fields in (dict(message_fields(base)) for key, base in named if key == BASES_FIELD and isinstance(base, bytes)):
         path = fields[_BASE_PATH_FIELD]
         assert isinstance(path, bytes)
         folder = path.decode().removeprefix("file://").rstrip("/")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from lance_namespace import DescribeTableRequest
+from lance_namespace import AlterTableAddColumnsRequest, DescribeTableRequest
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tests.services.server import ServerProcess
@@ -204,3 +204,17 @@ def test_refresh_of_a_view_remembers_what_it_was_made_of(
     fields = {"id": [view], "load_detailed_metadata": True}
     properties = coded.client().describe_table(DescribeTableRequest(**fields)).properties
     assert json.loads(properties["tiltyard.view.sources"]) == {source: 2}
+
+
+def test_refresh_of_a_chunkers_view_gives_its_rows_the_added_columns(
+    coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed
+) -> None:
+    _, view = chunked(coded, fresh)
+    columns = [{"name": "upper", "computed": "upper(word)"}]
+    coded.client().alter_table_add_columns(
+        AlterTableAddColumnsRequest.from_dict({"id": [view], "new_columns": columns})
+    )
+    refreshed(view)
+    rows = table(coded, view).dataset().to_table()
+    assert rows.num_rows
+    assert rows["upper"].to_pylist() == [word.upper() for word in rows["word"].to_pylist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,18 +51,21 @@ def find_group_rows(view: lance.LanceDataset, values: Mapping[str, pa.Array]) ->
 
 
 def find_equal_rows(
-    view: lance.LanceDataset, rows: Iterable[pa.RecordBatch], *, max_candidates: int | None = None
+    view: lance.LanceDataset,
+    rows: Iterable[pa.RecordBatch],
+    columns: Sequence[str],
+    *,
+    max_candidates: int | None = None,
 ) -> Addresses:
-    """Return the addresses of as many rows as are given, each equal to one of them; all have the view's columns.
+    """Return the addresses of as many rows as are given, each equal to one of them in `columns` of the view.
 
     Raises FullRefreshRequiredError if the view lacks one, and where more than `max_candidates` are to be compared.
     """
-    names = view.schema.names
     missing: Counter[bytes] = Counter()
     column = ""
     values: list[pa.Array] = []
     for batch in rows:
-        missing.update(row_digests([batch.column(name) for name in names]))
+        missing.update(row_digests([batch.column(name) for name in columns]))
         column = column or _most_distinct_column(batch)
         values += [pc.unique(batch.column(column))] if column else []
     found: list[Addresses] = []
@@ -75,7 +78,7 @@ def find_equal_rows(
                 f"{count:,} rows of the view are to be removed, and more than {max_candidates:,} may be these"
             )
         addresses = np.sort(candidates)
-        digests = _read_digests(view, addresses)
+        digests = _read_digests(view, addresses, columns)
         is_removed = np.zeros(len(digests), bool)
         for place, digest in enumerate(digests):
             if missing.get(digest):
@@ -117,9 +120,9 @@ def _scan(view: lance.LanceDataset, columns: list[str], values: Mapping[str, pa.
     yield from scanner.to_batches()
 
 
-def _read_digests(view: lance.LanceDataset, addresses: Addresses) -> list[bytes]:
+def _read_digests(view: lance.LanceDataset, addresses: Addresses, columns: Sequence[str]) -> list[bytes]:
     """Return the digests of rows by their sorted addresses, in their order."""
-    names = view.schema.names
+    names = list(columns)
     version = VersionRows(view, None, tuple(names))
     digests: list[bytes] = []
     numbers, fragment_offsets, _ = split_by_fragment(addresses)

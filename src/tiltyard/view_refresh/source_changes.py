@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.model.table_history import fragments_by_id, is_same_fragment, open_version, read_transaction
-from tiltyard.model.views.definitions import SourceVersion, ViewLineage
+from tiltyard.model.table_history import (
+    field_ids,
+    fragments_by_id,
+    is_same_fragment,
+    open_version,
+    read_transaction,
+)
+from tiltyard.model.views.definitions import SourceVersion, ViewLineage, query_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import lance
     from lance.dataset import Transaction
     from lance.fragment import FragmentMetadata
@@ -27,7 +35,11 @@ class RowsChangedError(FullRefreshRequiredError):
 
 
 def find_last_refresh(view: lance.LanceDataset) -> ViewLineage | str:
-    """Return what the last refresh read, if its rows are unchanged; or else the reason why all rows are needed."""
+    """Return what the last refresh read, if its rows are unchanged; or else the reason why all rows are needed.
+
+    Columns that were added to the view since, and their values, are none of the query's rows.
+    """
+    columns = query_columns(view.schema)
     for version in range(int(view.version), 0, -1):
         transaction = read_transaction(view, version)
         if transaction is None:
@@ -35,7 +47,7 @@ def find_last_refresh(view: lance.LanceDataset) -> ViewLineage | str:
         made = ViewLineage.from_properties(transaction.transaction_properties)
         if made is not None:
             return made
-        if not leaves_rows_unchanged(view, version, transaction):
+        if not leaves_rows_unchanged(view, version, transaction, columns):
             return (
                 "it is the first refresh"
                 if version == 1
@@ -102,8 +114,13 @@ def _files(fragment: FragmentMetadata) -> frozenset[str]:
     return frozenset(str(file.path) for file in fragment.files)
 
 
-def leaves_rows_unchanged(dataset: lance.LanceDataset, version: int, commit: Transaction | None) -> bool:
-    """Return whether a commit left all rows as they were: an index, a compaction, or one that changed no fragment."""
+def leaves_rows_unchanged(
+    dataset: lance.LanceDataset, version: int, commit: Transaction | None, columns: Sequence[str] | None = None
+) -> bool:
+    """Return whether a commit left all rows as they were: an index, a compaction, or one that changed no fragment.
+
+    With `columns`, only the values of these are compared.
+    """
     if commit is None:
         return False
     if isinstance(commit.operation, (LanceOperation.CreateIndex, LanceOperation.Rewrite)):
@@ -114,6 +131,24 @@ def leaves_rows_unchanged(dataset: lance.LanceDataset, version: int, commit: Tra
     if old is None or new is None:  # removed, so that they cannot be compared
         return False
     before, after = fragments_by_id(old), fragments_by_id(new)
-    return before.keys() == after.keys() and all(
-        is_same_fragment(fragment, after[number]) for number, fragment in before.items()
-    )
+    if before.keys() != after.keys():
+        return False
+    if columns is None:
+        return all(is_same_fragment(fragment, after[number]) for number, fragment in before.items())
+    fields = {name: field_ids(new, name) for name in columns}
+    if any(not ids or ids != field_ids(old, name) for name, ids in fields.items()):
+        return False
+    compared = frozenset[int]().union(*fields.values())
+    return all(_has_same_values(fragment, after[number], compared) for number, fragment in before.items())
+
+
+def _has_same_values(left: FragmentMetadata, right: FragmentMetadata, fields: frozenset[int]) -> bool:
+    """Return whether two fragments of one id have the same rows, and the same values in fields of these ids."""
+    if left.deletion_file != right.deletion_file or left.overlays != right.overlays:
+        return False
+    return _files_of(left, fields) == _files_of(right, fields)
+
+
+def _files_of(fragment: FragmentMetadata, fields: frozenset[int]) -> dict[int, str]:
+    """Return the path of the file that holds each of these fields."""
+    return {number: str(file.path) for file in fragment.files for number in file.fields if number in fields}

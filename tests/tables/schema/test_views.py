@@ -75,6 +75,7 @@ def test_create_materialized_view_is_an_empty_table_that_knows_its_query(served:
         "tiltyard.view.kind": "query",
         "tiltyard.view.query": "SELECT year, v FROM films",
         "tiltyard.view.auto_refresh": "true",
+        "tiltyard.view.columns": '["year", "v"]',
     }
     with pytest.raises(TableAlreadyExistsError):
         create(served)

@@ -28,7 +28,7 @@ def test_rows_are_found_as_often_as_they_are_given_and_each_once(tmp_path: Path,
     view.delete("_rowid = 1")
     view = lance.dataset(tmp_path / "view")
     removed = rows.take([0, 4, 6])
-    removal = remove_rows(view, find_equal_rows(view, batches(removed)))
+    removal = remove_rows(view, find_equal_rows(view, batches(removed), rows.schema.names))
     assert removal.rows == len(removed)
     operation = lance.LanceOperation.Update(
         removed_fragment_ids=list(removal.emptied),
@@ -40,7 +40,7 @@ def test_rows_are_found_as_often_as_they_are_given_and_each_once(tmp_path: Path,
     expected = rows.take([2, 3, 5, 7]) if with_ids else rows.take([3, 5, 7, 2])
     assert sorted(left.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str)
     with pytest.raises(FullRefreshRequiredError, match=f"the view lacks {4 if with_ids else 1} rows"):
-        find_equal_rows(view, batches(rows.take([1] * 4)))
+        find_equal_rows(view, batches(rows.take([1] * 4)), rows.schema.names)
 
 
 def test_rows_of_groups_are_found_by_values_and_nulls(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.columns.computed_columns import VIEW
+from tiltyard.model.columns.computed_columns import VIEW, read_declaration
 from tiltyard.model.ids import DEFAULT_DELIMITER
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from sqlglot import exp
 
 LINEAGE_PROPERTY = "tiltyard.view.made"
@@ -89,6 +90,30 @@ class ViewDefinition:
         auto_refresh = texts.get(f"{VIEW}auto_refresh") == "true"
         query, udtf, database = (texts.get(f"{VIEW}{name}", "") for name in ("query", "udtf", "database"))
         return cls(ViewKind(kind), query, udtf, auto_refresh, database)
+
+
+_COLUMNS = f"{VIEW}columns"
+"""The metadata of a view's schema that has the names of the columns that its query makes, as JSON."""
+
+
+def record_columns(schema: pa.Schema) -> dict[str, str]:
+    """Return the metadata that says of a new view's columns that its query makes them."""
+    return {_COLUMNS: json.dumps(schema.names)}
+
+
+def query_columns(view: pa.Schema) -> tuple[str, ...]:
+    """Return the columns of a view that its query makes: all but those that were added to the view since.
+
+    A view of an earlier release does not record them: they are the columns that are not declared as computed.
+    """
+    names: list[str] = view.names
+    text = (view.metadata or {}).get(_COLUMNS.encode(), b"null")
+    try:
+        recorded = msgspec.json.decode(text, type=list[str] | None)
+    except msgspec.MsgspecError:  # whoever can write the view can write its metadata
+        recorded = None
+    made = names if recorded is None else [name for name in recorded if name in names]
+    return tuple(name for name in made if read_declaration(view.field(name).metadata) is None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,14 @@ from lance_namespace.errors import (
 from tiltyard.model.lineage import refresh_lineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.table_history import read_transaction
-from tiltyard.model.views.definitions import LINEAGE_PROPERTY, ViewDefinition, ViewKind, ViewLineage, parse_sources
+from tiltyard.model.views.definitions import (
+    LINEAGE_PROPERTY,
+    ViewDefinition,
+    ViewKind,
+    ViewLineage,
+    parse_sources,
+    query_columns,
+)
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.call_policy import CallPolicy
@@ -61,6 +68,7 @@ from tiltyard.pipeline.writing.fragments import (
     read_fragments,
 )
 from tiltyard.pipeline.writing.tasks import WriteResult
+from tiltyard.view_refresh.added_columns import AddedColumns
 from tiltyard.view_refresh.net_changes import NetChanges, find_net_changes
 from tiltyard.view_refresh.removal import Removal, find_equal_rows, find_group_rows, remove_rows
 from tiltyard.view_refresh.source_changes import FullRefreshRequiredError, leaves_rows_unchanged
@@ -341,8 +349,9 @@ class _Refresh:
 
     def _check_rows_unchanged(self, plan: RefreshPlan, latest: lance.LanceDataset) -> None:
         """Raise CommitConflictError unless the view's rows are those of the version that was planned on."""
+        columns = query_columns(latest.schema)
         for version in range(plan.base + 1, int(latest.version) + 1):
-            if not leaves_rows_unchanged(latest, version, read_transaction(latest, version)):
+            if not leaves_rows_unchanged(latest, version, read_transaction(latest, version), columns):
                 raise CommitConflictError(f"A concurrent write made version {version} of the view.")
 
     def _target(self, view: lance.LanceDataset) -> FragmentTarget:
@@ -362,7 +371,8 @@ class _Refresh:
     def _figures(self, plan: RefreshPlan, version: int, rows: int, fragments: int) -> Mapping[str, object]:
         sources = json.dumps({name: origin.version for name, origin in plan.sources.items()})
         figures = {"mode": _mode(plan), "reason": plan.reason, "sources": sources, "version": version}
-        return {**figures, "rows": rows, "fragments": fragments}
+        left_null = AddedColumns.of(self.job_table.latest().schema).figures()
+        return {**figures, **left_null, "rows": rows, "fragments": fragments}
 
 
 def _find_changes(source: SourceTable, since: int, needed: Collection[str]) -> NetChanges:
@@ -384,7 +394,8 @@ def _find_removed_rows(
         return Removal(view.count_rows(), (), tuple(fragment.fragment_id for fragment in view.get_fragments()))
     if plan.groups is not None:
         return remove_rows(view, find_group_rows(view, plan.groups.view_values))
-    return remove_rows(view, find_equal_rows(view, read_fragments(target.location, removed, view.schema.names)))
+    columns = query_columns(view.schema)
+    return remove_rows(view, find_equal_rows(view, read_fragments(target.location, removed, columns), columns))
 
 
 def _operation(removal: Removal, fragments: Sequence[str]) -> LanceOperation.BaseOperation:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.views.definitions import ViewDefinition, ViewKind
+from tiltyard.model.views.definitions import ViewDefinition, ViewKind, query_columns
 from tiltyard.pipeline.datasource.dataframes import TaskRows, plan_version_scan, read_frame, write_partitions
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.functions.call_policy import CallPolicy
@@ -41,6 +41,7 @@ from tiltyard.pipeline.views.tasks import (
 )
 from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, parse_fragments
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec
+from tiltyard.view_refresh.added_columns import AddedColumns
 from tiltyard.view_refresh.net_changes import NetChanges
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ class ViewWriter:
         for name, source in self.sources.items():
             frame = read_frame(self.spark, source.dataset.schema, self._plan_scan(part, source), self.needed)
             _register(self.definition.source_name(name), frame)
-        results = self._write_query(analyze_query(self.spark, self.definition.query), number)
+        frame = analyze_query(self.spark, self.definition.query)
+        schema = self.target.schema
+        added = AddedColumns(schema, (), ()) if part.removes else AddedColumns.of(schema)
+        results = self._write_query(frame, number, added)
         return WriteResult(
             tuple(fragment for result in results for fragment in result.fragments),
             sum(result.rows for result in results),
@@ -104,24 +108,24 @@ class ViewWriter:
         values = self.groups.values
         return [GroupRows(task.location, task.version, task.fragments, values) for task in tasks]
 
-    def _write_query(self, frame: DataFrame, number: int) -> list[WriteResult]:
+    def _write_query(self, frame: DataFrame, number: int, added: AddedColumns) -> list[WriteResult]:
         """Write the rows of the query, after the view's code if it has any."""
-        query_columns = tuple(select_columns(arrow_schema(frame.schema), ColumnSelection()))
-        schema = self.target.schema
+        columns = tuple(select_columns(arrow_schema(frame.schema), ColumnSelection()))
+        schema = pa.schema([self.target.schema.field(name) for name in query_columns(self.target.schema)])
         if self.definition.kind is ViewKind.QUERY:
             table_columns = tuple(map_to_table(frame.columns, schema, ()))
             views = {self.definition.source_name(name): name for name in self.sources}
             record_frame(self.run, self.table, frame, views, {})
-            return write_partitions(self.run, frame, self._write_spec(query_columns, None, table_columns))
+            return write_partitions(self.run, frame, self._write_spec(columns, None, table_columns, added))
         code = parse_view_code(self.definition, schema, frame.columns, self.policy)
         view_columns = tuple(map_to_table(schema.names, schema, ()))
         if isinstance(code, Chunker):
             self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _CHUNKER_BATCH_ROWS)
             return write_partitions(
-                self.run, frame, self._write_spec(query_columns, GuardedFunction(code, self.policy), view_columns)
+                self.run, frame, self._write_spec(columns, GuardedFunction(code, self.policy), view_columns, added)
             )
         groups = _partition_by_group(frame, code.partition_by)
-        work = partial(write_groups, self._write_spec(view_columns, None, None), code, query_columns)
+        work = partial(write_groups, self._write_spec(view_columns, None, None, added), code, columns)
         return run_partitions(
             self.spark,
             self.run,
@@ -137,10 +141,12 @@ class ViewWriter:
         columns: tuple[ColumnMapping, ...],
         code: GuardedFunction | None,
         table_columns: tuple[ColumnMapping, ...] | None,
+        added: AddedColumns,
     ) -> WriteSpec:
         return WriteSpec(
-            self.run.id, self.target, columns, code, table_columns, (), self.rejects, self.storage, hides_rows=True
-        )
+            self.run.id, self.target, columns, code, table_columns, (), self.rejects, self.storage, hides_rows=True,
+            added=added,
+        )  # fmt: skip
 
 
 def _partition_by_group(frame: DataFrame, column: str | None) -> DataFrame:

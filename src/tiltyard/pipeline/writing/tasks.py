@@ -21,6 +21,7 @@ from tiltyard.pipeline.sources.readers import Piece, SourceReader
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.writing.fragments import FragmentTarget, delete_fragment_files, write_batches
 from tiltyard.pipeline.writing.quality_checks import CheckCounter, QualityCheck
+from tiltyard.view_refresh.added_columns import AddedColumns
 
 REJECTS_PER_FILE = 10_000
 _MAX_ROW_TEXT = 1000
@@ -33,7 +34,8 @@ class WriteSpec:
     """How rows of a source become rows of the table: select `columns`, apply `udf`, map to `table_columns`.
 
     `rejects` is a folder for rows that do not fit, with the run's id in the names of its files; without it, such a row
-    ends the job, and is quoted in the error unless `hides_rows`: a job's error has more readers than its source.
+    ends the job, and is quoted in the error unless `hides_rows`: a job's error has more readers than its source. With
+    `added`, the rows are those of a view's query, and get the columns that were added to the view.
     """
 
     run: str
@@ -45,6 +47,7 @@ class WriteSpec:
     rejects: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
     hides_rows: bool = False
+    added: AddedColumns | None = None
 
     @property
     def resources(self) -> tuple[tuple[str, str], ...]:
@@ -110,7 +113,8 @@ def write_rows(spec: WriteSpec, rows: RowStream, key: str) -> WriteResult:
                 count += batch.num_rows
                 yield batch
 
-    fragments = write_batches(spec.target, valid_rows())
+    whole = valid_rows() if spec.added is None else spec.added.add(valid_rows())
+    fragments = write_batches(spec.target, whole)
     try:
         rejects.flush()
     except BaseException:

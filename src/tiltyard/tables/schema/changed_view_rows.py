@@ -15,6 +15,7 @@ import lance
 import pyarrow as pa
 
 from tiltyard.model.columns.blob_columns import is_stored_as_read
+from tiltyard.model.views.definitions import query_columns
 from tiltyard.tables.sql.lexer import TOKEN
 from tiltyard.view_refresh.net_changes import find_net_changes, version_opener
 from tiltyard.view_refresh.removal import find_equal_rows
@@ -82,7 +83,8 @@ class ChangedViewRows:
         Raises FullRefreshRequiredError.
         """
         most = max(MIN_CANDIDATES, view.count_rows() // CANDIDATE_SHARE)
-        return find_equal_rows(view, self._evaluate(self._lost), max_candidates=most)
+        columns = query_columns(view.schema)
+        return find_equal_rows(view, self._evaluate(self._lost), columns, max_candidates=most)
 
     def gained(self) -> Iterator[pa.RecordBatch]:
         """Yield the view's rows of the source's rows that were changed or added, as they are."""

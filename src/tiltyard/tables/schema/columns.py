@@ -16,6 +16,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import from_json, parse_type
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.model.spec import models
+from tiltyard.model.views.definitions import ViewDefinition, query_columns
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.commits.recovery import GONE
 from tiltyard.tables.opening import find_table, open_for_reading
@@ -31,7 +32,7 @@ from tiltyard.tables.schema.computed_columns import (
     virtual_fields,
 )
 from tiltyard.tables.schema.computed_sources import check_no_source
-from tiltyard.tables.schema.field_paths import RESERVED, find_field
+from tiltyard.tables.schema.field_paths import RESERVED, find_field, path_names
 from tiltyard.tables.schema.function_columns import check_function_inputs, function_fields, record_uses
 from tiltyard.tables.schema.type_changes import check_lossless
 from tiltyard.tables.sql.amplification import check_growth
@@ -204,6 +205,7 @@ def alter_table_alter_columns(
         _check_alterations(dataset, alterations)
         moved = [entry["path"] for entry in alterations if "data_type" in entry or "name" in entry]
         check_no_source(dataset, moved)
+        _check_not_of_query(dataset, [entry["path"] for entry in alterations if "name" in entry])
         check_lossless(dataset, {entry["path"]: entry["data_type"] for entry in alterations if "data_type" in entry})
         dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
 
@@ -300,12 +302,26 @@ def alter_table_drop_columns(
         for path in columns:
             find_field(dataset, path)
         check_no_source(dataset, columns, dropped=columns)
+        _check_not_of_query(dataset, columns)
         if not set(dataset.schema.names).difference(columns):
             raise InvalidInputError("A table keeps at least one column: drop the table instead.")
         dataset.drop_columns(columns)
 
     _, version = commit_with_retry(ctx, request.id, Branch.parse(request.branch), change)
     return models.AlterTableDropColumnsResponse(version=version)
+
+
+def _check_not_of_query(dataset: lance.LanceDataset, paths: Sequence[str]) -> None:
+    """Raise InvalidInputError for a column that a view's query makes: each refresh makes it again, by that name."""
+    if ViewDefinition.from_metadata(dataset.schema.metadata) is None:
+        return
+    made = query_columns(dataset.schema)
+    for path in paths:
+        if path_names(path)[0] in made:
+            raise InvalidInputError(
+                f"The view's query makes the column '{path}': create another view, with a query that makes what you "
+                "want. Only columns that were added to a view are renamed and dropped."
+            )
 
 
 def recover_schema_metadata(

@@ -29,16 +29,21 @@ from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage
+from tiltyard.model.refusals import RefusedError
 from tiltyard.model.table_history import read_transactions
-from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage
+from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage, query_columns
 from tiltyard.storage.errors import lance_errors, may_have_committed
+from tiltyard.storage.version_cache import Snapshot
 from tiltyard.storage.writing import commit_next, discard, discard_transaction, write_rows
 from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.changed_view_rows import ChangedViewRows, scan_columns
 from tiltyard.tables.schema.view_sources import find_definer, resolve_sources
+from tiltyard.tables.sql.expressions import check_expression
 from tiltyard.tables.sql.select_queries import SelectQuery, parse_select
 from tiltyard.tables.versions.lineage import add_commit
+from tiltyard.view_refresh.added_columns import AddedColumns
 from tiltyard.view_refresh.removal import Removal, remove_rows
 from tiltyard.view_refresh.source_changes import (
     FullRefreshRequiredError,
@@ -132,6 +137,7 @@ class _SelectView:
         self.definition = definition
         ctx.storage.manifests.check_history(target.location, MAIN)
         self._dataset = target.exclusive_dataset()
+        self._added = AddedColumns.of(self._dataset.schema, _is_allowed)
 
     @classmethod
     def open(cls, ctx: Context, submitter_ctx: Context, running: Job, path: Id) -> _SelectView:
@@ -278,12 +284,12 @@ class _SelectView:
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> list[FragmentMetadata]:
         """Write the query's rows, as files of the view."""
-        rows = _ReportedRows(self._job, batches, self._dataset.schema)
+        rows = _ReportedRows(self._job, batches, self._added)
         try:
             return write_rows(self._ctx.storage, rows.reader(), self._dataset, self._target.base)
         except Exception:
-            if rows.cancellation is not None:
-                raise rows.cancellation from None
+            if rows.failure is not None:
+                raise rows.failure from None
             raise
 
     def _commit(
@@ -333,7 +339,7 @@ class _SelectView:
     ) -> Mapping[str, str]:
         sources = json.dumps({self._name: int(source.version)})
         figures = {"mode": mode, "reason": reason, "sources": sources, "version": str(version), "rows": str(rows)}
-        return {**figures, "progress": "1.0"}
+        return {**figures, **self._added.figures(), "progress": "1.0"}
 
 
 def _branch_origin(location: str, dataset: lance.LanceDataset, branch: Branch) -> str:
@@ -343,17 +349,25 @@ def _branch_origin(location: str, dataset: lance.LanceDataset, branch: Branch) -
 
 
 class _ReportedRows:
-    """Rows on their way into files, which report how many there are; `cancellation` is why they ended early."""
+    """Rows on their way into files, which report how many there are; `failure` is why they ended early."""
 
-    def __init__(self, running: Job, source: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+    def __init__(self, running: Job, source: Iterable[pa.RecordBatch], added: AddedColumns) -> None:
         self._job = running
         self._source = source
-        self._schema = schema
-        self.cancellation: JobCanceledError | None = None
+        self._added = added
+        self._names = query_columns(added.view)
+        self.failure: JobCanceledError | InvalidInputError | None = None
 
     def reader(self) -> pa.RecordBatchReader:
         """Return the rows, with the fields of the view."""
-        return pa.RecordBatchReader.from_batches(self._schema, self._batches())
+        return pa.RecordBatchReader.from_batches(self._added.view, self._whole_rows())
+
+    def _whole_rows(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._added.add(self._batches(), _choose_rows)
+        except RefusedError as error:
+            self.failure = InvalidInputError(str(error))
+            raise self.failure from error
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         rows = reported = 0
@@ -364,10 +378,25 @@ class _ReportedRows:
                 try:
                     self._job.progress(stage="read", rows=rows)
                 except JobCanceledError as error:
-                    self.cancellation = error
+                    self.failure = error
                     raise
-            columns = [batch.column(name) for name in self._schema.names]
-            yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            columns = [batch.column(name) for name in self._names]
+            yield pa.RecordBatch.from_arrays(columns, list(self._names))
+
+
+def _is_allowed(expression: str) -> bool:
+    """Return whether a request could declare an expression; others may have come with a manifest of a client."""
+    try:
+        check_expression(expression, "expression")
+    except InvalidInputError:
+        return False
+    return True
+
+
+def _choose_rows(rows: lance.LanceDataset, expressions: Mapping[str, str]) -> int:
+    """Return how many rows expressions are computed of at once, by the sizes of their values."""
+    most = int(_SCAN_OPTIONS["batch_size"])
+    return min(most, int(batch_options(Snapshot(rows), (), expressions).get("batch_size", most)))
 
 
 def _operation(written: Sequence[FragmentMetadata], removal: Removal) -> lance.LanceOperation.BaseOperation:

@@ -27,7 +27,7 @@ from tiltyard.model.operations import Needs, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_compat import check_names
 from tiltyard.model.spec import models
-from tiltyard.model.views.definitions import ViewDefinition, ViewKind, check_query_text
+from tiltyard.model.views.definitions import ViewDefinition, ViewKind, check_query_text, record_columns
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
@@ -98,7 +98,8 @@ def create_materialized_view(
             if kind is ViewKind.SELECT
             else _schema(request.output_schema)
         )
-        schema = schema.with_metadata({**(schema.metadata or {}), **definition.metadata()})
+        metadata = {**(schema.metadata or {}), **definition.metadata(), **record_columns(schema)}
+        schema = schema.with_metadata(metadata)
         sources: Mapping[str, str] = {}
         if has_refresh := request.with_no_data is False:
             _check_installed(kind)

@@ -167,6 +167,9 @@ def test_bad_arguments_are_named_and_change_nothing(tmp_path: Path) -> None:
         assert (films.version, films.count(), lake.tables()) == (1, 100, ["films"]), what
     with pytest.raises(InvalidInputError, match="1 keys are there more than once"):
         films.write([{"id": 5, "title": "again"}], checks="unique(id)")
+    both = "rows == 2: 1 rows; unique\\(id\\): 1 keys are there more than once"
+    with pytest.raises(InvalidInputError, match=both):
+        films.write([{"id": 5, "title": "again"}], checks=["rows == 2", "unique(id)"])
     with pytest.raises(InvalidInputError, match="1 keys are there more than once"):
         lake.table("twice").ingest([{"id": 1}, {"id": 1}], checks="unique(id)")
     with pytest.raises(TableAlreadyExistsError, match="append to it"):

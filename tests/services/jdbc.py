@@ -1,4 +1,4 @@
-"""The JDBC driver of Arrow Flight SQL, by Maven, and Java programs that use it."""
+"""JDBC drivers, by Maven, and Java programs that use that of Arrow Flight SQL."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import pytest
 from tests.services.jvm import OPTIONS
 
 DRIVER = "org.apache.arrow:flight-sql-jdbc-driver:18.3.0"
+POSTGRESQL_DRIVER = "org.postgresql:postgresql:42.7.7"
 
 
-def jdbc_driver() -> Path:
-    """Return the path of the driver's jar in Maven's cache. Skips the test where Maven is missing or fails."""
-    group, name, version = DRIVER.split(":")
+def jdbc_driver(driver: str = DRIVER) -> Path:
+    """Return the path of a driver's jar in Maven's cache. Skips the test where Maven is missing or fails."""
+    group, name, version = driver.split(":")
     jar = Path.home() / ".m2" / "repository" / group.replace(".", "/") / name / version / f"{name}-{version}.jar"
     if jar.exists():
         return jar
     if shutil.which("mvn") is None or shutil.which("java") is None:
         pytest.skip("Java and Maven, which bring the JDBC driver, are not here")
-    command = ["mvn", "--quiet", "dependency:get", "-Dtransitive=false", f"-Dartifact={DRIVER}"]
+    command = ["mvn", "--quiet", "dependency:get", "-Dtransitive=false", f"-Dartifact={driver}"]
     try:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=280)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

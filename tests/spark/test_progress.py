@@ -54,6 +54,15 @@ def test_figures_of_a_later_stage_tell_how_far_that_is() -> None:
     assert figures.texts()["progress"] == "1.0000"
 
 
+def test_figures_of_a_run_that_has_succeeded_tell_that_all_is_done() -> None:
+    figures = Figures()
+    figures.set({"stage": "write", "rows": 50, "rows_total": 400})
+    assert figures.texts()["progress"] == "0.1250"
+    figures.finish({"version": 2})
+    done = figures.texts()
+    assert (done["progress"], done["eta_seconds"], done["version"], figures.share()) == ("1.0000", "0", "2", 1.0)
+
+
 def test_figures_without_a_total_tell_no_progress() -> None:
     figures = Figures()
     figures.set({"rows": 5})

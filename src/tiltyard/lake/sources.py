@@ -11,12 +11,23 @@ import pyarrow as pa
 import pyarrow.dataset
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.pipeline.session import quote_identifier
+
 if TYPE_CHECKING:
     import pandas as pd
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 BATCH_ROWS = 8192
 JDBC_PREFIX = "jdbc:"
+_POSTGRESQL = "jdbc:postgresql:"
+_DRIVERS = {
+    "postgresql": "org.postgresql.Driver",
+    "mysql": "com.mysql.cj.jdbc.Driver",
+    "mariadb": "org.mariadb.jdbc.Driver",
+    "sqlserver": "com.microsoft.sqlserver.jdbc.SQLServerDriver",
+    "oracle": "oracle.jdbc.OracleDriver",
+}
+"""The classes of drivers, by the word behind `jdbc:`; the option `driver` names any other."""
 _KINDS = (
     "a path or URI of files, a DataFrame of Spark, an Arrow table, reader or data set, a frame of pandas or polars, a "
     "data set of Hugging Face, a relation of DuckDB, a tiltyard.Jdbc, or a list of rows as mappings"
@@ -41,6 +52,10 @@ class ArrowDataset(Protocol):
 class Jdbc:
     """A table or a query of a database that Spark reads by JDBC; the driver's jar is of Spark's own properties.
 
+    Times are those of the database: a timestamp without a zone gets none (`preferTimestampNTZ`), and PostgreSQL's times
+    and dates are read as text, since Spark takes them through the zone and the calendar of its JVM, where two of them
+    may be one.
+
     `options` are those of Spark's data source `jdbc` (`partitionColumn`, `numPartitions`, `fetchsize`, `driver`, …).
     The password is passed on to Spark alone: it is no argument of a job, and in no message.
     """
@@ -62,7 +77,37 @@ class Jdbc:
             "url": self.url, "dbtable": self.table, "query": self.query, "user": self.user, "password": self.password
         }  # fmt: skip
         present = {name: value for name, value in values.items() if value is not None}
-        return spark.read.format("jdbc").options(**{**self.options, **present}).load()
+        reader = spark.read.format("jdbc").option("preferTimestampNTZ", "true")
+        if driver := _DRIVERS.get(self.url.split(":")[1]):  # Spark finds no driver by itself in `spark.jars`
+            reader = reader.option("driver", driver)
+        reader = reader.options(**{**self.options, **present})
+        frame = reader.load()
+        return self._read_times_as_text(reader, frame) if self.url.startswith(_POSTGRESQL) else frame
+
+    def _read_times_as_text(self, reader: DataFrameReader, frame: DataFrame) -> DataFrame:
+        """Return the frame with times and dates as the database writes them; `time`, no type of Spark, stays text.
+
+        Not of arrays, nor of the column by which Spark parts the rows, nor where the options name types themselves.
+        """
+        from pyspark.sql import functions as spark_functions  # noqa: PLC0415  # an extra: PySpark
+        from pyspark.sql.types import DateType, TimestampNTZType, TimestampType  # noqa: PLC0415  # likewise
+
+        options = {name.lower(): value for name, value in self.options.items()}
+        fields = [
+            column
+            for column in frame.schema.fields
+            if isinstance(column.dataType, DateType | TimestampType | TimestampNTZType)
+            and column.name != options.get("partitioncolumn")
+        ]
+        if not fields or "customschema" in options:
+            return frame
+        types = ", ".join(f"{quote_identifier(column.name)} STRING" for column in fields)
+        times = {
+            column.name: spark_functions.col(quote_identifier(column.name)).cast(column.dataType)
+            for column in fields
+            if not column.metadata.get("logical_time_type")
+        }
+        return reader.option("customSchema", types).load().withColumns(times)
 
 
 Source: TypeAlias = (

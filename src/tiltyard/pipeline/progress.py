@@ -22,6 +22,12 @@ class Figures:
         self._totals: list[str] = []
         self._began = clock()
         self._start: tuple[str, float, float] | None = None
+        self._is_done = False
+
+    def finish(self, figures: Mapping[str, object]) -> None:
+        """Set the last figures of a run that has succeeded: whatever was counted on the way, all of it is done."""
+        self.set(figures)
+        self._is_done = True
 
     def set(self, figures: Mapping[str, object]) -> None:
         """Set figures; others stay."""
@@ -39,12 +45,15 @@ class Figures:
     def share(self) -> float | None:
         """Return the progress, 0 to 1; None if unknown."""
         with self._lock:
-            return self._share()[1]
+            share = self._share()[1]
+            return share if share is None or not self._is_done else 1.0
 
     def _derived(self) -> dict[str, str]:
         name, share = self._share()
         if share is None:
             return {}
+        if self._is_done:
+            return {"progress": "1.0000", "eta_seconds": "0"}
         now = self._clock()
         if self._start is None or self._start[0] != name or share < self._start[2]:
             self._start = (name, now, share)  # work of another driver or stage says nothing about the speed

@@ -306,7 +306,7 @@ def drive_job(
         most = min(MOST_ATTEMPTS, getattr(error, "attempts", MOST_ATTEMPTS))
         _fail(run, error, can_retry=attempts is not None and (run.is_endless or attempts < most))
         raise
-    run.figures.set(outcome)
+    run.figures.finish(outcome)
     try:
         run.finish("Succeeded")
     except RunCanceledError:

@@ -130,22 +130,18 @@ def check_written(
     spec: WriteSpec,
     results: Sequence[WriteResult],
 ) -> CheckedRows:
-    """Check written rows; few keys and values are looked at here, without Spark.
+    """Check written rows by all checks; few keys and values are looked at here, without Spark.
 
     Raises InvalidInputError if the rows fail a check that is no warning; the run has the figure then, too.
     """
     rows, rejected = sum(result.rows for result in results), sum(result.rejected for result in results)
     fragments = [fragment for result in results for fragment in result.fragments]
     judged = judge_counts(spec.checks, rows, rejected, [result.failures for result in results])
-    profiles: dict[str, Profile] = {}
-    if not any(result.is_failure for result in judged):
-        judged += [
-            _judge_keys(spark, target, spec, check, fragments, rows)
-            for check in spec.checks
-            if check.kind in KEY_CHECKS
-        ]
-        distributions, profiles = _judge_distributions(spark, target, spec, fragments, rows)
-        judged += distributions
+    judged += [
+        _judge_keys(spark, target, spec, check, fragments, rows) for check in spec.checks if check.kind in KEY_CHECKS
+    ]
+    distributions, profiles = _judge_distributions(spark, target, spec, fragments, rows)
+    judged += distributions
     report = report_checks(judged)
     if failed := [result.sentence for result in judged if result.is_failure]:
         run.progress(**report)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -289,3 +289,22 @@ def test_import_of_the_package_imports_neither_spark_nor_lance() -> None:
         "import tiltyard.lake; assert 'pyspark' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_jobs_of_a_missing_table_say_so_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiltyard.Namespace(str(tmp_path)).close()
+    lake = tiltyard.connect(tmp_path)
+    monkeypatch.setattr(tiltyard.Lake, "spark", property(lambda _: pytest.fail("Spark was started")))
+    table = lake.table("none")
+    calls: dict[str, Callable[[], object]] = {
+        "delete": lambda: table.delete("a = 1"),
+        "export": lambda: table.export(tmp_path / "out"),
+        "backfill": lambda: table.backfill("c", "a + 1"),
+        "create_index": lambda: table.create_index("a"),
+        "optimize": table.optimize,
+        "refresh": lake.view("none").refresh,
+        "upsert": lambda: table.upsert([{"a": 1}], on="a"),
+    }
+    for call in calls.values():
+        with pytest.raises(TableNotFoundError, match="none"):
+            call()

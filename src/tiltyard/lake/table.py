@@ -38,6 +38,7 @@ from tiltyard.pipeline.backfill.parked import parked_rows
 from tiltyard.pipeline.lineage import frame_lineage, memory_lineage
 from tiltyard.pipeline.openlineage.emitter import observe, record_frame
 from tiltyard.pipeline.operation_client import OperationClient
+from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.writing.row_sources import FrameRows, Rows, StreamRows, ingest_rows, upsert_rows
 
@@ -332,7 +333,11 @@ class Table(TableReader):
     def _declare_function(
         self, field: pa.Field, declaration: UdfDeclaration, branch: str | None, run: LocalRun
     ) -> Mapping[str, object]:
-        return {"version": declare_column(run, self._table, self._lake.spark, field, declaration, branch)}
+        return {
+            "version": declare_column(
+                run, self._table, LazySession(lambda: self._lake.spark), field, declaration, branch
+            )
+        }
 
     def _run(self, job: str, arguments: Mapping[str, Any], *, wait: bool, submit: bool | None) -> Run:
         return self._lake.run_job(job, {"table": str(self._table), **arguments}, wait=wait, submit=submit)

@@ -15,6 +15,7 @@ from tiltyard.pipeline.backfill.new_column import try_code
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, Output
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
 
@@ -27,7 +28,12 @@ MAX_CODE_LENGTH = 256 << 10
 
 
 def declare_column(
-    run: Run, table: Table, spark: SparkSession, field: pa.Field, declaration: UdfDeclaration, branch: str | None = None
+    run: Run,
+    table: Table,
+    spark: SparkSession | LazySession,
+    field: pa.Field,
+    declaration: UdfDeclaration,
+    branch: str | None = None,
 ) -> int:
     """Add a column without values, which the next backfill computes by the declared code; return the version.
 

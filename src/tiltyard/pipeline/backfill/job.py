@@ -45,7 +45,7 @@ from tiltyard.pipeline.jobs import Alias, ColumnNames, check_client_code_allowed
 from tiltyard.pipeline.lineage import own_rows_lineage
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import ColumnRun
-from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import absolute_path, delete_files
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
@@ -64,11 +64,11 @@ _BASE_KEY = "base"
 """The checkpoint of the version at which the first driver of a run began."""
 
 
-@job("backfill")
+@job("backfill", lazy=True)
 def backfill(
     run: ColumnRun,
     catalog: CatalogConnection,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     table: Annotated[str, "The table."],
     column: Annotated[str, "The column to fill: one declared as computed, or any with --udf."],
     *,
@@ -226,7 +226,7 @@ class _SparkHost:
     """Runs a refresh in Spark's tasks, up to `concurrency` at once; commits through the namespace."""
 
     run: ColumnRun
-    spark: SparkSession
+    spark: SparkSession | LazySession
     job_table: JobTable
     function: ColumnFunction
     udf_version: str

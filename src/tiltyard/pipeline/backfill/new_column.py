@@ -18,6 +18,7 @@ from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, TryCode
 from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.version_diff import field_ids
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
@@ -36,7 +37,9 @@ _CHECKPOINT_KEY = "column"
 _MAX_TRIES = 20
 
 
-def try_code(run: Run, spark: SparkSession, job_table: JobTable, function: ColumnFunction, where: str | None) -> None:
+def try_code(
+    run: Run, spark: SparkSession | LazySession, job_table: JobTable, function: ColumnFunction, where: str | None
+) -> None:
     """Load the code in a task, and call it with a few rows; nothing is written. Raises RefusedError."""
     dataset = job_table.latest()
     task = TryCode(

@@ -22,7 +22,7 @@ from tiltyard.pipeline.delete.tasks import ChangedFragment, DeleteRows
 from tiltyard.pipeline.jobs import Alias, job
 from tiltyard.pipeline.lineage import own_rows_lineage
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.task_errors import clean_message
@@ -39,11 +39,11 @@ MAX_ROWS_IN_DRIVER = 1_000_000
 _CHECKPOINT_KEY = "delete"
 
 
-@job("delete")
+@job("delete", lazy=True)
 def delete(
     run: Run,
     catalog: CatalogConnection,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     table: Annotated[str, "The table to delete from."],
     *,
     filter: Annotated[str, 'SQL condition: rows that meet it are deleted ("year < 1950").', Alias("where")],  # noqa: A002  # Lance's own name
@@ -87,7 +87,7 @@ def delete(
 
 def _search_fragments(
     run: Run,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     location: TableLocation,
     dataset: lance.LanceDataset,
     numbers: Sequence[int],

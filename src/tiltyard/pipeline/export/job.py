@@ -18,6 +18,7 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.export.tasks import ExportedFile, ExportPart, ExportSpec, export_part
 from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.filesystem import absolute_path, list_files, write_file
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
@@ -32,11 +33,11 @@ ROWS_PER_FILE = 1_000_000
 _CHECKPOINT_KEY = "version"
 
 
-@job("export")
+@job("export", lazy=True)
 def export(
     run: Run,
     catalog: CatalogConnection,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     table: Annotated[str, "The table to read."],
     destination: Annotated[str, "The folder to write, local or on an object store; it has to be empty."],
     *,
@@ -91,7 +92,7 @@ def _blob_columns(schema: pa.Schema, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _write_parts(
-    run: Run, spark: SparkSession, spec: ExportSpec, parts: Sequence[ExportPart], destination: str
+    run: Run, spark: SparkSession | LazySession, spec: ExportSpec, parts: Sequence[ExportPart], destination: str
 ) -> Mapping[str, object]:
     """Write the files that no earlier driver has written, then the manifest; return the figures."""
     checkpoints = run.checkpoints()

@@ -37,6 +37,7 @@ from tiltyard.pipeline.indexes.segments import (
 from tiltyard.pipeline.indexes.tasks import IndexSpec, block_size
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.table_location import CatalogConnection
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ _MAX_TRIES = 5
 _CHECKPOINT_KEY = "index"
 
 
-@job("index")
+@job("index", lazy=True)
 def index(
     run: Run,
     catalog: CatalogConnection,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     table: Annotated[str, "The table."],
     column: Annotated[str, "The column to index; a path (author.name) for a field of a struct."],
     type: Annotated[str, "BTREE, BITMAP, LABEL_LIST, NGRAM, ZONEMAP, BLOOMFILTER, FTS, IVF_PQ, IVF_HNSW_SQ, …"],  # noqa: A002  # the argument's name

@@ -32,7 +32,7 @@ from tiltyard.pipeline.indexes.tasks import (
     MergeSegments,
     TrainModel,
 )
-from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import TableLocation
@@ -62,7 +62,7 @@ _GRAPH_TYPES = frozenset({"IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"})
 
 def build_segments(
     run: Run,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     location: TableLocation,
     dataset: lance.LanceDataset,
     branch: str | None,
@@ -95,7 +95,7 @@ class _SegmentBuild:
     """A build in progress: its tasks run on Spark, or in this process where `spark` is None."""
 
     run: Run
-    spark: SparkSession | None
+    spark: SparkSession | LazySession | None
     input: BuildInput
     fragments: Mapping[int, FragmentMetadata]
     checkpoint: IndexCheckpoint | None

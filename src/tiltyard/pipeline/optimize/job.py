@@ -25,6 +25,7 @@ from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.optimize.tasks import CompactFragments, ExtendIndex
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
@@ -41,11 +42,11 @@ _MAX_TRIES = 10
 _CHANGING_JOBS = ("backfill", "delete", "index", "stream", "upsert")
 
 
-@job("optimize")
+@job("optimize", lazy=True)
 def optimize(
     run: Run,
     catalog: CatalogConnection,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     table: Annotated[str, "The table."],
     *,
     rows_per_fragment: Annotated[int, "Fragments with fewer rows are compacted."] = ROWS_PER_FRAGMENT,
@@ -88,7 +89,7 @@ def _find_changing_job(client: OperationClient, run: Run, table: Table) -> str:
     return ""
 
 
-def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str, object]:
+def _compact(run: Run, spark: SparkSession | LazySession, table: Table, rows: int) -> dict[str, object]:
     """Plan the compaction, rewrite in tasks, commit once; plan again if a concurrent commit changed those fragments.
 
     Raises ConcurrentModificationError if that happens each time.
@@ -115,7 +116,9 @@ def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str
     raise ConcurrentModificationError(f"{table} changed {_MAX_TRIES} times while it was compacted: run the job again.")
 
 
-def _compact_in_tasks(run: Run, spark: SparkSession, tasks: Sequence[CompactFragments]) -> list[RewriteResult]:
+def _compact_in_tasks(
+    run: Run, spark: SparkSession | LazySession, tasks: Sequence[CompactFragments]
+) -> list[RewriteResult]:
     """Return the results of all tasks, of this attempt or earlier ones, in any order."""
     saved = [_load_checkpoint(run, task) for task in tasks]
     results = [result for result in saved if result is not None]
@@ -160,7 +163,7 @@ def _save_checkpoint(run: Run, task: CompactFragments, result: RewriteResult) ->
     run.save_checkpoint(_checkpoint_key(task), base64.b64encode(zlib.compress(text.encode())).decode())
 
 
-def _extend_indexes(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
+def _extend_indexes(run: Run, spark: SparkSession | LazySession, table: Table) -> dict[str, object]:
     """Add rows to each index that lacks some; return the figures.
 
     Fewer rows than the index lacks may be added: a PQ index of an empty table waits for the 256 rows that train it.

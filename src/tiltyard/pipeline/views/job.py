@@ -38,7 +38,7 @@ from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import isolate_session
+from tiltyard.pipeline.session import LazySession, isolate_session, started
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.views.planning import (
@@ -82,11 +82,11 @@ _MAX_TRIES = 20
 """How often a refresh plans again because others wrote to the view, and how often it retries a commit that lost."""
 
 
-@job("refresh")
+@job("refresh", lazy=True)
 def refresh(
     run: Run,
     catalog: CatalogConnection,
-    spark: SparkSession,
+    spark: SparkSession | LazySession,
     table: Annotated[str, "The view."],
     *,
     source_version: Annotated[int | None, "Read this version of the view's source table."] = None,
@@ -131,7 +131,9 @@ def refresh(
     policy = _make_policy(view.kind, rejects, call)
     options = RefreshOptions(full, output_limit, max_join_rows, max_groups)
     folder = absolute_path(rejects) if rejects else None
-    work = _Refresh(run, catalog, isolate_session(spark), job_table, view, options, rows_per_fragment, policy, folder)
+    work = _Refresh(
+        run, catalog, isolate_session(started(spark)), job_table, view, options, rows_per_fragment, policy, folder
+    )
     try:
         return work.run_rounds(source_version, sources)
     except RefusedError as refusal:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import decimal
 import gc
 from collections.abc import Callable, Iterator
+from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
 import pytest
-from lance_namespace import ListTablesRequest
+from lance_namespace import AlterTableAddColumnsRequest, ListTablesRequest
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 
@@ -333,3 +334,22 @@ def test_stream_reads_what_is_appended_once_also_across_compaction(
     run()
     streamed = spark.read.schema("n long, text string").json(str(tmp_path / "out")).collect()
     assert sorted(row["n"] for row in streamed) == list(range(6))
+
+
+def test_aggregates_and_filters_over_a_table_with_times_work_and_computed_columns_are_null_on_write(
+    fresh: Fresh, read: Callable[..., DataFrame], write: Callable[..., None], catalog: CatalogConnection,
+    put: Callable[..., lance.LanceDataset],
+) -> None:  # fmt: skip
+    name = fresh("t")
+    put(name, pa.table({"id": [1, 2], "at": pa.array([time(1, 2), None], pa.time64("us"))}))
+    frame = read(name)
+    assert frame.count() == 2
+    assert frame.filter("id = 2").groupBy("id").count().collect()[0]["count"] == 1
+    assert frame.filter("at = TIME'01:02:00'").select("id").collect() == [(1,)]
+    columns = [{"name": "twice", "computed": "id * 2"}]
+    request = AlterTableAddColumnsRequest.from_dict({"id": [name], "new_columns": columns})
+    catalog.client().alter_table_add_columns(request)
+    write(frame.selectExpr("id + 2 AS id", "at"), name)
+    assert plain(catalog, name).to_pydict() == {
+        "id": [1, 2, 3, 4], "at": [time(1, 2), None, time(1, 2), None], "twice": [None] * 4,
+    }  # fmt: skip

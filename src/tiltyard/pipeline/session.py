@@ -29,6 +29,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",  # of Arrow batches from Python, whatever the machine's zone
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.timeType.enabled": "true",  # else aggregates over a table with a column of times fail, of others too
     "spark.sql.variable.substitute": "false",  # else SQL reads the driver's environment: ${env:…}
 }
 _LOCAL_MASTER = re.compile(r"local(\[([^,\]]+)\])?")

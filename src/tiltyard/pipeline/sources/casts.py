@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.model.columns.computed_columns import read_declaration
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.nested_types import cast_array, is_same_type
 from tiltyard.pipeline.functions.call_policy import CallPolicy
@@ -58,12 +59,16 @@ def select_columns(source: pa.Schema, selection: ColumnSelection) -> list[Column
 
 
 def map_to_table(names: Sequence[str], table: pa.Schema, nulls: Iterable[str]) -> list[ColumnMapping]:
-    """Map source columns to a table's columns by name. Raises RefusedError for columns that do not match."""
+    """Map source columns to a table's columns by name. Raises RefusedError for columns that do not match.
+
+    A computed column that the source lacks is null until it is computed.
+    """
     if unknown := [name for name in names if name not in table.names]:
         raise RefusedError(f"The table has no column '{unknown[0]}': select or rename the columns of the source.")
     columns = []
     for field in table:
-        if field.name not in names and field.name not in nulls:
+        is_filled = field.name in names or read_declaration(field.metadata) is not None
+        if not is_filled and field.name not in nulls:
             raise RefusedError(
                 f"The source has no column '{field.name}' of the table: rename one to it, or say that it shall be null."
             )

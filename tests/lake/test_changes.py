@@ -70,6 +70,20 @@ def test_changes_of_appends_upserts_and_deletions(films: tiltyard.Table) -> None
     assert films.changes(4).to_pandas().empty
 
 
+@pytest.mark.parametrize("on", ["id", None])
+def test_changes_of_updated_rows_are_in_pairs(films: tiltyard.Table, on: str | None) -> None:
+    dataset = films.dataset()
+    since = int(dataset.version)
+    if on is None:  # a column in place: values are compared
+        dataset.add_columns({"length": "length(title)"})
+        expected = [(key, part) for key in (0, 1, 2, 4) for part in ("update_before", "update_after")]
+    else:
+        dataset.update({"title": "'new'"}, where="id IN (1, 2, 7)")
+        expected = [(key, part) for key in (1, 2, 7) for part in ("update_before", "update_after")]
+    rows = films.changes(since, on=on).to_arrow().to_pylist()
+    assert [(row["id"], row["_change"]) for row in rows][: len(expected)] == expected
+
+
 def test_changes_since_a_tag_by_a_declared_key_and_of_a_branch(films: tiltyard.Table) -> None:
     dataset = films.dataset()
     dataset.tags.create("release", 2)

@@ -61,7 +61,7 @@ class ChangedRows:
 class RewrittenRows:
     """Rows that a version wrote again, in the same order before and after: those whose values differ are updates.
 
-    `compared` are the numbers of the columns that may differ.
+    `compared` are the numbers of the columns that may differ; without any, all rows are updates.
     """
 
     version: int

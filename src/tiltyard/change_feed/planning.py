@@ -259,23 +259,23 @@ def _match(
     deleted = old_rows.take(np.setdiff1d(np.arange(len(old_rows)), old_matched))
     inserted = new_rows.take(np.setdiff1d(np.arange(len(new_rows)), new_matched))
     changes = [(Change.DELETE, before, deleted), (Change.INSERT, after, inserted)]
-    if is_update:
-        changes += [(Change.UPDATE_BEFORE, before, old_pairs), (Change.UPDATE_AFTER, after, new_pairs)]
     groups: list[ChangeGroup] = [
         _changed(change, after, version, part) for change, version, rows in changes for part in rows.by_fragment()
     ]
-    return groups if is_update else groups + _rewritten(before, after, old_pairs, new_pairs)
+    compared = () if is_update else tuple(range(len(after.names)))
+    return groups + _rewritten(before, after, old_pairs, new_pairs, compared)
 
 
-def _rewritten(before: VersionRows, after: VersionRows, old: RowList, new: RowList) -> list[ChangeGroup]:
-    """Return rows to compare, which are at the same place in both lists, by their two fragments."""
+def _rewritten(
+    before: VersionRows, after: VersionRows, old: RowList, new: RowList, compared: tuple[int, ...]
+) -> list[ChangeGroup]:
+    """Return rows that were written again, which are at the same place in both lists, by their two fragments."""
     groups: list[ChangeGroup] = []
     for left, right in np.unique(np.stack([old.fragments, new.fragments], axis=1), axis=0):
         chosen = np.flatnonzero((old.fragments == left) & (new.fragments == right))
         chosen = chosen[np.argsort(new.offsets[chosen])]
         before_rows = before.select(int(left), old.offsets[chosen].astype(np.uint32))
         after_rows = after.select(int(right), new.offsets[chosen].astype(np.uint32))
-        compared = tuple(range(len(after.names)))
         groups.append(RewrittenRows(after.number, after.time, before_rows, after_rows, compared))
     return groups
 

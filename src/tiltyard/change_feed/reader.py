@@ -30,6 +30,7 @@ OpenVersion = Callable[[int], "lance.LanceDataset"]
 
 BATCH_ROWS = 8192
 """Rows that are read at once."""
+_UPDATE = (Change.UPDATE_BEFORE, Change.UPDATE_AFTER)
 
 
 def read_changes(
@@ -69,7 +70,7 @@ def _read_selection(
 
 
 def _read_updates(group: RewrittenRows, schema: pa.Schema, open_version: OpenVersion) -> Iterator[pa.RecordBatch]:
-    """Yield the rows whose values differ, as they were and as they are; of the others read what is compared alone."""
+    """Yield the rows whose values differ, each as it was and then as it is; of others read what is compared alone."""
     fields = list(schema)[len(CHANGE_FIELDS) :]
     compared = [fields[column] for column in group.compared]
     sides = [(open_version(selection.version), selection) for selection in (group.before, group.after)]
@@ -78,14 +79,24 @@ def _read_updates(group: RewrittenRows, schema: pa.Schema, open_version: OpenVer
         for dataset, selection in sides
     ]
     for places in zip(_windows(group.before), _windows(group.after), strict=True):
-        differs = np.zeros(len(places[0]), bool)
+        differs = np.full(len(places[0]), not compared)
         values = (_take(*side, compared, positions) for side, positions in zip(narrow, places, strict=True))
         for left, right in zip(*values, strict=True):
             differs |= differing_rows(left, right)
         if not differs.any():
             continue
-        for change, side, positions in zip((Change.UPDATE_BEFORE, Change.UPDATE_AFTER), sides, places, strict=True):
-            yield _batch(change, group.version, group.time, _take(*side, fields, positions[differs]), schema)
+        before, after = (
+            _batch(change, group.version, group.time, _take(*side, fields, positions[differs]), schema)
+            for change, side, positions in zip(_UPDATE, sides, places, strict=True)
+        )
+        yield _pair_rows(before, after)
+
+
+def _pair_rows(before: pa.RecordBatch, after: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows of two batches of one length, each of the first before that of the second."""
+    order = pa.array(np.arange(2 * before.num_rows).reshape(2, -1).T.ravel())
+    columns = [pa.concat_arrays(pair).take(order) for pair in zip(before.columns, after.columns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=before.schema)
 
 
 def _windows(selection: RowSelection) -> Iterator[Positions]:

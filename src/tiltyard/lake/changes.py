@@ -82,8 +82,8 @@ class Changes:
         with translate():
             for batch in self.to_batches():
                 if batch.num_rows:
-                    kinds = counts.setdefault(batch[VERSION][0].as_py(), Counter())
-                    kinds[batch[CHANGE][0].as_py()] += batch.num_rows
+                    kinds = counts.setdefault(batch[VERSION][0].as_py(), Counter())  # a batch is of one version
+                    kinds.update(batch[CHANGE].to_pylist())
         return {version: dict(kinds) for version, kinds in counts.items()}
 
     def __repr__(self) -> str:

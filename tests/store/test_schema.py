@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.model.settings.secret_keys import EncryptedValue
 from tiltyard.store import StoreVersionError, open_store, upgrade, wall_clock
 from tiltyard.store.schema import migrate, migrations
 from tiltyard.store.store import open_database
@@ -16,7 +17,7 @@ from tiltyard.store.store import open_database
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiltyard.store.backend import Connection
+    from tiltyard.store.backend import Connection, Database
 
 NAMES = [migration.name for migration in migrations()]
 
@@ -51,7 +52,52 @@ def test_names_of_functions_and_publications_become_ids_at_the_upgrade(url: str)
         version = store.find_function(team, "f", None)
         assert version is not None and (dict(version.secret_ids), version.registrant) == ({"KEY": record.id}, "")
         ids = {name: publication.namespace_id for name in "ab" if (publication := store.find_publication(name))}
-        assert ids == {"a": team, "b": None}
+        assert ids == {"a": team, "b": 0}
+
+
+def test_servers_of_schema_28_write_beside_later_ones(url: str) -> None:
+    with open_store(url) as store:
+        team = store.create_namespace(("team",), {}).id
+        database = open_database(url)
+        for name in "xy":
+            _add_secret_of_28(database, team, name, 1)
+        records = {name: record for name in "xy" if (record := store.describe_secret(team, name))}
+        assert all(store.find_secret(record.id) == record for record in records.values())
+        assert records["x"].id != records["y"].id and store.find_secret("") is None
+        database.write(lambda connection: connection.change("DELETE FROM named_secrets WHERE name = 'x'"))
+        _add_secret_of_28(database, team, "x", 2)
+        assert store.find_secret(records["x"].id) is None
+        assert store.add_secret(team, "z", EncryptedValue("k", b""))
+
+        for name in "ab":
+            database.write(lambda connection, name=name: connection.change(_PUBLICATION_OF_28, name, '["team"]'))
+        database.write(lambda connection: connection.change(_JOB_OF_28))
+        database.close()
+        claimed = store.claim_publication(1, "server", 1000)
+        assert claimed is not None and claimed.namespace_id == team and store.find_publication("a") == claimed
+        job = store.claim_transaction("worker", 1000)
+        assert job is not None and (job.id, job.is_local) == ("job", False)
+
+
+def _add_secret_of_28(database: Database, namespace: int, name: str, created_at: int) -> None:
+    values = namespace, name, created_at, created_at
+    assert database.write(lambda connection: connection.change(_SECRET_OF_28, *values)) == 1
+
+
+_SECRET_OF_28 = """
+    INSERT INTO named_secrets (namespace_id, name, key_id, value, created_at, updated_at) VALUES (?, ?, 'k', '', ?, ?)
+    ON CONFLICT DO NOTHING
+"""
+_PUBLICATION_OF_28 = """
+    INSERT INTO publications (name, kind, settings, levels, namespace, target, has_columns, removing, fingerprint,
+        verified_at, failures, due_at, lease_until, created_at)
+    VALUES (?, 'dir', '{}', NULL, ?, '[]', FALSE, FALSE, '', 0, 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING
+"""
+_JOB_OF_28 = """
+    INSERT INTO transactions (id, kind, status, table_id, payload, properties, error, attempts, lease_owner,
+        available_at, created_at, updated_at, asked_by, namespace_id)
+    VALUES ('job', 'test', 'Queued', NULL, '{}', '{}', NULL, 0, NULL, 0, 0, 0, NULL, NULL)
+"""
 
 
 def _write_names(connection: Connection) -> None:

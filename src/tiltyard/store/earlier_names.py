@@ -1,6 +1,7 @@
-"""What stored definitions named by path before ids were recorded: find the ids once, at the upgrade.
+"""What stored definitions name by path where no ids were recorded: find the ids once.
 
-The names are resolved as they are at that moment. Whether a function's registrant may still have its secrets is checked
+That is at the upgrade, and later for a publication that an earlier server has made beside later ones. The names are
+resolved as they are at that moment. Whether a function's registrant may still have its secrets is checked
 at each use, as for all others; a name that resolves to nothing gets no id: such a function has to be registered again.
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+
+from tiltyard.store.functions.secrets import SecretRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +23,7 @@ PUBLICATIONS = "SELECT id, namespace FROM publications WHERE namespace IS NOT NU
 PIN_NAMESPACE = "UPDATE publications SET namespace_id = ? WHERE id = ?"
 ROOT = "SELECT id FROM namespaces WHERE parent_id IS NULL"
 CHILD = "SELECT id FROM namespaces WHERE parent_id = ? AND name = ?"
-SECRET = "SELECT secret_id FROM named_secrets WHERE namespace_id = ? AND name = ?"  # noqa: S105  # it is SQL
+SECRET = f"SELECT {SecretRecord.ID} FROM named_secrets WHERE namespace_id = ? AND name = ?"  # noqa: S608  # a constant
 
 
 def pin_names(connection: Connection) -> None:
@@ -32,7 +35,14 @@ def pin_names(connection: Connection) -> None:
         if ids:
             connection.change(PIN_SECRETS, json.dumps(ids), object_id, version)
     for publication, path in connection.rows(PUBLICATIONS):
-        connection.change(PIN_NAMESPACE, _find_namespace(connection, json.loads(path)), publication)
+        pin_namespace(connection, publication, json.loads(path))
+
+
+def pin_namespace(connection: Connection, publication: int, path: Sequence[str]) -> int:
+    """Record the id of the namespace that a publication names, and return it; 0, which none has, if it is gone."""
+    found = _find_namespace(connection, path) or 0
+    connection.change(PIN_NAMESPACE, found, publication)
+    return found
 
 
 def _find_secret(connection: Connection, reference: Mapping[str, Any]) -> str | None:

@@ -29,7 +29,9 @@ class SecretRecord:
     updated_at: int
     id: str
 
-    COLUMNS = "namespace_id, name, key_id, value, created_at, updated_at, secret_id"
+    ID = "COALESCE(secret_id, CAST(namespace_id AS TEXT) || ' ' || CAST(created_at AS TEXT) || ' ' || name)"
+    """A secret that an earlier server has made has no id of its own. As its index has it (migration 29)."""
+    COLUMNS = f"namespace_id, name, key_id, value, created_at, updated_at, {ID}"
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> SecretRecord:
@@ -39,10 +41,13 @@ class SecretRecord:
 
 
 LOCK_NAMESPACE = "SELECT id FROM namespaces WHERE id = ? /*+ FOR KEY SHARE */"
-ADD = f"INSERT INTO named_secrets ({SecretRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+ADD = """
+    INSERT INTO named_secrets (namespace_id, name, key_id, value, created_at, updated_at, secret_id)
+    VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+"""
 ALTER = "UPDATE named_secrets SET key_id = ?, value = ?, updated_at = ? WHERE namespace_id = ? AND name = ?"
 DESCRIBE = f"SELECT {SecretRecord.COLUMNS} FROM named_secrets WHERE namespace_id = ? AND name = ?"
-FIND = f"SELECT {SecretRecord.COLUMNS} FROM named_secrets WHERE secret_id = ?"
+FIND = f"SELECT {SecretRecord.COLUMNS} FROM named_secrets WHERE {SecretRecord.ID} = ?"
 LIST = "SELECT name FROM named_secrets WHERE namespace_id = ? AND name > ? ORDER BY name LIMIT ?"
 DROP = "DELETE FROM named_secrets WHERE namespace_id = ? AND name = ?"
 OF_OTHER_KEYS = f"""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from lance_namespace.errors import ConcurrentModificationError
+from msgspec.structs import replace
 
+from tiltyard.store.earlier_names import pin_namespace
 from tiltyard.store.records import Path, decode
 from tiltyard.store.repository import Repository, reads, writes
 
@@ -67,7 +69,7 @@ class PublicationRecord(msgspec.Struct, frozen=True):
     """A publication: the other catalog, what is published there, and how far that has come.
 
     Published are the tables in `namespace` and below it (None: in none), for as long as that is the one with
-    `namespace_id`, and those whose property says so. `target` is
+    `namespace_id` (None of an earlier server's, until it is claimed), and those whose property says so. `target` is
     the namespace there, () where it follows from the tables' own; `levels` is how many levels of namespaces there are,
     None for any number. Without entries to keep, it is `removing` them, and goes then. `fingerprint` is that of our
     tables at `synced_at`, when all was last in step. After `failures` in a row with `error` it is next due at `due_at`.
@@ -195,10 +197,18 @@ class Publications(Repository):
 
     @writes
     def claim_publication(self, publication: int, owner: str, lease_ms: int) -> PublicationRecord | None:
-        """Lease a publication to `owner`; return None if another holds the lease, or it is gone."""
+        """Lease a publication to `owner`; return None if another holds the lease, or it is gone.
+
+        Of one that an earlier server has made, the namespace is pinned now.
+        """
         now = self._clock()
         row = self.connection.row(CLAIM, owner, now + lease_ms, publication, now)
-        return PublicationRecord.of(row) if row else None
+        if row is None:
+            return None
+        record = PublicationRecord.of(row)
+        if record.namespace is None or record.namespace_id is not None:
+            return record
+        return replace(record, namespace_id=pin_namespace(self.connection, record.id, record.namespace))
 
     @writes
     def renew_publication(self, publication: int, owner: str, lease_ms: int) -> None:

@@ -59,7 +59,7 @@ def sockets_folder() -> OwnedFolder:
     Raises OSError.
     """
     is_short = len(tempfile.gettempdir().encode()) <= MAX_PARENT
-    return OwnedFolder("tiltyard-flight-", None if is_short else "/tmp")  # noqa: S108  # this user alone can enter it
+    return OwnedFolder("tiltyard-flight-", None if is_short else "/tmp")  # noqa: S108  # nosec B108  # this user alone can enter it
 
 
 def _problem(host: str, port: int) -> str | None:

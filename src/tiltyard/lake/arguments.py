@@ -5,23 +5,30 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import Function, function_name
 from tiltyard.pipeline.functions.call_options import CallOptions
 from tiltyard.pipeline.jobs import split_names
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.filesystem import absolute_path
-from tiltyard.pipeline.sources.types import parse_type
+from tiltyard.pipeline.sources.types import parse_type, type_name
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
 from tiltyard.pipeline.writing.options import WriteOptions, parse_function
 from tiltyard.pipeline.writing.quality_checks import parse_check
 from tiltyard.pipeline.writing.target_table import WriteMode
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Names: TypeAlias = "str | Sequence[str]"
 """Columns: a list of names, or a text with commas between them."""
+
+DataType: TypeAlias = "str | pa.DataType"
+"""A type of a column: pyarrow's, or its name (`int32`, `float32[128]`)."""
 
 FILE_OPTIONS = ("format", "split", "delimiter", "schema", "partitions", "null_value", "multiline", "task_mb")
 
@@ -39,6 +46,12 @@ def list_names(value: Names | None, argument: str) -> list[str] | None:
 def list_texts(value: Names | None, argument: str) -> list[str] | None:
     """Return texts as a list, a single one as a list of one; None for None. Raises InvalidInputError."""
     return [value] if isinstance(value, str) else list_names(value, argument)
+
+
+def name_type(value: DataType | None) -> str | None:
+    """Return a type by its name; None for None. Raises InvalidInputError."""
+    with translate():
+        return None if value is None else type_name(value)
 
 
 def check_whole_number(value: object, argument: str) -> None:
@@ -59,7 +72,7 @@ def write_arguments(
     *,
     select: Names | None,
     rename: Mapping[str, str] | None,
-    cast: Mapping[str, str] | None,
+    cast: Mapping[str, DataType] | None,
     null: Names | None,
     udf: Function | None,
     rejects: str | os.PathLike[str] | None,
@@ -70,7 +83,7 @@ def write_arguments(
     return present(
         select=list_names(select, "select"),
         rename=rename,
-        cast=cast,
+        cast=None if cast is None else {name: name_type(value) for name, value in cast.items()},
         null=list_names(null, "null"),
         udf=None if udf is None else function_name(udf, "udf"),
         rejects=rejects,

@@ -17,11 +17,13 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.lake.arguments import (
+    DataType,
     Names,
     call_arguments,
     index_parameters,
     list_names,
     list_texts,
+    name_type,
     present,
     write_arguments,
     write_options,
@@ -65,7 +67,7 @@ class Table(TableReader):
         mode: Mode = "create",
         select: Names | None = None,
         rename: Mapping[str, str] | None = None,
-        cast: Mapping[str, str] | None = None,
+        cast: Mapping[str, DataType] | None = None,
         null: Names | None = None,
         udf: Function | None = None,
         checks: Names | None = None,
@@ -123,7 +125,7 @@ class Table(TableReader):
         on: Names,
         select: Names | None = None,
         rename: Mapping[str, str] | None = None,
-        cast: Mapping[str, str] | None = None,
+        cast: Mapping[str, DataType] | None = None,
         null: Names | None = None,
         udf: Function | None = None,
         rejects: str | os.PathLike[str] | None = None,
@@ -173,7 +175,7 @@ class Table(TableReader):
         function: Function,
         *,
         inputs: Names | None = None,
-        type: str | None = None,  # noqa: A002  # as in the command
+        type: DataType | None = None,  # noqa: A002  # as in the command
         version: str | None = None,
         branch: str | None = None,
         wait: bool = True,
@@ -216,7 +218,7 @@ class Table(TableReader):
         udf: Function | None = None,
         *,
         inputs: Names | None = None,
-        type: str | None = None,  # noqa: A002  # as in the command
+        type: DataType | None = None,  # noqa: A002  # as in the command
         filter: str | None = None,  # noqa: A002  # Lance's own name
         udf_version: str | None = None,
         rejects: str | os.PathLike[str] | None = None,
@@ -240,7 +242,7 @@ class Table(TableReader):
         """
         arguments = present(
             column=column, udf=None if udf is None else function_name(udf, "udf"), inputs=list_names(inputs, "inputs"),
-            type=type, filter=filter, udf_version=udf_version, branch=branch, concurrency=concurrency,
+            type=name_type(type), filter=filter, udf_version=udf_version, branch=branch, concurrency=concurrency,
             rejects=rejects, batch_rows=batch_rows, rows_per_task=rows_per_task, parked=parked, **call_arguments(call),
         )  # fmt: skip
         return self._run("backfill", arguments, wait=wait, submit=submit)

@@ -39,7 +39,7 @@ from tiltyard.pipeline.functions.calls import (
 )
 from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.code import FunctionCode
-from tiltyard.pipeline.functions.host import MOST_MESSAGE
+from tiltyard.pipeline.functions.host import MOST_MESSAGE, to_arrow
 from tiltyard.pipeline.functions.host_process import function_process
 from tiltyard.pipeline.sources.filesystem import rename_file
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
@@ -253,6 +253,10 @@ class ColumnFunction:
         requirement = (
             f"The code of '{self.name}' has to return an Arrow array of {rows} values of {outputs[0].field.type}"
         )
+        try:
+            result = to_arrow(result)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise RowsFailedError(f"{requirement}: {error}") from error
         if isinstance(result, pa.RecordBatch | pa.Table):
             result = result.to_struct_array()
         if isinstance(result, pa.ChunkedArray):

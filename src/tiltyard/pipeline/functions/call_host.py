@@ -23,15 +23,21 @@ from tiltyard.pipeline.functions.host import (
     from_ipc,
     read_message,
     serve_in_folder,
+    to_arrow,
     to_ipc,
     write_message,
 )
 
+_ARROW = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)
+
 
 def _answer(stream: Any, result: Any) -> None:
     """Write what a function returned: JSON that says what it is, then each part of it."""
-    is_list = not isinstance(result, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table)
+    is_list = not isinstance(result, _ARROW)
     try:
+        if is_list and not (isinstance(result, list | tuple) and all(isinstance(part, _ARROW) for part in result)):
+            result = to_arrow(result)
+            is_list = not isinstance(result, _ARROW)
         parts = [_part(part) for part in (result if is_list else [result])]
     except TypeError:
         write_message(stream, json.dumps({"other": type(result).__name__}).encode())

@@ -74,6 +74,21 @@ def decode_schema(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
+def to_arrow(result: Any) -> Any:
+    """Return values in a list, a tuple or an array of numpy as an Arrow array; anything else as it is.
+
+    Arrow finds out their type: to be told one, it would cut fractions off. Raises pa.ArrowInvalid for values of several
+    types.
+    """
+    if isinstance(result, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table):
+        return result
+    if isinstance(result, list | tuple):
+        return pa.array(result)
+    if not hasattr(result, "__array__") or (values := result.__array__()).ndim == 0:
+        return result
+    return pa.array(values if values.ndim == 1 else values.tolist())
+
+
 def describe(error: BaseException, most: int = MOST_MESSAGE) -> list[str]:
     """Return the type and the message of an error, of `most` characters, without positions in the source."""
     return [type(error).__name__, str(error)[:most]]
@@ -161,6 +176,7 @@ class Function:
 
     def _to_array(self, result: Any, rows: int) -> pa.Array:
         """Return what a function of Arrow returned, in the output's type. Raises ResultError, pa.ArrowInvalid."""
+        result = to_arrow(result)
         if isinstance(result, pa.Table):
             result = result.combine_chunks().to_batches()[0] if result.num_rows else None
         if isinstance(result, pa.RecordBatch):

@@ -13,6 +13,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
+import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
@@ -26,7 +27,7 @@ from tiltyard.pipeline.sources.discovery import SourceOptions
 from tiltyard.pipeline.sources.filesystem import absolute_path, is_remote
 from tiltyard.pipeline.sources.partitions import HIVE
 from tiltyard.pipeline.sources.readers import Format
-from tiltyard.pipeline.sources.types import SchemaMode, parse_type
+from tiltyard.pipeline.sources.types import SchemaMode, parse_type, type_name
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
 from tiltyard.pipeline.writing.options import WriteOptions, parse_function
 from tiltyard.pipeline.writing.quality_checks import parse_check
@@ -194,6 +195,11 @@ def _parse_table(content: Any, path: tuple[str | int, ...]) -> TablePlan:
             if old in content and new in content:
                 raise PlanError((*path, old), f"'{old}' is another name of '{new}': leave one out.")
         content = {_ALIASES.get(name, name): value for name, value in content.items()}
+        if isinstance(casts := content.get("cast"), Mapping):  # a plan in Python may have Arrow's own types
+            types = {
+                name: type_name(value) if isinstance(value, pa.DataType) else value for name, value in casts.items()
+            }
+            content["cast"] = types
     return _convert(content, TablePlan, path)
 
 

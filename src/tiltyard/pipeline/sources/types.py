@@ -18,21 +18,30 @@ _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, *(?:tz=)?([^\]]+))?\]")
 _LIST = re.compile(r"(large_)?list<(?:(?:item|element): *)?(.+)>")
 _STRUCT = re.compile(r"struct<(.+)>")
 _FIELD = re.compile(r"([^:]+): *(.+)")
+_KEY_AND_VALUE = 2
 _OPEN, _CLOSE = "<([", ">)]"
-_BINARY = re.compile(r"fixed_size_binary\((\d+)\)")
+_BINARY = re.compile(r"fixed_size_binary[(\[](\d+)[)\]]")
+_FIXED_LIST = re.compile(r"fixed_size_list<(?:(?:item|element): *)?(.+)>\[(\d+)\]")
+_MAP = re.compile(r"map<(.+)>")
+_DICTIONARY = re.compile(r"dictionary<values=(.+), *indices=(\w+), *ordered=([01])>")
 
 
 BLOB = "blob"
 """The name of Lance's type of blobs."""
 
 
-def parse_type(text: str) -> pa.DataType:
-    """Parse a type's name. Raises RefusedError for an invalid one.
+def parse_type(text: str | pa.DataType) -> pa.DataType:
+    """Return a type, which is given by its name or itself. Raises RefusedError for what is none.
 
     `int64`, `float32`, `string`, `bool`, `date32`, … are pyarrow's names; besides `float32[128]` (a vector),
     `decimal(10, 2)`, `timestamp[us, UTC]`, `list<string>`, `large_list<…>`, `struct<a: int64, b: string>`,
-    `fixed_size_binary(16)`, `blob` (bytes that Lance stores apart from their rows).
+    `fixed_size_binary(16)`, `map<string, int64>`, `blob` (bytes that Lance stores apart from their rows), and what
+    pyarrow prints of its types.
     """
+    if isinstance(text, pa.DataType):
+        return text
+    if not isinstance(text, str):
+        raise RefusedError(f"{text!r} is no type: give a type of pyarrow's (pa.int64()), or its name ('int64').")
     text = text.strip()
     if text == BLOB:
         return _blob_type()
@@ -43,12 +52,8 @@ def parse_type(text: str) -> pa.DataType:
         return kind(int(match[2]), int(match[3]))
     if match := _BINARY.fullmatch(text):
         return pa.binary(int(match[1]))
-    if match := _LIST.fullmatch(text):
-        return pa.large_list(parse_type(match[2])) if match[1] else pa.list_(parse_type(match[2]))
-    if (match := _STRUCT.fullmatch(text)) and all(
-        fields := [_FIELD.fullmatch(part.strip()) for part in _split_at_commas(match[1])]
-    ):
-        return pa.struct([(field[1], parse_type(field[2])) for field in fields if field])
+    if (nested := _parse_nested(text)) is not None:
+        return nested
     try:
         return pa.type_for_alias(text)
     except ValueError:
@@ -60,15 +65,58 @@ def parse_type(text: str) -> pa.DataType:
         ) from None
 
 
+def _parse_nested(text: str) -> pa.DataType | None:
+    """Return a type that has others inside it; None for a name of another form. Raises RefusedError."""
+    if match := _FIXED_LIST.fullmatch(text):
+        return pa.list_(parse_type(match[1]), int(match[2]))
+    if (match := _MAP.fullmatch(text)) and len(parts := _split_at_commas(match[1])) == _KEY_AND_VALUE:
+        return pa.map_(parse_type(parts[0]), parse_type(parts[1]))
+    if match := _DICTIONARY.fullmatch(text):
+        return pa.dictionary(parse_type(match[2]), parse_type(match[1]), match[3] == "1")
+    if match := _LIST.fullmatch(text):
+        return pa.large_list(parse_type(match[2])) if match[1] else pa.list_(parse_type(match[2]))
+    if (match := _STRUCT.fullmatch(text)) and all(
+        fields := [_FIELD.fullmatch(part.strip()) for part in _split_at_commas(match[1])]
+    ):
+        return pa.struct([(field[1], parse_type(field[2])) for field in fields if field])
+    return None
+
+
 def format_type(dtype: pa.DataType) -> str:
     """Return a type as `parse_type` reads it."""
     if pa.types.is_list(dtype):
         return f"list<{format_type(dtype.value_type)}>"
+    if pa.types.is_large_list(dtype):
+        return f"large_list<{format_type(dtype.value_type)}>"
+    if pa.types.is_fixed_size_list(dtype):
+        return f"{format_type(dtype.value_type)}[{dtype.list_size}]"
+    if pa.types.is_map(dtype):
+        return f"map<{format_type(dtype.key_type)}, {format_type(dtype.item_type)}>"
     if pa.types.is_struct(dtype):
         return f"struct<{', '.join(f'{field.name}: {format_type(field.type)}' for field in dtype)}>"
     if getattr(dtype, "extension_name", None) == BLOB_TYPE:
         return BLOB
     return str(dtype)
+
+
+def type_name(value: str | pa.DataType) -> str:
+    """Return the name of a type, which is given by its name or itself, as jobs take it.
+
+    Raises RefusedError for what is no type, and for a type that has no name.
+    """
+    dtype = parse_type(value)
+    if isinstance(value, str):
+        return value
+    name = format_type(dtype)
+    try:
+        is_named = parse_type(name) == dtype
+    except RefusedError:
+        is_named = False
+    if not is_named:
+        raise RefusedError(
+            f"{dtype} has no name by which a job could be given it: take one whose inner fields are nullable."
+        )
+    return name
 
 
 def _blob_type() -> pa.DataType:

@@ -30,6 +30,17 @@ def test_membership_of_a_subquery_is_answered(queries: Queries, condition: str, 
     assert [row["id"] for row in queries.rows(f"SELECT id FROM films WHERE {condition} ORDER BY id")] == ids
 
 
+def test_membership_as_a_condition_is_answered_in_brackets_case_and_subqueries(queries: Queries) -> None:
+    is_rated = f"id IN ({FILMS_RATED})"
+    for condition in (
+        f"((({is_rated})) AND (id > 0))",
+        f"CASE WHEN ({is_rated}) THEN 1 ELSE 0 END = 1",
+        f"(id = 9 OR ({is_rated}))",
+        f"id = (SELECT max(f.id) FROM films f WHERE f.{is_rated}) OR id IN (SELECT f.id FROM films f WHERE f.id < 3)",
+    ):
+        assert [row["id"] for row in queries.rows(f"SELECT id FROM films WHERE {condition} ORDER BY id")] == [1, 2, 4]
+
+
 @pytest.mark.parametrize("comparison", ["> ALL", ">= ALL", "= ALL", "< ANY", "<> ANY", "!= SOME", "<= some"])
 def test_other_comparison_with_a_subquery_is_refused_with_another_way(queries: Queries, comparison: str) -> None:
     with pytest.raises(UnsupportedOperationError, match="max"):
@@ -45,6 +56,13 @@ def test_other_comparison_with_a_subquery_is_refused_with_another_way(queries: Q
         f"(id IN ({FILMS_RATED})) IS NULL",
         f"(id = 9 OR id IN ({FILMS_RATED})) = false",
         f"id NOT IN ({FILMS_RATED} WHERE stars = id)",
+        f"id IN ({FILMS_RATED}) IS NULL",
+        f"((id IN ({FILMS_RATED}))) IS NULL",
+        f"((id IN ({FILMS_RATED})) AND id > 1) IS NULL",
+        f"false = (id IN ({FILMS_RATED}))",
+        f"coalesce(id IN ({FILMS_RATED}), true)",
+        f"CASE WHEN id > 1 THEN id IN ({FILMS_RATED}) END IS NULL",
+        f"CASE id IN ({FILMS_RATED}) WHEN false THEN true END",
     ],
 )
 def test_negated_membership_that_may_be_null_is_refused(queries: Queries, condition: str) -> None:

@@ -207,3 +207,19 @@ def test_tables_of_views_are_named_for_the_audit(queries: Queries) -> None:
     named: list[Any] = []
     plan_query(queries.context(), "SELECT * FROM w", named=named).close()
     assert sorted(map(str, named)) == ["films", "v", "w"]
+
+
+@pytest.mark.parametrize("name", ['a"b', "`a", "a#b"])
+def test_views_whose_names_have_quotes_count_at_each_use(queries: Queries, name: str) -> None:
+    """Or a few views of many uses each would be a plan without a bound."""
+    define(queries, name, "SELECT 1 AS x" + " UNION ALL SELECT 1" * 100)
+    quoted = '"' + name.replace('"', '""') + '"'
+    assert queries.rows(f"SELECT count(*) AS n FROM {quoted}") == [{"n": 101}]
+    with pytest.raises(InvalidInputError, match="500 at most"):
+        queries.rows(f"SELECT x FROM {quoted}" + f" UNION ALL SELECT x FROM {quoted}" * 9)
+
+
+def test_name_that_is_one_to_the_engine_alone_is_refused_without_quotes(queries: Queries) -> None:
+    define(queries, "a#b", "SELECT 1 AS x")
+    with pytest.raises(InvalidInputError, match="in double quotes"):
+        queries.rows("SELECT x FROM a#b")

@@ -36,9 +36,12 @@ _QUANTIFIED = re.compile(rf"\b(?:{'|'.join(sorted(_QUANTIFIERS))})\s*\(", re.IGN
 _MEMBERSHIPS = {("=", "any"): "IN", ("<>", "all"): "NOT IN", ("!=", "all"): "NOT IN"}
 _NEGATED_OTHERS = frozenset({"exists", "null", "like", "ilike", "between", "similar"})
 _QUERY_WORDS = frozenset({"select", "with", "values", "table"})
+_CASE_WORDS = frozenset({"case", "when", "then", "else", "end"})
+_BEFORE_CONDITIONS = frozenset({"where", "and", "or", "not", "on", "having", "case", "when", "from", "join"})
+"""Words before a bracket around a condition; any other is the name of a function."""
 NEGATED_MEMBERSHIP = (
-    "NOT IN (SELECT …), and IN (SELECT …) below NOT or compared with true, false or null, is a condition of its own"
-    " here, joined to others of WHERE by AND: write NOT EXISTS (SELECT …)."
+    "NOT IN (SELECT …), and IN (SELECT …) below NOT, compared with true, false or null, or as a value of a function or"
+    " of CASE, is a condition of its own here, joined to others of WHERE by AND: write NOT EXISTS (SELECT …)."
 )
 _SIZES = frozenset({"select", "join", "union", "intersect", "except", "over", "values", "from", "lateral", "unnest"})
 _CONNECTIVES = frozenset({"and", "or"})
@@ -81,10 +84,11 @@ def parse_statement(text: str, max_length: int) -> Statement:
     check_depth(statement.text, _LABEL)
     tokens = _tokens(statement.text)
     _check_escapes(tokens)
+    _check_names(statement.text, tokens)
     words = _words(tokens)
     statement = replace(
         statement,
-        names=frozenset(_name(token) for token in tokens if token.lastgroup in ("word", "quoted")),
+        names=frozenset(filter(None, _names(tokens))),
         connectives=sum(word in _CONNECTIVES for word in words),
         growth=multiply_growth(statement.text, _LABEL) * _concatenations(tokens, words),
         has_negated_membership=_has_negated_membership(tokens, words),
@@ -130,6 +134,13 @@ def _check_escapes(tokens: Sequence[re.Match[str]]) -> None:
                 "The query has a \\', which parsers of SQL read differently: double the quote instead."
             )
         before = token[0].lower()
+
+
+def _check_names(text: str, tokens: Sequence[re.Match[str]]) -> None:
+    """Raise InvalidInputError for a name that goes on with @, # or $: to DataFusion that is one name, here several."""
+    for token in tokens:
+        if token.lastgroup == "word" and text[token.end() : token.end() + 1] in ("@", "#", "$"):
+            raise InvalidInputError(f"Write the name that begins with {token[0][:60]!r} in double quotes.")
 
 
 def _tokens(text: str) -> list[re.Match[str]]:
@@ -201,22 +212,51 @@ def _replace_quantifiers(text: str) -> str:
 def _has_negated_membership(tokens: Sequence[re.Match[str]], words: Sequence[str]) -> bool:
     """Return whether an IN (SELECT …) may be below a NOT.
 
-    Raises UnsupportedOperationError for one whose truth is compared, as by IS NULL: DataFusion takes it for never null.
+    Raises UnsupportedOperationError for one whose truth is a value, as of IS NULL, a comparison, a function or a CASE:
+    DataFusion takes it for never null.
     """
-    has_negation, memberships, groups = False, 0, [False]
+    has_negation, has_memberships = False, False
+    groups = [_Group(0)]
     for at, word in enumerate(words):
         after = words[at + 1] if at + 1 < len(words) else ""
         if word == "not" and words[at - 1] != "is" and after not in _NEGATED_OTHERS:
             has_negation = True
+        elif word in _CASE_WORDS:
+            groups[-1].is_case_value = word in ("case", "then", "else")
         elif tokens[at].lastgroup == "open":
-            is_membership = words[at - 1] == "in" and after in _QUERY_WORDS
-            memberships += is_membership
-            groups = [*groups[:-1], groups[-1] or is_membership, False]
+            groups.append(_Group(at, is_query=after in _QUERY_WORDS, is_membership=words[at - 1] == "in"))
         elif tokens[at].lastgroup == "close" and len(groups) > 1:
-            is_compared = after == "is" or (at + 1 < len(tokens) and tokens[at + 1][0] in ("=", "<>", "!="))
-            if groups.pop() and is_compared:
+            group = groups.pop()
+            if not (group.is_membership if group.is_query else group.has_membership):
+                continue
+            has_memberships = groups[-1].has_membership = True
+            if groups[-1].is_case_value or _is_value(tokens, words, group, at):
                 raise UnsupportedOperationError(NEGATED_MEMBERSHIP)
-    return has_negation and memberships > 0
+    return has_negation and has_memberships
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is in one bracket, which opens at a token: whether it is a query, one behind IN, and has such ones in it."""
+
+    start: int
+    is_query: bool = False
+    is_membership: bool = False
+    has_membership: bool = False
+    is_case_value: bool = False
+    """Whether CASE, THEN or ELSE came last, before what is a value of a CASE."""
+
+
+def _is_value(tokens: Sequence[re.Match[str]], words: Sequence[str], group: _Group, end: int) -> bool:
+    """Return whether a condition that ends with a bracket is compared, or is an argument of a function."""
+    following = tokens[end + 1] if end + 1 < len(tokens) else None
+    if following is not None and (words[end + 1] == "is" or following.lastgroup == "operator"):
+        return True
+    if group.is_membership or not group.start:
+        return False
+    before = tokens[group.start - 1]
+    is_function = before.lastgroup in ("word", "quoted") and words[group.start - 1] not in _BEFORE_CONDITIONS
+    return is_function or before.lastgroup == "operator"
 
 
 def _comment_end(text: str, start: int) -> int:
@@ -228,8 +268,16 @@ def _comment_end(text: str, start: int) -> int:
     return end + 2
 
 
-def _name(token: re.Match[str]) -> str:
-    return token[0].strip('"`').lower()
+def _names(tokens: Sequence[re.Match[str]]) -> list[str]:
+    """Return the name that each token is or ends, "" for another one. A name with a doubled quote is several tokens."""
+    names: list[str] = []
+    for at, token in enumerate(tokens):
+        text = token[0]
+        if token.lastgroup == "quoted":
+            is_continued = at > 0 and tokens[at - 1].end() == token.start() and tokens[at - 1][0][-1] == text[0]
+            text = f"{names[-1]}{text[0]}{text[1:-1]}" if is_continued else text[1:-1]
+        names.append(text.lower() if token.lastgroup in ("word", "quoted") else "")
+    return names
 
 
 def _plan_size(tokens: Sequence[re.Match[str]], words: Sequence[str], view_sizes: Mapping[str, int]) -> int:
@@ -237,10 +285,11 @@ def _plan_size(tokens: Sequence[re.Match[str]], words: Sequence[str], view_sizes
     sizes = dict(view_sizes)
     open_names: list[tuple[str, int]] = []
     counts = [0]
+    names = _names(tokens)
     for at, token in enumerate(tokens):
         match token.lastgroup:
             case "open":
-                open_names.append((_defined_name(tokens, words, at), len(counts)))
+                open_names.append((_defined_name(tokens, words, names, at), len(counts)))
                 counts.append(0)
             case "close" if open_names:
                 name, level = open_names.pop()
@@ -250,14 +299,13 @@ def _plan_size(tokens: Sequence[re.Match[str]], words: Sequence[str], view_sizes
                     sizes[name] = sizes.get(name, 0) + inside
                 counts[-1] += inside
             case "word" | "quoted":
-                name = _name(token)
                 is_qualifier = at + 1 < len(tokens) and tokens[at + 1][0] == "."
-                counts[-1] += (name in _SIZES) + (0 if is_qualifier else sizes.get(name, 0))
+                counts[-1] += (names[at] in _SIZES) + (0 if is_qualifier else sizes.get(names[at], 0))
                 counts[-1] = min(counts[-1], MAX_PLAN_SIZE + 1)
     return sum(counts)
 
 
-def _defined_name(tokens: Sequence[re.Match[str]], words: Sequence[str], bracket: int) -> str:
+def _defined_name(tokens: Sequence[re.Match[str]], words: Sequence[str], names: Sequence[str], bracket: int) -> str:
     """Return the name that a common table expression gives to what is in this bracket: `name [(columns)] AS (`."""
     at = bracket - 1
     while at >= 0 and words[at] in ("materialized", "not"):
@@ -269,7 +317,7 @@ def _defined_name(tokens: Sequence[re.Match[str]], words: Sequence[str], bracket
         while at >= 0 and tokens[at].lastgroup != "open":
             at -= 1
         at -= 1
-    return _name(tokens[at]) if at >= 0 and tokens[at].lastgroup in ("word", "quoted") else ""
+    return names[at] if at >= 0 else ""
 
 
 def _concatenations(tokens: Sequence[re.Match[str]], words: Sequence[str]) -> float:
@@ -279,8 +327,9 @@ def _concatenations(tokens: Sequence[re.Match[str]], words: Sequence[str]) -> fl
     """
     total, count = 1.0, 0
     calls: list[bool] = []
+    names = _names(tokens)
     for at, token in enumerate(tokens):
-        before = _name(tokens[at - 1]) if at else ""
+        before = names[at - 1] if at else ""
         match token.lastgroup:
             case "word" if words[at] == "select":
                 total, count = total * (1 + count), 0

@@ -82,5 +82,6 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
         sql_sessions=SqlSessions(settings),
         change_log=ChangeLog(store.note_changes),
         query_memory=MemoryBudget(settings.query_memory_bytes),
+        started_at=store.clock(),
         commit_routing=commit_route,
     )

@@ -10,7 +10,6 @@ import msgspec
 
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
-from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.contention import Contention
 from tiltyard.runtime.recent_keys import RecentKeys
 
@@ -85,12 +84,12 @@ class Services:
     sql_sessions: SqlSessions
     change_log: ChangeLog
     query_memory: MemoryBudget
+    started_at: int
+    """When this process began, by `clock`."""
     commit_routing: CommitRouting = route_to_storage
     recent_keys: RecentKeys = field(default_factory=RecentKeys)
     contention: Contention = field(default_factory=Contention)
     sql_processes: QueryProcesses | None = None
-    started_at: int = field(default_factory=wall_clock)
-    """When this process began, in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)

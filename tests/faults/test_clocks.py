@@ -15,6 +15,8 @@ from tests.conformance.test_repeats import wait_for
 from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.server import ServerProcess
 from tests.services.skewed_clock import SkewedServer
+from tiltyard.bootstrap import open_services
+from tiltyard.config import Settings
 from tiltyard.runtime.failpoints import VARIABLE, Point
 from tiltyard.store import open_store, wall_clock
 
@@ -63,7 +65,7 @@ def open_table(server: ServerProcess, rows: pa.Table | None = None) -> Any:
 
 
 def test_store_on_a_machine_of_another_time_has_the_time_of_the_database(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = postgres.new_database()
     with monkeypatch.context() as patched, open_store(database) as store:
@@ -73,4 +75,7 @@ def test_store_on_a_machine_of_another_time_has_the_time_of_the_database(
         assert abs(store.clock() - before) < 30_000
         queued = store.create_transaction("ingest", None, {}, {})
         assert abs(store.describe_transaction(queued.id).created_at - before) < 30_000
+        services = open_services(Settings(root=str(tmp_path), db=database))
+        assert abs(services.started_at - before) < 30_000
+        services.store.close()
     postgres.drop_database(database)

@@ -184,11 +184,11 @@ class Durability:
         except FileNotFoundError:
             return
         try:
-            stamp = _stamp(os.fstat(descriptor))
-            os.fsync(descriptor)
+            stamp, began_ns = _stamp(os.fstat(descriptor)), time.time_ns()
+            os.fsync(descriptor)  # takes longer than a tick of timestamps: what came during it may have missed it
         finally:
             os.close(descriptor)
-        if time.time_ns() - stamp[2] > _TIMESTAMP_NS:
+        if began_ns - stamp[2] > _TIMESTAMP_NS:
             if len(self._synced) >= MAX_SYNCED_FOLDERS:
                 self._synced = {}
             self._synced[folder] = stamp

@@ -308,7 +308,7 @@ class Storage:
             yield
             return
         file, saved = f"{location}/{path}", f"{location}/_refs/.{uuid4().hex}"
-        with suppress(FileNotFoundError):
+        with lance_errors(location), suppress(FileNotFoundError):
             os.link(file, saved)
         try:
             yield

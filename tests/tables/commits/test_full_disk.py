@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,10 @@ def test_version_of_a_client_with_a_broken_file_is_refused(
     assert lance.dataset(folder).to_table().num_rows == 9
 
 
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_tag_that_a_full_disk_leaves_empty_is_as_it_was(
     server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +199,10 @@ def test_tag_that_a_full_disk_leaves_empty_is_as_it_was(
             tags.update_table_tag(server.ctx, ask(UpdateTableTagRequest, id="t", tag="one", version=2))
         with pytest.raises(ServiceUnavailableError, match="no room"):
             tags.create_table_tag(server.ctx, ask(CreateTableTagRequest, id="t", tag="two", version=2))
+    with monkeypatch.context() as full:
+        full.setattr("os.link", no_room)
+        with pytest.raises(ServiceUnavailableError):
+            tags.update_table_tag(server.ctx, ask(UpdateTableTagRequest, id="t", tag="one", version=2))
     assert listed() == {"one": 1}
     assert [path for path in (folder / "_refs").rglob("*") if path.is_file()] == [folder / "_refs/tags/one.json"]
 

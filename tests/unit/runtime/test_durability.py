@@ -92,6 +92,24 @@ def test_make_durable_of_a_folder_that_was_just_changed_syncs_it_again(
         assert syncs.take() == {file, tmp_path}
 
 
+def test_make_durable_of_a_folder_that_changes_during_a_slow_fsync_syncs_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is added then may have the timestamp that the folder had before, and not be on the disk."""
+    syncs, disks, file = Syncs(monkeypatch), durability.Durability(), tmp_path / "file"
+    file.write_bytes(b"x")
+    changed_ns = tmp_path.stat().st_ctime_ns
+    monkeypatch.setattr("time.time_ns", lambda: changed_ns + (10**9 if tmp_path in syncs.paths else 0))
+    for _ in range(2):
+        disks.make_durable([str(file)], str(tmp_path))
+        assert syncs.take() == {file, tmp_path}
+    monkeypatch.setattr("time.time_ns", lambda: changed_ns + 10**9)
+    disks.make_durable([str(file)], str(tmp_path))
+    syncs.take()
+    disks.make_durable([str(file)], str(tmp_path))
+    assert syncs.take() == {file}
+
+
 def test_make_durable_of_missing_files_is_refused_unless_they_may_be_gone(tmp_path: Path) -> None:
     disks, missing = durability.Durability(), str(tmp_path / "gone" / "file")
     disks.make_durable([missing], str(tmp_path), missing_ok=True)

@@ -101,6 +101,18 @@ def test_one_entry_that_cannot_be_opened_leaves_the_list_of_the_others(
     assert wire.http.get(path).json()["tables"] == [*places, "gone"]
 
 
+def test_create_at_a_name_of_another_format_is_refused_in_each_mode(wire: Wire, answers: dict[str, Any]) -> None:
+    """The other catalog says that the name is taken, and shows no Lance table under it."""
+    answers.clear()
+    answers["/declare"] = lambda _: (409, {"code": 5, "error": "taken"})
+    answers["/describe"] = lambda request: (404, {"code": 4}) if "/v1/table/" in request.path else (200, {})
+    for mode, sentence in (("create", "already"), ("exist_ok", "Choose another"), ("overwrite", "Choose another")):
+        rows = stream(pa.table({"x": [1]}))
+        refused = wire.call("table", ["theirs", "n", "t"], "create", rows, query={"mode": mode})
+        assert (refused.status_code, check_error(refused)) == (409, 5), (mode, refused.text)
+        assert sentence in refused.json()["error"], mode
+
+
 def test_token_that_no_header_can_carry_is_one_sentence(wire: Wire, answers: dict[str, Any]) -> None:
     answers.clear()
     answers["/token"] = lambda _: (200, {"access_token": "a\r\nx-evil: 1"})

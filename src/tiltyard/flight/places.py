@@ -73,4 +73,5 @@ class CallPlaces:
         ((most, _),) = Counter(self._waiting.values()).most_common(1)
         oldest = next(timeout for timeout, connection in self._waiting.items() if connection is most)
         del self._waiting[oldest]  # it is woken later, and must not be ended twice
-        oldest.reschedule(now)
+        if not oldest.expired():  # one whose time is over ends by itself
+            oldest.reschedule(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -58,6 +59,31 @@ def test_call_of_a_connection_with_few_others_is_not_ended_for_those_of_one_with
         done.set()
         await patient
         await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(check())
+
+
+def test_call_whose_time_is_over_is_not_ended_twice() -> None:
+    """Its timeout has expired, and its task has not run yet, when others begin."""
+
+    async def check() -> None:
+        places, done = CallPlaces(0.02), asyncio.Event()
+
+        async def wait() -> None:
+            async with places.wait_for_message(places):
+                await done.wait()
+
+        async def begin_later() -> None:
+            await asyncio.sleep(0.01)
+            await wait()
+
+        late = [asyncio.create_task(wait()) for _ in range(MAX_WAITING)]
+        later = [asyncio.create_task(begin_later()) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0)
+        time.sleep(0.03)  # noqa: ASYNC251  # so that the loop finds both times over at once
+        asyncio.get_running_loop().call_later(0.005, done.set)
+        ended = await asyncio.gather(*late, *later, return_exceptions=True)
+        assert {type(each) for each in ended} <= {InvalidInputError, ThrottlingError, type(None)}
 
     asyncio.run(check())
 

@@ -67,6 +67,15 @@ def test_stream_creates_the_table_and_appends_each_file_once(
     assert (edge["source"], edge["job_kind"]) == (f"uri:{folder}", "stream")
 
 
+def test_stream_of_files_with_another_delimiter_reads_each_by_it(
+    films: Table, run_stream: RunStream, folder: Path
+) -> None:
+    for number, (delimiter, named) in enumerate(((";", ";"), ("|", "|"), ("\t", "\\t")), 1):
+        (folder / f"{number}.csv").write_text(f"id{delimiter}title\n{number}{delimiter}a, b\n")
+        assert run_stream(delimiter=named)["rows"] == 1
+    assert rows(films, "id", "title") == [(1, "a, b"), (2, "a, b"), (3, "a, b")]
+
+
 def test_stream_by_key_keeps_the_last_row_of_each_key(films: Table, put: Put, run_stream: RunStream) -> None:
     put("1.jsonl", {"id": 1, "v": "a"}, {"id": 2, "v": "b"}, {"id": 1, "v": "c"})
     put("2.jsonl", {"id": 2, "v": "d"}, {"id": 3, "v": "e"})
@@ -350,6 +359,8 @@ def test_files_that_left_the_folder_are_forgotten(films: Table, put: Put, folder
         ({"batch_rows": 0}, "--batch-rows is 0"),
         ({"batch_seconds": 0.0}, "--batch-seconds is 0"),
         ({"name": ""}, "--name"),
+        ({"delimiter": ";;", "rejects": "rejects"}, "--delimiter is one character"),
+        ({"delimiter": ";", "format": "json", "rejects": "rejects"}, "--delimiter is for CSV files"),
         ({"on": ["nope"]}, "no column 'nope'"),
     ],
 )

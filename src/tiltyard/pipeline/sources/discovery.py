@@ -222,9 +222,14 @@ def _chosen_dialect(format_: Format, file: FileInfo, options: SourceOptions) -> 
         return None
     if format_ is not Format.CSV:
         raise RefusedError(f"--delimiter is for CSV files, and {file.path} is {format_.value}: leave it out.")
-    if len(delimiter) != 1 or not delimiter.isascii():
-        raise RefusedError(f"--delimiter is one character of ASCII, or {TAB} for a tab, not {delimiter!r}.")
+    check_delimiter(delimiter)
     return CsvDialect(delimiter, options.nulls)
+
+
+def check_delimiter(delimiter: str) -> None:
+    """Raise RefusedError for what no CSV file is separated by."""
+    if delimiter != TAB and (len(delimiter) != 1 or not delimiter.isascii()):
+        raise RefusedError(f"--delimiter is one character of ASCII, or {TAB} for a tab, not {delimiter!r}.")
 
 
 def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> Source:

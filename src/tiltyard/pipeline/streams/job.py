@@ -24,6 +24,7 @@ from tiltyard.pipeline.jobs import ColumnNames, job
 from tiltyard.pipeline.lineage import file_lineage
 from tiltyard.pipeline.outages import is_outage
 from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.sources.discovery import check_delimiter
 from tiltyard.pipeline.sources.filesystem import absolute_path, base_folder, is_remote, local_path
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.streams.avro import AvroDecoder
@@ -176,6 +177,10 @@ def _open_folder(
         raise RefusedError(
             "--kafka, --schema-registry and the format debezium are for topics (kafka://HOST:PORT/TOPIC)."
         )
+    if delimiter:  # here, or each file would be rejected for it
+        check_delimiter(delimiter)
+        if format_ not in (None, Format.CSV):
+            raise RefusedError(f"--delimiter is for CSV files, and --format is {format_}: leave it out.")
     if not is_remote(path) and not local_path(base_folder(path)).exists():
         raise RefusedError(f"There is no folder {base_folder(path)}: create it, or look at the name.")
     return FolderSource(path, Format(format_) if format_ else None, options.storage, position, delimiter)

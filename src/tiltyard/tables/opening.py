@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
@@ -19,7 +20,7 @@ from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import lance
 
@@ -178,6 +179,25 @@ def finish_direct_commit(ctx: Context, record: TableRecord, branch: Branch, vers
     ctx.storage.make_version_durable(record.location, branch, version)
     if branch.is_main:
         ctx.services.change_log.add(record.id)
+
+
+@contextmanager
+def finishing_direct_commits(
+    ctx: Context, record: TableRecord, branch: Branch, since: int | None = None
+) -> Iterator[None]:
+    """Make the versions durable that the block commits to storage itself, those after `since` or the latest one before.
+
+    Nothing is left to do for a managed table, whose commit route does it. Raises as `finish_direct_commit` does.
+    """
+    if record.managed or not is_local(record.location):
+        yield
+        return
+    first = int(open_to_commit(ctx, record, branch).version) if since is None else since
+    try:
+        yield
+    finally:  # also where a job was canceled, or has failed: it may have committed before
+        for version in range(first + 1, int(open_to_commit(ctx, record, branch).version) + 1):
+            ctx.storage.make_version_durable(record.location, branch, version)
 
 
 def open_to_commit(ctx: Context, record: TableRecord, branch: Branch, *, durable: bool = False) -> lance.LanceDataset:

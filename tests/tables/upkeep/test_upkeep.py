@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -27,6 +29,7 @@ from tiltyard.store.access.grants import SERVER
 from tiltyard.store.jobs import JobFilter
 from tiltyard.store.upkeep import MOST_ENDED, UPKEEP
 from tiltyard.tables.indexes.build_job import CREATE_INDEX
+from tiltyard.tables.indexes.indexes import create_table_index
 from tiltyard.tables.keys.declaration import set_table_primary_key
 from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.opening import open_to_commit
@@ -40,7 +43,6 @@ from tiltyard.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 DAY_MS = 86_400_000
 
@@ -123,6 +125,31 @@ def index_all(dataset: lance.LanceDataset) -> None:
     dataset.create_scalar_index("id", "BTREE", name="ids")
     dataset.create_scalar_index("text", "INVERTED", name="texts")
     dataset.create_index("vector", "IVF_FLAT", name="vectors", num_partitions=2)
+
+
+def test_indexes_and_upkeep_of_a_table_that_commits_to_storage_are_durable(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[str, int] = {}
+    fsync = os.fsync
+
+    def remember(descriptor: int) -> None:
+        fsync(descriptor)
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_mtime_ns  # noqa: PTH115  # as it is
+
+    monkeypatch.setattr(os, "fsync", remember)
+    kept.create("t", rows(10), **{"tiltyard.managed_versioning": "false"})
+    create_table_index(kept.ctx, models.CreateTableIndexRequest(id=["t"], column="id", index_type="BTREE"))
+    assert kept.server.run_jobs() == ["Succeeded"]
+    indexed = int(kept.server.open("t").version)
+    for start in range(10, 200, 10):
+        kept.insert("t", rows(10, start))
+    kept.run()
+    assert kept.jobs() != [] and int(kept.server.open("t").version) > indexed + 19
+    folder = Path(kept.store.describe_table(("t",)).location)
+    written = [path for part in ("_versions", "_indices", "data") for path in (folder / part).rglob("*.*")]
+    written = [path for path in written if path.name != "latest_version_hint.json"]  # Lance does without it
+    assert [path for path in written if synced.get(str(path)) != path.stat().st_mtime_ns] == []
 
 
 @pytest.mark.parametrize("managed", [True, False])

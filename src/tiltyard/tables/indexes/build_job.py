@@ -17,7 +17,7 @@ from tiltyard.model.modes import TransactionStatus
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.indexes.build_process import LanceProcess
 from tiltyard.tables.indexes.builder import BuildRequest, IndexSpec, build
-from tiltyard.tables.opening import open_to_commit
+from tiltyard.tables.opening import finishing_direct_commits, open_to_commit
 
 if TYPE_CHECKING:
     import lance
@@ -61,14 +61,19 @@ def build_index(ctx: Context, running: Job) -> Mapping[str, str]:
     spec = IndexSpec(**running.payload)
     if newer := _newer_build(ctx, running, spec):
         return {"superseded_by": newer}
-    if not _has_segment(_open(ctx, spec, running), spec.name, _last_uuid(ctx, running)):
-        try:
-            _build(ctx, spec, running)
-        finally:  # also where the build was ended: it may have committed by then
-            _undo_if_canceled(ctx, spec, running)
-    dataset = _open(ctx, spec, running)
-    with lance_errors(dataset):
-        num_indexed_rows = _index_new_rows(dataset, spec.name)
+    dataset, uuid = _open(ctx, spec, running), _last_uuid(ctx, running)
+    is_built = _has_segment(dataset, spec.name, uuid)  # by an attempt whose worker has died
+    since = _version_before(dataset, spec.name) if is_built else None
+    record = ctx.store.table_by_id(running.table_id or 0)
+    with finishing_direct_commits(ctx, record, Branch.parse(spec.branch), since):
+        if not is_built:
+            try:
+                _build(ctx, spec, running)
+            finally:  # also where the build was ended: it may have committed by then
+                _undo_if_canceled(ctx, spec, running)
+        dataset = _open(ctx, spec, running)
+        with lance_errors(dataset):
+            num_indexed_rows = _index_new_rows(dataset, spec.name)
     return {"progress": "1.0", "num_indexed_rows": str(num_indexed_rows)}
 
 
@@ -99,6 +104,13 @@ def describe(dataset: lance.LanceDataset, name: str) -> IndexDescription | None:
 def _has_segment(dataset: lance.LanceDataset, name: str, uuid: str | None) -> bool:
     index = describe(dataset, name)
     return index is not None and any(segment.uuid == uuid for segment in index.segments)
+
+
+def _version_before(dataset: lance.LanceDataset, name: str) -> int:
+    """Return the version that an index, which there is, was built on."""
+    index = describe(dataset, name)
+    segments = [] if index is None else index.segments
+    return min((int(segment.dataset_version_at_last_update) for segment in segments), default=int(dataset.version))
 
 
 def _build(ctx: Context, spec: IndexSpec, running: Job) -> None:

@@ -16,6 +16,7 @@ from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.upkeep import UPKEEP
 from tiltyard.tables.indexes.build_process import LanceProcess
+from tiltyard.tables.opening import finishing_direct_commits
 from tiltyard.tables.upkeep.indexing import IndexState, index_states
 from tiltyard.tables.upkeep.maintainer import COMMAND, MaintenanceRequest, maintain
 from tiltyard.tables.upkeep.needs import Needs, find_needs, work_under_way
@@ -158,7 +159,8 @@ def maintain_table(ctx: Context, running: Job) -> Mapping[str, str]:
         return {"notes": "The table is gone, or gets no upkeep any more."}
     start, table, options = time.monotonic(), *maintained
     try:
-        outcome = _maintain_data(ctx, running, seen, table, options)
+        with finishing_direct_commits(ctx, table, MAIN):
+            outcome = _maintain_data(ctx, running, seen, table, options)
         cleaned, clean_at = _clean(ctx, running, seen, table, options)
     except JobCanceledError:
         rest = ctx.clock() + BUSY_MS

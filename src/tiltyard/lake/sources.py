@@ -81,8 +81,26 @@ class Jdbc:
         if driver := _DRIVERS.get(self.url.split(":")[1]):  # Spark finds no driver by itself in `spark.jars`
             reader = reader.option("driver", driver)
         reader = reader.options(**{**self.options, **present})
-        frame = reader.load()
-        return self._read_times_as_text(reader, frame) if self.url.startswith(_POSTGRESQL) else frame
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415  # no types; an extra
+
+        try:
+            frame = reader.load()
+            return self._read_times_as_text(reader, frame) if self.url.startswith(_POSTGRESQL) else frame
+        except Py4JJavaError as error:
+            raise self._describe(str(error.java_exception)) from None
+
+    def _describe(self, text: str) -> InvalidInputError:
+        """Return an error that says in a sentence why the database cannot be read; `text` is Java's own."""
+        if "No suitable driver" in text or "ClassNotFoundException" in text:
+            scheme = ":".join(self.url.split(":")[:2])
+            return InvalidInputError(
+                f"Spark has no driver for {scheme}: connect with conf={{'spark.jars': 'driver.jar'}} (or "
+                "'spark.jars.packages'), and name its class by options={'driver': …} where Spark does not find it."
+            )
+        line = text.splitlines()[0]
+        for secret in filter(None, (self.password, self.options.get("password"))):
+            line = line.replace(secret, "…")
+        return InvalidInputError(f"The database of this Jdbc source cannot be read: {line.partition(': ')[2] or line}")
 
     def _read_times_as_text(self, reader: DataFrameReader, frame: DataFrame) -> DataFrame:
         """Return the frame with times and dates as the database writes them; `time`, no type of Spark, stays text.

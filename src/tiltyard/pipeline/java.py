@@ -1,4 +1,4 @@
-"""Check that PySpark and Java are available, without which no session starts, and detect the end of the JVM.
+"""Check that PySpark and Java are available, without which no session starts; say why Spark failed, or has ended.
 
 Separate from `session`, which Spark's Python workers import: the namespace's errors import its client.
 """
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
+from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.pipeline.runs import RunCanceledError
 
@@ -48,6 +48,30 @@ def detect_jvm_end() -> Iterator[None]:
             "Spark's JVM ended while the job ran, most likely for lack of memory: let the job process less at once, or "
             "let the operator give its drivers more (the setting spark_memory)."
         ) from error
+
+
+class SparkFailedError(InternalError):
+    """Spark failed, and not because of an argument; the message says how, its cause has the details."""
+
+
+_WORKER_ENDED = "Python worker exited unexpectedly"
+_CAUSE = re.compile(r"^(?:Caused by: |: )([\w.$]+)(?:: (\[[A-Z_.]+\]))?", re.MULTILINE)
+"""The class of an error of Java and of each of its causes, with the name of Spark's error, if it has one."""
+
+
+def describe_java_error(error: Exception) -> LanceNamespaceError:
+    """Return an error that says in a sentence why Spark failed, without values of rows, which Java's messages have."""
+    text = str(error)
+    if _WORKER_ENDED in text:
+        return InvalidInputError(
+            "The function ended the Python process that called it, in each attempt, as a segmentation fault or too "
+            "little memory does. With memory_mb or batch_seconds it is called in a process of its own, and on_error "
+            "says what becomes of a row that ends it."
+        )
+    causes = _CAUSE.findall(text)
+    name, condition = causes[-1] if causes else (type(error).__name__, "")
+    shown = f"{name.rpartition('.')[2]} {condition}".strip()
+    return SparkFailedError(f"Spark failed in a task, in all of its attempts: {shown}. Spark's log has the details.")
 
 
 def _is_jvm_alive() -> bool:

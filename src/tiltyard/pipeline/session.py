@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",  # of Arrow batches from Python, whatever the machine's zone
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.timeType.enabled": "true",  # else aggregates over a table with a column of times fail, of others too
+    "spark.sql.legacy.jdbc.timeMapping.enabled": "true",  # `tiltyard.Jdbc` tells times of day by their mapping
     "spark.sql.variable.substitute": "false",  # else SQL reads the driver's environment: ${env:…}
 }
 _LOCAL_MASTER = re.compile(r"local(\[([^,\]]+)\])?")
@@ -115,10 +117,41 @@ def _start_jvm(config: Mapping[str, str]) -> None:
     ):
         file = Path(folder) / "spark.properties"
         file.touch(0o600)
-        file.write_text(to_java_properties(config))
+        file.write_text(to_java_properties(_with_quiet_log(config, Path(folder))))
         properties_argument = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"{properties_argument} {arguments}"
-        SparkContext._ensure_initialized()
+        with warnings.catch_warnings():  # the JVM's process is forked, and runs none of Lance
+            warnings.filterwarnings("ignore", "lance is not fork-safe", UserWarning)
+            SparkContext._ensure_initialized()
+
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_QUIET_LOG = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+"""The driver's log from its start on, as `spark_session` sets its level later: without what Spark says of itself."""
+
+
+def _with_quiet_log(config: Mapping[str, str], folder: Path) -> Mapping[str, str]:
+    """Return properties by which the JVM logs errors alone from its start on, unless its log is set up otherwise.
+
+    The log is set up as the JVM starts, before `folder` is deleted.
+    """
+    options = config.get(_JAVA_OPTIONS, "")
+    conf_folder = os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME', '')}/conf"
+    if "log4j" in options or (Path(conf_folder) / "log4j2.properties").exists():
+        return config
+    file = folder / "log4j2.properties"
+    file.write_text(_QUIET_LOG)
+    return {**config, _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{file} {options}".strip()}
 
 
 @contextmanager

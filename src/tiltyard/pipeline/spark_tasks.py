@@ -84,8 +84,8 @@ def run_tasks(
     `work` and payloads are pickled (cloudpickle: closures too). `on_result(position, result)` is called in the caller's
     thread as results arrive, in any order. `wave` is the number of payloads of one Spark job; `at_once` bounds how many
     payloads run at once, where Spark would run more; Spark reserves `resources` for each. Raises RunCanceledError
-    within a second of the run's cancellation, RefusedError if a task raised it, Spark's own error if a task failed in
-    all its attempts; all tasks have ended by then.
+    within a second of the run's cancellation, RefusedError if a task raised it, what `describe_java_error`
+    returns if a task failed in all its attempts; all tasks have ended by then.
 
     Without a session, payloads run in threads of this process: small work is done before Spark has started a task.
     Users' code never runs this way.
@@ -205,7 +205,14 @@ def _collect(spark: SparkSession, frame: DataFrame, tag: str, name: str) -> list
 
 
 def _collect_rows(frame: DataFrame) -> list[tuple[int, bytes]]:
-    table = frame.toArrow()
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415  # no types; an extra
+
+    try:
+        table = frame.toArrow()
+    except Py4JJavaError as error:
+        from tiltyard.pipeline.java import describe_java_error  # noqa: PLC0415  # not for tasks: it takes long
+
+        raise describe_java_error(error) from None
     return list(zip(table["i"].to_pylist(), table["o"].to_pylist(), strict=True))
 
 

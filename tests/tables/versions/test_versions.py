@@ -22,6 +22,7 @@ from lance_namespace.errors import (
 )
 from tests.tables.served import Server, ask
 
+from tiltyard.model.operations import bound_operations
 from tiltyard.model.spec import models
 from tiltyard.tables.schema import stats
 from tiltyard.tables.versions import branches, tags, versions
@@ -302,3 +303,19 @@ def test_list_of_which_all_is_cleaned_up_meanwhile_does_not_say_that_there_is_no
     monkeypatch.setattr(versions, "_existing_version", lambda *_: None)
     with pytest.raises(TableVersionNotFoundError, match="cleaned up"):
         table.list(descending=True, limit=1)
+
+
+def test_list_versions_with_changes_is_never_answered_on_the_event_loop(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each version did is read from files, and may compare the ids of many rows."""
+    _, handler = bound_operations()["ListTableVersions"]
+    assert handler is not None
+    decide = handler.inline
+    newest = {"id": "t", "descending": True, "limit": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "_latest_recorded", lambda *_: models.TableVersion(version=5, manifest_path=""))
+        assert decide(table.server.ctx, ask(models.ListTableVersionsRequest, **newest)) is not None
+        assert decide(table.server.ctx, ask(models.ListTableVersionsRequest, **newest, load_changes=True)) is None
+    (entry,) = table.call(versions.list_table_versions, **newest, load_changes=True).versions
+    assert (entry.metadata["operation"], entry.metadata["inserted_rows"]) == ("append", "3")

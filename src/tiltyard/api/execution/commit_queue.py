@@ -102,7 +102,7 @@ class LatestVersionTurn:
         self._execution = execution
 
     async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
-        if request.limit == 1 and request.descending:
+        if request.limit == 1 and request.descending and not request.load_changes:
             await self._queues.wait_for_turn(request, exchange.peer)
         return await self._execution.run(exchange, ctx, request)
 

@@ -113,7 +113,7 @@ def _record_of(ctx: Context, table: TableRecord, branch: Branch, version: int) -
 
 def _latest_is_recorded(ctx: Context, request: models.ListTableVersionsRequest) -> Context | None:
     """Decide for `inline`: only where the latest version alone is requested, and a local table's record has it all."""
-    if not _wants_latest(request):
+    if not _wants_latest(request) or request.load_changes:  # which reads a transaction, and may compare rows
         return None
     try:
         path = table_id(request.id)

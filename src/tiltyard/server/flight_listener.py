@@ -48,7 +48,7 @@ class FlightListener:
 
         address, settings = self._address, self._shared.services.settings
         try:
-            listener = _listen(address)
+            context, listener = _tls_context(settings), _listen(address)
             folder = address.siblings_folder or self._own_folder()
             server = FlightServer(self._shared, self._connections, folder)
             await server.start()
@@ -57,7 +57,7 @@ class FlightListener:
             return
         self._server = server
         loop = asyncio.get_running_loop()
-        self._listener = LimitedServer(loop, server.connections.open, listener, _tls_context(settings))
+        self._listener = LimitedServer(loop, server.connections.open, listener, context)
         log.info("SQL is served by Arrow Flight on %s:%d", address.host, address.port)
         services = self._shared.services
         if settings.sql_prestart and services.sql_processes is not None:
@@ -72,10 +72,10 @@ class FlightListener:
         """Stop it, and the queries that run."""
         if self._server is None or self._listener is None:
             self._starting.cancel()  # the import of gRPC goes on in its thread, which the end of the process ends
-            return
-        self._listener.close()
-        await self._listener.wait_closed()
-        await self._server.stop()
+        else:
+            self._listener.close()
+            await self._listener.wait_closed()
+            await self._server.stop()
         if self._folder is not None:
             self._folder.remove()
 

@@ -140,18 +140,22 @@ class ManifestStore:
         """
         if not is_local(location):
             return []
-        folder = path.rpartition("/")[0]
-        names = (f"{folder}/{manifest_name(version - 1, scheme)}" for scheme in NamingScheme)
-        with lance_errors(location):
-            found = (_read_if_exists(self._files(location), name) for name in names)
-            previous = next((before for before in found if before), None)
+        previous, folder = self.find_previous(location, path, version), path.rpartition("/_versions/")[0]
         try:
-            named = new_files(content, _if_complete(previous), folder.removesuffix("/_versions"))
+            named = new_files(content, previous, folder)
         except (LookupError, ValueError, AssertionError, RuntimeError, struct.error) as error:
             raise InvalidInputError("The staged file is not a Lance manifest: nothing was committed.") from error
         if any(".." in file.path.split("/") for _, file in named):
             raise _foreign_files_error()
         return [_written(place, file) for place, file in named if is_local(place)]
+
+    def find_previous(self, location: str, path: str, version: int) -> bytes | None:
+        """Read the manifest of the version before a staged one; None if it is missing, not final yet, or not whole."""
+        folder = path.rpartition("/")[0]
+        names = (f"{folder}/{manifest_name(version - 1, scheme)}" for scheme in NamingScheme)
+        with lance_errors(location):
+            found = (_read_if_exists(self._files(location), name) for name in names)
+            return _if_complete(next((before for before in found if before), None))
 
     def version_files(self, location: str, branch: Branch, version: int) -> list[WrittenFile]:
         """List the manifest of a version that is in storage, and its new files, as `new_files` does; none if gone.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tiltyard.model.spec.models import (
     InsertIntoTableRequest,
     ListTableTagsRequest,
     MergeInsertIntoTableRequest,
+    RestoreTableRequest,
     UpdateTableRequest,
     UpdateTableTagRequest,
 )
@@ -34,6 +36,7 @@ from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.merge import merge_insert_into_table
 from tiltyard.tables.schema import columns
 from tiltyard.tables.versions import branches, tags
+from tiltyard.tables.versions.versions import restore_table
 
 Change = Callable[[Server], object]
 
@@ -152,6 +155,57 @@ def test_changes_whose_files_are_cut_short_are_unavailable_and_leave_nothing(
     assert lance.dataset(folder).count_rows() == 6
     change(server)
     assert lance.dataset(folder).version == 2
+
+
+def test_refused_restore_leaves_the_files_of_the_version_that_was_to_be_restored(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert_into_table(server.ctx, InsertIntoTableRequest(id=["t"], mode="overwrite"), small(rows(3)))
+    before, known = files_of(folder), {*(folder / "_transactions").iterdir()}
+    commit = CommitNamespace.create_table_version
+
+    def fail(self: CommitNamespace, request: Any) -> Any:
+        for path in {*(folder / "_transactions").iterdir()} - known:
+            path.write_bytes(b"")
+        return commit(self, request)
+
+    with monkeypatch.context() as full:
+        full.setattr(CommitNamespace, "create_table_version", fail)
+        with pytest.raises(ServiceUnavailableError, match="no room"):
+            restore_table(server.ctx, RestoreTableRequest(id=["t"], version=1))
+    assert files_of(folder) == before
+    assert lance.dataset(folder, version=1).to_table().num_rows == 6
+
+
+def test_refused_change_leaves_the_files_of_versions_before_it_that_are_not_final_yet(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, commit, manifest = files_of(folder), CommitNamespace.create_table_version, manifest_of(folder)
+    hidden = manifest.with_name("hidden")
+    others = [path for path in before if path.is_file()]
+
+    def fail(self: CommitNamespace, request: Any) -> Any:
+        for path in files_of(folder) - before:
+            if path.is_file():
+                cut(path)
+        for path in others:
+            os.utime(path)  # as of another commit of this moment
+        manifest.rename(hidden)
+        try:
+            return commit(self, request)
+        finally:
+            hidden.rename(manifest)
+
+    with monkeypatch.context() as full:
+        full.setattr(CommitNamespace, "create_table_version", fail)
+        outcome = outcome_of(add_column, server)
+    assert isinstance(outcome, ServiceUnavailableError) and "no room" in str(outcome)
+    assert before <= files_of(folder)
+    assert lance.dataset(folder).to_table().num_rows == 6
+
+
+def manifest_of(folder: Path) -> Path:
+    return next((folder / "_versions").glob("*.manifest"))
 
 
 @pytest.mark.parametrize("damage", [cut, Path.unlink, lambda path: path.write_bytes(b"")])

@@ -45,8 +45,6 @@ _REFUSALS = (
     *(AppendNotWaitingError, RequestLeaseLostError, IncompleteFileError),
 )
 """Errors of a commit that nothing can be recorded for, on no later version either."""
-_MTIME_LAG_MS = 2000
-"""How far a file's modification time may be behind the clock."""
 
 
 class _Response(dict[str, Any]):
@@ -142,8 +140,13 @@ class CommitNamespace:
         return _Response(version=msgspec.to_builtins(wire_version(record, committed)))
 
     def _delete_written(self, record: TableRecord, staged: str, version: int, since: int) -> None:
-        """Delete the files that Lance has written for a version which was refused, as far as its manifest is whole."""
+        """Delete the files that Lance has written for a version which was refused, as far as its manifest is whole.
+
+        Without the manifest of the version before, what other versions have would count as written for this one.
+        """
         storage = self._ctx.storage
+        if version > 1 and storage.manifests.find_previous(record.location, staged, version) is None:
+            return
         content = storage.manifests.read(record.location, staged).content
         with suppress(InvalidInputError):
             files = [file.location for file in storage.manifests.new_files(record.location, staged, content, version)]
@@ -198,6 +201,6 @@ def commit_route(ctx: Context, record: TableRecord, *, durable: bool) -> CommitR
     if not record.managed:
         return None
     route = CommitRoute(None, (str(record.id),))
-    since = None if durable else wall_clock() - _MTIME_LAG_MS
+    since = None if durable else wall_clock()
     namespace = CommitNamespace(ctx, since, route.checks, route.refusals, route.checked_appends, route.queued_appends)
     return replace(route, client=namespace)

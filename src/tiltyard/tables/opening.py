@@ -7,12 +7,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
 from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
+from tiltyard.runtime.outage_log import StorageUnavailableError
+from tiltyard.storage.errors import IncompleteFileError
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.commits.finalizing import finalize_pending, has_unfinished
@@ -173,12 +175,26 @@ def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: Branc
 def finish_direct_commit(ctx: Context, record: TableRecord, branch: Branch, version: int) -> None:
     """Make a version durable that was committed to storage itself, and note its table for upkeep.
 
-    Nothing else tells that a table which is not managed got a version. Raises IncompleteFileError for one that is not
-    whole: it stays, until the table is repaired.
+    Nothing else tells that a table which is not managed got a version. Raises as `make_commit_durable` does.
     """
-    ctx.storage.make_version_durable(record.location, branch, version)
+    make_commit_durable(ctx, record, branch, version)
     if branch.is_main:
         ctx.services.change_log.add(record.id)
+
+
+def make_commit_durable(ctx: Context, record: TableRecord, branch: Branch, version: int) -> None:
+    """Check a version that was committed to storage itself, and make it durable.
+
+    Raises ServiceUnavailableError for one that is not whole: it stays, with its files, until the table is repaired.
+    """
+    try:
+        ctx.storage.make_version_durable(record.location, branch, version)
+    except (IncompleteFileError, InvalidTableStateError, InvalidInputError) as error:
+        raise StorageUnavailableError(
+            f"Version {version} was committed, and is not whole, as on a full disk: look at the table before you send "
+            "this again, and repair it (`tiltyard repair`).",
+            record.location,
+        ) from error
 
 
 @contextmanager
@@ -187,7 +203,7 @@ def finishing_direct_commits(
 ) -> Iterator[None]:
     """Make the versions durable that the block commits to storage itself, those after `since` or the latest one before.
 
-    Nothing is left to do for a managed table, whose commit route does it. Raises as `finish_direct_commit` does.
+    Nothing is left to do for a managed table, whose commit route does it. Raises as `make_commit_durable` does.
     """
     if record.managed or not is_local(record.location):
         yield
@@ -197,7 +213,7 @@ def finishing_direct_commits(
         yield
     finally:  # also where a job was canceled, or has failed: it may have committed before
         for version in range(first + 1, int(open_to_commit(ctx, record, branch).version) + 1):
-            ctx.storage.make_version_durable(record.location, branch, version)
+            make_commit_durable(ctx, record, branch, version)
 
 
 def open_to_commit(ctx: Context, record: TableRecord, branch: Branch, *, durable: bool = False) -> lance.LanceDataset:

@@ -13,6 +13,8 @@ import pytest
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 from tests.tables.bodies import Streamed, rows, small
 from tests.tables.commits.test_commit import commit_all, create, location, stage, version_of
+from tests.tables.rows import calls
+from tests.tables.rows.calls import begin_upload, complete_upload
 from tests.tables.served import Server, ask
 
 from tiltyard.model.spec.models import (
@@ -29,6 +31,7 @@ from tiltyard.model.spec.models import (
     UpdateTableTagRequest,
 )
 from tiltyard.storage import writing
+from tiltyard.storage.storage import Storage
 from tiltyard.tables.commits.commit_handler import CommitNamespace
 from tiltyard.tables.rows import create as creation
 from tiltyard.tables.rows import update_delete
@@ -88,6 +91,13 @@ def delete(server: Server) -> None:
 def add_column(server: Server) -> None:
     added = [{"name": "twice", "expression": "id * 2"}]
     columns.alter_table_add_columns(server.ctx, ask(AlterTableAddColumnsRequest, id="t", new_columns=added))
+
+
+def upload(server: Server) -> None:
+    number = begin_upload(server)
+    for key in "ab":
+        calls.insert(server, small(rows(3, 6)), upload_id=number, upload_part_id=key)
+    complete_upload(server, number)
 
 
 def outcome_of(change: Change, server: Server) -> Exception | None:
@@ -202,6 +212,26 @@ def test_refused_change_leaves_the_files_of_versions_before_it_that_are_not_fina
     assert isinstance(outcome, ServiceUnavailableError) and "no room" in str(outcome)
     assert before <= files_of(folder)
     assert lance.dataset(folder).to_table().num_rows == 6
+
+
+@pytest.mark.parametrize("change", [insert, insert_stream, overwrite, merge, update, delete, add_column, upload])
+def test_version_that_was_committed_to_storage_and_is_not_whole_keeps_its_files(
+    server: Server, monkeypatch: pytest.MonkeyPatch, change: Change
+) -> None:
+    properties = {"tiltyard.managed_versioning": "false"}
+    creation.create_table(server.ctx, CreateTableRequest(id=["t"], properties=properties), small(rows(6)))
+    folder, finish = location(server, "t"), Storage.make_version_durable
+
+    def fail(self: Storage, *arguments: Any) -> None:
+        max((folder / "_transactions").iterdir(), key=lambda path: path.stat().st_mtime_ns).write_bytes(b"")
+        finish(self, *arguments)
+
+    with monkeypatch.context() as full:
+        full.setattr(Storage, "make_version_durable", fail)
+        outcome = outcome_of(change, server)
+    assert isinstance(outcome, ServiceUnavailableError) and "was committed, and is not whole" in str(outcome)
+    assert lance.dataset(folder).version == 2
+    assert lance.dataset(folder).to_table().num_rows > 0
 
 
 def manifest_of(folder: Path) -> Path:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 from tests.tables.schema.test_select_views import ROWS, View
 from tests.tables.served import ask
 
+from tiltyard.model.columns.computed_columns import UdfDeclaration
 from tiltyard.model.spec import models
 from tiltyard.tables.schema.columns import (
     alter_table_add_columns,
@@ -90,3 +92,13 @@ def test_refresh_whose_added_column_fails_on_a_row_names_the_column(tmp_path: Pa
     failed = view.run()
     assert failed.status == "Failed"
     assert "number: SQL that computes an added column fails on a row of the view" in str(failed.error)
+
+
+def test_refresh_leaves_columns_of_code_null_and_what_reads_them_and_names_both(tmp_path: Path) -> None:
+    view = View(tmp_path, "SELECT id, name FROM t")
+    declaration = UdfDeclaration(name="f", version="1", code="AA==", inputs=("id",))
+    view.server.open("v").add_columns([pa.field("coded", pa.int64(), metadata=declaration.metadata())])
+    add_column(view, "more", computed="coded + id")
+    add_column(view, "twice", computed="id * 2")
+    assert view.refresh()["left_null"] == "coded,more"
+    assert rows(view)[3] == {"id": 3, "name": "row 3", "coded": None, "more": None, "twice": 6}

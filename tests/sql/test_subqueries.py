@@ -97,3 +97,10 @@ def test_quote_after_a_backslash_is_refused_elsewhere(queries: Queries) -> None:
     for condition in ("title = '\\'", "title LIKE 'a\\' ESCAPE '\\'", "title = E'a\\'b'"):
         with pytest.raises(InvalidInputError, match="double the quote"):
             queries.rows(f"SELECT id FROM films WHERE {condition}")
+
+
+@pytest.mark.parametrize("condition", ["[id, 2] @> [1]", "[1]<@[id]"])
+def test_operator_by_which_the_engine_aborts_is_refused_with_another_way(queries: Queries, condition: str) -> None:
+    with pytest.raises(UnsupportedOperationError, match="array_has_all"):
+        queries.rows(f"SELECT id FROM films WHERE {condition}")
+    assert queries.rows("SELECT id FROM films WHERE array_has_all([id], [1]) AND title <> '@>'") == [{"id": 1}]

@@ -99,7 +99,8 @@ def select_files(ctx: Context, table: TableState) -> Selection:
         for entry, file in classified
         if (_is_needed(table, file, units) if file is not None else _is_reference(ctx, table, entry))
     ]
-    _check_complete(table, {file.unit for _, file in classified if file is not None}, tracked, selected)
+    found = {file.unit for _, file in classified if file is not None}
+    _check_complete(table, {branch.key for branch in branches}, found, tracked, selected)
     return Selection(selected, elsewhere)
 
 
@@ -144,8 +145,14 @@ def _is_reference(ctx: Context, table: TableState, entry: FileEntry) -> bool:
     return _is_in_snapshot(table, reference.parent_branch or "", reference.parent_version or 0)
 
 
-def _check_complete(table: TableState, found: set[str], tracked: Iterable[str], selected: list[SelectedFile]) -> None:
-    """Raise IncompleteError unless all files that versions refer to are there, and the latest versions are."""
+def _check_complete(
+    table: TableState, branches: set[str], found: set[str], tracked: Iterable[str], selected: list[SelectedFile]
+) -> None:
+    """Raise IncompleteError unless all files that versions refer to are there, and the latest versions are.
+
+    `branches` are the keys of those that exist: the catalog may have records of one whose creation a loss of power has
+    ended, or whose deletion bypassed the server.
+    """
     kinds = ("data/", "_deletions/", "_indices/")
     if missing := next((unit for unit in tracked if unit not in found and _below_branch(unit).startswith(kinds)), None):
         raise IncompleteError(f"the file {missing} is missing")
@@ -154,7 +161,7 @@ def _check_complete(table: TableState, found: set[str], tracked: Iterable[str], 
     if not manifests and not table.is_declared:
         raise IncompleteError("it has no versions in storage")
     for branch, version in table.latest.items():
-        if (branch, version) not in manifests:
+        if (branch, version) not in manifests and branch in {"", *branches}:
             raise IncompleteError(f"version {version}{f' of the branch {branch}' if branch else ''} is missing")
 
 

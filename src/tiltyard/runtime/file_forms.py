@@ -112,4 +112,6 @@ def _is_json(descriptor: int, size: int) -> bool:
         json.loads(os.pread(descriptor, size, 0))
     except ValueError:
         return False
+    except RecursionError:  # whoever has written so many brackets: it has not lost its end
+        return True
     return True

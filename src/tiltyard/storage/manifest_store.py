@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tiltyard.model.branches import Branch
     from tiltyard.storage.datasets import Datasets
-    from tiltyard.storage.files import Files, FileStat
+    from tiltyard.storage.files import FileEntry, Files, FileStat
 
 T = TypeVar("T")
 
@@ -60,14 +60,16 @@ class ManifestStore:
         make_durable: Callable[..., None],
         datasets: Datasets,
         max_bytes: int,
+        set_broken_aside: Callable[[str, list[FileEntry]], None],
     ) -> None:
         """`files` maps a location to its files, `make_durable` is the storage's; manifests and transactions of more
-        than `max_bytes` are refused.
+        than `max_bytes` are refused; `set_broken_aside` is that of ReferenceFiles.
         """
         self._files = files
         self._make_durable = make_durable
         self._datasets = datasets
         self._max_bytes = max_bytes
+        self._set_broken_aside = set_broken_aside
         self._reading_large = threading.Lock()
 
     def resolve_path(self, location: str, path: str) -> str:
@@ -223,14 +225,16 @@ class ManifestStore:
                     check_size(entry.path, entry.size, self._max_bytes)
 
     def check_references(self, location: str) -> None:
-        """Check the total size of the files of a table's tags and branches, before Lance reads all of them.
+        """Check the files of a table's tags and branches before Lance reads all of them: their total size, and on a
+        disk that each is whole.
 
-        Raises FileTooLargeError.
+        What a loss of power has left of one is deleted: it was never acknowledged. Raises FileTooLargeError.
         """
         folder = f"{location}/_refs"
         with lance_errors(location):
-            entries = self._files(location).walk_targets(folder, _ANY_NAME)
+            entries = list(self._files(location).walk_targets(folder, _ANY_NAME))
             check_size(folder, sum(entry.size for entry in entries), self._max_bytes)
+        self._set_broken_aside(location, entries)
 
     def _check_transaction(self, location: str, manifest: str, name: str) -> None:
         """Check the size of the transaction file that a manifest names, before Lance reads all of it.

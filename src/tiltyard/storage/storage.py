@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 from lance_namespace.errors import (
     InvalidInputError,
@@ -18,7 +17,7 @@ from lance_namespace.errors import (
 
 from tiltyard.runtime.batcher import Batcher
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.runtime.durability import Durability, WrittenFile, describe_fault
+from tiltyard.runtime.durability import Durability, WrittenFile
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.runtime.processors import processors_of
 from tiltyard.storage.availability import AvailabilityMonitor
@@ -40,10 +39,11 @@ from tiltyard.storage.locations import (
 from tiltyard.storage.locks import Locks
 from tiltyard.storage.manifest_format import FINAL_NAME
 from tiltyard.storage.manifest_store import ManifestStore
+from tiltyard.storage.reference_files import ReferenceFiles
 from tiltyard.storage.roots import Roots, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from tiltyard.config import Settings
     from tiltyard.model.branches import Branch
@@ -91,7 +91,10 @@ class Storage:
         self.vended_credentials: Callable[[str], Credentials | None] = _vend_nothing
         """Credentials that another catalog vends to this server for a table of its own, by the table's location."""
         self._last_vended: dict[str, Credentials] = {}
-        self.manifests = ManifestStore(self.files, self.make_durable, self.datasets, self._max_file_bytes)
+        self._references = ReferenceFiles(self.make_durable, self.locks, settings.conflict_timeout)
+        self.manifests = ManifestStore(
+            self.files, self.make_durable, self.datasets, self._max_file_bytes, self._references.set_broken_aside
+        )
         self.datasets.check_size = self.manifests.check_size
         self.datasets.check_references = self.manifests.check_references
         self._root_ignores_case: dict[str, bool] = {}
@@ -297,30 +300,9 @@ class Storage:
         """
         self.make_durable(self.manifests.version_files(location, branch, version), missing_ok=True)
 
-    @contextmanager
-    def changing_reference(self, location: str, path: str) -> Iterator[None]:
-        """Make a file of a tag or a branch durable that Lance writes or deletes in the block; `path` is in the table.
-
-        On a full disk Lance may leave an empty file, with which none of them can be read: then the one that was there
-        is put back. Raises as `make_durable`.
-        """
-        if not is_local(location):
-            yield
-            return
-        file, saved = f"{location}/{path}", f"{location}/_refs/.{uuid4().hex}"
-        with lance_errors(location), suppress(FileNotFoundError):
-            os.link(file, saved)
-        try:
-            yield
-            self.make_durable([file], missing_ok=True)
-        except BaseException:
-            if os.path.lexists(file) and describe_fault(file) is not None:
-                Path(file).unlink(missing_ok=True)
-                with suppress(FileNotFoundError):
-                    os.rename(saved, file)  # noqa: PTH104  # as its link
-            raise
-        finally:
-            Path(saved).unlink(missing_ok=True)
+    def changing_reference(self, location: str, path: str) -> AbstractContextManager[None]:
+        """Make a file of a tag or a branch durable that Lance changes in the block: see ReferenceFiles."""
+        return self._references.changing(location, path)
 
     def _root_above(self, location: str) -> str:
         """Return the root that a location is below, whose own name is durable."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from lance_namespace.errors import (
@@ -28,12 +28,13 @@ from tiltyard.tables.keys.key_values import has_literals
 from tiltyard.tables.keys.lookup import indexed_columns
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
+from tiltyard.tables.versions.branches import branches_of
 
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-    from tiltyard.context import Context
+    from tiltyard.context import Context, OpenTable
     from tiltyard.store import TableRecord
 
 
@@ -54,7 +55,7 @@ def set_table_primary_key(ctx: Context, request: models.SetTablePrimaryKeyReques
         opened = open_for_reading(ctx, request.id)
         columns = _columns(opened.dataset, request.columns)
         key = PrimaryKey(uuid4().hex, columns, {})
-        checked = {branch.key: _check_branch(ctx, table, key, branch) for branch in _branches(opened.dataset)}
+        checked = {branch.key: _check_branch(ctx, table, key, branch) for branch in _branches(ctx, opened)}
         text = structs.replace(key, checked=checked).to_json()
         properties = {**table.properties, PROPERTY: json.dumps(list(columns))}
         try:
@@ -94,10 +95,8 @@ def _columns(dataset: lance.LanceDataset, requested: list[str] | None) -> tuple[
     return names
 
 
-def _branches(dataset: lance.LanceDataset) -> list[Branch]:
-    with lance_errors(dataset):
-        branches: dict[str, Any] = dataset.branches.list()
-    return [MAIN, *(Branch(name) for name in branches)]
+def _branches(ctx: Context, table: OpenTable) -> list[Branch]:
+    return [MAIN, *map(Branch, branches_of(ctx, table))]
 
 
 def _check_branch(ctx: Context, table: TableRecord, key: PrimaryKey, branch: Branch) -> int:

@@ -83,7 +83,7 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool, restore: bool = F
     if storage.is_empty(table.location):
         return [] if table.declared else [Finding("missing folder", f"There is nothing at {table.location}.")]
     findings = list(_repair_pending(ctx, table, dry_run))
-    findings += _repair_broken_names(ctx, table, restore=restore and not dry_run)
+    findings += _repair_broken_names(ctx, table, dry_run, restore=restore and not dry_run)
     findings += _repair_declared(ctx, table, dry_run)
     try:
         branches = open_branches(ctx, table.location)
@@ -162,22 +162,22 @@ def _repair_records(ctx: Context, table: TableRecord, branch: Branch, dry_run: b
         yield Finding("unrecorded versions", problem, "They were recorded." if not dry_run else "")
 
 
-def _repair_broken_names(ctx: Context, table: TableRecord, *, restore: bool) -> Iterator[Finding]:
-    """Report files of tags, branches and versions that are not whole, and remove them with `restore`."""
+def _repair_broken_names(ctx: Context, table: TableRecord, dry_run: bool, *, restore: bool) -> Iterator[Finding]:
+    """Remove files of tags and branches that are not whole, and with `restore` such manifests of versions."""
     location, removed = table.location, list[str]()
     for broken in find_broken_references(ctx, location):
-        removed.append(broken.location)
-        problem = f"The file of the {broken.kind} {broken.name} is not whole, and no {broken.kind} can be read."
-        yield Finding(f"broken {broken.kind}", problem, f"The {broken.kind} was removed." if restore else "")
+        removed += [] if dry_run else [broken.location]
+        problem = f"The file of the {broken.kind} {broken.name} is not whole: it was never acknowledged."
+        yield Finding(f"broken {broken.kind}", problem, f"The {broken.kind} was removed." if not dry_run else "")
     for branch in branches_by_file(ctx, location):
         manifests = find_broken_manifests(ctx, table, branch)
         if manifests:
             is_any_whole = len(manifests) < len(stored_versions(ctx, table, branch))
-            removed += manifests.values() if is_any_whole else ()
+            removed += manifests.values() if restore and is_any_whole else ()
             problem = f"{_version_list(iter(manifests))}{_of_branch(branch)} have no whole manifest: they are lost."
             is_done = restore and is_any_whole
             yield Finding("broken manifests", problem, "The manifests were removed." if is_done else "")
-    if restore and removed:
+    if removed:
         ctx.storage.delete_files(removed)
         ctx.storage.datasets.evict(location)
 

@@ -17,8 +17,10 @@ from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.errors import IncompleteFileError, lance_errors
-from tiltyard.storage.manifest_format import branch_file
+from tiltyard.storage.locations import is_local
+from tiltyard.storage.manifest_format import FINAL_NAME, branch_file
 from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.versions.records import delete_branch_records
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tiltyard.context import Context, OpenTable
+
+_SETTLED_MS = 2000
+"""How long a client that creates a branch in the table's folder itself may take for it."""
 
 
 @operation(needs=on_table(Privilege.WRITE))
@@ -46,19 +51,43 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     origin = Branch.parse(request.from_branch)
     start = open_for_reading(ctx, request.id, branch=origin, version=request.from_version).dataset
     branch, location = Branch(request.name), table.record.location
-    delete_branch_records(ctx, table.record, branch)  # of one whose deletion bypassed the server
     try:
         with ctx.storage.changing_reference(location, branch_file(branch)), lance_errors(dataset):
+            _remove_unfinished(ctx, location, branch)
+            delete_branch_records(ctx, table.record, branch)  # of one whose deletion bypassed the server, too
             dataset.create_branch(request.name, (origin.lance_name, start.version))
             ctx.storage.make_durable([f"{branch.base(location)}/"], missing_ok=True)
     except IncompleteFileError:  # its folder would keep the name
         delete_branch_records(ctx, table.record, branch)
-        for folder in ("_versions", "_transactions"):
-            ctx.storage.delete_folder(f"{branch.base(location)}/{folder}")
+        _delete_first_version(ctx, location, branch)
         raise
     except TableAlreadyExistsError as error:  # another request is creating it: its folder has a dataset already
         raise exists_error from error
     return models.CreateTableBranchResponse()
+
+
+def _remove_unfinished(ctx: Context, location: str, branch: Branch) -> None:
+    """Remove what a loss of power, or a kill, has left of a branch on a disk whose creation did not get to its file.
+
+    It has at most its first version, and nothing was written to it since: other folders are left, whose names are taken
+    then. The caller holds off other creations of branches of the table.
+    """
+    base = branch.base(location)
+    if not is_local(location) or not ctx.storage.is_empty(f"{base}/data"):
+        return
+    files = ctx.storage.files(location)
+    with lance_errors(location):
+        versions = [entry for entry in files.walk(f"{base}/_versions") if FINAL_NAME.match(entry.path)]
+        if files.is_file(f"{location}/{branch_file(branch)}") or len(versions) > 1:
+            return
+    if any(abs(wall_clock() - entry.modified) < _SETTLED_MS for entry in versions):
+        return  # a client that writes to the folder may be creating the branch just now
+    _delete_first_version(ctx, location, branch)
+
+
+def _delete_first_version(ctx: Context, location: str, branch: Branch) -> None:
+    for folder in ("_versions", "_transactions"):
+        ctx.storage.delete_folder(f"{branch.base(location)}/{folder}")
 
 
 @operation(needs=on_table(Privilege.USE), changes=False)

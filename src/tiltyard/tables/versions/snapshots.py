@@ -219,7 +219,9 @@ def _latest_versions(ctx: Context, paths: Sequence[Id]) -> list[SnapshotMember]:
 
 def _check_no_tag(ctx: Context, paths: Sequence[Id], name: str) -> None:
     for path in paths:
-        dataset = open_for_reading(ctx, path).dataset
+        table = open_for_reading(ctx, path)
+        dataset = table.dataset
+        ctx.storage.manifests.check_references(table.record.location)
         with lance_errors(dataset):
             if name in dataset.tags.list():
                 raise TableTagAlreadyExistsError(f"{path} has a tag '{name}': a snapshot needs a name that is free.")
@@ -255,6 +257,7 @@ def _drop_tags(ctx: Context, record: SnapshotRecord) -> None:
     versions = {member.table_id: member.version for member in record.members}
     for table in _tables(ctx, record):
         dataset = open_to_commit(ctx, table, MAIN)
+        ctx.storage.manifests.check_references(table.location)
         with lance_errors(dataset):
             tag = dataset.tags.list().get(record.name)
         if tag is not None and tag["version"] == versions[table.id] and not tag["branch"]:

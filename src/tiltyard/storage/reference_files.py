@@ -1,0 +1,114 @@
+"""The files of tags and branches on disks: changed by one at a time, and set aside where they are not whole."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from tiltyard.runtime.durability import MISSING, describe_fault
+from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.locations import is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tiltyard.storage.files import FileEntry
+    from tiltyard.storage.locks import Locks
+
+log = logging.getLogger("tiltyard.storage")
+
+_SETTLED_MS = 1000
+"""Files that changed more recently are left alone: whoever copies a table there may be writing them."""
+
+MAX_KNOWN_TABLES = 100_000
+"""Tables whose files are remembered as whole, as long as none changes, before the memory is emptied."""
+
+
+class ReferenceFiles:
+    """The files in `_refs` of all tables of a storage. Safe to use from several threads and processes of a machine.
+
+    Lance writes each to a temporary file, which it links or renames: with its final name a file is whole, as long as
+    the machine runs and its disk is not full. After a loss of power it may be empty or torn if it was not durable yet,
+    so never acknowledged, and then Lance can read none of the table's tags, or branches.
+    """
+
+    def __init__(self, make_durable: Callable[..., None], locks: Locks, timeout: float) -> None:
+        """`make_durable` is the storage's; a change waits for others of the same table for `timeout` seconds."""
+        self._make_durable = make_durable
+        self._locks = locks
+        self._timeout = timeout
+        self._whole: dict[str, int] = {}
+
+    @contextmanager
+    def changing(self, location: str, path: str) -> Iterator[None]:
+        """Make a file of a tag or a branch durable that Lance writes or deletes in the block; `path` is in the table.
+
+        On a full disk Lance may leave an empty file: then the one that was there is put back. Raises as `make_durable`,
+        TooBusyError while others change tags or branches of the table.
+        """
+        if not is_local(location):
+            yield
+            return
+        with self._locks.hold(_lock_name(location), self._timeout):
+            file, saved = f"{location}/{path}", f"{location}/_refs/.{uuid4().hex}"
+            with lance_errors(location), suppress(FileNotFoundError):
+                _delete_if_broken(file)
+                os.link(file, saved)
+            try:
+                yield
+                self._make_durable([file], missing_ok=True)
+            except BaseException:
+                if os.path.lexists(file) and describe_fault(file) is not None:
+                    Path(file).unlink(missing_ok=True)
+                    with suppress(FileNotFoundError):
+                        os.rename(saved, file)  # noqa: PTH104  # as its link
+                raise
+            finally:
+                Path(saved).unlink(missing_ok=True)
+
+    def set_broken_aside(self, location: str, entries: Iterable[FileEntry]) -> None:
+        """Delete those files of a table's tags and branches that are not whole; `entries` are the files in `_refs`.
+
+        Only what is no JSON is deleted, which nobody can read: never a file that is too large to be looked at. Raises
+        TooBusyError, ServiceUnavailableError.
+        """
+        if not is_local(location):
+            return
+        files, now = [entry for entry in entries if entry.path.endswith(".json")], time.time_ns() // 1_000_000
+        seen = hash(tuple((entry.path, entry.size, entry.modified) for entry in files))
+        if self._whole.get(location) == seen:
+            return
+        settled = [f"{location}/_refs/{entry.path}" for entry in files if abs(now - entry.modified) > _SETTLED_MS]
+        with lance_errors(location):
+            broken = [file for file in settled if _is_broken(file)]
+            for file in broken:
+                self._delete_broken(location, file)
+        if not broken and len(settled) == len(files):
+            if len(self._whole) >= MAX_KNOWN_TABLES:
+                self._whole = {}
+            self._whole[location] = seen
+
+    def _delete_broken(self, location: str, file: str) -> None:
+        with self._locks.hold(_lock_name(location), self._timeout):
+            _delete_if_broken(file)
+
+
+def _lock_name(location: str) -> str:
+    return f"references of {location}"
+
+
+def _delete_if_broken(file: str) -> None:
+    """Delete a file that is there and not whole; the caller holds the lock, so nobody has replaced it meanwhile."""
+    if _is_broken(file):
+        Path(file).unlink(missing_ok=True)
+        log.warning("%s was not whole, as after a loss of power: it is deleted", file)
+
+
+def _is_broken(file: str) -> bool:
+    """Whether a file is there and not whole."""
+    return describe_fault(file) not in (None, MISSING)

@@ -140,6 +140,24 @@ def test_version_that_was_cleaned_up_before_it_was_noted_stays_so_where_all_its_
     assert [entry["version"] for entry in lance.dataset(folder).versions()] == [3]
 
 
+def test_version_with_a_tag_that_a_loss_of_power_took_before_a_later_one_comes_back(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    """File systems need not keep names of a folder in their order; cleanups keep versions that have a tag."""
+    staged = Path(stage(folder, 2, tmp_path))
+    record = recorded(server, str(staged))
+    staged.rename(folder / "_versions" / FINAL)
+    lance.dataset(folder).insert(ROWS)
+    path = f"_versions/{2**64 - 4}.manifest"
+    server.services.store.record_version(NewVersion(record.table_id, 3, f"{folder}/{path}", path, finalized=True))
+    lance.dataset(folder).tags.create("two", 2)
+    (folder / "_refs" / "tags" / "torn.json").write_bytes(b"")
+    (folder / "_versions" / FINAL).unlink()
+    assert finish(server) == 1
+    (folder / "_refs" / "tags" / "torn.json").unlink(missing_ok=True)
+    assert lance.dataset(folder, version="two").version == 2
+
+
 def test_version_whose_manifest_was_renamed_before_it_was_noted_gets_no_second_one(server: Server) -> None:
     folder = Path(server.services.storage.new_location(Id(("old",))))
     lance.write_dataset(ROWS, folder, enable_v2_manifest_paths=False)

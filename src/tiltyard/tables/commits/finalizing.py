@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InternalError,
@@ -45,6 +47,13 @@ RECENT_MS = 2000
 """How long after a version is recorded its own process has to mark it as final, before others finalize it."""
 MOST_THREADS = 32
 """Tables whose manifests are checked or finalized at the same time on an object store: nearly all of it is waiting."""
+
+
+class _Tag(msgspec.Struct):
+    """What the file of a tag says."""
+
+    version: int
+    branch: str | None = None
 
 
 def finalize(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersion | None = None) -> VersionRecord:
@@ -314,10 +323,11 @@ def _is_cleaned_up(ctx: Context, table: TableRecord, record: VersionRecord) -> b
     """Return whether a version was final, and was removed with its branch or by a cleanup before it was marked so.
 
     Writing its manifest anew would show a version that cannot be read. Where a loss of power took the manifest instead,
-    the files that this server wrote for the version exist: they were durable first. Nor does a loss of power take a
-    manifest and leave a later one. The manifests in storage may follow another naming scheme than the record's.
+    the files that this server wrote for the version exist: they were durable first. Where later manifests are left, a
+    cleanup is more likely, except of a version that has a tag: those are kept by any. The manifests in storage may
+    follow another naming scheme than the record's.
     """
-    if not has_no_manifest(ctx, table, record):
+    if not has_no_manifest(ctx, table, record) or _has_tag(ctx, table, record):
         return False
     branch = Branch(record.branch)
     if not branch.is_main and ctx.storage.stat(table.location, branch_file(branch)) is None:
@@ -329,6 +339,19 @@ def _is_cleaned_up(ctx: Context, table: TableRecord, record: VersionRecord) -> b
         return False
     folder = record.manifest_path.rpartition("_versions/")[0]
     return any(ctx.storage.stat(table.location, f"{folder}{path}") is None for path in referenced_files(content))
+
+
+def _has_tag(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
+    """Return whether a tag names a version; without Lance, which may be unable to open the table at this moment."""
+    files, folder = ctx.storage.files(table.location), f"{table.location}/_refs/tags"
+    ctx.storage.manifests.check_references(table.location)
+    with lance_errors(table.location):
+        for name in files.list_names(folder):
+            with suppress(FileNotFoundError, msgspec.DecodeError):
+                tag = msgspec.json.decode(files.read(f"{folder}/{name}"), type=_Tag)
+                if (tag.branch or "", tag.version) == (record.branch, record.version):
+                    return True
+    return False
 
 
 def is_final(ctx: Context, record: VersionRecord) -> bool:

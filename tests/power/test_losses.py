@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,6 @@ GROUPS = {
     "files": ("backup", "export"),
 }
 """Kinds of writes that have something to do with each other."""
-REFERENCES = ("versions", "copies of versions")
-"""Groups in which the power goes after an answer: within the creation of a tag or branch, ext4 may leave an empty file
-of it, with which none of the table's can be read (`--seed 3010 --kind branches --strength ordered --writes 40`)."""
-AFTER_AN_ANSWER = (1 << 30, 1 << 30)
 
 
 def test_every_kind_of_write_is_in_a_group() -> None:
@@ -42,10 +37,7 @@ def test_history_that_is_killed_keeps_what_was_acknowledged(fuse: None, folder: 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_history_that_loses_power_keeps_what_was_acknowledged(fuse: None, folder: Path, group: str) -> None:
-    plan = Plan(1, kinds=GROUPS[group])
-    if group in REFERENCES:
-        plan = replace(plan, writes=12, changes=AFTER_AN_ANSWER)
-    report = run(plan, folder / "history")
+    report = run(Plan(1, kinds=GROUPS[group]), folder / "history")
     assert not report.complaints, str(report)
 
 
@@ -54,5 +46,5 @@ def test_history_on_postgres_that_loses_power_keeps_what_was_acknowledged(
     fuse: None, folder: Path, postgres: PostgresServer, cluster: Path, database: Database
 ) -> None:
     kinds = tuple(kind for kind in KINDS if kind not in GROUPS["files"])
-    report = run(Plan(2, database, kinds, writes=12, changes=AFTER_AN_ANSWER), folder / "history", postgres, cluster)
+    report = run(Plan(2, database, kinds), folder / "history", postgres, cluster)
     assert not report.complaints, str(report)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.storage")
 
-_SETTLED_MS = 1000
-"""Files that changed more recently are left alone: whoever copies a table there may be writing them."""
+_SETTLED_MS = 500
+"""Files that changed more recently are waited for: whoever copies a table there may be writing them."""
 
 MAX_KNOWN_TABLES = 100_000
 """Tables whose files are remembered as whole, as long as none changes, before the memory is emptied."""
@@ -79,16 +79,17 @@ class ReferenceFiles:
         """
         if not is_local(location):
             return
-        files, now = [entry for entry in entries if entry.path.endswith(".json")], time.time_ns() // 1_000_000
+        files = [entry for entry in entries if entry.path.endswith(".json")]
         seen = hash(tuple((entry.path, entry.size, entry.modified) for entry in files))
         if self._whole.get(location) == seen:
             return
-        settled = [f"{location}/_refs/{entry.path}" for entry in files if abs(now - entry.modified) > _SETTLED_MS]
         with lance_errors(location):
-            broken = [file for file in settled if _is_broken(file)]
-            for file in broken:
-                self._delete_broken(location, file)
-        if not broken and len(settled) == len(files):
+            broken = [entry for entry in files if _is_broken(f"{location}/_refs/{entry.path}")]
+            for entry in broken:
+                age = abs(time.time_ns() // 1_000_000 - entry.modified)
+                time.sleep(max(_SETTLED_MS - age, 0) / 1000)
+                self._delete_broken(location, f"{location}/_refs/{entry.path}")
+        if not broken:
             if len(self._whole) >= MAX_KNOWN_TABLES:
                 self._whole = {}
             self._whole[location] = seen

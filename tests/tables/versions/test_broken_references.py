@@ -136,14 +136,18 @@ def test_repair_of_a_table_with_torn_references_goes_on(server: Server, folder: 
     assert lance.dataset(folder).branches.list().keys() == {"kept"}
 
 
-def test_file_that_was_just_written_stays(server: Server, folder: Path) -> None:
+def test_file_that_is_being_written_stays(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tear(folder, "tags", "new")
     os.utime(file)
-    server.services.storage.manifests.check_references(str(folder))
-    assert file.exists()
-    os.utime(file, (1_700_000_000, 1_700_000_000))
-    server.services.storage.manifests.check_references(str(folder))
-    assert not file.exists()
+    waited = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        file.write_bytes(b'{"branch":null,"version":1,"manifestSize":300}')
+
+    monkeypatch.setattr("tiltyard.storage.reference_files.time.sleep", sleep)
+    assert listed_tags(server) == ["kept", "new"]
+    assert [0 < seconds <= 0.5 for seconds in waited] == [True]
 
 
 @pytest.mark.parametrize(

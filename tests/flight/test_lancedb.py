@@ -92,7 +92,7 @@ def test_execute_query_async_is_described_until_it_has_finished(sql: SqlServer) 
 
 def test_cancelled_query_stops_and_frees_its_slot(sql: SqlServer) -> None:
     db = sql.lancedb()
-    running = [db.execute_query_async(ENDLESS) for _ in range(8)]  # as many as run at once
+    running = [db.execute_query_async(ENDLESS) for _ in range(6)]  # as many of one principal as run at once
     assert {query.describe().status for query in running} == {"running"}
     with pytest.raises(RuntimeError, match="already"):
         db.execute_query("SELECT 1").read_all()

@@ -76,7 +76,7 @@ class ProducedQuery:
     """A query as far as RunningQuery uses it, whose rows come, and whose end comes, when they are let through."""
 
     schema = pa.schema([])
-    tables = first_messages = ()
+    tables = grounds = first_messages = ()
     has_ended = False
 
     def __init__(self) -> None:

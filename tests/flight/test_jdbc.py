@@ -50,7 +50,7 @@ def test_metadata_describes_the_catalog(answers: dict[str, str]) -> None:
     assert answers["tables"] == f"[{films}, {numbers}, {ratings}]"
     assert answers["tables of a schema"] == "[ratings]"
     assert answers["columns"] == "[id BIGINT -5, title VARCHAR 12, owner VARCHAR 12, budget DOUBLE 8]"
-    assert answers["table types"] == "[[BASE TABLE]]"
+    assert answers["table types"] == "[[BASE TABLE], [VIEW]]"
     assert {answers[name] for name in ("primary keys", "imported keys", "exported keys", "cross reference")} == {"[]"}
 
 

@@ -307,8 +307,8 @@ ANALYZED_EXPRESSIONS = _names(
     ExtractIntervalMinutes ExtractIntervalMonths ExtractIntervalSeconds ExtractIntervalYears Factorial FindInSet
     First Flatten Floor FormatNumber FormatString FromUTCTimestamp FromUnixTime GeneratorOuter Get GetArrayItem
     GetArrayStructFields GetJsonObject GetMapValue GetStructField GetTimestamp GreaterThan GreaterThanOrEqual
-    Greatest Grouping GroupingID Hex HistogramNumeric Hmac Hour HyperLogLogPlusPlus Hypot ILike If In InSet
-    InSubquery InitCap Inline IntegralDivide IntervalDivide IsNaN IsNotNull IsNotUnknown IsNull IsUnknown
+    Greatest Grouping GroupingID Hex HistogramNumeric Hmac Hour HoursOfTime HyperLogLogPlusPlus Hypot ILike If In
+    InSet InSubquery InitCap Inline IntegralDivide IntervalDivide IsNaN IsNotNull IsNotUnknown IsNull IsUnknown
     IsValidUTF8 IsValidVariant IsVariantNull JaroWinkler JsonObjectKeys JsonToStructs JsonTuple
     KnownFloatingPointNormalized KnownNotNull KnownNullable Kurtosis Lag LambdaFunction Last LastDay
     LateralColumnAliasReference LateralSubquery Lead Least Left Length LengthOfJsonArray LessThan LessThanOrEqual
@@ -317,23 +317,24 @@ ANALYZED_EXPRESSIONS = _names(
     MakeTimestampFromDateTime MakeTimestampLTZ MakeTimestampLTZNanos MakeTimestampNTZ MakeTimestampNTZNanos
     MakeValidUTF8 MakeYMInterval MapConcat MapContainsKey MapEntries MapFilter MapFromArrays MapFromEntries MapKeys
     MapSort MapValues MapZipWith Mask Max MaxBy MaxMinByK Md5 Median MicrosToTimestamp MillisToTimestamp Min MinBy
-    Minute Mode MonotonicallyIncreasingID Month MonthName MonthsBetween MultiAlias Multiply MultiplyDTInterval
-    MultiplyInterval MultiplyYMInterval Murmur3Hash NTile NaNvl NamedLambdaVariable NanosTimestampCast
-    NanosToTimestamp NextDay Not NotLikeAll NotLikeAny Now NthValue NullIf NullIfResult NullIfZero Nvl Nvl2
-    OctetLength Or OuterReference Overlay ParseJson ParseToDate ParseToTimestamp ParseUrl PercentRank Percentile
-    PercentileCont PercentileDisc Pi PivotFirst Pmod PosExplode Pow PreciseTimestampConversion Quarter Quote RLike
-    RaiseError Rand RandStr Randn Rank RegExpCount RegExpExtract RegExpExtractAll RegExpInStr RegExpReplace
-    RegExpSubStr RegrAvgX RegrAvgY RegrCount RegrIntercept RegrR2 RegrSXX RegrSXY RegrSYY RegrSlope Remainder
-    ReplicateRows ResolvedCollation Reverse Right Rint Round RoundCeil RoundFloor RowNumber ScalarSubquery
-    SchemaOfCsv SchemaOfJson SchemaOfVariant SchemaOfVariantAgg Sec Second SecondWithFraction
-    SecondWithFractionNanos SecondsToTimestamp Sentences Sequence Sha1 Sha2 ShiftLeft ShiftRight ShiftRightUnsigned
-    Shuffle Signum Sin Sinh Size Skewness Slice SortArray SortOrder SoundEx SparkPartitionID SpecifiedWindowFrame
-    SplitPart Sqrt Stack StartsWith StddevPop StddevSamp StringDecode StringInstr StringInstrWithOccurrence
-    StringLPad StringLocate StringRPad StringRepeat StringReplace StringSpace StringSplit StringSplitSQL StringToMap
-    StringTranslate StringTrim StringTrimBoth StringTrimLeft StringTrimRight StructsToCsv StructsToJson Substring
-    SubstringIndex Subtract SubtractDates SubtractTimestamps Sum Tan Tanh TimeBucket TimestampAdd
-    TimestampAddInterval TimestampAddYMInterval TimestampDiff ToBinary ToCharacter ToDegrees ToNumber ToRadians
-    ToTimestamp ToUTCTimestamp ToUnixTimestamp ToVariantObject TransformKeys TransformValues TruncDate TruncInstant
+    Minute MinutesOfTime Mode MonotonicallyIncreasingID Month MonthName MonthsBetween MultiAlias Multiply
+    MultiplyDTInterval MultiplyInterval MultiplyYMInterval Murmur3Hash NTile NaNvl NamedLambdaVariable
+    NanosTimestampCast NanosToTimestamp NextDay Not NotLikeAll NotLikeAny Now NthValue NullIf NullIfResult
+    NullIfZero Nvl Nvl2 OctetLength Or OuterReference Overlay ParseJson ParseToDate ParseToTimestamp ParseUrl
+    PercentRank Percentile PercentileCont PercentileDisc Pi PivotFirst Pmod PosExplode Pow
+    PreciseTimestampConversion Quarter Quote RLike RaiseError Rand RandStr Randn Rank RegExpCount RegExpExtract
+    RegExpExtractAll RegExpInStr RegExpReplace RegExpSubStr RegrAvgX RegrAvgY RegrCount RegrIntercept RegrR2 RegrSXX
+    RegrSXY RegrSYY RegrSlope Remainder ReplicateRows ResolvedCollation Reverse Right Rint Round RoundCeil
+    RoundFloor RowNumber ScalarSubquery SchemaOfCsv SchemaOfJson SchemaOfVariant SchemaOfVariantAgg Sec Second
+    SecondWithFraction SecondWithFractionNanos SecondsOfTime SecondsOfTimeWithFraction SecondsToTimestamp Sentences
+    Sequence Sha1 Sha2 ShiftLeft ShiftRight ShiftRightUnsigned Shuffle Signum Sin Sinh Size Skewness Slice SortArray
+    SortOrder SoundEx SparkPartitionID SpecifiedWindowFrame SplitPart Sqrt Stack StartsWith StddevPop StddevSamp
+    StringDecode StringInstr StringInstrWithOccurrence StringLPad StringLocate StringRPad StringRepeat StringReplace
+    StringSpace StringSplit StringSplitSQL StringToMap StringTranslate StringTrim StringTrimBoth StringTrimLeft
+    StringTrimRight StructsToCsv StructsToJson Substring SubstringIndex Subtract SubtractDates SubtractTimes
+    SubtractTimestamps Sum Tan Tanh TimeAddInterval TimeBucket TimestampAdd TimestampAddInterval
+    TimestampAddYMInterval TimestampDiff ToBinary ToCharacter ToDegrees ToNumber ToRadians ToTimestamp
+    ToUTCTimestamp ToUnixTimestamp ToVariantObject TransformKeys TransformValues TruncDate TruncInstant
     TruncTimestamp TryAdd TryAesDecrypt TryDivide TryElementAt TryEval TryMakeInterval TryMakeTimestamp
     TryMakeTimestampFromDateTime TryMod TryMultiply TryParseUrl TrySubtract TryToBinary TryToNumber TryUrlDecode
     TryValidateUTF8 TypeOf UnBase32 UnBase64 UnaryMinus UnaryPositive UnboundedFollowing$ UnboundedPreceding$ Unhex

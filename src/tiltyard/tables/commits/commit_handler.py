@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
-from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.clocks import file_clock
 from tiltyard.storage.commit_route import Check, CommitRoute
 from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.files import is_written_since
@@ -201,6 +201,6 @@ def commit_route(ctx: Context, record: TableRecord, *, durable: bool) -> CommitR
     if not record.managed:
         return None
     route = CommitRoute(None, (str(record.id),))
-    since = None if durable else wall_clock()
+    since = None if durable else file_clock()
     namespace = CommitNamespace(ctx, since, route.checks, route.refusals, route.checked_appends, route.queued_appends)
     return replace(route, client=namespace)

@@ -1,0 +1,186 @@
+"""List the modules that one call passes: a DescribeTable, an insert, a vector query (in the server), an ingest (in the
+driver). The house's goals count them, and a reader who follows a call opens them.
+
+python scripts/trace_calls.py [--counts]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from inspect import CO_OPTIMIZED
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+
+import tiltyard
+from tiltyard.cli import main as main_command
+
+WARM_UP_CALLS = 20
+"""Calls of each kind before the one that counts: what is imported, opened and cached once is not a call's way."""
+WAIT_SECONDS = 60.0
+STREAM = "application/vnd.apache.arrow.stream"
+
+
+class Trace:
+    """The modules of Tiltyard whose functions are called, in the order of their first call."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, int] = {}
+        self.active = False
+
+    def install(self) -> None:
+        """See the calls of this thread and of those that start from now on."""
+        threading.setprofile(self._see)
+        sys.setprofile(self._see)
+
+    def _see(self, frame: FrameType, event: str, _: object) -> None:
+        if self.active and event == "call" and frame.f_code.co_flags & CO_OPTIMIZED:  # no bodies of modules and classes
+            name = str(frame.f_globals.get("__name__"))
+            if name.startswith("tiltyard."):
+                self.modules[name] = self.modules.get(name, 0) + 1
+
+
+class TracedServer:
+    """`tiltyard serve` on a new root in a process of its own, which traces itself between two signals."""
+
+    def __init__(self, folder: Path) -> None:
+        self._result = folder / "trace.json"
+        log = folder / "log"
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(  # noqa: S603  # ourselves
+                [sys.executable, __file__, "--serve", str(folder)], stdout=sink, stderr=sink, env=dict(os.environ)
+            )
+        self.url = _wait(lambda: re.search(r"on (https?://\S+)", log.read_text()), log)[1]
+
+    def trace(self, call: Callable[[], object]) -> dict[str, int]:
+        """Return the modules that a call passes once it is warm, each with how many functions were called."""
+        for _ in range(WARM_UP_CALLS):
+            call()
+        time.sleep(1)  # what follows a call in the background is none of the next one's
+        self._signal(signal.SIGUSR1)
+        call()
+        self._signal(signal.SIGUSR2)
+        return dict(json.loads(self._result.read_text()))
+
+    def _signal(self, number: signal.Signals) -> None:
+        self._result.unlink(missing_ok=True)
+        self._process.send_signal(number)
+        _wait(self._result.exists, self._result)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait(WAIT_SECONDS)
+
+
+def serve(folder: Path) -> None:
+    """Run the server with a trace that SIGUSR1 begins and SIGUSR2 writes to `trace.json`."""
+    trace = Trace()
+
+    def answer(number: int, _: object) -> None:
+        trace.active = number == signal.SIGUSR1
+        if trace.active:
+            trace.modules.clear()
+        making = folder / "trace.making"
+        making.write_text(json.dumps(trace.modules))
+        making.rename(folder / "trace.json")
+
+    trace.install()
+    signal.signal(signal.SIGUSR1, answer)
+    signal.signal(signal.SIGUSR2, answer)
+    main_command(["serve", "--root", str(folder / "root"), "--port", "0", "--workers", "1"])
+
+
+def post(url: str, body: Mapping[str, Any] | bytes) -> bytes:
+    """Return the body of an answer. Raises HTTPError for an error."""
+    is_arrow = isinstance(body, bytes)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": STREAM if is_arrow else "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:  # noqa: S310  # our own server
+        return bytes(answer.read())
+
+
+def rows(count: int, dimension: int = 8) -> bytes:
+    """Return an Arrow stream of ids and vectors."""
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(range(count * dimension), pa.float32()), dimension)
+    table = pa.table({"id": pa.array(range(count), pa.int64()), "vector": vectors})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def trace_server(folder: Path) -> dict[str, dict[str, int]]:
+    """Return the modules of each call of a server."""
+    server = TracedServer(folder)
+    try:
+        table = f"{server.url}/v1/table/docs"
+        post(f"{table}/create", rows(256))
+        query = {"vector": {"single_vector": [0.0] * 8}, "k": 10, "columns": {"column_names": ["id"]}}
+        return {
+            "DescribeTable": server.trace(lambda: post(f"{table}/describe", {})),
+            "insert": server.trace(lambda: post(f"{table}/insert?mode=append", rows(1))),
+            "vector query": server.trace(lambda: post(f"{table}/query", query)),
+        }
+    finally:
+        server.close()
+
+
+def trace_ingest(folder: Path) -> dict[str, int]:
+    """Return the modules that an ingest of a CSV file passes in the driver, once one has run."""
+    source = folder / "rows.csv"
+    source.write_text("id,text\n1,a\n2,b\n")
+    trace = Trace()
+    docs = tiltyard.connect(str(folder / "lake")).table("docs")
+    docs.ingest(str(source))
+    trace.install()
+    trace.active = True
+    docs.ingest(str(source), mode="append")
+    trace.active = False
+    sys.setprofile(None)
+    return trace.modules
+
+
+def _wait(look: Callable[[], Any], log: Path) -> Any:
+    until = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < until:
+        if found := look():
+            return found
+        time.sleep(0.02)
+    raise RuntimeError(log.read_text(errors="replace") if log.exists() else f"{log.name} was not written.")
+
+
+def main() -> None:
+    """Trace the calls, and print their modules."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counts", action="store_true", help="numbers alone, without the modules")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        found = trace_server(Path(folder)) | {"ingest": trace_ingest(Path(folder))}
+    for call, modules in found.items():
+        print(f"{call}: {len(modules)} modules, {sum(modules.values())} calls of functions")
+        if not arguments.counts:
+            print("".join(f"    {name.removeprefix('tiltyard.')} {count}\n" for name, count in modules.items()))
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

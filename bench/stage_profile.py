@@ -50,7 +50,6 @@ RULES: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     ("tiltyard.api.bodies", None, "parse"),
     ("tiltyard.model.ids", None, "parse"),
     ("tiltyard.api.authentication", None, "authenticate"),
-    ("tiltyard.api.browser_security", None, "authenticate"),
     ("tiltyard.identity", None, "authenticate"),
     ("tiltyard.access", None, "authorize"),
     ("tiltyard.model.operations", frozenset({"authorize"}), "authorize"),

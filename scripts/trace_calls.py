@@ -39,7 +39,7 @@ class Trace:
     """The modules of Tiltyard whose functions are called, in the order of their first call."""
 
     def __init__(self) -> None:
-        self.modules: dict[str, int] = {}
+        self.modules: dict[str, list[str]] = {}
         self.active = False
 
     def install(self) -> None:
@@ -51,7 +51,7 @@ class Trace:
         if self.active and event == "call" and frame.f_code.co_flags & CO_OPTIMIZED:  # no bodies of modules and classes
             name = str(frame.f_globals.get("__name__"))
             if name.startswith("tiltyard."):
-                self.modules[name] = self.modules.get(name, 0) + 1
+                self.modules.setdefault(name, []).append(frame.f_code.co_name)
 
 
 class TracedServer:
@@ -66,8 +66,8 @@ class TracedServer:
             )
         self.url = _wait(lambda: re.search(r"on (https?://\S+)", log.read_text()), log)[1]
 
-    def trace(self, call: Callable[[], object]) -> dict[str, int]:
-        """Return the modules that a call passes once it is warm, each with how many functions were called."""
+    def trace(self, call: Callable[[], object]) -> dict[str, list[str]]:
+        """Return the modules that a call passes once it is warm, each with the functions that were called."""
         for _ in range(WARM_UP_CALLS):
             call()
         time.sleep(1)  # what follows a call in the background is none of the next one's
@@ -124,7 +124,7 @@ def rows(count: int, dimension: int = 8) -> bytes:
     return bytes(sink.getvalue())
 
 
-def trace_server(folder: Path) -> dict[str, dict[str, int]]:
+def trace_server(folder: Path) -> dict[str, dict[str, list[str]]]:
     """Return the modules of each call of a server."""
     server = TracedServer(folder)
     try:
@@ -140,7 +140,7 @@ def trace_server(folder: Path) -> dict[str, dict[str, int]]:
         server.close()
 
 
-def trace_ingest(folder: Path) -> dict[str, int]:
+def trace_ingest(folder: Path) -> dict[str, list[str]]:
     """Return the modules that an ingest of a CSV file passes in the driver, once one has run."""
     source = folder / "rows.csv"
     source.write_text("id,text\n1,a\n2,b\n")
@@ -176,9 +176,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = trace_server(Path(folder)) | {"ingest": trace_ingest(Path(folder))}
     for call, modules in found.items():
-        print(f"{call}: {len(modules)} modules, {sum(modules.values())} calls of functions")
+        print(f"{call}: {len(modules)} modules, {sum(map(len, modules.values()))} calls of functions")
         if not arguments.counts:
-            print("".join(f"    {name.removeprefix('tiltyard.')} {count}\n" for name, count in modules.items()))
+            for name, functions in modules.items():
+                print(f"    {name.removeprefix('tiltyard.')}: {', '.join(dict.fromkeys(functions))}")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,10 @@ import msgspec
 from lance_namespace.errors import ServiceUnavailableError, UnsupportedOperationError
 from msgspec import structs
 
-from tiltyard.api.authentication import RequestAuthentication
-from tiltyard.api.binding import Headers, QueryString, Segments, context_entries, parse_query
-from tiltyard.api.bodies.byte_ranges import requested_range
+from tiltyard.api.authentication import RequestAuthentication, check_single
+from tiltyard.api.binding import Headers, QueryString, Segments, context_entries, parse_query, read_freshness
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY
 from tiltyard.api.bodies.uploads import read_body
-from tiltyard.api.browser_security import check_single
 from tiltyard.api.connection_limits import RECOGNIZE, Connections
 from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.exchange import Exchange, Receive, Send
@@ -31,7 +29,6 @@ from tiltyard.api.execution.threaded import ThreadPools
 from tiltyard.api.idempotency.requests import REPLAYED, IdempotentRequests, Replay
 from tiltyard.api.lancedb import dialect
 from tiltyard.api.lancedb.databases import DATABASE_HEADER, Databases, qualify, relative_response
-from tiltyard.api.lancedb.freshness import read_freshness
 from tiltyard.api.metrics_history import MetricsHistory
 from tiltyard.api.pages import PATHS, Pages
 from tiltyard.api.request_limits import Limits
@@ -88,7 +85,7 @@ class Api:
         headers: Headers = dict(scope["headers"])
         log = self._log.start(scope, self._request_id(headers))
         is_lancedb = dialect.is_lancedb_request(scope["raw_path"], scope["query_string"], headers)
-        exchange = Exchange(scope, receive, send, log, is_lancedb)
+        exchange = Exchange(scope, headers, receive, send, log, is_lancedb)
         try:
             if is_tracked():
                 with traced(log, headers):
@@ -178,13 +175,12 @@ class Api:
         assert handler is not None
         ctx = log.ctx = Context(self._services, exchange.request_id, context_entries(headers), principal=principal)
         self._limits.check_rate(ctx, log.address)
-        exchange.idempotent = self._idempotent_requests.open(
-            route.operation, handler, scope, headers, principal, exchange.is_lancedb
-        )
+        if handler.changes:
+            exchange.idempotent = self._idempotent_requests.open(
+                route.operation, handler, scope, headers, principal, exchange.is_lancedb
+            )
         if (freshness := read_freshness(headers)) is not None:
             ctx = log.ctx = structs.replace(ctx, freshness=freshness)
-        exchange.accept = headers.get(b"accept", b"")
-        exchange.byte_range = requested_range(headers)
         return ctx
 
     async def _enter_database(self, ctx: Context, headers: Headers, exchange: Exchange) -> Context:

@@ -1,4 +1,4 @@
-"""Bind a request to its model: path, query string, headers and body.
+"""Bind a request to its model: path, query string, headers and body; read the headers of its context, too.
 
 The query wins over the body where both name a field; the id of the path has to agree with the one in the body. Unknown
 fields and parameters are refused for our own operations, and ignored for those of the specification and of lancedb:
@@ -8,6 +8,7 @@ fields and parameters are refused for our own operations, and ignored for those 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, get_args, get_type_hints
 from urllib.parse import parse_qsl
@@ -16,6 +17,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.context import NO_ENTRIES
+from tiltyard.model.freshness import Freshness
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, decode_segment, parse_id
 from tiltyard.model.spec import Operation, Shape, models
 
@@ -26,6 +28,16 @@ SHORT_QUERY = 64
 CONTEXT_HEADER = b"x-lance-ctx-"
 TABLE_LOCATION = b"x-lance-table-location"
 TABLE_PROPERTIES = b"x-lance-table-properties"
+MIN_VERSION = b"x-lancedb-min-version"
+"""The version that the client wrote last."""
+MIN_READ_VERSION = b"x-lancedb-min-read-version"
+"""The version that the client has read."""
+MIN_TIMESTAMP = b"x-lancedb-min-timestamp"
+"""When the client wants all commits of before."""
+
+_MAX_VERSION = 2**63 - 1
+_MAX_TIMESTAMP_BYTES = 64
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 Segments = dict[str, bytes]
 """Raw path segments by name."""
@@ -144,6 +156,34 @@ def context_entries(headers: Headers) -> Mapping[str, str]:
         for name in headers
         if name.startswith(CONTEXT_HEADER)
     }
+
+
+def read_freshness(headers: Headers) -> Freshness | None:
+    """Return how fresh a response has to be for a client of lancedb, which reads its own writes and never an older
+    state than before; None for any state. Raises InvalidInputError.
+    """
+    timestamp = headers.get(MIN_TIMESTAMP)
+    if timestamp is None and MIN_VERSION not in headers and MIN_READ_VERSION not in headers:
+        return None
+    versions = [_version(name, headers[name]) for name in (MIN_VERSION, MIN_READ_VERSION) if name in headers]
+    return Freshness(max(versions, default=0), 0 if timestamp is None else _milliseconds(timestamp))
+
+
+def _version(name: bytes, text: bytes) -> int:
+    if text.isdigit() and len(text) <= len(str(_MAX_VERSION)) and int(text) <= _MAX_VERSION:
+        return int(text)
+    raise InvalidInputError(f"The header {name.decode()} is the number of a version.")
+
+
+def _milliseconds(text: bytes) -> int:
+    """Parse a timestamp of RFC 3339, rounded up. Raises InvalidInputError."""
+    try:
+        parsed = datetime.fromisoformat(text[:_MAX_TIMESTAMP_BYTES].decode("ascii"))
+    except ValueError:
+        parsed = None
+    if parsed is None or parsed.tzinfo is None or len(text) > _MAX_TIMESTAMP_BYTES:
+        raise InvalidInputError(f"The header {MIN_TIMESTAMP.decode()} is a time in RFC 3339, with its offset from UTC.")
+    return -((_EPOCH - parsed) // timedelta(milliseconds=1))
 
 
 def decode_json(body: bytes, kind: Any, source: str = "The body") -> Any:

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.databases import ROOT_DATABASE
-from tiltyard.api.browser_security import SECURITY_HEADERS, SECURITY_LINES
 from tiltyard.api.lancedb.dialect import VERSION_HEADER
 
 if TYPE_CHECKING:
+    from tiltyard.api.binding import Headers
     from tiltyard.api.bodies.uploads import MemoryBody, StreamedBody
     from tiltyard.api.deadlines import Deadline
     from tiltyard.api.idempotency.requests import IdempotentRequest
@@ -37,6 +37,14 @@ NO_CONTENT = 204
 
 Header = tuple[bytes, bytes]
 
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+)
+SECURITY_LINES = b"".join(b"%s: %s\r\n" % pair for pair in SECURITY_HEADERS)
+"""The same as header lines."""
 _VERSION_LINE = b"%s: %s\r\n" % VERSION_HEADER
 
 
@@ -45,7 +53,6 @@ class Exchange:
 
     - `is_lancedb`: its client speaks lancedb's remote protocol.
     - `body`: bytes of JSON, or an upload of Arrow, once they are there.
-    - `byte_range`: the header `Range`, unless it is to be ignored.
     - `feed`: the task that feeds a streamed upload while it comes in.
     - `database`: the namespace that its ids are relative to.
     - `deadline`: set where the client gave its request a time.
@@ -56,13 +63,12 @@ class Exchange:
     __slots__ = (
         "_send",
         "_send_whole",
-        "accept",
         "body",
-        "byte_range",
         "database",
         "deadline",
         "extensions",
         "feed",
+        "headers",
         "idempotent",
         "is_lancedb",
         "log",
@@ -74,8 +80,15 @@ class Exchange:
     )
 
     def __init__(
-        self, scope: dict[str, Any], receive: Receive, send: Send, log: LoggedRequest, is_lancedb: bool
+        self,
+        scope: dict[str, Any],
+        headers: Headers,
+        receive: Receive,
+        send: Send,
+        log: LoggedRequest,
+        is_lancedb: bool,
     ) -> None:
+        self.headers = headers
         self.receive = receive
         self._send = send
         self.extensions: dict[str, Any] = scope.get("extensions", _NO_EXTENSIONS)
@@ -84,8 +97,6 @@ class Exchange:
         self.log = log
         self.request_id = log.request_id
         self.is_lancedb = is_lancedb
-        self.accept = b""
-        self.byte_range: bytes | None = None
         self.body: bytes | MemoryBody | StreamedBody | None = None
         self.feed: asyncio.Task[None] | None = None
         self.database = ROOT_DATABASE

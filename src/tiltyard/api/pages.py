@@ -12,14 +12,13 @@ from lance_namespace.errors import ErrorCode, LanceNamespaceError
 
 from tiltyard import __version__
 from tiltyard.api import metrics, oauth
-from tiltyard.api.browser_security import check_single, is_own_page
+from tiltyard.api.authentication import RequestAuthentication, check_single, is_own_page
 from tiltyard.api.errors import HttpError
 from tiltyard.api.openapi import openapi_json
 from tiltyard.context import Context, Services
 from tiltyard.model.spec import JSON
 
 if TYPE_CHECKING:
-    from tiltyard.api.authentication import RequestAuthentication
     from tiltyard.api.binding import Headers
     from tiltyard.api.connection_limits import Connections
     from tiltyard.api.exchange import Exchange

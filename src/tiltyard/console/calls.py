@@ -18,7 +18,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.api.browser_security import is_own_page
+from tiltyard.api.authentication import is_own_page
 from tiltyard.api.errors import error_response
 from tiltyard.api.metrics import is_local_request
 from tiltyard.context import Context

@@ -23,7 +23,6 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY, HAND_OVER, BodyReader
-from tiltyard.api.browser_security import SECURITY_LINES
 from tiltyard.api.connection_limits import (
     CONNECTIONS,
     RECOGNIZE,
@@ -32,7 +31,7 @@ from tiltyard.api.connection_limits import (
     Progress,
     unacknowledged_bytes,
 )
-from tiltyard.api.exchange import SEND_WHOLE, WATCH_CLIENT
+from tiltyard.api.exchange import SECURITY_LINES, SEND_WHOLE, WATCH_CLIENT
 from tiltyard.model.spec.models import ErrorResponse
 from tiltyard.server.request_cycle import RequestCycle
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api.lancedb.freshness import MIN_READ_VERSION, MIN_TIMESTAMP, MIN_VERSION, read_freshness
+from tiltyard.api.binding import MIN_READ_VERSION, MIN_TIMESTAMP, MIN_VERSION, read_freshness
 from tiltyard.model.freshness import Freshness
 
 

@@ -40,7 +40,7 @@ class Inline:
         response = handler.function(authorized, request)
         if isinstance(response, msgspec.Struct):
             return response
-        return encode_response(response, media_type(exchange.accept), self._max_result_bytes)
+        return encode_response(response, media_type(exchange.headers.get(b"accept", b"")), self._max_result_bytes)
 
 
 class SharedCalls:

@@ -15,7 +15,7 @@ from lance_namespace.errors import ServiceUnavailableError
 from msgspec import structs
 
 from tiltyard.api.bodies.arrow_responses import Download, ResponseTooLargeError, encode_response, media_type
-from tiltyard.api.bodies.byte_ranges import ByteDownload
+from tiltyard.api.bodies.byte_ranges import ByteDownload, requested_range
 from tiltyard.api.deadlines import Deadline, DeadlineExceededError, earliest
 from tiltyard.api.exchange import wait_for_disconnect
 from tiltyard.api.execution.threaded import executor_for
@@ -64,13 +64,17 @@ class Query:
         pool = executor_for(self._pool, ctx, exchange.log.address)
         query = RunningQuery(pool, deadline, slot, exchange.watch_client())
         ctx = structs.replace(ctx, check_deadline=query.check)
-        function, media, limit = self._handler.function, media_type(exchange.accept), self._max_result_bytes
+        function, media, limit = (
+            self._handler.function,
+            media_type(exchange.headers.get(b"accept", b"")),
+            self._max_result_bytes,
+        )
 
         def work() -> Any:
             query.check()  # it may have waited long for its thread
             response = function(ctx, request)
             reach(Point.BEFORE_ANSWER)
-            return encode_response(response, media, limit, exchange.byte_range)
+            return encode_response(response, media, limit, requested_range(exchange.headers))
 
         response = await query.run(work)
         return Stream(response, query) if isinstance(response, DOWNLOADS) and not response.complete else response

@@ -43,7 +43,7 @@ class RequestKey:
 def read_key(
     handler: Handler, scope: dict[str, Any], headers: Headers, principal: Principal, is_lancedb: bool
 ) -> RequestKey | None:
-    """Return the key of a request; None for one without a key, or whose operation takes none.
+    """Return the key of a request; None for one without a key, or whose operation, a change, takes none.
 
     Raises InvalidInputError for a header Idempotency-Key that is too long.
     """
@@ -51,7 +51,7 @@ def read_key(
     is_request_id = key is None
     if is_request_id and is_lancedb:
         key = headers.get(REQUEST_ID)
-    if key is None or not handler.changes or not handler.keyed:
+    if key is None or not handler.keyed:
         return None
     if not 0 < len(key) <= MAX_KEY_BYTES:
         if is_request_id:

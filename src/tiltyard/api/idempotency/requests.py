@@ -90,7 +90,7 @@ class IdempotentRequests:
 
         Raises InvalidInputError for a header Idempotency-Key that is too long.
         """
-        if not handler.changes or not self._leases.retention_ms:
+        if not self._leases.retention_ms:
             return None
         key = read_key(handler, scope, headers, principal, is_lancedb)
         return None if key is None else IdempotentRequest(self._leases, key, operation, handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
-from tiltyard.api.browser_security import check_page, check_single
+from tiltyard.api.authentication import check_page, check_single
 
 OWN = b"127.0.0.1:2333"
 

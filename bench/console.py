@@ -19,7 +19,7 @@ from bench.data import rows
 from bench.load import Address
 from bench.servers import Server
 from tiltyard import Namespace
-from tiltyard.bootstrap import open_services, register_operations
+from tiltyard.bootstrap import open_services
 from tiltyard.config import load_settings
 from tiltyard.model.ids import Id
 
@@ -44,7 +44,6 @@ PAGES = (
 
 def fill(root: Path, tables: int) -> None:
     """Make a namespace with so many declared tables, and a table with rows in the root."""
-    register_operations()
     services = open_services(load_settings({"root": str(root)}))
     services.store.create_namespace(Id(("wide",)), {})
     for first in range(0, tables, AT_ONCE):
@@ -55,7 +54,7 @@ def fill(root: Path, tables: int) -> None:
                 for name in names
             ]
         )
-    services.store.close()
+    services.close()
     sink = pa.BufferOutputStream()
     batch = rows(ROWS)
     with pa.ipc.new_stream(sink, batch.schema) as writer:

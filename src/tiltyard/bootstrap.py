@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+from functools import cache
 
 from lance_namespace.errors import LanceNamespaceError
 
@@ -31,6 +32,7 @@ from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackof
 from tiltyard.tables.upkeep.change_log import ChangeLog
 
 
+@cache
 def register_operations() -> None:
     """Import every module of `catalog`, `tables` and `identity`, whose decorators register operations and jobs."""
     for package in (tiltyard.catalog, tiltyard.tables, tiltyard.identity):
@@ -39,11 +41,13 @@ def register_operations() -> None:
 
 
 def open_services(settings: Settings, *, database_alone: bool = False) -> Services:
-    """Open the services of a server or a worker; the database is migrated if it is older than the code.
+    """Open the services of a process, whose operations are registered; `Services.close` closes all of them.
 
+    The database is migrated if it is older than the code.
     For operations that need the `database_alone`, the storage is not tried, and the mounts of the settings not made.
     Raises StorageError, StoreVersionError, ServiceUnavailableError, ConfigError: each one sentence for the operator.
     """
+    register_operations()
     database = settings.database_url
     try:
         secret_keys = read_secret_keys(settings.secret_keys)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -90,6 +91,27 @@ class Services:
     recent_keys: RecentKeys = field(default_factory=RecentKeys)
     contention: Contention = field(default_factory=Contention)
     sql_processes: QueryProcesses | None = None
+
+    def close(self) -> None:
+        """Write what waits to be written, stop what runs in the background, and close the database.
+
+        Each of them is closed whatever the others raise; the first error is raised at the end.
+        """
+        with ExitStack() as closing:  # the last one first
+            closing.callback(self.store.close)
+            closing.callback(self.storage.close)
+            closing.callback(self.sql_sessions.close)
+            if self.sql_processes is not None:
+                closing.callback(self.sql_processes.close)
+            closing.callback(self.mounts.close)
+            closing.callback(self.change_log.flush)
+            closing.callback(self.finalized_log.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)

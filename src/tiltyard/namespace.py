@@ -30,7 +30,7 @@ from lance_namespace.errors import (
 
 from tiltyard.api.bodies.arrow_responses import encode
 from tiltyard.api.bodies.uploads import MemoryBody
-from tiltyard.bootstrap import open_services, register_operations
+from tiltyard.bootstrap import open_services
 from tiltyard.config import load_settings
 from tiltyard.context import Context
 from tiltyard.identity import in_process_principal
@@ -65,15 +65,14 @@ class Namespace(upstream.LanceNamespace):
         **properties: Any,
     ) -> None:
         self._properties = {"root": root, "db": db, **properties}
-        register_operations()
-        self._bound = bound_operations()
         self._services = open_services(load_settings(self._properties))
+        self._bound = bound_operations()
         try:
             self._principal = (
                 in_process_principal(self._services.store, principal) if isinstance(principal, str) else principal
             )
         except LanceNamespaceError:
-            self._services.store.close()
+            self._services.close()
             raise
         # Where nobody calls close(): what the log has yet to mark is marked by its timer, or when Python ends.
         _open_logs.add(self._services.finalized_log)
@@ -90,11 +89,7 @@ class Namespace(upstream.LanceNamespace):
         """Stop the background threads, and close the database."""
         if self._services.settings.jobs:
             self._worker.stop(STOP_SECONDS)
-        self._services.finalized_log.close()
-        self._services.change_log.flush()
-        self._services.mounts.close()
-        self._services.storage.close()
-        self._services.store.close()
+        self._services.close()
 
     def __enter__(self) -> Self:
         return self

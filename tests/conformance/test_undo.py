@@ -242,7 +242,7 @@ def test_commands_undrop_gc_and_repair_beside_a_running_server(tmp_path: Path) -
 
 
 def test_gc_command_of_one_table_takes_no_unknown_folders(tmp_path: Path) -> None:
-    open_services(Settings(root=str(tmp_path))).store.close()
+    open_services(Settings(root=str(tmp_path))).close()
     assert "leave out the table's name" in tiltyard(tmp_path, "gc", "films", "--unknown-folders", status=1)
 
 
@@ -256,7 +256,7 @@ def test_gc_command_counts_the_unknown_folders_that_it_removed(tmp_path: Path, m
         ctx.store.insert_table(("back",), back, {}, registered=True)
         return folders
 
-    open_services(Settings(root=str(tmp_path))).store.close()  # as a server has left it
+    open_services(Settings(root=str(tmp_path))).close()  # as a server has left it
     monkeypatch.setattr(garbage, "find_unknown_folders", look_and_let_register)
     output = tiltyard(tmp_path, "gc", "--unknown-folders", "--gc-safety-days", "0")
     assert back in output and gone in output and "Removed 1 unknown folders" in output

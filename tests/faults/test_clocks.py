@@ -77,5 +77,5 @@ def test_store_on_a_machine_of_another_time_has_the_time_of_the_database(
         assert abs(store.describe_transaction(queued.id).created_at - before) < 30_000
         services = open_services(Settings(root=str(tmp_path), db=database))
         assert abs(services.started_at - before) < 30_000
-        services.store.close()
+        services.close()
     postgres.drop_database(database)

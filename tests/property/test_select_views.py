@@ -94,4 +94,4 @@ def test_view_of_any_history_has_the_rows_of_its_query(kind: str, query: str, st
         for step, number in steps:
             table.do(step, number)
         table.refresh()
-        table.server.services.store.close()
+        table.server.services.close()

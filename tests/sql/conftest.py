@@ -88,4 +88,4 @@ class Queries:
 def queries(tmp_path: Path) -> Iterator[Queries]:
     made = Queries(tmp_path / "root")
     yield made
-    made.services.store.close()
+    made.services.close()

@@ -119,7 +119,7 @@ def queries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queries]:
     for reader in POLICIES:
         made.grant(reader, "read", namespace=())
     yield made
-    made.services.store.close()
+    made.services.close()
 
 
 @pytest.mark.parametrize("reader", [None, *POLICIES])

@@ -55,7 +55,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queries]:
     for name in INDEXED:
         dataset.create_scalar_index(name, "BITMAP" if name == "count" else "BTREE")
     yield queries
-    queries.services.store.close()
+    queries.services.close()
 
 
 def answer(queries: Queries, query: str, parameters: Sequence[pa.Scalar] = (), reader: str | None = None) -> Any:

@@ -17,4 +17,4 @@ def server(tmp_path: Path) -> Iterator[Server]:
     """A server with a catalog and a storage of its own."""
     running = Server(tmp_path / "root", conflict_timeout=60.0)
     yield running
-    running.services.store.close()
+    running.services.close()

@@ -54,7 +54,7 @@ def connect(
             ctx = Context(services, "cli", principal=OPERATOR)
             yield lambda name, /, **fields: _run_in_process(ctx, name, fields)
         finally:
-            services.store.close()
+            services.close()
     except LanceNamespaceError as error:
         refuse(describe_failure(error, str(error)), status_of(error))
 
@@ -93,4 +93,4 @@ def open_context(settings: Settings) -> Iterator[Context]:
     except LanceNamespaceError as error:
         refuse(str(error), status_of(error))
     finally:
-        services.store.close()
+        services.close()

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.api.app import Api
 from tiltyard.api.connection_limits import CONNECTIONS, Connections
-from tiltyard.bootstrap import open_services, register_operations
+from tiltyard.bootstrap import open_services
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.runtime.fatal import describe, refuse
@@ -65,10 +65,8 @@ class Application:
         self._console = ConsoleMount(self._api.shared) if settings.console else None
         self._flight_address = flight
         self._flight: FlightListener | None = None
-        self._worker = Worker(services, services.settings.jobs)
         # Of several server processes none runs jobs: each would start a Spark of its own.
-        self._drivers = job_drivers(services) if services.settings.workers == 1 else None
-        self._heartbeat = Heartbeat(services, "server", self._worker, self._drivers)
+        self._work = BackgroundWork(services, "server", settings.jobs, has_drivers=settings.workers == 1)
 
     async def __call__(
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
@@ -89,11 +87,7 @@ class Application:
     ) -> None:
         await receive()
         scope["state"][CONNECTIONS] = self._connections
-        if self._services.settings.jobs:
-            self._worker.start()
-        if self._drivers:
-            self._drivers.start()
-        self._heartbeat.start()
+        self._work.start()
         self._services.storage.availability.start()
         self._services.store.share_reads(asyncio.get_running_loop().call_soon)
         tune_garbage_collector()
@@ -106,21 +100,39 @@ class Application:
         await receive()
         if self._flight is not None:
             await self._flight.stop()
+        self._work.stop()
+        self._api.close()
+        self._services.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+class BackgroundWork:
+    """What a process does besides requests: queued transactions, jobs of the pipeline, its heartbeat."""
+
+    def __init__(
+        self, services: Services, kind: Literal["server", "worker"], threads: int, *, has_drivers: bool
+    ) -> None:
+        """`kind` is what the catalog calls the process; without `threads` it runs no transactions."""
+        self._worker = Worker(services, threads)
+        self._runs_transactions = threads > 0
+        self._drivers = job_drivers(services) if has_drivers else None
+        self._heartbeat = Heartbeat(services, kind, self._worker, self._drivers)
+
+    def start(self) -> None:
+        """Start the threads."""
+        if self._runs_transactions:
+            self._worker.start()
+        if self._drivers:
+            self._drivers.start()
+        self._heartbeat.start()
+
+    def stop(self) -> None:
+        """Stop them, within seconds: what still runs then is queued again."""
         if self._drivers:
             self._drivers.stop(DRIVER_SECONDS)
-        if self._services.settings.jobs:
+        if self._runs_transactions:
             self._worker.stop(WORKER_SECONDS)
         self._heartbeat.stop(HEARTBEAT_SECONDS)
-        self._api.close()
-        self._services.finalized_log.close()
-        self._services.change_log.flush()
-        self._services.mounts.close()
-        if self._services.sql_processes is not None:
-            self._services.sql_processes.close()
-        self._services.sql_sessions.close()
-        self._services.storage.close()
-        self._services.store.close()
-        await send({"type": "lifespan.shutdown.complete"})
 
 
 def open_services_or_refuse(settings: Settings, *, database_alone: bool = False) -> Services:
@@ -130,7 +142,6 @@ def open_services_or_refuse(settings: Settings, *, database_alone: bool = False)
         set_up_tracing(settings)
         raise_descriptor_limit()
         keep_large_buffers()
-        register_operations()
         services = open_services(settings, database_alone=database_alone)
         return replace(services, sql_processes=QueryProcesses(settings, partial(start_query_process, settings)))
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:

@@ -29,19 +29,15 @@ from tiltyard.server.log_setup import set_up_logging
 from tiltyard.server.memory import release_when_idle
 from tiltyard.server.process import (
     BALANCING_LOOP,
-    DRIVER_SECONDS,
-    HEARTBEAT_SECONDS,
-    WORKER_SECONDS,
     Application,
+    BackgroundWork,
     exit_now,
     exit_on_signals,
     http_server,
-    job_drivers,
     open_services_or_refuse,
 )
 from tiltyard.server.startup_checks import announce_access, check_exposure, url_scheme
 from tiltyard.server.supervisor import NeverServedError, Supervisor
-from tiltyard.worker import Heartbeat, Worker
 
 PORT_SECONDS = 15.0
 """How long a start waits for a port: longer than processes drain whose parent was killed."""
@@ -71,7 +67,7 @@ def run_server(settings: Settings) -> None:
     if settings.console:
         print(f"The console is at {console_url(url, host)}", file=sys.stderr, flush=True)
     if server is None:
-        services.store.close()
+        services.close()
         _supervise(settings, listener, flight)
     else:
         with shared_connection_counts(1) if settings.tls_certificate else nullcontext():
@@ -104,25 +100,17 @@ def _supervise(settings: Settings, listener: socket.socket, flight: FlightAddres
 def run_worker(settings: Settings) -> None:
     """Run queued work until a signal stops it."""
     services = open_services_or_refuse(settings)
-    worker = Worker(services, max(1, settings.jobs))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    drivers = job_drivers(services)
-    heartbeat = Heartbeat(services, "worker", worker, drivers)
+    work = BackgroundWork(services, "worker", max(1, settings.jobs), has_drivers=True)
     release_when_idle()
-    worker.start()
-    if drivers:
-        drivers.start()
-    heartbeat.start()
+    work.start()
     print(f"Tiltyard works on {settings.root}", file=sys.stderr, flush=True)
     stop.wait()
-    if drivers:
-        drivers.stop(DRIVER_SECONDS)
-    worker.stop(WORKER_SECONDS)
-    heartbeat.stop(HEARTBEAT_SECONDS)
+    work.stop()
     flush_spans()
-    services.store.close()
+    services.close()
     exit_now()
 
 

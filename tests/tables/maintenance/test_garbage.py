@@ -60,7 +60,7 @@ def careless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]
         bucket = objects.new_bucket(f"gc-{time.time_ns()}")
         running = Server(f"{bucket}/tables", storage_options=objects.options, **settings)  # type: ignore[arg-type]  # a root may be a URI
     yield running
-    running.services.store.close()
+    running.services.close()
 
 
 class Table:
@@ -250,7 +250,7 @@ def test_collect_of_a_table_that_another_process_commits_to_finds_a_moment_betwe
         range(100, dataset.count_rows() - 1, -1)
     )
     for server in (first, second):
-        server.services.store.close()
+        server.services.close()
 
 
 def test_collect_spares_the_files_and_versions_of_shallow_clones(careless: Server) -> None:
@@ -340,7 +340,7 @@ def test_collect_spares_what_a_registered_table_keeps_in_the_folder_of_another(t
         tables.register_table(server.ctx, ask(models.RegisterTableRequest, id=name, location=location))
     assert garbage.collect(server.ctx, server.services.store.describe_table(("one",)), CollectOptions()).garbage == []
     assert lance.dataset(two).to_table() == ROWS
-    server.services.store.close()
+    server.services.close()
 
 
 def test_collect_leaves_alone_what_detached_versions_may_need(careless: Server) -> None:
@@ -365,7 +365,7 @@ def test_collect_says_that_a_long_safety_age_keeps_old_versions(tmp_path: Path) 
     table.dataset.insert(ROWS)
     collection = collect(table, keep_versions_days=0.0)
     assert collection.versions == 0 and "gc_safety_days is more" in collection.notes[0]
-    server.services.store.close()
+    server.services.close()
 
 
 def test_collect_tells_of_all_that_went_with_old_versions(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_collect_tells_of_all_that_went_with_old_versions(tmp_path: Path) -> Non
     assert collections[0].size == collections[1].size and collections[0].versions == collections[1].versions == 1
     assert ("data", orphan) in {(file.kind, file.path) for file in collections[1].garbage}
     assert orphan not in table.files
-    server.services.store.close()
+    server.services.close()
 
 
 def test_old_versions_are_not_removed_while_a_clone_of_one_is_made(careless: Server) -> None:

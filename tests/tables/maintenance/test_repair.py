@@ -178,7 +178,7 @@ def test_repair_deletes_staged_leftovers_once_they_are_old(tmp_path: Path) -> No
     leftover.write_bytes(b"x")
     fully(server, "staged leftovers")
     assert not leftover.exists()
-    server.services.store.close()
+    server.services.close()
 
 
 def test_repair_leaves_staged_manifests_that_are_recorded_while_it_looks(
@@ -202,7 +202,7 @@ def test_repair_leaves_staged_manifests_that_are_recorded_while_it_looks(
     assert repaired(server) == [("staged leftovers", True)]
     assert recorded
     assert all(staged.exists() for staged in recorded)
-    server.services.store.close()
+    server.services.close()
 
 
 def test_repair_deletes_records_of_a_branch_that_is_gone_but_of_none_in_the_making(server: Server) -> None:

@@ -39,7 +39,7 @@ def ctx(options: dict[str, str], tmp_path: Any) -> Iterator[Context]:
     )
     services = open_services(settings)
     yield Context(services)
-    services.store.close()
+    services.close()
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def counted(
     )
     services = open_services(settings)
     yield Context(services)
-    services.store.close()
+    services.close()
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def other_machine(counted: Context, monkeypatch: pytest.MonkeyPatch) -> Iterator
     services = open_services(counted.settings)
     monkeypatch.setattr(services.storage.locks, "hold", lambda *_: nullcontext())
     yield Context(services)
-    services.store.close()
+    services.close()
 
 
 @pytest.fixture

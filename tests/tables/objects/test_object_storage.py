@@ -234,7 +234,7 @@ def test_objects_latest_version_is_looked_up_in_the_catalog(counted: Context, pr
     other.services.finalized_log.flush()
     assert count_served(counted) == 6
     assert requests_of(counted, proxy, lambda: count_served(counted)) == {}
-    other.services.store.close()
+    other.services.close()
 
 
 def test_objects_commit_that_bypassed_the_catalog_is_met_by_a_commit_and_seen_by_readers_soon(

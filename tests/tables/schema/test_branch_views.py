@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     branch(server)
     create(server)
     yield server
-    server.services.store.close()
+    server.services.close()
 
 
 def rows(*numbers: int) -> pa.Table:

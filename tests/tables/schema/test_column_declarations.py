@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Any:
     server = Server(root, udfs=True, udf_images=(IMAGE,))
     server.create("t", ROWS)
     yield server
-    server.services.store.close()
+    server.services.close()
 
 
 def asking(server: Server, *privileges: Privilege) -> Context:

@@ -70,7 +70,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     server.create("t", DATA)
     yield server
     pipeline_jobs.cache_clear()
-    server.services.store.close()
+    server.services.close()
 
 
 def virtual(trap: Path, **changes: Any) -> dict[str, Any]:

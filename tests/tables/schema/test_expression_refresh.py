@@ -30,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     column = [{"name": "y", "computed": "x * 2"}]
     alter_table_add_columns(server.ctx, ask(models.AlterTableAddColumnsRequest, id="t", new_columns=column))
     yield server
-    server.services.store.close()
+    server.services.close()
 
 
 @pytest.fixture

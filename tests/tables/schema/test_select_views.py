@@ -78,7 +78,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., View]]:
 
     yield make
     for view in views:
-        view.server.services.store.close()
+        view.server.services.close()
 
 
 def test_updated_deleted_and_added_rows_alone_are_computed(make: Callable[..., View]) -> None:

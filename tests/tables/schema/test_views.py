@@ -43,7 +43,7 @@ def served(tmp_path: Path) -> Any:
     """A server that allows clients' code."""
     server = Server(tmp_path, udfs=True)
     yield server
-    server.services.store.close()
+    server.services.close()
 
 
 def create(server: Server, name: str = "v", **changes: Any) -> models.CreateMaterializedViewResponse:

@@ -49,7 +49,7 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     for _ in range(4):
         insert_into_table(running.ctx, ask(models.InsertIntoTableRequest, id="t"), small(ROWS))
     yield running
-    running.services.store.close()
+    running.services.close()
 
 
 def delete(server: Server, *ranges: tuple[int, int], **fields: Any) -> int:

@@ -30,7 +30,7 @@ class LocalCatalog:
         from tiltyard.runtime.lazy_imports import import_lazily
 
         import_lazily()
-        from tiltyard.bootstrap import open_services, register_operations
+        from tiltyard.bootstrap import open_services
         from tiltyard.context import Context
         from tiltyard.model.operations import bound_operations
         from tiltyard.model.principals import OPERATOR
@@ -44,7 +44,6 @@ class LocalCatalog:
                     f"There is no catalog at {settings.database_url}: look at --root and --db, or import a file.",
                     ExitStatus.NOT_FOUND,
                 )
-            register_operations()
             self._services = open_services(settings)
         except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
             raise CommandError(str(error)) from error
@@ -77,12 +76,7 @@ class LocalCatalog:
 
     def close(self) -> None:
         """Write what waits to be written, and close the database."""
-        self._services.finalized_log.close()
-        self._services.change_log.flush()
-        self._services.mounts.close()
-        self._services.sql_sessions.close()
-        self._services.storage.close()
-        self._services.store.close()
+        self._services.close()
 
     def _prepare(self, name: str, request: dict[str, Any]) -> tuple[Operation, Handler, Any]:
         from tiltyard.model.spec import models

@@ -21,8 +21,8 @@ from tiltyard.model.settings.openlineage import read_key
 from tiltyard.model.settings.secret_keys import read_secret_keys
 from tiltyard.model.settings.storages import SecretError
 from tiltyard.mounts.registry.mounts import Mounts
+from tiltyard.runtime.budgets import MemoryBudget
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.runtime.memory_budget import MemoryBudget
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.sql.sessions import SqlSessions
 from tiltyard.storage import Storage

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tiltyard.model.paging import Paging
     from tiltyard.model.settings.secret_keys import SecretKeys
     from tiltyard.mounts.registry.mounts import Mounts
-    from tiltyard.runtime.memory_budget import MemoryBudget
+    from tiltyard.runtime.budgets import MemoryBudget
     from tiltyard.runtime.outage_log import OutageLog
     from tiltyard.sql.processes import QueryProcesses
     from tiltyard.sql.sessions import SqlSessions

@@ -15,8 +15,9 @@ from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
 from tiltyard.config import ConfigError, load_settings
 from tiltyard.runtime import current_request
-from tiltyard.runtime.current_request import CurrentRequest, TrackingExecutor, working_on
+from tiltyard.runtime.current_request import CurrentRequest, working_on
 from tiltyard.runtime.json_logs import JsonFormatter
+from tiltyard.runtime.pool import Pool
 
 ROWS = pa.table({"id": pa.array(range(10), pa.int64())})
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -124,7 +125,7 @@ def test_log_line_within_a_request_has_the_ids_of_request_and_trace(monkeypatch:
         return dict(json.loads(formatted))
 
     assert "request_id" not in line()
-    with TrackingExecutor(1) as pool, working_on(CurrentRequest("find-me", span)):
+    with Pool("test", "Of a test", 1) as pool, working_on(CurrentRequest("find-me", span)):
         for found in line(), pool.submit(line).result():
             context = span.get_span_context()
             assert (found["request_id"], found["message"]) == ("find-me", "line one\nline two")

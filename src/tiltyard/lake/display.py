@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from tiltyard.runtime.background_thread import run_in_background
+from tiltyard.runtime.pool import run_in_background
 
 if TYPE_CHECKING:
     import threading

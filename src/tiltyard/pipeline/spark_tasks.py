@@ -32,7 +32,7 @@ from tiltyard.pipeline.functions.resources import resource_profile
 from tiltyard.pipeline.private_variables import set_task_variables, variables_for_tasks
 from tiltyard.pipeline.session import LazySession, is_connect, started, task_slots
 from tiltyard.runtime.allocator import retain_freed_memory
-from tiltyard.runtime.current_request import TrackingExecutor
+from tiltyard.runtime.pool import Pool
 from tiltyard.runtime.tracing import TaskTrace, task_span, task_trace
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _run_in_threads(
     run: Run, work: Callable[[P], R], payloads: Sequence[P], on_result: Callable[[int, R], None] | None
 ) -> list[R]:
     results: dict[int, R] = {}
-    with TrackingExecutor(os.cpu_count(), thread_name_prefix="task") as pool:
+    with Pool("task", "Tasks of a job that runs without a cluster", os.cpu_count() or 1) as pool:
         pending = {pool.submit(work, payload): position for position, payload in enumerate(payloads)}
         try:
             while len(results) < len(payloads):

@@ -14,8 +14,10 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from tiltyard.runtime.machinery import Kind, Machine
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     Run: TypeAlias = Callable[[Sequence["PendingItem[Any]"]], None]
 
@@ -82,13 +84,40 @@ class _Queue:
         self.expected = 0
 
 
-class Batcher:
+class WorkQueue(Machine):
+    """Work that waits to be done together, or in turn: what every batcher and queue of a process extends."""
+
+    kind = Kind.BATCHER
+
+    @property
+    def waiting(self) -> int:
+        """How much waits."""
+        raise NotImplementedError
+
+    def figures(self) -> Mapping[str, float]:
+        return {"waiting": self.waiting}
+
+
+class Batcher(WorkQueue):
     """Queue items by key, and run those of one key in batches. Safe to use from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, purpose: str) -> None:
         self._queues: dict[Hashable, _Queue] = {}
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, "batcher")
+        super().__init__(name, purpose)
+
+    @property
+    def waiting(self) -> int:
+        with self._lock:
+            return sum(len(queue.items) for queue in self._queues.values())
+
+    def figures(self) -> Mapping[str, float]:
+        return {**super().figures(), "active": len(self._queues)}
+
+    def close(self) -> None:
+        """Run what was queued, and take no more."""
+        self._threads.shutdown(wait=False)
 
     def submit(self, key: Hashable, item: T, run: Run, gap: float = REGATHER_GAP_SECONDS) -> Future[Any]:
         """Run `item` in a batch with others of the same key; the future gets its outcome, or its error.

@@ -1,16 +1,14 @@
 """The request or job that a thread or a task works on, for lines of the log and for spans of traces.
 
 Nothing is kept unless `track` was called, as it is where logs are JSON or traces are on: then the work of a request is
-followed from the event loop into the threads of `TrackingExecutor`.
+followed from the event loop into the threads of a `Pool`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
@@ -48,6 +46,11 @@ def track() -> None:
 def is_tracked() -> bool:
     """Return whether the current request is kept."""
     return _is_tracked
+
+
+def is_in_request() -> bool:
+    """Return whether this thread or task works on a request that is kept."""
+    return _is_tracked and _current.get() is not None
 
 
 def current_request() -> CurrentRequest | None:
@@ -101,17 +104,3 @@ def track_work(work: Callable[[], T]) -> Callable[[], T]:
             request.run_seconds += perf_counter() - started
 
     return tracked
-
-
-class TrackingExecutor(ThreadPoolExecutor):
-    """Threads whose work belongs to the request that has submitted it; waits and runs are added to it."""
-
-    @property
-    def waiting(self) -> int:
-        """How many calls wait for a thread."""
-        return self._work_queue.qsize()
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        if not _is_tracked or _current.get() is None:
-            return super().submit(fn, *args, **kwargs)
-        return super().submit(track_work(partial(fn, *args, **kwargs)))

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
-from tiltyard.runtime.background_thread import run_in_background
 from tiltyard.runtime.file_forms import BrokenFileError, check_whole
+from tiltyard.runtime.pool import run_in_background
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tiltyard.runtime.allocator import release_freed_memory, retain_freed_memory
-from tiltyard.runtime.background_thread import attempt
+from tiltyard.runtime.pool import attempt
 
 log = logging.getLogger("tiltyard")
 

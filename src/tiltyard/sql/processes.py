@@ -28,8 +28,7 @@ from lance_namespace.errors import (
     ServiceUnavailableError,
 )
 
-from tiltyard.runtime.fair_places import FairPlaces
-from tiltyard.runtime.memory_budget import MemoryBudget
+from tiltyard.runtime.budgets import FairPlaces, MemoryBudget
 from tiltyard.runtime.owned_folders import OwnedFolder, remove_abandoned
 from tiltyard.sql.process_messages import HEAD, MAX_MESSAGE_BYTES, Kind
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from tiltyard.config import Settings
-    from tiltyard.runtime.memory_budget import Reservation
+    from tiltyard.runtime.budgets import Reservation
 
 TICK_MS = 100
 """How often a query that sends nothing is checked: its deadline, and its memory."""

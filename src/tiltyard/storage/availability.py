@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
-from tiltyard.runtime.background_thread import attempt
 from tiltyard.runtime.outage_log import StorageUnavailableError
+from tiltyard.runtime.pool import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

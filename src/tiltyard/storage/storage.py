@@ -82,7 +82,7 @@ class Storage:
             raise StorageError("disk_cache_bytes needs a folder: set disk_cache_folder, or leave it out.")
         if settings.vector_cache_bytes and find_spec("faiss") is None:
             raise StorageError("vector_cache_bytes needs FAISS: install tiltyard[vectors], or leave the setting out.")
-        self.append_batcher = Batcher()
+        self.append_batcher = Batcher("appends", "Small appends to a table at once, which become one commit")
         self.locks = Locks()
         self.disks = Durability()
         self._max_file_bytes = settings.max_manifest_bytes

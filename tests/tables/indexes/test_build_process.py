@@ -20,7 +20,7 @@ from tests.tables.served import Server, ask
 from tiltyard.model.jobs import Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
-from tiltyard.runtime import background_process
+from tiltyard.runtime import child_process
 from tiltyard.tables.indexes import build_job, build_process
 from tiltyard.tables.indexes.build_process import LanceProcess
 from tiltyard.tables.indexes.builder import IndexSpec, build
@@ -263,5 +263,5 @@ def test_process_in_the_background_waits_for_idle_processors_but_not_for_ever(mo
     order = IndexSpec("nowhere", None, "id", "i", "BTREE")
     with LanceProcess(order, None, (sys.executable, "-c", BACKGROUND), background=True) as process:
         process.wait(end_patience, 0)
-    first = os.SCHED_IDLE if background_process._can_leave_idle() else os.SCHED_BATCH
+    first = os.SCHED_IDLE if child_process._can_leave_idle() else os.SCHED_BATCH
     assert process.progress == {"first": first, "threads": "1", "last": os.SCHED_BATCH}

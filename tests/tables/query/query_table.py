@@ -12,7 +12,7 @@ import pyarrow as pa
 from tiltyard.context import Context, OpenTable
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.spec import models
-from tiltyard.runtime.memory_budget import MemoryBudget
+from tiltyard.runtime.budgets import MemoryBudget
 from tiltyard.storage.datasets import Datasets
 from tiltyard.tables.query import query
 

@@ -21,11 +21,11 @@ def test_submit_alone_runs_at_once() -> None:
         (pending,) = batch
         pending.outcome = pending.item + 1
 
-    assert Batcher().submit("key", 1, run).result(10) == 2
+    assert Batcher("test", "Of a test").submit("key", 1, run).result(10) == 2
 
 
 def test_submit_many_are_batched_and_each_gets_its_own_outcome() -> None:
-    batcher, sizes, results = Batcher(), [], {}
+    batcher, sizes, results = Batcher("test", "Of a test"), [], {}
     submitted, start_run = threading.Semaphore(0), threading.Event()
 
     def run(batch: Sequence[PendingItem[int]]) -> None:
@@ -59,7 +59,7 @@ def test_submit_many_are_batched_and_each_gets_its_own_outcome() -> None:
 
 
 def test_submit_run_that_raises_fails_all_callers() -> None:
-    batcher, failed = Batcher(), []
+    batcher, failed = Batcher("test", "Of a test"), []
 
     def run(batch: Sequence[PendingItem[int]]) -> None:
         time.sleep(0.005)
@@ -79,7 +79,7 @@ def test_submit_run_that_raises_fails_all_callers() -> None:
 
 
 def test_submit_cannot_be_canceled_and_runs() -> None:
-    batcher, started, release, done = Batcher(), threading.Event(), threading.Event(), []
+    batcher, started, release, done = Batcher("test", "Of a test"), threading.Event(), threading.Event(), []
 
     def run(batch: Sequence[PendingItem[int]]) -> None:
         started.set()
@@ -99,7 +99,7 @@ def test_submit_cannot_be_canceled_and_runs() -> None:
 def test_submit_by_returning_callers_keeps_them_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiltyard.runtime.batcher.REGATHER_SECONDS", 10)
     monkeypatch.setattr("tiltyard.runtime.batcher.REGATHER_GAP_SECONDS", 2)
-    batcher, sizes = Batcher(), list[int]()
+    batcher, sizes = Batcher("test", "Of a test"), list[int]()
     started, queued = threading.Event(), threading.Barrier(3)
 
     def run(batch: Sequence[PendingItem[int]]) -> None:

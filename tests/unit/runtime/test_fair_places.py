@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lance_namespace.errors import ThrottlingError
 
-from tiltyard.runtime.fair_places import FairPlaces
+from tiltyard.runtime.budgets import FairPlaces
 
 
 def test_principal_leaves_the_last_places_to_those_that_have_none() -> None:

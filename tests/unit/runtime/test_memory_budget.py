@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lance_namespace.errors import InvalidInputError, ThrottlingError
 
-from tiltyard.runtime.memory_budget import MemoryBudget
+from tiltyard.runtime.budgets import MemoryBudget
 
 MIB = 1 << 20
 

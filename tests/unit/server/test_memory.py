@@ -6,7 +6,7 @@ import errno
 import threading
 from typing import TYPE_CHECKING
 
-from tiltyard.runtime.background_thread import attempt
+from tiltyard.runtime.pool import attempt
 from tiltyard.server import memory
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tiltyard.api.request_limits import caller_name
 from tiltyard.model.operations import Pool
-from tiltyard.runtime.current_request import TrackingExecutor
 from tiltyard.runtime.failpoints import Point, reach
-from tiltyard.runtime.fair_executor import FairExecutor
+from tiltyard.runtime.pool import RESERVED_SHARE, FairPool
+from tiltyard.runtime.pool import Pool as ThreadPool
 
 if TYPE_CHECKING:
     from tiltyard.api.exchange import Exchange
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 CATALOG_THREADS = 32
 WRITE_THREADS = 64
-RESERVED_SHARE = 4
-"""One reserved thread for so many others of a pool: only principals without a thread take it."""
 IDENTITY_THREADS = 4
 """Few: a flood of invalid keys must not take the threads, and the database, from callers with a valid one."""
 
@@ -43,14 +41,18 @@ class ThreadPools:
     """The thread pools of one process."""
 
     def __init__(self, settings: Settings) -> None:
-        self.identity = TrackingExecutor(IDENTITY_THREADS, "identity")
-        self.catalog = TrackingExecutor(CATALOG_THREADS, "catalog")
+        self.identity = ThreadPool("identity", "Sign-ins, and first requests with a key or token", IDENTITY_THREADS)
+        self.catalog = ThreadPool("catalog", "Operations on the catalog, and all that is short", CATALOG_THREADS)
         query_threads = max(8, 4 * (os.cpu_count() or 1))
-        self._pools: dict[str, TrackingExecutor | FairExecutor] = {
+        self._pools: dict[str, ThreadPool] = {
             Pool.CATALOG: self.catalog,
             "identity": self.identity,
-            Pool.QUERIES: _shared_threads(query_threads, "query", settings),
-            Pool.WRITES: _shared_threads(WRITE_THREADS, "write", settings),
+            Pool.QUERIES: FairPool(
+                "query", "Queries of tables", query_threads, query_threads // RESERVED_SHARE, settings.principal_weights
+            ),
+            Pool.WRITES: FairPool(
+                "write", "Writes of tables", WRITE_THREADS, WRITE_THREADS // RESERVED_SHARE, settings.principal_weights
+            ),
         }
 
     def __getitem__(self, pool: Pool) -> Executor:
@@ -66,13 +68,9 @@ class ThreadPools:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _shared_threads(threads: int, name: str, settings: Settings) -> FairExecutor:
-    return FairExecutor(threads, threads // RESERVED_SHARE, name, settings.principal_weights)
-
-
 def executor_for(pool: Executor, ctx: Context, address: str) -> Executor:
     """Return an executor for a caller's work in a pool; the caller waits for its turn if callers share the pool."""
-    return pool.share_of(caller_name(ctx, address)) if isinstance(pool, FairExecutor) else pool
+    return pool.share_of(caller_name(ctx, address)) if isinstance(pool, FairPool) else pool
 
 
 class Threaded:

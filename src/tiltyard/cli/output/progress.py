@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tiltyard.runtime.background_thread import run_in_background
+from tiltyard.runtime.pool import run_in_background
 
 if TYPE_CHECKING:
     from rich.progress import Progress

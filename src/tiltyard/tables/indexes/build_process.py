@@ -27,7 +27,7 @@ from lance_namespace.errors import (
     from_error_code,
 )
 
-from tiltyard.runtime.background_process import (
+from tiltyard.runtime.child_process import (
     background_command,
     background_variables,
     end_idle,

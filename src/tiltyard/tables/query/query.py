@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
 
     from tiltyard.context import Context, OpenTable
-    from tiltyard.runtime.memory_budget import Reservation
+    from tiltyard.runtime.budgets import Reservation
     from tiltyard.storage.version_cache import Snapshot
 
 T = TypeVar("T")

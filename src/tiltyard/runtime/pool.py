@@ -1,27 +1,67 @@
-"""Threads for which principals take turns: the queue of one does not delay another's work.
+"""Run work in threads, counted where a process keeps them; where principals share them, they take turns.
 
-A free thread goes to the principal that has the fewest threads, divided by its weight; of several, to the one whose
-work began longest ago. So a principal alone has as many threads as there are, less the reserved ones: those are for
-principals that have none at the moment, whose first piece of work starts at once however much work others have.
+In a `FairPool` the queue of one principal does not delay another's work. A free thread goes to the principal that has
+the fewest threads, divided by its weight; of several, to the one whose work began longest ago. So a principal alone has
+as many threads as there are, less the reserved ones: those are for principals that have none at the moment, whose first
+piece of work starts at once however much work others have.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
-from tiltyard.runtime.current_request import track_work
+from tiltyard.runtime.current_request import is_in_request, track_work
+from tiltyard.runtime.machinery import Kind, Machine
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+RESERVED_SHARE = 4
+"""One reserved place for so many, at least one where there are several."""
+
 _Work = tuple[Future[Any], Callable[[], Any]]
+
+log = logging.getLogger("tiltyard")
+
+
+class Pool(ThreadPoolExecutor, Machine):
+    """Threads whose work belongs to the request that has submitted it; waits and runs are added to it."""
+
+    kind = Kind.POOL
+    unit = "threads"
+
+    def __init__(self, name: str, purpose: str, threads: int, initializer: Callable[[], object] | None = None) -> None:
+        """Start up to `threads`, each with the first work that finds none idle; `initializer` is called in each."""
+        ThreadPoolExecutor.__init__(self, threads, name, initializer)
+        Machine.__init__(self, name, purpose)
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a thread."""
+        return self._work_queue.qsize()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if not is_in_request():
+            return super().submit(fn, *args, **kwargs)
+        return super().submit(track_work(partial(fn, *args, **kwargs)))
+
+    def figures(self) -> Mapping[str, float]:
+        started = len(self._threads)
+        active = max(0, started - self._idle_semaphore._value)
+        return {"size": started, "bound": self._max_workers, "waiting": self.waiting, "active": active}
+
+    def close(self) -> None:
+        """Begin nothing more, and cancel what waits; what runs is not waited for."""
+        self.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(slots=True)
@@ -34,12 +74,12 @@ class _Principal:
     last_begin: int = 0
 
 
-class FairExecutor(Executor):
+class FairPool(Pool):
     """Runs work in threads that principals share. Thread-safe; `submit` is for work of no principal."""
 
-    def __init__(self, threads: int, reserved: int, name: str, weights: Mapping[str, float]) -> None:
+    def __init__(self, name: str, purpose: str, threads: int, reserved: int, weights: Mapping[str, float]) -> None:
         """Have `reserved` threads besides `threads`; a principal without an entry in `weights` has a weight of 1."""
-        self._pool = ThreadPoolExecutor(threads + reserved, name)
+        super().__init__(name, purpose, threads + reserved)
         self._free = threads + reserved
         self._reserved = reserved
         self._weights = weights
@@ -50,9 +90,11 @@ class FairExecutor(Executor):
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a thread."""
         with self._lock:
             return sum(len(principal.waiting) for principal in self._principals.values())
+
+    def figures(self) -> Mapping[str, float]:
+        return {**super().figures(), "active": self._max_workers - self._free}
 
     def share_of(self, principal: str) -> Executor:
         """Return an executor for the work of a principal."""
@@ -74,7 +116,7 @@ class FairExecutor(Executor):
             principal.waiting.append((future, tracked))
             turn = self._take_turn()
             if turn is not None:
-                self._pool.submit(self._run, *turn)
+                ThreadPoolExecutor.submit(self, self._run, *turn)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -85,7 +127,7 @@ class FairExecutor(Executor):
                 for principal in self._principals.values():
                     while principal.waiting:
                         principal.waiting.popleft()[0].cancel()
-        self._pool.shutdown(wait=wait)
+        super().shutdown(wait=wait)
 
     def _take_turn(self) -> tuple[str, _Work] | None:
         """Take the work whose turn it is, with a thread for it; None where there is no work, or no thread."""
@@ -142,11 +184,37 @@ class FairExecutor(Executor):
 class _Share(Executor):
     """The executor of one principal's work."""
 
-    __slots__ = ("_executor", "_name")
+    __slots__ = ("_name", "_pool")
 
-    def __init__(self, executor: FairExecutor, name: str) -> None:
-        self._executor = executor
+    def __init__(self, pool: FairPool, name: str) -> None:
+        self._pool = pool
         self._name = name
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        return self._executor.submit_for(self._name, partial(fn, *args, **kwargs))
+        return self._pool.submit_for(self._name, partial(fn, *args, **kwargs))
+
+
+def attempt(step: Callable[[], None]) -> bool:
+    """Run a step of a thread that must not end by it; what it raises is logged. Return whether it raised nothing.
+
+    Whatever a step does may fail for a while: where a process has no descriptors left, even to read /proc.
+    """
+    try:
+        step()
+    except Exception:
+        log.exception("a step of the thread '%s' failed, which goes on", threading.current_thread().name)
+        return False
+    return True
+
+
+@contextmanager
+def run_in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work(done)` in a thread during the block; at its end set the event `done`, and join the thread."""
+    done = threading.Event()
+    thread = threading.Thread(target=work, args=(done,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tiltyard.runtime import background_process
-from tiltyard.runtime.background_process import background_command, background_variables, end_idle, lower_priority
+from tiltyard.runtime import child_process
+from tiltyard.runtime.child_process import background_command, background_variables, end_idle, lower_priority
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="policies of Linux")
 
@@ -50,7 +50,7 @@ def policies(process: int) -> list[int]:
 
 
 def test_threads_run_while_processors_are_idle_until_they_may_wait_no_longer() -> None:
-    if not background_process._can_leave_idle():
+    if not child_process._can_leave_idle():
         pytest.skip("the user may not raise a process out of SCHED_IDLE")
     with child() as process:
         lower_priority(process.pid)
@@ -64,7 +64,7 @@ def test_threads_run_while_processors_are_idle_until_they_may_wait_no_longer() -
 def test_process_that_could_not_leave_idle_has_the_lowest_priority_from_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(background_process, "_can_leave_idle", lambda: False)
+    monkeypatch.setattr(child_process, "_can_leave_idle", lambda: False)
     with child() as process:
         lower_priority(process.pid)
         start_threads(process)
@@ -87,8 +87,8 @@ def test_process_of_a_sandbox_that_forbids_it_keeps_its_priority_and_says_so(
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(background_process, "_can_leave_idle", lambda: False)
-    monkeypatch.setattr(background_process.os, "sched_setscheduler", refuse)
+    monkeypatch.setattr(child_process, "_can_leave_idle", lambda: False)
+    monkeypatch.setattr(child_process.os, "sched_setscheduler", refuse)
     caplog.set_level("INFO")
     with child() as process:
         lower_priority(process.pid)
@@ -99,14 +99,14 @@ def test_process_of_a_sandbox_that_forbids_it_keeps_its_priority_and_says_so(
 
 def test_own_priority_stays() -> None:
     before = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
-    background_process._can_leave_idle.cache_clear()
-    background_process._can_leave_idle()
+    child_process._can_leave_idle.cache_clear()
+    child_process._can_leave_idle()
     assert (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)) == before
 
 
 def test_command_and_variables_limit_disk_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_process.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(child_process.shutil, "which", lambda name: f"/bin/{name}")
     assert background_command(["python", "-m", "x"]) == ("/bin/ionice", "-c", "3", "-t", "python", "-m", "x")
-    monkeypatch.setattr(background_process.shutil, "which", lambda name: None)
+    monkeypatch.setattr(child_process.shutil, "which", lambda name: None)
     assert background_command(["python"]) == ("python",)
     assert background_variables()["LANCE_CPU_THREADS"] == "1"

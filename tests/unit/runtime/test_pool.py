@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tiltyard.runtime.fair_executor import FairExecutor
+from tiltyard.runtime.pool import FairPool
 
 SECONDS = 20
 
@@ -19,7 +19,7 @@ SECONDS = 20
 class Held:
     """Work that ends when it is told to; `begun` has who has begun, in order."""
 
-    def __init__(self, executor: FairExecutor) -> None:
+    def __init__(self, executor: FairPool) -> None:
         self._executor = executor
         self._changed = threading.Condition()
         self.begun: list[str] = []
@@ -49,8 +49,8 @@ class Held:
 
 
 @contextmanager
-def held_work(threads: int, reserved: int = 0, **weights: float) -> Iterator[tuple[FairExecutor, Held]]:
-    executor = FairExecutor(threads, reserved, "test", weights)
+def held_work(threads: int, reserved: int = 0, **weights: float) -> Iterator[tuple[FairPool, Held]]:
+    executor = FairPool("test", "Of a test", threads, reserved, weights)
     held = Held(executor)
     try:
         yield executor, held

@@ -1,0 +1,184 @@
+"""Keep results for later callers: within a bound, for a time, until something invalidates them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from functools import lru_cache, update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+
+from tiltyard.runtime.machinery import Kind, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+K = TypeVar("K", bound="Hashable")
+V = TypeVar("V")
+D = TypeVar("D")
+P = ParamSpec("P")
+
+FOREVER = float("inf")
+
+
+class Cache(Machine, Generic[K, V]):
+    """Values by key; those that were used least recently go where there are too many. Safe to use from any thread.
+
+    A bound of 0 keeps nothing. A value that alone is larger than the bound is not kept.
+    """
+
+    kind = Kind.CACHE
+
+    def __init__(
+        self,
+        name: str,
+        purpose: str,
+        *,
+        invalidated_by: str,
+        max_entries: int | None = None,
+        max_bytes: int | None = None,
+        size_of: Callable[[V], int] | None = None,
+        seconds: float = FOREVER,
+        clock: Callable[[], float] = time.monotonic,
+        dropped: Callable[[V], object] | None = None,
+    ) -> None:
+        """Bound it by `max_entries`, or by `max_bytes`, of which `size_of` says how many a value has; or by both.
+
+        A value is kept for `seconds` of `clock`. `invalidated_by` says to readers what else removes one. `dropped` is
+        called with each value that goes, whatever removes it, outside of the lock.
+        """
+        if max_entries is None and (max_bytes is None or size_of is None):
+            raise ValueError(f"The cache '{name}' has no bound.")
+        self.invalidated_by = invalidated_by
+        self.max_entries, self.max_bytes = max_entries, max_bytes
+        self.seconds = seconds
+        self.unit = "entries" if max_bytes is None else "bytes"
+        self.hits = self.misses = self.bytes = 0
+        self._size_of, self._clock, self._dropped = size_of, clock, dropped
+        self._entries: OrderedDict[K, tuple[V, float, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        super().__init__(name, purpose)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and (entry[1] == FOREVER or entry[1] > self._clock())
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: Any = None) -> Any:
+        """Return the value of a key, which counts as its use; `default` where there is none any more."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or (entry[1] != FOREVER and entry[1] <= self._clock()):
+                self.misses += 1
+                return default
+            self._entries.move_to_end(key)
+            self.hits += 1
+            return entry[0]
+
+    def get_or_make(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of a key, or make and keep it. Callers at once may each make it. Raises what `make` does."""
+        value: V = self.get(key, _NONE)
+        if value is _NONE:
+            value = make()
+            self.put(key, value)
+        return value
+
+    def put(self, key: K, value: V, seconds: float | None = None) -> None:
+        """Keep a value, for as many seconds as others unless told, and drop others where there are too many."""
+        life = self.seconds if seconds is None else seconds
+        expires = FOREVER if life == FOREVER else self._clock() + life
+        size = 0 if self._size_of is None else self._size_of(value)
+        with self._lock:
+            gone = [self._entries.pop(key)] if key in self._entries else []
+            self._entries[key] = value, expires, size
+            self.bytes += size - sum(entry[2] for entry in gone)
+            while self._entries and self._is_over():
+                _, oldest = self._entries.popitem(last=False)
+                self.bytes -= oldest[2]
+                gone.append(oldest)
+        self._drop(gone)
+
+    def pop(self, key: K) -> V | None:
+        """Remove the value of a key, and return it; it is the caller's then, and not dropped."""
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            if entry is None:
+                return None
+            self.bytes -= entry[2]
+        return entry[0]
+
+    def remove(self, matches: Callable[[K], bool]) -> None:
+        """Remove the values of all keys that match."""
+        with self._lock:
+            gone = [self._entries.pop(key) for key in [key for key in self._entries if matches(key)]]
+            self.bytes -= sum(entry[2] for entry in gone)
+        self._drop(gone)
+
+    def clear(self) -> None:
+        """Remove all values."""
+        with self._lock:
+            gone = list(self._entries.values())
+            self._entries.clear()
+            self.bytes = 0
+        self._drop(gone)
+
+    def figures(self) -> Mapping[str, float]:
+        size, bound = (len(self), self.max_entries) if self.max_bytes is None else (self.bytes, self.max_bytes)
+        return {"size": size, "bound": bound or 0, "hits": self.hits, "misses": self.misses}
+
+    def close(self) -> None:
+        self.clear()
+
+    def _is_over(self) -> bool:
+        return (self.max_entries is not None and len(self._entries) > self.max_entries) or (
+            self.max_bytes is not None and self.bytes > self.max_bytes
+        )
+
+    def _drop(self, gone: list[tuple[V, float, int]]) -> None:
+        if self._dropped is not None:
+            for value, _, _ in gone:
+                self._dropped(value)
+
+
+_NONE: Any = object()
+
+
+class _FunctionCache(Machine):
+    """The results of a function, which `lru_cache` keeps."""
+
+    kind = Kind.CACHE
+
+    def __init__(self, name: str, purpose: str, function: Any) -> None:
+        self._function = function
+        super().__init__(name, purpose)
+
+    def figures(self) -> Mapping[str, float]:
+        known = self._function.cache_info()
+        return {"size": known.currsize, "bound": known.maxsize, "hits": known.hits, "misses": known.misses}
+
+    def close(self) -> None:
+        self._function.cache_clear()
+
+
+_functions: list[_FunctionCache] = []
+"""They live as long as their modules."""
+
+
+def cached(name: str, purpose: str, *, max_entries: int) -> Callable[[Callable[P, V]], Callable[P, V]]:
+    """Decorate a function whose results depend on its arguments alone: the last ones are kept, by `lru_cache`.
+
+    That takes a tenth of the time of a `Cache`. Nothing invalidates them.
+    """
+
+    def decorate(function: Callable[P, V]) -> Callable[P, V]:
+        kept = lru_cache(maxsize=max_entries)(function)
+        _functions.append(_FunctionCache(name, purpose, kept))
+        return cast("Callable[P, V]", update_wrapper(kept, function))
+
+    return decorate

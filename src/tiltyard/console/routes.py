@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tiltyard.console import sign_in
 from tiltyard.console.access import audit, grants, keys, policies, principals, roles, see_as
-from tiltyard.console.browse import find, namespace, summary, tree
-from tiltyard.console.jobs import job, listing, start
+from tiltyard.console.browse import find, tree
+from tiltyard.console.jobs import job, start
 from tiltyard.console.map import page as map_page
 from tiltyard.console.monitor import server, storage
 from tiltyard.console.navigation import TABLE_TABS
@@ -48,17 +48,17 @@ class PageRoute:
 
 
 ROUTES = (
-    PageRoute("", namespace.show),
+    PageRoute("", tree.show_namespace),
     PageRoute("sign-in", method="GET", sign_in=sign_in.show),
     PageRoute("sign-in", method="POST", sign_in=sign_in.by_key),
     PageRoute("sign-out", method="POST", sign_in=sign_in.end),
     PageRoute("sign-in/{provider}", method="GET", sign_in=sign_in.at_provider),
     PageRoute("sign-in/{provider}/callback", method="GET", sign_in=sign_in.from_provider),
-    PageRoute("namespace", namespace.show, names_object=True),
-    PageRoute("tree", tree.show, names_object=True),
-    PageRoute("tree", tree.show),
+    PageRoute("namespace", tree.show_namespace, names_object=True),
+    PageRoute("tree", tree.show_level, names_object=True),
+    PageRoute("tree", tree.show_level),
     PageRoute("find", find.show),
-    PageRoute("summary", summary.show, names_object=True),
+    PageRoute("summary", tree.show_summary, names_object=True),
     PageRoute("table", overview.show, names_object=True),
     PageRoute("freshness", overview.show_missing, names_object=True),
     PageRoute("lineage", lineage.show, names_object=True),
@@ -96,7 +96,7 @@ ROUTES = (
     PageRoute("server", server.show),
     PageRoute("server", server.act, method="POST"),
     PageRoute("server/storage", storage.show),
-    PageRoute("jobs", listing.show),
+    PageRoute("jobs", job.show_jobs),
     PageRoute("jobs/start", start.show),
     PageRoute("jobs/start", start.submit, method="POST"),
     PageRoute("job", job.show),

@@ -13,9 +13,9 @@ from tests.services.console_data import SVG, png, wav
 from tiltyard.console.browser_checks import is_loopback_name
 from tiltyard.console.sessions import Seals, Session
 from tiltyard.console.sign_in import safe_address
+from tiltyard.console.table.cells import sniff
 from tiltyard.console.table.grid import SPARK_HEIGHT, Cell, Grid, Row, bounded, sparkline
 from tiltyard.console.table.heads import parse_ref
-from tiltyard.console.table.media import sniff
 from tiltyard.console.table.plan_tree import read_plan
 from tiltyard.console.table.search import fuse
 from tiltyard.console.templates import ago, link, moment, number, percent, plain, plural, size

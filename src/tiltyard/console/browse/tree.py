@@ -1,4 +1,6 @@
-"""The tree of namespaces and tables: a level at a time, in pages, as far as its reader can see."""
+"""The tree of namespaces and tables, a level at a time, as far as its reader can see; a namespace's page, which shows
+one level with the namespace's properties; and the line about a table that lists load as it comes into view.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class Level:
     cursor: str = ""
 
 
-def show(page: PageRequest) -> Page:
+def show_level(page: PageRequest) -> Page:
     """Show one level, or its continuation, as the tree loads it when a namespace is unfolded."""
     level = read_level(page.calls, page.path, page.text("cursor"))
     return Page("tree_level.html", {"level": level}, fragment=True)
@@ -89,3 +91,29 @@ def _unfold(calls: Calls, path: Id, current: Id, is_table: bool) -> Level:
     if node not in nodes:
         nodes.insert(0, node)  # beyond the first page: shown in front of it
     return Level(path, nodes, level.cursor)
+
+
+PAGE_SIZE = 100
+
+
+def show_namespace(page: PageRequest) -> Page:
+    """Show a namespace; the root is the catalog's first page. Raises NamespaceNotFoundError."""
+    level = read_level(page.calls, page.path, page.text("cursor"), PAGE_SIZE)
+    described = page.calls.attempt("DescribeNamespace", id=list(page.path)) if page.path else None
+    values = {
+        "level": level,
+        "properties": dict(sorted((described.properties or {}).items())) if described is not None else {},
+        "is_first": not page.text("cursor"),
+        "origin": page.origin,
+    }
+    return Page("namespace_entries.html" if page.is_fragment else "namespace.html", values, fragment=page.is_fragment)
+
+
+def show_summary(page: PageRequest) -> Page:
+    """Show a table's rows, columns, version and size; why not, where it cannot be opened."""
+    try:
+        table = page.calls.call("DescribeTable", id=list(page.path), load_detailed_metadata=True, check_declared=True)
+        stats = None if table.is_only_declared else page.calls.attempt("GetTableStats", id=list(page.path))
+    except LanceNamespaceError as error:
+        return Page("table_summary.html", {"problem": str(error), "table": None, "stats": None}, fragment=True)
+    return Page("table_summary.html", {"problem": "", "table": table, "stats": stats}, fragment=True)

@@ -1,4 +1,6 @@
-"""One job: its state, figures and log, followed live by server-sent events; cancel, pause, resume and submit again."""
+"""The list of jobs, and one job: its state, figures and log, followed live by server-sent events; cancel, pause, resume
+and submit again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,6 @@ from starlette.responses import StreamingResponse
 
 from tiltyard.api.errors import HttpError
 from tiltyard.console.browser_checks import HEADERS
-from tiltyard.console.jobs.listing import FINAL_STATES, TONES
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.jobs import pipeline_jobs
@@ -170,3 +171,32 @@ def _job_id(page: PageRequest) -> str:
     if not job_id:
         raise InvalidInputError("Which job? Open one from the list of jobs.")
     return job_id
+
+
+JOBS_AT_ONCE = 50
+STATES = ("QUEUED", "IN_PROGRESS", "PAUSED", "DONE", "FAILED", "LOST", "CANCELLED")
+FINAL_STATES = frozenset({"DONE", "FAILED", "CANCELLED"})
+TONES = {"DONE": "good", "FAILED": "bad", "CANCELLED": "warn", "PAUSED": "warn", "PAUSING": "warn"}
+"""How a state is coloured; others have no colour."""
+
+
+def show_jobs(page: PageRequest) -> Page:
+    """Show a page of jobs, or its continuation. Raises InvalidInputError, TableNotFoundError."""
+    chosen = {name: page.text(name) for name in ("table", "type", "state")}
+    listed = page.calls.call(
+        "ListAllJobs",
+        limit=JOBS_AT_ONCE,
+        page_token=page.text("cursor") or None,
+        table=chosen["table"] or None,
+        job_type=chosen["type"] or None,
+        state=chosen["state"] or None,
+    )
+    values = {
+        "jobs": listed.jobs,
+        "cursor": listed.page_token or "",
+        "chosen": chosen,
+        "is_filtered": any(chosen.values()),
+        "states": STATES,
+        "tones": TONES,
+    }
+    return Page("jobs_rows.html" if page.is_fragment else "jobs.html", values, fragment=page.is_fragment)

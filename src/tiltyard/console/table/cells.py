@@ -1,4 +1,8 @@
-"""Cells of bytes: what one is, when it comes into view, and its bytes in ranges, for the browser's image or player."""
+"""Cells of bytes: what one is, when it comes into view, and its bytes in ranges, for the browser's image or player.
+
+A type, told by the first bytes, is served only if a browser cannot run anything in it: no SVG, no HTML, whatever a
+column says it holds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,6 @@ from tiltyard.api.errors import HttpError
 from tiltyard.console.browser_checks import CELL_POLICY, HEADERS
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.heads import parse_ref
-from tiltyard.console.table.media import SNIFF_BYTES, sniff
 
 if TYPE_CHECKING:
     from typing import Any
@@ -128,3 +131,44 @@ def _read_part(content: bytes, start: int, length: int) -> bytes:
 
 def _read_nothing(start: int, length: int) -> bytes:
     return b""
+
+
+SNIFF_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A type that the console shows: its media type, and the element for it (img, audio, video)."""
+
+    type: str
+    element: str
+
+
+_PREFIXES = (
+    (b"\x89PNG\r\n\x1a\n", Media("image/png", "img")),
+    (b"\xff\xd8\xff", Media("image/jpeg", "img")),
+    (b"GIF87a", Media("image/gif", "img")),
+    (b"GIF89a", Media("image/gif", "img")),
+    (b"BM", Media("image/bmp", "img")),
+    (b"OggS", Media("audio/ogg", "audio")),
+    (b"fLaC", Media("audio/flac", "audio")),
+    (b"ID3", Media("audio/mpeg", "audio")),
+    (b"\xff\xfb", Media("audio/mpeg", "audio")),
+    (b"\xff\xf3", Media("audio/mpeg", "audio")),
+    (b"\x1aE\xdf\xa3", Media("video/webm", "video")),
+)
+_RIFF = {b"WEBP": Media("image/webp", "img"), b"WAVE": Media("audio/wav", "audio")}
+_BRANDS = {
+    b"avif": Media("image/avif", "img"),
+    b"M4A ": Media("audio/mp4", "audio"),
+}
+_VIDEO = Media("video/mp4", "video")
+
+
+def sniff(head: bytes) -> Media | None:
+    """Return the type of a value by its first SNIFF_BYTES; None for one that is not shown."""
+    if head[:4] == b"RIFF":
+        return _RIFF.get(head[8:12])
+    if head[4:8] == b"ftyp":
+        return _BRANDS.get(head[8:12], _VIDEO)
+    return next((media for prefix, media in _PREFIXES if head.startswith(prefix)), None)

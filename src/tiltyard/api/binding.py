@@ -1,8 +1,8 @@
 """Bind a request to its model: path, query string, headers and body; read the headers of its context, too.
 
-The query wins over the body where both name a field; the id of the path has to agree with the one in the body. Unknown
-fields and parameters are refused for our own operations, and ignored for those of the specification and of lancedb:
-`model.spec.strict_schemas` says why.
+The query wins over the body where both name a field; the id of the path has to agree with the one in the body, in which
+DuckDB's extension has the path's text as its one name. Unknown fields and parameters are refused for our own
+operations, and ignored for those of the specification and of lancedb: `model.spec.strict_schemas` says why.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class Binder:
                 text = decode_segment(raw)
                 setattr(request, name, self._readers[name](text) if name in self._numbers else text)
                 continue
-            path = parse_id(decode_segment(raw), delimiter)
-            if request.id and tuple(request.id) != path:
+            joined = decode_segment(raw)
+            path = parse_id(joined, delimiter)
+            if request.id and tuple(request.id) != path and request.id != [joined]:
                 other = str(Id(request.id))
                 raise InvalidInputError(f"The path says '{path}' and the body says '{other}': make them agree.")
             request.id = list(path)

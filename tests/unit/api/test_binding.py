@@ -53,6 +53,22 @@ def test_unknown_field_of_an_operation_of_our_own_is_refused(operation: str, bod
         bind(operation, [(named, "1")], b"{}")
 
 
+@pytest.mark.parametrize("names", ['["n", "t"]', '["n$t"]', "[]", "null"])
+def test_id_of_the_body_agrees_with_the_path_by_its_names_or_by_its_text(names: str) -> None:
+    assert bind("DescribeTable", [], b'{"id": %s}' % names.encode()) == models.DescribeTableRequest(id=["n", "t"])
+
+
+@pytest.mark.parametrize(
+    ("names", "delimiter"), [('["t"]', "$"), ('["m$t"]', "$"), ('["n", "t", "t"]', "$"), ('["n$t"]', ".")]
+)
+def test_id_of_the_body_that_is_another_than_the_path_is_refused(names: str, delimiter: str) -> None:
+    binder = Binder(operations()["DescribeTable"])
+    with pytest.raises(InvalidInputError, match="make them agree"):
+        binder.bind(
+            {"id": b"n%st" % delimiter.encode()}, [("delimiter", delimiter)], {}, b'{"id": %s}' % names.encode()
+        )
+
+
 @pytest.mark.parametrize("operation", ["DescribeTable", "CreateTableIndex", "FetchTableBlobs"])
 def test_unknown_field_of_an_operation_of_stock_clients_is_ignored(operation: str) -> None:
     body = b'{"column": "c", "index_type": "FTS", "row_ids": [], "newer": 1, "newest": null}'

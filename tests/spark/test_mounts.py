@@ -34,7 +34,7 @@ from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.optimize.job import optimize
-from tiltyard.pipeline.optimize.maintenance import Thresholds, queue_needed_jobs
+from tiltyard.pipeline.optimize.needed_jobs import Thresholds, queue_needed_jobs
 from tiltyard.pipeline.plans.job import pipeline
 from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun

@@ -34,7 +34,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
         (upserting, ("MAX_BYTES_IN_DRIVER", "MAX_ROWS_IN_DRIVER")),
         (deleting, ("MAX_ROWS_IN_DRIVER",)),
         (segments, ("MAX_ROWS_IN_DRIVER",)),
-        (optimizing, ("MAX_BYTES_IN_DRIVER",)),
+        (optimizing, ("MAX_BYTES_IN_DRIVER", "MAX_ROWS_IN_DRIVER")),
     ):
         for limit in limits:
             monkeypatch.setattr(module, limit, 0)

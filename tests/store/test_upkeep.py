@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import FinalManifest, NewVersion
 from tiltyard.store.jobs import JobFilter
-from tiltyard.store.upkeep import LOOK_MS, MOST_ENDED, UPKEEP, UPKEEP_DELAY_MS
+from tiltyard.store.tables.upkeep import LOOK_MS, MOST_ENDED, UPKEEP, UPKEEP_DELAY_MS
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock

@@ -321,7 +321,6 @@ def test_small_commits_are_compacted_as_they_come(
     films: Table, put: Put, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_target, "FRAGMENTS_TO_COMPACT", 3)
-    monkeypatch.setattr(stream_target, "SMALL_FRAGMENT_ROWS", 3)
     target, source = opened(films, folder, on=("id",))
     for number in range(29):
         put(f"{number:02}.jsonl", {"id": number % 20, "v": number})

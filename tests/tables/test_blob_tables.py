@@ -13,15 +13,15 @@ from tests.tables.served import Server, ask
 from tiltyard.catalog.tables import drop_table
 from tiltyard.model.columns.blob_sizes import measure_blobs
 from tiltyard.model.spec import models
-from tiltyard.tables.maintenance.garbage import CollectOptions, collect
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.merge import merge_insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table, update_table
 from tiltyard.tables.schema.columns import alter_table_add_columns
 from tiltyard.tables.schema.computed_columns import alter_table_backfill_columns
-from tiltyard.tables.upkeep import compaction
+from tiltyard.tables.upkeep.garbage import CollectOptions, collect
 from tiltyard.tables.versions.clone import clone_table
+from tiltyard.upkeep import compaction
 from tiltyard.worker import Worker
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64()), lance.blob_field("image")])
@@ -97,7 +97,7 @@ def test_changes_keep_blobs_and_cleaned_up_keep_none_twice(table: Server) -> Non
 def test_upkeep_compacts_by_the_bytes_of_blobs_and_keeps_each(table: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure_blobs(table.open("t")) == total(IMAGES)
     monkeypatch.setattr(
-        compaction, "_MOST_FRAGMENT_BYTES", total(IMAGES) // 2
+        compaction, "MAX_FRAGMENT_BYTES", total(IMAGES) // 2
     )  # of six rows, two, with their share of the files
     planned = compaction.plan_compaction(table.open("t"), 2)
     assert planned is not None and planned.options["target_rows_per_fragment"] == 2
@@ -106,8 +106,8 @@ def test_upkeep_compacts_by_the_bytes_of_blobs_and_keeps_each(table: Server, mon
     assert len(dataset.get_fragments()) < 6 and images_of(dataset) == IMAGES
     clean(table)
     assert images_of(table.open("t")) == IMAGES and stored_bytes(table.open("t")) < 1.05 * total(IMAGES) + 50_000
-    monkeypatch.setattr(compaction, "_MOST_ROUND_BYTES", 1000)  # of blobs, too: nothing fits into a round
-    monkeypatch.setattr(compaction, "_MOST_FRAGMENT_BYTES", 1 << 40)
+    monkeypatch.setattr(compaction, "MAX_ROUND_BYTES", 1000)  # of blobs, too: nothing fits into a round
+    monkeypatch.setattr(compaction, "MAX_FRAGMENT_BYTES", 1 << 40)
     assert compaction.plan_compaction(table.open("t"), 2) is None
 
 

@@ -37,7 +37,7 @@ MADE_DURABLE_BY = {
     "tables/versions/clone.py": ("make_durable", ""),
     "tables/versions/cherry_pick.py": ("make_durable", ""),
     "tables/versions/versions.py": ("commit_with_retry", "its commit takes the commit route"),
-    "tables/maintenance/repair.py": ("commit_route", "its commit takes the commit route"),
+    "tables/upkeep/repair.py": ("commit_route", "its commit takes the commit route"),
 }
 """Modules of the server that write files of tables, and what in them makes these durable."""
 CLIENTS = ("pipeline/", "publishing/", "lake/", "namespace.py", "cli/")

@@ -21,7 +21,7 @@ from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import TABLE_SUFFIX, is_within
 from tiltyard.store import DROP_MOUNTED_TABLE
-from tiltyard.tables.maintenance.garbage import CollectOptions, collect_options, try_collect
+from tiltyard.tables.upkeep.garbage import CollectOptions, collect_options, try_collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

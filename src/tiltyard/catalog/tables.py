@@ -46,8 +46,8 @@ from tiltyard.tables.query.view_rows import VIEW_VERSION
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.stats import basic_stats
 from tiltyard.tables.schema.view_sources import source_version_properties
-from tiltyard.tables.upkeep.options import upkeep_options
 from tiltyard.tables.versions.records import new_is_managed, registered_is_managed
+from tiltyard.upkeep.thresholds import upkeep_options
 
 DROP_TABLE = "drop_table"
 """The kind of the transactions that record drops."""
@@ -64,7 +64,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     with prefer_name_conflict(ctx, path):
         location = ctx.storage.check_location(requested) if requested else ctx.storage.new_location(path)
         managed = new_is_managed(ctx, path, request.properties)
-        upkeep_options(ctx.settings, request.properties or {})
+        upkeep_options(request.properties or {}, ctx.settings.keep_versions_days)
     record = ctx.store.insert_table(
         path,
         location,

@@ -30,7 +30,7 @@ COMMANDS = {
     "grants": ("can", "grant", "grants", "revoke", "whoami"),
     "import_catalog": ("import-catalog",),
     "keys": ("key", "principal"),
-    "maintenance": ("gc", "maintain", "repair"),
+    "upkeep": ("gc", "maintain", "repair"),
     "mcp.command": ("mcp",),
     "mounts": ("mount",),
     "policies": ("policy",),

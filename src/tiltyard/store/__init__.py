@@ -4,12 +4,11 @@
 
 - `namespaces`; `mounts` and what is kept of what lies below them; `tables/`: tables and views, versions (commit
   records), deleted versions, appends queued for one commit, multipart uploads, the trash, folders scheduled for
-  deletion, overlap of locations, and queries for maintenance
+  deletion, overlap of locations, upkeep (which tables got commits, and what gc and repair ask)
 - `publications`: tables that are registered in other catalogs, with their entries there
 - `transactions` (long-running operations), `jobs` (those that drivers run), `job_events` (what happened to them),
   `idempotency` (requests with a key)
 - `processes`: servers and workers that are alive
-- `upkeep`: tables that got commits, and when they are to be maintained
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
 - `functions` of clients, their `secrets`, and the rows that they failed on (`function_errors`)
 - `audit`
@@ -65,9 +64,9 @@ from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
 from tiltyard.store.tables.location_overlap import DROP_MOUNTED_TABLE
 from tiltyard.store.tables.queued_appends import RETURNED, AppendNotWaitingError, QueuedAppend
 from tiltyard.store.tables.tables import ViewRecord
+from tiltyard.store.tables.upkeep import TableUpkeep
 from tiltyard.store.tables.versions import FinalManifest
 from tiltyard.store.transactions import RunKeyTakenError
-from tiltyard.store.upkeep import TableUpkeep
 
 __all__ = [
     "CREATING",

@@ -32,15 +32,14 @@ from tiltyard.store.processes import Processes
 from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.lineage import Lineage
-from tiltyard.store.tables.maintenance import Maintenance
 from tiltyard.store.tables.queued_appends import QueuedAppends
 from tiltyard.store.tables.snapshots import Snapshots
 from tiltyard.store.tables.tables import Tables
 from tiltyard.store.tables.trash import Trash
+from tiltyard.store.tables.upkeep import Upkeep
 from tiltyard.store.tables.uploads import Uploads
 from tiltyard.store.tables.versions import DeletedVersions, Versions
 from tiltyard.store.transactions import Transactions
-from tiltyard.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,7 +69,6 @@ class UnitOfWork(
     Uploads,
     Trash,
     FolderDeletions,
-    Maintenance,
     # Functions of clients
     Functions,
     FunctionErrors,

@@ -33,7 +33,7 @@ from tiltyard.model.principals import SERVER
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.runtime.tracing import job_span
 from tiltyard.store import TransactionRecord, UnitOfWork
-from tiltyard.store.upkeep import UPKEEP
+from tiltyard.store.tables.upkeep import UPKEEP
 from tiltyard.tables.commits.finalizing import sweep_pending
 from tiltyard.tables.rows.multipart import abandon_stale_uploads
 from tiltyard.tables.upkeep.upkeep_job import look_at_next_table

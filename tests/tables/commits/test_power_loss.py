@@ -18,7 +18,7 @@ from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, VersionRecord
 from tiltyard.tables.commits import commit_requests, finalizing
-from tiltyard.tables.maintenance import repair
+from tiltyard.tables.upkeep import repair
 from tiltyard.tables.versions import versions
 
 FINAL = f"{2**64 - 3}.manifest"

@@ -31,11 +31,11 @@ from tiltyard.store import NewRequest, RequestLeaseLostError
 from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.commits.recovery import recover_response
-from tiltyard.tables.maintenance.repair import repair
 from tiltyard.tables.rows import merge, update_delete  # noqa: F401  # their operations are recovered by name
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.schema.columns import update_field_metadata, update_table_schema_metadata
+from tiltyard.tables.upkeep.repair import repair
 from tiltyard.tables.versions.versions import restore_table
 
 if TYPE_CHECKING:

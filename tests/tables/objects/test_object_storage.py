@@ -32,9 +32,9 @@ from tiltyard.storage.next_manifest import NextManifest
 from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.commit import create_table_version
 from tiltyard.tables.commits.finalizing import finalize_pending
-from tiltyard.tables.maintenance.repair import repair_table
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table
+from tiltyard.tables.upkeep.repair import repair_table
 from tiltyard.tables.versions.tags import create_table_tag
 from tiltyard.tables.versions.versions import describe_table_version, list_table_versions
 

@@ -27,10 +27,10 @@ from tiltyard.model.spec.models import (
     RepairTableRequest,
 )
 from tiltyard.storage.locks import TooBusyError
-from tiltyard.tables.maintenance.repair import repair_table
 from tiltyard.tables.query.query import count_table_rows
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.upkeep.repair import repair_table
 from tiltyard.tables.versions import branches, snapshots, tags
 
 LEFT = [b"", bytes(80), b'{"branch":null,"ver']

@@ -26,11 +26,11 @@ from tiltyard.catalog.undrop import undrop_table
 from tiltyard.model.spec import models
 from tiltyard.store.tables.versions import subtract
 from tiltyard.tables.commits.commit import batch_delete_table_versions
-from tiltyard.tables.maintenance.garbage import CollectOptions, collect
-from tiltyard.tables.maintenance.repair import repair
 from tiltyard.tables.query.query import count_table_rows
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.upkeep.garbage import CollectOptions, collect
+from tiltyard.tables.upkeep.repair import repair
 from tiltyard.tables.versions.branches import create_table_branch, delete_table_branch
 from tiltyard.tables.versions.clone import clone_table
 from tiltyard.tables.versions.tags import create_table_tag, delete_table_tag

@@ -17,7 +17,7 @@ from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.user_functions import UserFunction
 from tiltyard.storage.files import FileEntry
-from tiltyard.tables.maintenance.references import FileKind, classify
+from tiltyard.tables.upkeep.references import FileKind, classify
 
 ROWS, BATCH = 1000, 100
 BAD = 150

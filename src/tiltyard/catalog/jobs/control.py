@@ -25,7 +25,7 @@ from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import always, operation
 from tiltyard.model.spec import models
 from tiltyard.store import DROP_MOUNTED_TABLE, JobFilter
-from tiltyard.store.upkeep import UPKEEP
+from tiltyard.store.tables.upkeep import UPKEEP
 from tiltyard.tables.opening import find_table
 
 if TYPE_CHECKING:

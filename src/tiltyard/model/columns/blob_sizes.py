@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,13 +26,15 @@ _sizes: OrderedDict[tuple[str, ...], int] = OrderedDict()
 _lock = threading.Lock()
 
 
-def measure_blobs(dataset: lance.LanceDataset) -> int:
-    """Return the bytes of the blobs of all rows; reads where they are, of each fragment once in a process.
+def measure_blobs(dataset: lance.LanceDataset, fragments: Iterable[int] | None = None) -> int:
+    """Return the bytes of the blobs of all rows, or of these fragments; reads where they are, once in a process.
 
     Raises what Lance raises.
     """
     columns = [field.name for field in dataset.schema if has_blobs([field])]
-    return sum(_measure(dataset, fragment, columns) for fragment in dataset.get_fragments()) if columns else 0
+    wanted = None if fragments is None else set(fragments)
+    measured = [each for each in dataset.get_fragments() if wanted is None or each.fragment_id in wanted]
+    return sum(_measure(dataset, fragment, columns) for fragment in measured) if columns else 0
 
 
 def _measure(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str]) -> int:

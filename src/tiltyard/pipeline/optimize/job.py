@@ -1,4 +1,4 @@
-"""Optimize job: compact small fragments, add new rows to the indexes, give old versions to `gc`.
+"""Optimize job: upkeep of a whole table by Spark. Compact fragments, extend indexes, give old versions to `gc`.
 
 Compaction replaces fragments, and another job that computes something for one of those has to do it again: while
 another job changes the table, compaction is left out. `gc` keeps tagged versions.
@@ -14,9 +14,9 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from lance.optimize import Compaction, RewriteResult
+from lance.optimize import RewriteResult
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
 from tiltyard.pipeline import catalog_client
@@ -29,17 +29,20 @@ from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
+from tiltyard.upkeep.compaction import commit_compaction, plan_whole_compaction
+from tiltyard.upkeep.indexing import SMALL_SEGMENT_ROWS, index_states, user_indexes
+from tiltyard.upkeep.needs import CHANGING_JOBS
+from tiltyard.upkeep.thresholds import FULL_FRAGMENT_ROWS
 
 if TYPE_CHECKING:
-    import lance
     from pyspark.sql import SparkSession
 
-ROWS_PER_FRAGMENT = 1 << 20
 MAX_BYTES_IN_DRIVER = 64 << 20
 """Up to so many bytes are compacted in this process: starting Spark's tasks takes longer."""
+MAX_ROWS_IN_DRIVER = FULL_FRAGMENT_ROWS // 8
+"""Up to so many rows are added to indexes in this process."""
 
 _MAX_TRIES = 10
-_CHANGING_JOBS = ("backfill", "delete", "index", "stream", "upsert")
 
 
 @job("optimize", lazy=True)
@@ -49,7 +52,7 @@ def optimize(
     spark: SparkSession | LazySession,
     table: Annotated[str, "The table."],
     *,
-    rows_per_fragment: Annotated[int, "Fragments with fewer rows are compacted."] = ROWS_PER_FRAGMENT,
+    rows_per_fragment: Annotated[int, "Fragments with fewer rows are compacted."] = FULL_FRAGMENT_ROWS,
     compact: Annotated[bool, "Compact small fragments, and remove deleted rows."] = True,
     indexes: Annotated[bool, "Add new rows to the indexes."] = True,
     keep_versions_days: Annotated[float | None, "Have gc remove older versions [default: they stay]."] = None,
@@ -66,7 +69,7 @@ def optimize(
     client = OperationClient(catalog)
     figures: dict[str, object] = {}
     if indexes:  # first: Lance compacts only fragments together that the same indexes hold
-        figures |= _extend_indexes(run, spark, target)
+        figures |= _extend_indexes(run, spark, target, rows_per_fragment if compact else SMALL_SEGMENT_ROWS)
     if compact:
         if busy := _find_changing_job(client, run, target):
             figures["compaction"] = f"left out: {busy}"
@@ -81,7 +84,7 @@ def optimize(
 
 def _find_changing_job(client: OperationClient, run: Run, table: Table) -> str:
     """Describe another job that changes the table now; empty if there is none."""
-    for name in _CHANGING_JOBS:
+    for name in sorted(CHANGING_JOBS):
         for page in client.pages("ListJobs", name=name, status="Running"):
             for entry in page["jobs"]:
                 if entry.get("table") == table.id and entry["id"] != run.id:
@@ -94,25 +97,22 @@ def _compact(run: Run, spark: SparkSession | LazySession, table: Table, rows: in
 
     Raises ConcurrentModificationError if that happens each time.
     """
-    options: Any = {"target_rows_per_fragment": rows}
     for _ in range(_MAX_TRIES):
         dataset = table.dataset()
-        plan = Compaction.plan(dataset, options)
+        planned = plan_whole_compaction(dataset, rows)
         location = table.location()
-        segments = [segment for index in dataset.describe_indices() for segment in index.segments]
+        segments = [segment for index in user_indexes(dataset) for segment in index.segments]
         indexes = tuple(sorted(str(segment.uuid) for segment in segments))
-        tasks = [CompactFragments(location, task, indexes) for task in plan.tasks]
+        tasks = [CompactFragments(location, task, indexes) for task in planned.plan.tasks]
         if not tasks:
             return {"fragments_removed": 0, "fragments_added": 0}
         results = _compact_in_tasks(run, spark, tasks)
         run.check()
         try:
-            metrics = Compaction.commit(dataset, results, options)
-        except (OSError, RuntimeError, ValueError) as error:
-            if "conflict" not in str(error).lower():
-                raise
+            removed, added = commit_compaction(dataset, planned, results)
+        except ConcurrentModificationError:
             continue
-        return {"fragments_removed": metrics.fragments_removed, "fragments_added": metrics.fragments_added}
+        return {"fragments_removed": removed, "fragments_added": added}
     raise ConcurrentModificationError(f"{table} changed {_MAX_TRIES} times while it was compacted: run the job again.")
 
 
@@ -163,25 +163,19 @@ def _save_checkpoint(run: Run, task: CompactFragments, result: RewriteResult) ->
     run.save_checkpoint(_checkpoint_key(task), base64.b64encode(zlib.compress(text.encode())).decode())
 
 
-def _extend_indexes(run: Run, spark: SparkSession | LazySession, table: Table) -> dict[str, object]:
+def _extend_indexes(run: Run, spark: SparkSession | LazySession, table: Table, rows: int) -> dict[str, object]:
     """Add rows to each index that lacks some; return the figures.
 
-    Fewer rows than the index lacks may be added: a PQ index of an empty table waits for the 256 rows that train it.
+    Segments of up to `rows` are merged, so that the fragments below them can be joined. Fewer rows than the index lacks
+    may be added: a PQ index of an empty table waits for the 256 rows that train it.
     """
-    dataset = table.dataset()
-    rows = dataset.count_rows()
-    indexed = _count_indexed_rows(dataset)
-    missing = {name: rows - count for name, count in indexed.items() if count < rows}
-    tasks = [ExtendIndex(table.dataset, name) for name in missing]
+    before = {state.name: state for state in index_states(table.dataset()) if state.missing}
+    tasks = [ExtendIndex(table.dataset, name, rows) for name in before]
     run.progress(stage="indexes", indexes=0, indexes_total=len(tasks))
-    session = None if sum(missing.values()) <= ROWS_PER_FRAGMENT // 8 else spark
+    session = None if sum(state.missing for state in before.values()) <= MAX_ROWS_IN_DRIVER else spark
     for done, task in enumerate(tasks, 1):  # in turn: of two index commits at once, one would wait for the other
         [version] = run_tasks(session, run, call_task, [task], name="optimize: index")
         run.progress(indexes=done, version=version)
-    now = _count_indexed_rows(table.dataset()) if tasks else indexed
-    return {"indexes": len(tasks), "rows_indexed": sum(max(0, now.get(name, 0) - indexed[name]) for name in missing)}
-
-
-def _count_indexed_rows(dataset: lance.LanceDataset) -> dict[str, int]:
-    """Return how many rows each index holds, by its name."""
-    return {index.name: index.num_rows_indexed for index in dataset.describe_indices()}
+    after = {state.name: state for state in index_states(table.dataset())} if tasks else {}
+    added = (max(0, after[name].indexed - state.indexed) for name, state in before.items() if name in after)
+    return {"indexes": len(tasks), "rows_indexed": sum(added)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lance.optimize import CompactionTask, RewriteResult
 
 from tiltyard.pipeline.table_location import TableLocation
+from tiltyard.upkeep.indexing import extend_index, index_states
 
 if TYPE_CHECKING:
     import lance
@@ -39,9 +40,12 @@ class ExtendIndex:
 
     open_table: Callable[[], lance.LanceDataset]
     index: str
+    small_segment_rows: int
 
     def __call__(self) -> int:
         """Return the version of the commit."""
         dataset = self.open_table()
-        dataset.optimize.optimize_indices(index_names=[self.index])
+        for state in index_states(dataset):
+            if state.name == self.index and state.missing:
+                extend_index(dataset, state, self.small_segment_rows)
         return int(dataset.version)

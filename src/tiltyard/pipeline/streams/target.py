@@ -9,12 +9,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance.optimize import Compaction
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
@@ -50,6 +49,7 @@ from tiltyard.pipeline.writing.fragments import (
 )
 from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target
 from tiltyard.runtime.failpoints import Point, reach
+from tiltyard.upkeep.compaction import commit_compaction, plan_compaction
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.catalog_client import Table
@@ -58,8 +58,6 @@ log = logging.getLogger("tiltyard.pipeline")
 
 FRAGMENTS_TO_COMPACT = 8
 """Fragments are compacted once there are so many small ones; also how many commits pass before they are counted."""
-SMALL_FRAGMENT_ROWS, FULL_FRAGMENT_ROWS = 1 << 15, 1 << 20
-"""Fragments with fewer rows than the first are often rewritten, those with fewer than the second rarely."""
 MAX_CONFLICTS = 50
 
 
@@ -184,28 +182,19 @@ class StreamTable:
         return Applied(rows.num_rows + (0 if deleted is None else deleted.num_rows), len(rejected))
 
     def compact(self) -> None:
-        """Compact small fragments if there are many, unless another writer changes them meanwhile."""
+        """Compact small fragments of a tier if there are many, unless another writer changes them meanwhile."""
         if self._job_table is None:
             return
         dataset = self.table.dataset()
-        sizes = [fragment.metadata.num_rows for fragment in dataset.get_fragments()]
-        small = sum(rows < SMALL_FRAGMENT_ROWS for rows in sizes)
-        medium = sum(SMALL_FRAGMENT_ROWS <= rows < FULL_FRAGMENT_ROWS for rows in sizes)
-        if max(small, medium) < FRAGMENTS_TO_COMPACT:
+        if (planned := plan_compaction(dataset, FRAGMENTS_TO_COMPACT)) is None:
             return
-        target = FULL_FRAGMENT_ROWS if medium >= FRAGMENTS_TO_COMPACT else SMALL_FRAGMENT_ROWS
-        options: Any = {"target_rows_per_fragment": target}
         results = []
-        for task in Compaction.plan(dataset, options).tasks:
+        for task in planned.plan.tasks:
             self.run.check()
             results.append(task.execute(dataset))
-        if not results:
-            return
         try:
-            Compaction.commit(dataset, results, options)
-        except (OSError, RuntimeError, ValueError) as error:
-            if "conflict" not in str(error).lower():
-                raise
+            commit_compaction(dataset, planned, results)
+        except ConcurrentModificationError:
             log.info("%s changed while it was compacted: the next compaction will do it", self.table)
 
     def record_position(self, live: Position, *, ends: bool = False) -> None:

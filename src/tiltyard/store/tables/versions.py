@@ -19,7 +19,7 @@ from tiltyard.store.paths import placeholders
 from tiltyard.store.records import NewVersion, VersionRecord, encode
 from tiltyard.store.repository import Repository, reads, writes, writes_one_statement
 from tiltyard.store.tables.queued_appends import UNDO_COMMIT
-from tiltyard.store.upkeep import note_changes
+from tiltyard.store.tables.upkeep import note_changes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

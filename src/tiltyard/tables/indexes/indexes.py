@@ -39,6 +39,7 @@ from tiltyard.tables.indexes.builder import IndexSpec
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.schema.field_paths import arrow_field
+from tiltyard.upkeep.indexing import INTERNAL_PREFIX, user_indexes
 
 if TYPE_CHECKING:
     import lance
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
     from tiltyard.store import TransactionRecord
 
 log = logging.getLogger("tiltyard.tables")
-
-_INTERNAL_PREFIX = "__lance_"
-"""Prefix of the names of indexes that Lance creates for itself."""
 
 
 @operation(needs=on_table(Privilege.ALTER))
@@ -89,7 +87,7 @@ def _queue_build(ctx: Context, request: models.CreateTableIndexRequest, kind: In
     queued = {record.payload["name"]: record.payload for record in waiting}
     used = built | {name: (payload["column"], payload["index_type"]) for name, payload in queued.items()}
     name = request.name or _default_name(request.column, kind, used)
-    if not name.isprintable() or name.startswith(_INTERNAL_PREFIX):
+    if not name.isprintable() or name.startswith(INTERNAL_PREFIX):
         raise InvalidInputError(f"'{name}' cannot be the name of an index.")
     if name in used:
         _check_replaceable(name, used[name][0], request)
@@ -154,11 +152,6 @@ def _queue(ctx: Context, table: OpenTable, path: Id, spec: IndexSpec, waiting: I
 def _indices(dataset: lance.LanceDataset) -> list[IndexDescription]:
     with lance_errors(dataset):
         return user_indexes(dataset)
-
-
-def user_indexes(dataset: lance.LanceDataset) -> list[IndexDescription]:
-    """Return the indexes of users, without those that Lance creates for itself. Raises what Lance raises."""
-    return [index for index in dataset.describe_indices() if not index.name.startswith(_INTERNAL_PREFIX)]
 
 
 @operation(needs=on_table(Privilege.USE), changes=False)

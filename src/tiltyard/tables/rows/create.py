@@ -43,8 +43,8 @@ from tiltyard.tables.rows.insert import overwrite
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import replace_client_properties
 from tiltyard.tables.schema.properties import set_properties
-from tiltyard.tables.upkeep.options import upkeep_options
 from tiltyard.tables.versions.records import new_is_managed
+from tiltyard.upkeep.thresholds import upkeep_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +96,7 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     if record is not None and mode is CreateMode.CREATE and (not record.declared or is_view(record.properties)):
         raise TableAlreadyExistsError(f"Table already exists: {path}")
     options = _writer_options(request.storage_options or {})
-    upkeep_options(ctx.settings, request.properties or {})
+    upkeep_options(request.properties or {}, ctx.settings.keep_versions_days)
     location = ctx.storage.check_location(request.location) if request.location else None
     new = NewTable(path, mode, request.properties, options, data)
     if record is None:

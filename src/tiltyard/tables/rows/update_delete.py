@@ -26,7 +26,7 @@ from tiltyard.tables.schema.computed_columns import check_client_metadata
 from tiltyard.tables.schema.properties import set_properties
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import check_expression
-from tiltyard.tables.upkeep.options import is_upkeep_property, upkeep_options
+from tiltyard.upkeep.thresholds import is_upkeep_property, upkeep_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +110,7 @@ def _check_properties(
     if any(map(is_upkeep_property, changed)):
         if not ctx.principal.administrator:
             authorize_table(ctx, table_id(request.id), Privilege.ALTER.value)
-        upkeep_options(ctx.settings, {**current, **changed})
+        upkeep_options({**current, **changed}, ctx.settings.keep_versions_days)
 
 
 def _updates(request: models.UpdateTableRequest) -> dict[str, str]:

@@ -12,6 +12,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading
+from tiltyard.upkeep.thresholds import SMALL_FRAGMENT_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-
-SMALL_FRAGMENT_ROWS = 100_000
-"""A fragment with fewer rows is small, as lancedb counts them: compaction would join it with others."""
 
 
 def basic_stats(dataset: lance.LanceDataset) -> models.TableBasicStats:

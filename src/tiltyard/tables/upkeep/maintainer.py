@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
-from tiltyard.storage.errors import is_conflict
+from tiltyard.storage.errors import is_conflict, lance_errors
 from tiltyard.tables.commits.child_commits import Parent, open_in_child, run_in_child
-from tiltyard.tables.upkeep.compaction import compact, plan_compaction
-from tiltyard.tables.upkeep.indexing import extend_index, index_states
+from tiltyard.upkeep.compaction import compact, plan_compaction
+from tiltyard.upkeep.indexing import IndexState, extend_index, index_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ log = logging.getLogger("tiltyard.upkeep")
 
 COMMAND = (sys.executable, "-m", "tiltyard.runtime.lazy_imports", "tiltyard.tables.upkeep.maintainer")
 """The child's command; see `tables.indexes.build_process`."""
-_MOST_ROUNDS = 16
+MAX_ROUNDS = 16
 """Compactions of one run, of a gibibyte each."""
 
 
@@ -77,13 +77,15 @@ def maintain(
     _extend_indexes(dataset, figures)
     if small_fragments is None:
         return
-    for _ in range(_MOST_ROUNDS):
-        planned = plan_compaction(dataset, small_fragments)
+    for _ in range(MAX_ROUNDS):
+        with lance_errors(dataset):
+            planned = plan_compaction(dataset, small_fragments)
         if planned is None:
             break
         figures.tell("compaction")
         try:
-            removed, added = compact(dataset, planned)
+            with lance_errors(dataset):
+                removed, added = compact(dataset, planned)
         except LanceNamespaceError as error:
             if not is_conflict(error):
                 raise
@@ -98,21 +100,28 @@ def maintain(
 
 
 def _extend_indexes(dataset: lance.LanceDataset, figures: _Figures) -> None:
-    for state in index_states(dataset):
+    for state in read_index_states(dataset):
         if not state.missing:
             continue
         figures.tell("indexes")
         try:
-            extend_index(dataset, state)
+            with lance_errors(dataset):
+                extend_index(dataset, state)
         except ServiceUnavailableError:
             raise
         except (LanceNamespaceError, OSError, RuntimeError, ValueError) as error:
             log.warning("the index %s at %s cannot be extended: %s", state.name, dataset.uri, error)
             figures.notes.append(f"The index {state.name} was not extended: {error}")
             continue
-        now = next((each for each in index_states(dataset) if each.name == state.name), None)
+        now = next((each for each in read_index_states(dataset) if each.name == state.name), None)
         figures.rows_indexed += max(0, state.missing - now.missing) if now else 0
         figures.tell("indexes")
+
+
+def read_index_states(dataset: lance.LanceDataset) -> list[IndexState]:
+    """Return the state of each index of users. Raises what `lance_errors` makes of Lance's."""
+    with lance_errors(dataset):
+        return index_states(dataset)
 
 
 def _run(fields: dict[str, Any], parent: Parent) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tiltyard.config import DAY_MS
 from tiltyard.storage.errors import lance_errors
-from tiltyard.store.upkeep import UPKEEP
-from tiltyard.tables.maintenance.garbage import CLOCK_SKEW_MS, Collection, CollectOptions, collect
+from tiltyard.store.tables.upkeep import UPKEEP
+from tiltyard.tables.upkeep.garbage import CLOCK_SKEW_MS, Collection, CollectOptions, collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,15 +13,20 @@ from tiltyard.config import DAY_MS
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id
 from tiltyard.model.jobs import Job, JobCanceledError, job
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.storage.errors import lance_errors
 from tiltyard.store.access.grants import TABLE
-from tiltyard.store.upkeep import UPKEEP
+from tiltyard.store.tables.upkeep import UPKEEP
+from tiltyard.tables.indexes.build_job import CREATE_INDEX
 from tiltyard.tables.indexes.build_process import LanceProcess
 from tiltyard.tables.opening import finishing_direct_commits
-from tiltyard.tables.upkeep.indexing import IndexState, index_states
-from tiltyard.tables.upkeep.maintainer import COMMAND, MaintenanceRequest, maintain
-from tiltyard.tables.upkeep.needs import Needs, find_needs, work_under_way
+from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN
+from tiltyard.tables.upkeep.garbage import COLLECT_TABLE_GARBAGE
+from tiltyard.tables.upkeep.maintainer import COMMAND, MaintenanceRequest, maintain, read_index_states
 from tiltyard.tables.upkeep.old_versions import remove_old_versions
-from tiltyard.tables.upkeep.options import UpkeepOptions, upkeep_options
+from tiltyard.upkeep.indexing import IndexState
+from tiltyard.upkeep.needs import CHANGING_JOBS, TableNeeds, find_needs, read_state
+from tiltyard.upkeep.thresholds import UpkeepOptions, upkeep_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,14 +42,17 @@ IDLE_MS = 10 * 60 * 1000
 """How long a table has no commits until its indexes get the last few rows, too."""
 BUSY_MS = 10_000
 """How long a table is left alone on which something is under way."""
-_LONGEST_PUT_OFF_MS = 60 * 60 * 1000
+MAX_PUT_OFF_MS = 60 * 60 * 1000
 """How long upkeep waits for that: a block of a publication may have been left behind."""
-_SHORTEST_REST_MS, _LONGEST_REST_MS = 10_000, DAY_MS
+MIN_REST_MS, MAX_REST_MS = 10_000, DAY_MS
 _REST_SHARE = 4
 """A table rests for so many times as long as its upkeep took: it takes a fifth of one processor at most."""
 _FIRST_BACKOFF_MS = 60_000
-_ROWS_IN_PROCESS = 20_000
+MAX_ROWS_IN_PROCESS = 20_000
 """Rows of a table up to which it is maintained in this process: starting another one takes more time than that."""
+_BLOCKS = "_publishing-"
+"""Prefix of the folders that exist while the block of a publication is open (`publishing.staged`)."""
+_CHANGING_WORK = {CREATE_INDEX, COLLECT_TABLE_GARBAGE, REFRESH_COLUMN, "optimize", *CHANGING_JOBS}
 
 
 def look_at_next_table(ctx: Context) -> bool:
@@ -77,7 +85,7 @@ def _find_maintained(ctx: Context, seen: TableUpkeep) -> tuple[TableRecord, Upke
     try:
         mount_id = ctx.store.mount_of_table(seen.table_id)
         table = structs.replace(ctx.store.table_by_id(seen.table_id), mount_id=mount_id)
-        options = upkeep_options(ctx.settings, table.properties)
+        options = upkeep_options(table.properties, ctx.settings.keep_versions_days)
     except TableNotFoundError:
         return None
     except InvalidInputError as error:
@@ -89,9 +97,9 @@ def _find_maintained(ctx: Context, seen: TableUpkeep) -> tuple[TableRecord, Upke
 
 def _look(ctx: Context, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions) -> None:
     now, state = ctx.clock(), dict(seen.state)
-    if reason := work_under_way(ctx, table):
+    if reason := _find_work_under_way(ctx, table):
         since = state.setdefault("put_off_since", now)
-        if now - since < _LONGEST_PUT_OFF_MS or reason.startswith(UPKEEP):
+        if now - since < MAX_PUT_OFF_MS or reason.startswith(UPKEEP):
             rest = now + BUSY_MS
             ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=seen.clean_at, state=state)
             return
@@ -120,10 +128,27 @@ def _clean_at(seen: TableUpkeep, table: TableRecord, options: UpkeepOptions, now
     return due if due > now else None
 
 
-def _needs_of(ctx: Context, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions, now: int) -> Needs:
-    storage = ctx.storage
-    dataset = storage.datasets.open_for_reading(table.location, storage.options(table.location))
-    return find_needs(dataset, options, seen.state.get("unindexed", {}), is_idle=now - seen.changed_at >= IDLE_MS)
+def _find_work_under_way(ctx: Context, table: TableRecord) -> str:
+    """Return what is under way on a table that upkeep would disturb; "" if nothing is."""
+    for record in ctx.store.unfinished_transactions(table.id):
+        if record.kind == UPKEEP:
+            return f"upkeep {record.id}"
+        is_waiting = record.status is TransactionStatus.QUEUED and record.kind != CREATE_INDEX
+        if record.kind in _CHANGING_WORK and not is_waiting:
+            return f"{record.kind} {record.id}"
+    with lance_errors():
+        folders = ctx.storage.files(table.location).list_folders(table.location)
+    return next((f"a publication ({name})" for name in folders if name.startswith(_BLOCKS)), "")
+
+
+def _needs_of(ctx: Context, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions, now: int) -> TableNeeds:
+    return _find_needs(_open(ctx, table), seen, options, is_idle=now - seen.changed_at >= IDLE_MS)
+
+
+def _find_needs(dataset: lance.LanceDataset, seen: TableUpkeep, options: UpkeepOptions, *, is_idle: bool) -> TableNeeds:
+    with lance_errors(dataset):
+        state = read_state(dataset, options)
+    return find_needs(state, options, seen.state.get("unindexed", {}), is_idle=is_idle)
 
 
 def _queue(ctx: Context, seen: TableUpkeep, table: TableRecord, reason: str) -> None:
@@ -141,7 +166,7 @@ def _queue(ctx: Context, seen: TableUpkeep, table: TableRecord, reason: str) -> 
 def _back_off(ctx: Context, seen: TableUpkeep) -> None:
     """Leave a table alone after a failure, longer after each."""
     failures = seen.state.get("failures", 0) + 1
-    rest = ctx.clock() + min(_LONGEST_REST_MS, _FIRST_BACKOFF_MS * 4 ** min(failures - 1, 10))
+    rest = ctx.clock() + min(MAX_REST_MS, _FIRST_BACKOFF_MS * 4 ** min(failures - 1, 10))
     state = {**seen.state, "failures": failures}
     ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=seen.clean_at, state=state)
 
@@ -170,7 +195,7 @@ def maintain_table(ctx: Context, running: Job) -> Mapping[str, str]:
         _back_off(ctx, seen)
         raise
     seconds = time.monotonic() - start
-    rest = ctx.clock() + min(_LONGEST_REST_MS, max(_SHORTEST_REST_MS, int(seconds * 1000) * _REST_SHARE))
+    rest = ctx.clock() + min(MAX_REST_MS, max(MIN_REST_MS, int(seconds * 1000) * _REST_SHARE))
     ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=clean_at, state={"unindexed": outcome})
     return {"seconds": f"{seconds:.1f}", "stage": "done", **cleaned}
 
@@ -180,17 +205,16 @@ def _maintain_data(
 ) -> dict[str, int]:
     """Extend indexes and compact; return the indexes that got no rows, with how many they lacked before."""
     dataset = _open(ctx, table)
-    needs = find_needs(dataset, options, seen.state.get("unindexed", {}), is_idle=True)
-    if not needs.reasons:
+    if not _find_needs(dataset, seen, options, is_idle=True).reasons:
         return dict(seen.state.get("unindexed", {}))
-    before = index_states(dataset)
-    if dataset.count_rows() <= _ROWS_IN_PROCESS and not _has_graph(dataset):
+    before = read_index_states(dataset)
+    if dataset.count_rows() <= MAX_ROWS_IN_PROCESS and not _has_graph(dataset):
         route = ctx.commit_route(table, durable=False)
         own = ctx.storage.datasets.open_for_writing(table.location, ctx.storage.options(table.location), MAIN, route)
         maintain(own, options.small_fragments, lambda properties: running.progress(**properties))
     else:
         _maintain_in_child(ctx, running, table, options)
-    return _stuck(before, index_states(_open(ctx, table)))
+    return _stuck(before, read_index_states(_open(ctx, table)))
 
 
 def _open(ctx: Context, table: TableRecord) -> lance.LanceDataset:

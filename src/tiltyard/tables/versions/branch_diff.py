@@ -21,9 +21,9 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.indexes.indexes import user_indexes
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.versions.branches import branches_of
+from tiltyard.upkeep.indexing import user_indexes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -15,15 +15,15 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.commits.finalizing import finalize, stat_final_manifest
-from tiltyard.tables.maintenance.broken_files import (
+from tiltyard.tables.opening import find_table, finish_direct_commit
+from tiltyard.tables.upkeep.broken_files import (
     branches_by_file,
     find_broken_manifests,
     find_broken_references,
     find_broken_versions,
 )
-from tiltyard.tables.maintenance.garbage import cutoff_of, stale_staged
-from tiltyard.tables.maintenance.references import FileKind, TableFile, open_branches, table_files, tracked_units
-from tiltyard.tables.opening import find_table, finish_direct_commit
+from tiltyard.tables.upkeep.garbage import cutoff_of, stale_staged
+from tiltyard.tables.upkeep.references import FileKind, TableFile, open_branches, table_files, tracked_units
 from tiltyard.tables.versions.records import (
     delete_records,
     has_no_manifest,

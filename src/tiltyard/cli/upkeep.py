@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord
 
-MAINTENANCE_SETTINGS = ("root", "db", "gc_safety_days")
+UPKEEP_SETTINGS = ("root", "db", "gc_safety_days")
 
 
 @click.command("gc", short_help="Remove files that no version needs.")
@@ -28,7 +28,7 @@ MAINTENANCE_SETTINGS = ("root", "db", "gc_safety_days")
 @click.option("--dry-run", is_flag=True, help="Only list the files, with their sizes.")
 @click.option("--keep-versions-days", type=float, help="Also remove older versions, except tagged ones.")
 @click.option("--unknown-folders", is_flag=True, help="Also remove folders of tables that are not in the catalog.")
-@settings_options(*MAINTENANCE_SETTINGS)
+@settings_options(*UPKEEP_SETTINGS)
 def gc(
     settings: Settings, table: TypedId | None, dry_run: bool, keep_versions_days: float | None, unknown_folders: bool
 ) -> None:
@@ -43,7 +43,7 @@ def gc(
       tiltyard gc --root ./data films --keep-versions-days 30
     """
     from tiltyard.cli.client import open_context
-    from tiltyard.tables.maintenance.garbage import collect, collect_options, try_collect
+    from tiltyard.tables.upkeep.garbage import collect, collect_options, try_collect
     from tiltyard.tables.versions.snapshots import sweep_snapshots
 
     if unknown_folders and table is not None:
@@ -85,7 +85,7 @@ def _collect_folders(ctx: Context, *, remove: bool) -> None:
 @click.argument("tables", nargs=-1, type=TABLE)
 @click.option("--dry-run", is_flag=True, help="Only report the problems.")
 @click.option("--restore", is_flag=True, help="Go on from the last whole version of tables with broken files.")
-@settings_options(*MAINTENANCE_SETTINGS)
+@settings_options(*UPKEEP_SETTINGS)
 def repair(settings: Settings, tables: tuple[TypedId, ...], dry_run: bool, restore: bool) -> None:
     """Find what bypassed the server, was left half done or is broken in the tables (all without names); repair it.
 
@@ -96,7 +96,7 @@ def repair(settings: Settings, tables: tuple[TypedId, ...], dry_run: bool, resto
       tiltyard repair --root ./data --restore films
     """
     from tiltyard.cli.client import open_context
-    from tiltyard.tables.maintenance.repair import repair as repair_table
+    from tiltyard.tables.upkeep.repair import repair as repair_table
 
     with open_context(settings) as ctx:
         number = 0
@@ -125,31 +125,28 @@ def _tables(ctx: Context, ids: tuple[TypedId, ...]) -> Iterator[tuple[Id, TableR
 @click.option(
     "--small-fragments",
     type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
-    help="Number of small fragments from which on a table is compacted.",
+    help="Number of small fragments from which on a table is compacted [default: the table's own, or 16].",
 )
 @click.option(
     "--unindexed",
     type=click.FloatRange(0, 1, min_open=True),
-    default=0.1,
-    show_default=True,
-    help="Share of rows that an index may lack.",
+    help="Share of rows that an index may lack [default: as many rows as the table says, or 1,000].",
 )
 @click.option("--every", type=click.FloatRange(min=1), help="Check again after this many seconds, until SIGINT.")
 @click.option("--dry-run", is_flag=True, help="Only report what is needed.")
 def maintain(
     tables: tuple[str, ...],
-    small_fragments: int,
-    unindexed: float,
+    small_fragments: int | None,
+    unindexed: float | None,
     every: float | None,
     dry_run: bool,
     **target: Any,
 ) -> None:
     """Queue `optimize` for tables (these, or all) that need compaction or whose indexes lack rows.
 
-    Views that refresh by themselves are refreshed. A server's workers run the jobs; one that waits or runs already is
-    not queued again.
+    What a table needs is decided as for upkeep by the servers themselves; without TABLES, those whose properties switch
+    it off are left out. Views that refresh by themselves are refreshed. A server's workers run the jobs; one that waits
+    or runs already is not queued again.
 
     \b
     Examples:
@@ -157,7 +154,7 @@ def maintain(
       tiltyard maintain --uri http://127.0.0.1:2333 films --every 3600
     """
     from tiltyard.cli.jobs import refusing
-    from tiltyard.pipeline.optimize.maintenance import Thresholds, queue_needed_jobs
+    from tiltyard.pipeline.optimize.needed_jobs import Thresholds, queue_needed_jobs
 
     # A single run fails with its error; a repeated one reports it and tries again the next time.
     on_error: Callable[[str, int], None] = refuse

@@ -1,4 +1,4 @@
-"""What a table's upkeep does and when: the settings, and the table's own properties."""
+"""When a table needs upkeep: the thresholds, and the table's own properties."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from lance_namespace.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiltyard.config import Settings
-
 PREFIX = "tiltyard.upkeep"
 SWITCH = PREFIX
 UNINDEXED_ROWS = f"{PREFIX}.unindexed_rows"
 SMALL_FRAGMENTS = f"{PREFIX}.small_fragments"
 KEEP_VERSIONS_DAYS = f"{PREFIX}.keep_versions_days"
 
-MOST_UNINDEXED, MOST_SMALL = 1000, 16
+SMALL_FRAGMENT_ROWS = 100_000
+"""A fragment with fewer rows is small, as lancedb counts them: with others it is worth a compaction."""
+FULL_FRAGMENT_ROWS = 1 << 20
+"""Rows of the fragments that come of compacting a table as a whole: what Lance writes into one, too."""
+MAX_UNINDEXED_ROWS = 1000
+"""Rows that an index may lack: searches scan them."""
+MAX_SMALL_FRAGMENTS = 16
+"""Small fragments from which on they are joined."""
+DELETED_SHARE = 0.2
+"""The share of a fragment's rows from which on its deleted rows are worth rewriting it."""
 
 _BOUNDS = {UNINDEXED_ROWS: (1, 1 << 50), SMALL_FRAGMENTS: (2, 1 << 30), KEEP_VERSIONS_DAYS: (0.01, 36500)}
 
@@ -31,8 +38,8 @@ class UpkeepOptions:
 
     keep_versions_days: float
     enabled: bool = True
-    unindexed_rows: int = MOST_UNINDEXED
-    small_fragments: int = MOST_SMALL
+    unindexed_rows: int = MAX_UNINDEXED_ROWS
+    small_fragments: int = MAX_SMALL_FRAGMENTS
 
 
 def is_upkeep_property(name: str) -> bool:
@@ -40,16 +47,19 @@ def is_upkeep_property(name: str) -> bool:
     return name == SWITCH or name in _BOUNDS
 
 
-def upkeep_options(settings: Settings, properties: Mapping[str, str]) -> UpkeepOptions:
-    """Return the options of a table. Raises InvalidInputError for a property that is none of its values."""
+def upkeep_options(properties: Mapping[str, str], keep_versions_days: float) -> UpkeepOptions:
+    """Return the options of a table; `keep_versions_days` is for one that has no such property.
+
+    Raises InvalidInputError for a property that is none of its values.
+    """
     switch = properties.get(SWITCH, "on").lower()
     if switch not in ("on", "off"):
         raise InvalidInputError(f"The property {SWITCH} is on or off, not {properties[SWITCH]!r}.")
     return UpkeepOptions(
-        keep_versions_days=_number(properties, KEEP_VERSIONS_DAYS, settings.keep_versions_days),
+        keep_versions_days=_number(properties, KEEP_VERSIONS_DAYS, keep_versions_days),
         enabled=switch == "on",
-        unindexed_rows=int(_number(properties, UNINDEXED_ROWS, MOST_UNINDEXED)),
-        small_fragments=int(_number(properties, SMALL_FRAGMENTS, MOST_SMALL)),
+        unindexed_rows=int(_number(properties, UNINDEXED_ROWS, MAX_UNINDEXED_ROWS)),
+        small_fragments=int(_number(properties, SMALL_FRAGMENTS, MAX_SMALL_FRAGMENTS)),
     )
 
 

@@ -1,10 +1,12 @@
-"""Maintenance: which tables need a job, and that it is queued once."""
+"""Queue the jobs that tables need, each once: `optimize` for upkeep, `refresh` for views that refresh by themselves."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lance_namespace.errors import (
     InvalidInputError,
@@ -20,6 +22,8 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
+from tiltyard.upkeep.needs import TableState, find_needs
+from tiltyard.upkeep.thresholds import DELETED_SHARE, UpkeepOptions, upkeep_options
 
 log = logging.getLogger("tiltyard.pipeline")
 
@@ -30,10 +34,20 @@ UNFINISHED = ("Queued", "Running")
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When a table needs an optimize job: from so many small fragments, or such a share of its rows not in an index."""
+    """What a caller sets in place of the thresholds of upkeep: small fragments, and the share of a table's rows that an
+    index may lack.
+    """
 
-    small_fragments: int = 16
-    unindexed: float = 0.1
+    small_fragments: int | None = None
+    unindexed: float | None = None
+
+    def apply(self, options: UpkeepOptions, rows: int) -> UpkeepOptions:
+        """Return the options of a table of so many rows, with what the caller has set."""
+        if self.small_fragments is not None:
+            options = replace(options, small_fragments=self.small_fragments)
+        if self.unindexed is not None:
+            options = replace(options, unindexed_rows=max(1, math.ceil(self.unindexed * rows)))
+        return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +66,8 @@ def queue_needed_jobs(
 ) -> Iterator[NeededJob]:
     """Queue the jobs that these tables need, or all tables; yield each job. One that waits or runs is not queued twice.
 
-    A table that has no data yet, or is dropped meanwhile, needs nothing; among all tables, a view that may not be
-    refreshed is logged and skipped. Raises lance_namespace.errors.
+    A table that has no data yet, or is dropped meanwhile, needs nothing; nor, among all tables, one whose properties
+    switch upkeep off, and a view that may not be refreshed is logged and skipped. Raises lance_namespace.errors.
     """
     unfinished = {
         (job, table): job_id for job in (OPTIMIZE, REFRESH) for table, job_id in _unfinished_jobs(client, job)
@@ -61,8 +75,8 @@ def queue_needed_jobs(
     for name in tables or _all_tables(client):
         path = parse_id(name, DEFAULT_DELIMITER)
         try:
-            needed_jobs = list(_find_needed_jobs(client, path, thresholds))
-        except (InvalidTableStateError, TableNotFoundError, NamespaceNotFoundError) as error:
+            needed_jobs = list(_find_needed_jobs(client, path, thresholds, is_named=bool(tables)))
+        except (InvalidInputError, InvalidTableStateError, TableNotFoundError, NamespaceNotFoundError) as error:
             if tables:
                 raise
             log.info("%s: %s", name, error)
@@ -84,28 +98,35 @@ def queue_needed_jobs(
                 yield replace(needed, job_id=queued.id)
 
 
-def _find_needed_jobs(client: OperationClient, path: Id, thresholds: Thresholds) -> Iterator[NeededJob]:
+def _find_needed_jobs(
+    client: OperationClient, path: Id, thresholds: Thresholds, *, is_named: bool
+) -> Iterator[NeededJob]:
     """Yield the jobs that a table needs. Raises TableNotFoundError, InvalidTableStateError (no data yet)."""
     name = str(path)
+    table = client.call("DescribeTable", id=list(path), load_detailed_metadata=True)
     stats = client.call("GetTableStats", id=list(path))
-    small = stats["fragment_stats"]["num_small_fragments"]
-    reasons = []
-    if small >= thresholds.small_fragments:
-        reasons.append(f"{small} small fragments")
-    rows = stats["num_rows"]
-    for index in _indexes(client, path):
-        missing = index.get("num_unindexed_rows") or 0
-        if rows and missing / rows >= thresholds.unindexed:
-            reasons.append(f"the index {index['index_name']} lacks {missing} of {rows} rows")
-    if reasons:
-        yield NeededJob(name, OPTIMIZE, ", ".join(reasons))
-    schema = client.call("DescribeTable", id=list(path), load_detailed_metadata=True).get("schema") or {}
+    options = upkeep_options(table.get("properties") or {}, math.inf)  # old versions are for the servers
+    if is_named or options.enabled:
+        needs = find_needs(_state(client, path, table, stats), thresholds.apply(options, stats["num_rows"]))
+        if needs.reasons:
+            yield NeededJob(name, OPTIMIZE, ", ".join(needs.reasons))
+    schema = table.get("schema") or {}
     if (schema.get("metadata") or {}).get(f"{VIEW}auto_refresh") == "true":
         # A job that has nothing to do ends at once.
         yield NeededJob(name, REFRESH, "it is a view that refreshes by itself")
 
 
-def _indexes(client: OperationClient, path: Id) -> Iterator[dict[str, object]]:
+def _state(client: OperationClient, path: Id, table: Mapping[str, Any], stats: Mapping[str, Any]) -> TableState:
+    """Return the state of a table as its catalog tells it: deleted rows are of all its fragments together."""
+    deleted = (table.get("stats") or {}).get("num_deleted_rows") or 0
+    return TableState(
+        small_fragments=stats["fragment_stats"]["num_small_fragments"],
+        has_worn_fragments=deleted > 0 and deleted >= DELETED_SHARE * (stats["num_rows"] + deleted),
+        unindexed={str(each["index_name"]): each.get("num_unindexed_rows") or 0 for each in _indexes(client, path)},
+    )
+
+
+def _indexes(client: OperationClient, path: Id) -> Iterator[dict[str, Any]]:
     for page in client.pages("ListTableIndices", id=list(path)):
         yield from page["indexes"]
 

@@ -26,10 +26,10 @@ from tiltyard.model.jobs import Job
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, Store
-from tiltyard.tables.maintenance import garbage
-from tiltyard.tables.maintenance.garbage import CollectOptions
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.update_delete import delete_from_table
+from tiltyard.tables.upkeep import garbage
+from tiltyard.tables.upkeep.garbage import CollectOptions
 from tiltyard.tables.versions import clone
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from tiltyard.model.spec import models
 from tiltyard.storage.files import LocalFiles
 from tiltyard.store import NewRequest, NewVersion
 from tiltyard.tables.commits import commit
-from tiltyard.tables.maintenance import repair
-from tiltyard.tables.maintenance.repair import SETTLED_MS
+from tiltyard.tables.upkeep import repair
+from tiltyard.tables.upkeep.repair import SETTLED_MS
 from tiltyard.tables.versions import versions
 
 if TYPE_CHECKING:

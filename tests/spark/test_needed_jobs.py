@@ -12,7 +12,7 @@ from tests.services.forked_process import run_tiltyard
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.operation_client import OperationClient
-from tiltyard.pipeline.optimize.maintenance import Thresholds, queue_needed_jobs
+from tiltyard.pipeline.optimize.needed_jobs import Thresholds, queue_needed_jobs
 
 
 @pytest.fixture
@@ -59,3 +59,34 @@ def test_maintain_command_without_anything_to_do_says_so(
 def test_maintain_command_of_a_table_that_is_not_there_is_one_sentence(shared_server: ServerProcess) -> None:
     done = run_tiltyard("maintain", "nowhere", "--uri", shared_server.url)
     assert (done.returncode, done.stdout) == (4, "") and "nowhere" in done.stderr
+
+
+def test_maintain_follows_the_properties_of_tables(calls: OperationClient, fresh: Callable[[str], str]) -> None:
+    off, few = fresh("off"), fresh("few")
+    for name, properties in ((off, {"tiltyard.upkeep": "off"}), (few, {"tiltyard.upkeep.small_fragments": "3"})):
+        write(calls, name, 3)
+        calls.call("UpdateTable", id=[name], properties=properties, updates=[])
+    everything = {needed.table: needed.reason for needed in queue_needed_jobs(calls, [], Thresholds(2), dry_run=True)}
+    assert off not in everything and everything[few] == "3 small fragments"
+    named = queue_needed_jobs(calls, [off, few], Thresholds(), dry_run=True)
+    assert [(needed.table, needed.reason) for needed in named] == [(few, "3 small fragments")]
+    assert [needed.table for needed in queue_needed_jobs(calls, [off], Thresholds(3), dry_run=True)] == [off]
+
+
+def test_maintain_counts_the_rows_that_an_index_lacks_and_deleted_ones(
+    calls: OperationClient, fresh: Callable[[str], str]
+) -> None:
+    name = fresh("grown")
+    write(calls, name, 1)
+    table = lance.dataset(namespace_client=calls.connection.client(), table_id=[name])
+    table.create_scalar_index("id", "BTREE", name="ids")
+    table.insert(pa.table({"id": range(999)}))
+    assert [*queue_needed_jobs(calls, [name], Thresholds(), dry_run=True)] == []
+    (by_share,) = queue_needed_jobs(calls, [name], Thresholds(unindexed=0.5), dry_run=True)
+    assert by_share.reason == "the index ids lacks 999 rows"
+    table.insert(pa.table({"id": [-1]}))
+    (by_rows,) = queue_needed_jobs(calls, [name], Thresholds(), dry_run=True)
+    assert by_rows.reason == "the index ids lacks 1000 rows"
+    table.delete("id > 700")
+    (worn,) = queue_needed_jobs(calls, [name], Thresholds(unindexed=1), dry_run=True)
+    assert worn.reason == "fragments with many deleted rows"

@@ -27,7 +27,8 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import is_detached, versions_folder
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending, pending_versions, stat_final_manifest
-from tiltyard.tables.maintenance.references import (
+from tiltyard.tables.opening import find_table
+from tiltyard.tables.upkeep.references import (
     FileKind,
     TableFile,
     kind_of,
@@ -39,7 +40,6 @@ from tiltyard.tables.maintenance.references import (
     unit_of,
     unknown_manifests,
 )
-from tiltyard.tables.opening import find_table
 from tiltyard.tables.versions.deleted_versions import expired_versions
 from tiltyard.tables.versions.records import delete_records_without_manifest
 

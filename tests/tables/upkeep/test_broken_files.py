@@ -6,12 +6,12 @@ from pathlib import Path
 
 import lance
 import pytest
-from tests.tables.maintenance.test_repair import ROWS, managed, manifest, repaired
 from tests.tables.served import Server, ask
+from tests.tables.upkeep.test_repair import ROWS, managed, manifest, repaired
 
 from tiltyard.model.spec import models
 from tiltyard.store import NewVersion
-from tiltyard.tables.maintenance import repair
+from tiltyard.tables.upkeep import repair
 from tiltyard.tables.versions import branches, tags
 
 

@@ -1,1 +1,0 @@
-"""Maintain tables: collect garbage, repair."""

@@ -1,0 +1,183 @@
+"""Compact small fragments, and those of many deleted rows: plan it, rewrite them, commit.
+
+By itself a table is compacted in tiers (`plan_compaction`): each row is rewritten a few times in all, however small the
+commits are. When asked, it is compacted as a whole (`plan_whole_compaction`). Lance joins adjacent fragments that the
+same index segments cover, and remaps these segments in the commit. Segments of the kinds that it cannot remap (ZONEMAP,
+BLOOMFILTER, FM) cover nothing then, and are extended again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lance.optimize import Compaction
+from lance_namespace.errors import ConcurrentModificationError
+
+from tiltyard.model.columns.blob_columns import has_blobs
+from tiltyard.model.columns.blob_sizes import measure_blobs
+from tiltyard.upkeep.thresholds import DELETED_SHARE, SMALL_FRAGMENT_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import lance
+    from lance.optimize import CompactionPlan, RewriteResult
+
+_TIERS = (100, 1_600, 25_600, SMALL_FRAGMENT_ROWS)
+"""Rows of the fragments that come of each tier: each is sixteen times the one before, but for the last."""
+MAX_FRAGMENT_BYTES = 256 << 20
+"""Bytes of a fragment beyond which it counts as large, whatever its rows."""
+MAX_ROUND_BYTES = 1 << 30
+"""Bytes that one commit of a tier rewrites."""
+MAX_BATCH_BYTES, MAX_BATCH_ROWS = 8 << 20, 8192
+"""What one thread holds of the rows that it rewrites."""
+_LANCE_DELETED_SHARE = DELETED_SHARE * 0.99
+"""Lance rewrites fragments of more than the share that it is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCompaction:
+    """A compaction: Lance's plan, and the options that it was made by."""
+
+    plan: CompactionPlan
+    options: Any
+    is_of_worn: bool = False
+    """Whether it rewrites fragments for their deleted rows alone."""
+
+    @property
+    def fragments(self) -> int:
+        """Return how many fragments it replaces."""
+        return sum(len(task.fragments) for task in self.plan.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    number: int
+    physical_rows: int
+    deleted_rows: int
+
+    @property
+    def is_worn(self) -> bool:
+        """Return whether so many of its rows are deleted that it is rewritten."""
+        return self.deleted_rows >= DELETED_SHARE * max(self.physical_rows, 1)
+
+
+def plan_compaction(dataset: lance.LanceDataset, small_fragments: int) -> PlannedCompaction | None:
+    """Return what to compact: `small_fragments` of a tier or more, or fragments of many deleted rows. None if nothing.
+
+    Reads the manifest alone, and of a table with blobs their sizes, where fragments are small or worn. Raises what
+    Lance raises.
+    """
+    details = [fragment.metadata for fragment in dataset.get_fragments()]
+    fragments = [_Fragment(each.id, int(each.physical_rows), int(each.num_deletions)) for each in details]
+    rows = max(1, sum(fragment.physical_rows for fragment in fragments))
+    file_bytes = sum(file.file_size_bytes or 0 for each in details for file in each.files) / rows
+    sizes = _RowSizes(file_bytes, file_bytes)
+    small = sum(each.physical_rows < SMALL_FRAGMENT_ROWS for each in fragments)
+    if has_blobs(dataset.schema) and (small >= small_fragments or any(each.is_worn for each in fragments)):
+        sizes = _RowSizes(file_bytes + measure_blobs(dataset) / rows, file_bytes)
+    return _plan_tier(dataset, fragments, sizes, small_fragments) or _plan_worn(dataset, fragments, sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowSizes:
+    """Bytes of a row on average: with its blobs, and in the data files, which are those that Lance counts."""
+
+    bytes: float
+    file_bytes: float
+
+    def counted(self, most: float) -> int:
+        """Return what Lance counts of so many bytes."""
+        return max(1, int(most * max(self.file_bytes, 1) / max(self.bytes, 1)))
+
+
+def _plan_tier(
+    dataset: lance.LanceDataset, fragments: Sequence[_Fragment], sizes: _RowSizes, small_fragments: int
+) -> PlannedCompaction | None:
+    most_rows = max(2, int(MAX_FRAGMENT_BYTES / max(sizes.bytes, 1)))
+    for tier in _TIERS:
+        target = min(tier, most_rows)
+        if sum(fragment.physical_rows < target for fragment in fragments) < small_fragments:
+            continue
+        planned = _plan(dataset, target, sizes, materialize_deletions=False)
+        if planned.fragments >= small_fragments:
+            return planned
+    return None
+
+
+def _plan_worn(
+    dataset: lance.LanceDataset, fragments: Sequence[_Fragment], sizes: _RowSizes
+) -> PlannedCompaction | None:
+    """Plan to rewrite fragments of many deleted rows, each for itself: no other fragment is touched."""
+    worn = [fragment for fragment in fragments if fragment.is_worn]
+    if not worn:
+        return None
+    others = [fragment.number for fragment in fragments if not fragment.is_worn]
+    largest = max(fragment.physical_rows for fragment in worn)
+    planned = _plan(
+        dataset,
+        largest,
+        sizes,
+        materialize_deletions=True,
+        materialize_deletions_threshold=_LANCE_DELETED_SHARE,
+        excluded_fragment_ids=others,
+        max_source_bytes=sizes.counted(max(MAX_ROUND_BYTES, 2 * largest * sizes.bytes)),
+    )
+    return replace(planned, is_of_worn=True) if planned.fragments else None
+
+
+def _plan(dataset: lance.LanceDataset, target: int, sizes: _RowSizes, **further: Any) -> PlannedCompaction:
+    options: Any = {
+        "target_rows_per_fragment": target,
+        "num_threads": 1,
+        "batch_size": _batch_rows(sizes.bytes),
+        "max_source_bytes": sizes.counted(MAX_ROUND_BYTES),
+        **further,
+    }
+    return PlannedCompaction(Compaction.plan(dataset, options), options)
+
+
+def _batch_rows(row_bytes: float) -> int:
+    return max(1, min(MAX_BATCH_ROWS, int(MAX_BATCH_BYTES / max(row_bytes, 1))))
+
+
+def plan_whole_compaction(dataset: lance.LanceDataset, rows_per_fragment: int) -> PlannedCompaction:
+    """Return how to join all fragments with fewer rows, and to rewrite those of many deleted rows; perhaps nothing.
+
+    Raises what Lance raises.
+    """
+    options: Any = {
+        "target_rows_per_fragment": rows_per_fragment,
+        "materialize_deletions": True,
+        "materialize_deletions_threshold": _LANCE_DELETED_SHARE,
+    }
+    fragments = [fragment for task in Compaction.plan(dataset, options).tasks for fragment in task.fragments]
+    size = sum(file.file_size_bytes or 0 for fragment in fragments for file in fragment.files)
+    if fragments and has_blobs(dataset.schema):
+        size += measure_blobs(dataset, {fragment.id for fragment in fragments})
+    rows = sum(int(fragment.physical_rows) for fragment in fragments)
+    options["batch_size"] = _batch_rows(size / max(rows, 1))
+    return PlannedCompaction(Compaction.plan(dataset, options), options)
+
+
+def compact(dataset: lance.LanceDataset, planned: PlannedCompaction) -> tuple[int, int]:
+    """Rewrite fragments in this process, and commit; return and raise what `commit_compaction` does."""
+    return commit_compaction(dataset, planned, (task.execute(dataset) for task in planned.plan.tasks))
+
+
+def commit_compaction(
+    dataset: lance.LanceDataset, planned: PlannedCompaction, results: Iterable[RewriteResult]
+) -> tuple[int, int]:
+    """Commit what the tasks of a plan have rewritten; return how many fragments were removed and added.
+
+    Raises ConcurrentModificationError: a writer changed one of them meanwhile, and keeps its change.
+    """
+    results = list(results)
+    try:
+        metrics = Compaction.commit(dataset, results, planned.options)
+    except (OSError, RuntimeError, ValueError) as error:
+        if "conflict" not in str(error).lower():
+            raise
+        raise ConcurrentModificationError(str(error)) from error
+    return metrics.fragments_removed, metrics.fragments_added

@@ -20,7 +20,6 @@ class Figures:
         self._lock = threading.Lock()
         self._figures: dict[str, str] = {}
         self._totals: list[str] = []
-        self._began = clock()
         self._start: tuple[str, float, float] | None = None
         self._is_done = False
 

@@ -126,10 +126,6 @@ class Durability:
         for folder in _folder_per_disk(chain):
             _sync_disk(folder)
 
-    def make_tree_durable(self, folder: str, below: str) -> None:
-        """Make a folder durable with all that is below it, and its own name; symbolic links are not followed."""
-        self.make_durable([f"{folder}/"], below, missing_ok=True)
-
     def make_folder(self, folder: str) -> None:
         """Create a folder, and those above it, durably; of one that exists already the name is made durable."""
         path = Path(folder).absolute()

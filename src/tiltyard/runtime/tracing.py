@@ -17,7 +17,6 @@ from typing import Any
 from tiltyard.runtime.current_request import CurrentRequest, current_request, track, working_on
 
 MISSING = "Traces need further packages: pip install 'tiltyard[otel]'."
-TRACEPARENT = "traceparent"
 MAX_SPANS = 200
 """Children of one span: a request may call the storage many times."""
 MAX_ATTRIBUTE = 1000

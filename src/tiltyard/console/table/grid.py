@@ -98,11 +98,6 @@ def _row(batch: pa.RecordBatch, index: int, columns: Sequence[Column]) -> Row:
     return Row(batch[ROW_ID][index].as_py() if ROW_ID in names else None, cells, scores)
 
 
-def _absent_cell(column: Column) -> Cell:
-    """Return the cell of a column that was not read: its bytes load by themselves, or it is hidden from the reader."""
-    return Cell("lazy" if column.kind in LAZY else "null")
-
-
 def _cell(values: pa.Array, index: int, column: Column) -> Cell:
     scalar = values[index]
     if not scalar.is_valid:

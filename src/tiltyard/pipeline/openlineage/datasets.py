@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _MAX_FIELDS = 1_000
 """Columns that a schema facet has at most, with those inside them."""
-_BUCKETS = ("s3", "s3a", "gs", "gcs")
 
 
 def name_of_uri(uri: str) -> tuple[str, str]:

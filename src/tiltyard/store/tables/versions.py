@@ -225,11 +225,6 @@ class Versions(Repository):
         row = self.connection.row(LATEST_CHECKED, table_id, branch, version, checked_key)
         return None if row is None else int(row[0])
 
-    @reads
-    def latest_of_branches(self, table_id: int) -> dict[str, int]:
-        """Return the latest recorded version of each branch of a table."""
-        return {branch: int(version) for branch, version in self.connection.rows(LATEST_OF_BRANCHES, table_id)}
-
     @writes
     def delete_versions(self, table_id: int, branch: str, ranges: Iterable[tuple[int, int | None]]) -> int:
         """Delete the records of versions in the half-open ranges, with None for no end; return how many there were."""

@@ -21,7 +21,7 @@ from tiltyard.storage.manifest_format import is_detached, parse_manifest
 from tiltyard.storage.manifest_references import files_of_bases, referenced_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tiltyard.backup.points import Point, StoredFile, StoredTable
     from tiltyard.backup.target import Target
@@ -41,7 +41,7 @@ class Verification:
     elsewhere: dict[str, set[str]] = field(default_factory=dict)
 
 
-def verify_point(target: Target, point: Point, progress: Callable[[str], None] = lambda line: None) -> Verification:
+def verify_point(target: Target, point: Point) -> Verification:
     """Read all files of a backup, and open the latest version of each table in it.
 
     Raises InvalidInputError where the backup's own lists are damaged, and what the storage raises.
@@ -62,7 +62,6 @@ def verify_point(target: Target, point: Point, progress: Callable[[str], None] =
             result.tables += table.id != 0
             result.files += len(table.files)
             result.size += sum(file.size for file in table.files)
-            progress(f"{table.name}: {len(table.files)} files")
         result.problems += _find_missing(result.elsewhere, list_file, point)
     return result
 

@@ -36,10 +36,10 @@ class StaticFile:
 class StaticFiles:
     """All files below `static`, by path."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(self) -> None:
         self._files = {
-            path.relative_to(folder).as_posix(): _load(path)
-            for path in sorted(folder.rglob("*"))
+            path.relative_to(FOLDER).as_posix(): _load(path)
+            for path in sorted(FOLDER.rglob("*"))
             if path.suffix in MEDIA
         }
         digest = hashlib.sha256()

@@ -43,8 +43,6 @@ FETCH_TIMEOUT_SECONDS = 5.0
 MAX_KEYS_BYTES = 1 << 20
 MAX_GROUPS = 1_000
 
-Fetch = Callable[[str], bytes]
-
 
 @dataclass(frozen=True, slots=True)
 class ProviderIdentity:
@@ -77,10 +75,9 @@ def fetch_url(url: str) -> bytes:
 class ProviderKeys:
     """The keys of one provider: fetched when they are needed, and again when they are old or one is missing."""
 
-    def __init__(self, name: str, url: str, get: Fetch = fetch_url) -> None:
+    def __init__(self, name: str, url: str) -> None:
         self._name = name
         self._url = url
-        self._get = get
         self._lock = threading.Lock()
         self._keys: KeySet | None = None
         self._fetched = 0.0
@@ -111,7 +108,7 @@ class ProviderKeys:
         if now < self._not_before:
             return
         try:
-            self._keys = KeySet.import_key_set(msgspec.json.decode(self._get(self._url)))
+            self._keys = KeySet.import_key_set(msgspec.json.decode(fetch_url(self._url)))
         except (OSError, ValueError, KeyError, TypeError, JoseError) as error:
             # The keys that there are remain in use for a bounded time, which `current` checks.
             log.warning("cannot fetch the keys of the provider %s from %s: %s", self._name, self._url, error)
@@ -127,11 +124,11 @@ class ProviderKeys:
 class TrustedProvider:
     """Verifies the tokens of one provider. `clock` gives ms since 1970. Safe to use from threads."""
 
-    def __init__(self, name: str, provider: OidcProvider, clock: Callable[[], int], get: Fetch = fetch_url) -> None:
+    def __init__(self, name: str, provider: OidcProvider, clock: Callable[[], int]) -> None:
         self._name = name
         self._provider = provider
         self._clock = clock
-        self._keys = ProviderKeys(name, provider.jwks_url, get)
+        self._keys = ProviderKeys(name, provider.jwks_url)
         # An unknown header is ignored, unless the token marks it as critical: then it is refused.
         self._registry = JWSRegistry(algorithms=provider.algorithms, strict_check_header=False)
 

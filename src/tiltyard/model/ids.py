@@ -120,7 +120,7 @@ def is_name(name: str) -> bool:
     return True
 
 
-def check_composed(name: str, kind: str = "name") -> str:
+def check_composed(name: str) -> str:
     """Return a new name if it is in Unicode's composed form (NFC). Raises InvalidInputError.
 
     "é" can be written as one character or as two, which look the same: only one of them can be a name. Names from
@@ -128,9 +128,7 @@ def check_composed(name: str, kind: str = "name") -> str:
     """
     if not unicodedata.is_normalized("NFC", name):
         composed = unicodedata.normalize("NFC", name)
-        raise InvalidInputError(
-            f"The {kind} '{name}' is not in Unicode's composed form (NFC): write it as '{composed}'."
-        )
+        raise InvalidInputError(f"The name '{name}' is not in Unicode's composed form (NFC): write it as '{composed}'.")
     return name
 
 

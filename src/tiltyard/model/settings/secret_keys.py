@@ -69,13 +69,13 @@ class SecretKeys:
             raise DecryptionError("it is damaged, or was that of another secret") from error
 
 
-def read_secret_keys(references: Sequence[str], environ: Mapping[str, str] = os.environ) -> SecretKeys:
+def read_secret_keys(references: Sequence[str]) -> SecretKeys:
     """Read the keys that the setting refers to, each 32 bytes in base64. Raises SecretError."""
     keys: dict[str, bytes] = {}
     for reference in references:
         if not is_reference(reference):
             raise SecretError(f"{_OWNER} has a key in plain text: write env:NAME or file:PATH.")
-        key = _decode(reference, read_secret(_OWNER, reference, environ))
+        key = _decode(reference, read_secret(_OWNER, reference))
         keys[hashlib.sha256(_CONTEXT + key).hexdigest()[:16]] = key
     return SecretKeys(keys)
 

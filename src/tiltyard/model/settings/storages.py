@@ -65,10 +65,10 @@ class Secrets:
         return next((folded[name] for name in names if name in folded), None)
 
 
-def read_secrets(name: str, storage: NamedStorage, environ: Mapping[str, str] = os.environ) -> Secrets:
+def read_secrets(name: str, storage: NamedStorage) -> Secrets:
     """Read the secrets that a storage's credentials refer to. Raises SecretError."""
     owner = f"The storage {name}"
-    return Secrets({key: read_secret(owner, reference, environ) for key, reference in storage.credentials.items()})
+    return Secrets({key: read_secret(owner, reference) for key, reference in storage.credentials.items()})
 
 
 def is_reference(text: str) -> bool:

@@ -17,8 +17,7 @@ from tests.console.test_versions import words
 from tests.services.console_data import BIDI, SCRIPT
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
-from tiltyard.console.map.colors import MAX_VALUES, color_by
-from tiltyard.console.map.projection import GRID, has_umap, principal_components, to_grid
+from tiltyard.console.map.points import GRID, MAX_VALUES, color_by, has_umap, principal_components, to_grid
 
 FRAGMENT = {"hx-request": "true"}
 FILMS = "/map-points/cinema/films"

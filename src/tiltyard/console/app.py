@@ -23,9 +23,8 @@ from tiltyard.console.browse.tree import read_tree
 from tiltyard.console.browser_checks import HEADERS, NO_STORE, check_request
 from tiltyard.console.calls import Calls, ClientLeftError
 from tiltyard.console.cookies import ONCE, Cookies
-from tiltyard.console.errors import advice_for
 from tiltyard.console.navigation import sections
-from tiltyard.console.page import MAX_PARAMETER, Page, PageRequest, Redirect, parse_path
+from tiltyard.console.page import MAX_PARAMETER, Page, PageRequest, Redirect, advice_for, parse_path
 from tiltyard.console.routes import ROUTES, PageRoute
 from tiltyard.console.sessions import SECRET_NAME, Seals, Session
 from tiltyard.console.sign_in import SignIn

@@ -1,4 +1,4 @@
-"""What a page gets of its request, and what it returns: a template with its values, or a response of its own."""
+"""What a page gets of its request, and returns: a template with its values, or its own response; advice on errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.model.ids import Id, check_id
 
@@ -107,3 +107,34 @@ def parse_path(raw_path: bytes, view: str) -> Id:
     except UnicodeDecodeError as error:
         raise InvalidInputError("The address is not UTF-8: open the page from the tree.") from error
     return check_id(Id(names))
+
+
+_BY_CODE = {
+    ErrorCode.TABLE_NOT_FOUND: "It may have been renamed or dropped, or you may not see it: look in the tree.",
+    ErrorCode.NAMESPACE_NOT_FOUND: "It may have been dropped, or you may not see it: look in the tree.",
+    ErrorCode.TABLE_VERSION_NOT_FOUND: "It may have been removed by upkeep: choose one of the list of versions.",
+    ErrorCode.TABLE_TAG_NOT_FOUND: "Choose one of the tags of the table.",
+    ErrorCode.TABLE_COLUMN_NOT_FOUND: "Compare the names with the schema: case counts, and inner fields have dots.",
+    ErrorCode.CONCURRENT_MODIFICATION: "Somebody else changed it at the same time: look at it again, then repeat.",
+    ErrorCode.THROTTLING: "Wait a moment, then load the page again.",
+    ErrorCode.PERMISSION_DENIED: "Ask an administrator for the privilege, or sign in as somebody else.",
+}
+_BY_STATUS = {
+    400: "Change what you entered, and send it again.",
+    404: "Go back, or begin at the catalog.",
+    429: "Wait a moment, then load the page again.",
+    503: "Wait a moment, then load the page again; if that does not help, look at the server's page.",
+    504: "Ask for less: a narrower filter, fewer columns, or an index on what you filter by.",
+}
+UNEXPECTED = "The server's log has the details, under the id below."
+
+
+def advice_for(status: int, code: int, *, is_expected: bool) -> str:
+    """Return what a reader can do about an error of this status and code."""
+    if not is_expected:
+        return UNEXPECTED
+    try:
+        known = _BY_CODE.get(ErrorCode(code))
+    except ValueError:
+        known = None
+    return known or _BY_STATUS.get(status, UNEXPECTED)

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.console.map.colors import Coloring, LegendEntry, color_by
-from tiltyard.console.map.projection import has_umap, neighbour_embedding, principal_components, to_grid
+from tiltyard.console.map.points import (
+    Coloring,
+    LegendEntry,
+    color_by,
+    has_umap,
+    neighbour_embedding,
+    principal_components,
+    to_grid,
+)
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.grid import LAZY, ROW_ID, read_grid
 from tiltyard.console.table.heads import pin, read_head

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
-from tiltyard.console.errors import advice_for
-from tiltyard.console.page import Page, PageRequest
+from tiltyard.console.page import Page, PageRequest, advice_for
 from tiltyard.console.table.grid import Grid, fetched_names, read_grid, shown_columns
 from tiltyard.console.table.heads import TableHead, pin, read_head
 

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError, TableColumnNotFoundError
+import numpy as np
+from lance_namespace.errors import (
+    InvalidInputError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+    TableColumnNotFoundError,
+)
 
 from tiltyard.console.page import Page, PageRequest
-from tiltyard.console.table.embedding import embed_text, find_functions
 from tiltyard.console.table.grid import ROW_ID, Grid, Row, fetched_names, read_grid, shown_columns
 from tiltyard.console.table.heads import TableHead, pin, read_head
 from tiltyard.console.table.plan_tree import read_plan
 from tiltyard.console.table.rows import MAX_FILTER, is_view
-from tiltyard.console.table.schema_tree import text_columns, vector_columns
+from tiltyard.console.table.schema_tree import EmbeddingFunction, embedding_functions, text_columns, vector_columns
 from tiltyard.model.rank_fusion import RANK_CONSTANT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from tiltyard.console.table.schema_tree import Column
 
-    from tiltyard.console.table.schema_tree import Column, EmbeddingFunction
+log = logging.getLogger("tiltyard.console")
 
+MAX_TEXT = 10_000
 MODES = ("text", "vector", "hybrid", "like")
 DISTANCES = ("l2", "cosine", "dot")
 SIZES = (10, 25, 50, 100)
@@ -228,3 +238,37 @@ def fuse(grids: Sequence[Grid], size: int) -> Grid:
 
 def _score_names(grid: Grid) -> list[str]:
     return list(dict.fromkeys(name for row in grid.rows for name, _ in row.scores))
+
+
+def find_functions(metadata: Mapping[str, str] | None, settings: Mapping[str, str]) -> dict[str, EmbeddingFunction]:
+    """Return the embedding function of each vector column of a table that a text can be turned into a vector for.
+
+    A table names its embedding functions in metadata that whoever writes the table can write. So a name alone runs
+    nothing: the setting `embeddings` says which function of this server's own Python it stands for.
+    """
+    return {entry.vector_column: entry for entry in embedding_functions(metadata) if entry.name in settings}
+
+
+def embed_text(text: str, function: EmbeddingFunction, settings: Mapping[str, str]) -> list[float]:
+    """Return the vector of a text. Raises InvalidInputError, ServiceUnavailableError where the function fails."""
+    if len(text) > MAX_TEXT:
+        raise InvalidInputError(f"The text has {len(text)} characters: {MAX_TEXT} at most.")
+    target = settings[function.name]
+    try:
+        vector = np.asarray(_load(target)([text])[0], dtype=np.float64)
+    except Exception as error:  # the operator's own code may raise anything
+        log.exception("the embedding function %s failed", target)
+        raise ServiceUnavailableError(
+            f"The embedding function '{function.name}' failed: the server's log says why; search by a vector instead."
+        ) from error
+    if vector.ndim != 1 or not np.isfinite(vector).all():
+        raise ServiceUnavailableError(f"The embedding function '{function.name}' returned no vector.")
+    return [float(number) for number in vector]
+
+
+@cache
+def _load(target: str) -> Callable[[Sequence[str]], Any]:
+    """Import `module:function`, which takes a list of texts and returns a vector each."""
+    module, _, name = target.partition(":")
+    function: Callable[[Sequence[str]], Any] = getattr(importlib.import_module(module), name)
+    return function

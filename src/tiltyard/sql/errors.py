@@ -46,6 +46,7 @@ _PARSER = re.compile(r'^(?:Parser|Tokenizer)Error\("(.*)"\)', re.DOTALL)
 """How the parser's errors are printed, whose message is in quotes."""
 _READ_ONLY = re.compile(r"(?:DDL|DML|Statement) not supported|Unsupported SQL statement")
 _RESOURCES = re.compile(r"Resources exhausted|Not enough memory|[Mm]emory [Ll]imit|max_temp_directory_size")
+_OUT_OF_RANGE = re.compile(r"(?:value of|Can't cast value) (\S+) (?:is out of range|to type) (U?Int\d+)")
 _MISSING = re.compile(r"table '([^']*)' not found")
 _INTERNAL = re.compile(r"Internal error|panicked|bug in DataFusion|PyErr \{")
 _OWN_CATALOG = re.compile(r"\btiltyard\.(?:current\.)?(?=[\w$\"])")
@@ -104,6 +105,9 @@ def translate_sql_error(error: BaseException) -> LanceNamespaceError:
             "The query needs more memory, or more space to spill to, than one query may have (sql_memory_bytes, "
             "sql_spill_bytes): narrow it, or aggregate before it joins or sorts."
         )
+    if out_of_range := _OUT_OF_RANGE.search(text):
+        value, kind = out_of_range.groups()
+        return InvalidInputError(f"The value {value} is out of the range of {kind}: cast to DECIMAL(38, 0) or DOUBLE.")
     if name := missing_table(error):
         return InvalidInputError(f"There is no table '{_OWN_CATALOG.sub('', name)}': name tables as schema.table.")
     if type(error) in (ValueError, Exception):

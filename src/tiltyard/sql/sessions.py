@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MISSING = "This server has no SQL: install it with its extra, `pip install 'tiltyard[sql]'`."
 
+MAX_NESTING = 150
+"""Levels of brackets and calls in a text: three times what a statement has of its own, for those around its sums."""
+
 _THREADS = "TOKIO_WORKER_THREADS"
 _importing = threading.Lock()
 
@@ -39,7 +42,12 @@ class Session:
         from tiltyard.sql.table_functions import register_table_functions
 
         config = (
-            SessionConfig({"datafusion.execution.enable_recursive_ctes": "false"})
+            SessionConfig(
+                {
+                    "datafusion.execution.enable_recursive_ctes": "false",
+                    "datafusion.sql_parser.recursion_limit": str(MAX_NESTING),
+                }
+            )
             .with_create_default_catalog_and_schema(False)
             .with_default_catalog_and_schema(CATALOG, DEFAULT_SCHEMA)
             .with_information_schema(False)

@@ -17,6 +17,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import Id
+from tiltyard.sql.arithmetic import CheckedArithmetic
 from tiltyard.sql.errors import query_errors
 from tiltyard.sql.plans import check_memberships, check_plan
 from tiltyard.sql.statements import check_size, parse_statement
@@ -124,7 +125,15 @@ class ViewExpansion:
 
         options = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
         values = {str(number): value for number, value in enumerate(parameters, 1)}
-        return self._session.context.sql_with_options(statement.text, options, param_values=values)
+        context = self._session.context
+
+        def plan(text: str) -> Any:
+            return context.sql_with_options(text, options, param_values=values)
+
+        frame = plan(statement.text)
+        if statement.placeholders > len(parameters):
+            return frame  # it is not run
+        return CheckedArithmetic(statement.text, context, plan, parameters).check(frame)
 
 
 def _with_columns(frame: Any, ref: ViewRef) -> Any:

@@ -14,7 +14,7 @@ from bench.load import Lanes, Load, Measured, drive
 from bench.results import Result, at_least, at_most
 from bench.rounds import Side
 from bench.servers import Server
-from bench.staging import MOST_VERSIONS, Staged, stage, template
+from bench.staging import MAX_VERSIONS, Staged, stage, template
 from bench.wire import call_json, of_table, post
 
 CLIENTS = 8
@@ -109,7 +109,7 @@ def _timed(server: Server, requests: Lanes, number: int) -> float:
 def latest(environment: Environment) -> list[Result]:
     """The latest version of a table with 10,000 versions, by three requests, against one with 10."""
     server = environment.managing[0].server
-    names = [_history(environment, server, versions) for versions in (FEW_VERSIONS, MOST_VERSIONS)]
+    names = [_history(environment, server, versions) for versions in (FEW_VERSIONS, MAX_VERSIONS)]
     requests = {
         "DescribeTable with its details": ("describe", {"load_detailed_metadata": True}),
         "DescribeTableVersion": ("version/describe", {}),
@@ -128,7 +128,7 @@ def _compare_latest(environment: Environment, server: Server, what: str, request
             side.take(lambda request=request: repeat(request), environment.load(CLIENTS))  # type: ignore[misc]  # bound now
     few, many = sides
     told = many.words(), f"{FEW_VERSIONS} versions: {few.words()}"
-    title = f"{what}, {MOST_VERSIONS:,} versions against {FEW_VERSIONS}: cost"
+    title = f"{what}, {MAX_VERSIONS:,} versions against {FEW_VERSIONS}: cost"
     return at_most("latest", title, told, few.rate / many.rate, (1.2, "x"))
 
 

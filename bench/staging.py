@@ -18,7 +18,7 @@ from bench import data
 from bench.load import Address
 from bench.wire import call_json, of_table, post
 
-MOST_VERSIONS = 10_000
+MAX_VERSIONS = 10_000
 LAST_VERSION = 2**64 - 1
 """Manifests count down from here, so that a listing begins with the latest."""
 
@@ -30,7 +30,7 @@ def template(folder: Path) -> Path:
         making = folder / "versions.making"
         shutil.rmtree(making, ignore_errors=True)
         dataset = lance.write_dataset(data.rows(8), str(making))
-        for version in range(2, MOST_VERSIONS + 1):
+        for version in range(2, MAX_VERSIONS + 1):
             dataset.update_config({"turn": f"{version:06}"})
         making.rename(target)
     return target

@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.servers import TICKS
 
 HERE = Path(__file__).parents[1] / "src"
-LONGEST_SECONDS = 180.0
+MAX_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ def start(source: Path, workers: int, *, cold: bool) -> Started:
 
 def _wait(process: subprocess.Popen[bytes], log: Path, workers: int) -> None:
     """Return when all processes serve: it has said where, answers, and each of them listens."""
-    until = time.monotonic() + LONGEST_SECONDS
+    until = time.monotonic() + MAX_SECONDS
     while time.monotonic() < until and process.poll() is None:
         match = re.search(r"on (http://\S+)", log.read_text(errors="replace"))
         if match and _serving(process.pid) >= (workers if workers > 1 else 0):
-            with urllib.request.urlopen(f"{match[1]}/health/live", timeout=LONGEST_SECONDS) as response:
+            with urllib.request.urlopen(f"{match[1]}/health/live", timeout=MAX_SECONDS) as response:
                 response.read()
             return
         time.sleep(0.02)

@@ -26,7 +26,7 @@ POLICY = {"name": "few", "filter": "id < 10"}
 STALE_SECONDS = 0.3
 """More than the 50 milliseconds and what a busy machine adds; where a server looked once a second, half of one."""
 CONNECTIONS = 4
-LONGEST_SECONDS = 25
+MAX_SECONDS = 25
 """Less than PostgreSQL needs to end the transaction of a process that is gone without a word."""
 
 
@@ -134,7 +134,7 @@ def test_server_that_dies_costs_its_own_requests_alone(replicated: Installation)
         wait_until(lambda: connections(replicated) <= CONNECTIONS, "PostgreSQL has closed the connections")
         assert all(isinstance(error, httpx.TransportError) for error in sides[1].stop())
         assert sides[0].stop() == [None] * 4
-        assert set(sides[0].statuses) == {200} and sides[0].longest < LONGEST_SECONDS
+        assert set(sides[0].statuses) == {200} and sides[0].longest < MAX_SECONDS
         assert set(sides[1].statuses) == {200}
     rows = replicated.dataset("t").to_table()["id"].to_pylist()
     acknowledged = {*sides[0].inserted, *sides[1].inserted}

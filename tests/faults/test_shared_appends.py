@@ -22,7 +22,7 @@ from tests.services.wire import Wire, stream
 from tiltyard.tables.rows.shared_appends import LEASE_MS
 
 TABLE = ["t"]
-LONGEST_SECONDS = LEASE_MS / 1000 + 6
+MAX_SECONDS = LEASE_MS / 1000 + 6
 """What a server in the turn that hangs costs the others, and what a busy machine adds."""
 
 
@@ -143,7 +143,7 @@ def test_server_that_dies_or_hangs_in_its_turn_costs_the_others_a_moment(
             (tmp_path / "hold").unlink()
             if not is_killed:
                 os.kill(victim.process.pid, signal.SIGCONT)
-        assert writers.statuses == {200} and writers.longest < LONGEST_SECONDS, writers.longest
+        assert writers.statuses == {200} and writers.longest < MAX_SECONDS, writers.longest
         if is_killed:
             assert isinstance(request.exception(), httpx.TransportError)
         else:

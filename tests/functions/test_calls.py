@@ -110,7 +110,7 @@ def test_function_that_ends_its_process_over_and_over_is_refused(monkeypatch: py
         made.append(rows.num_rows)
         raise CallError("MemoryError", "the process of the function was ended by SIGKILL", ended_process=True)
 
-    monkeypatch.setattr(calls, "MOST_ENDED", 5)
+    monkeypatch.setattr(calls, "MAX_ENDED", 5)
     with pytest.raises(RefusedError, match=r"5 times within one batch.*SIGKILL.*memory_mb"):
         list(call_in_parts(kill, ROWS, CallPolicy(on_error="park", memory_bytes=1 << 30)))
     assert made == [16, 8, 4, 2, 1]

@@ -209,7 +209,7 @@ def test_file_that_has_changed_since_the_lock_is_refused_and_environments_are_bo
     make_wheel(wheels, "probeone", "1.0", "answer = 1\n")
     make_wheel(wheels, "probetwo", "1.0", "answer = 2\n")
     locks = [lock_packages(version, [name]) for name in ("probeone", "probetwo")]
-    monkeypatch.setattr(environments, "MOST_BYTES", 1)
+    monkeypatch.setattr(environments, "MAX_BYTES", 1)
     first = Path(python_for(version, locks[0]))
     python_for(version, locks[1])
     assert first.exists()  # it is used by this process

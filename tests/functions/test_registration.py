@@ -24,7 +24,7 @@ from tests.functions import definitions
 from tests.functions.conftest import Connect, status_of
 from tests.services.secured import Secured
 from tests.services.server import ServerProcess
-from tiltyard.model.functions import MOST_SOURCE_BYTES
+from tiltyard.model.functions import MAX_SOURCE_BYTES
 
 Fields = dict[str, Any]
 
@@ -131,7 +131,7 @@ BAD = {
     "entrypoint": _changed("artifact.entrypoint", "thrice"),
     "entrypoint is code": _changed("artifact.entrypoint", "twice();"),
     "not utf-8": with_source(body(definitions.twice), b"\xff"),
-    "source is large": with_source(body(definitions.twice), b"def twice(x): ...\n".ljust(MOST_SOURCE_BYTES + 1)),
+    "source is large": with_source(body(definitions.twice), b"def twice(x): ...\n".ljust(MAX_SOURCE_BYTES + 1)),
     "type": _changed("signature.inputs.0.arrow_type", "decimal"),
     "deep type": _changed("signature.inputs.0.arrow_type", "list<" * 50 + "int8" + ">" * 50),
     "long type": _changed("signature.inputs.0.arrow_type", "x" * 5000),

@@ -18,7 +18,7 @@ from tests.functions.conftest import Connect, new_key, status_of
 from tests.services.forked_process import run_tiltyard
 from tests.services.secured import Secured, kept_lines
 from tests.services.server import ServerProcess
-from tiltyard.catalog.functions.secrets import MOST_VALUE_BYTES, read_secret_value
+from tiltyard.catalog.functions.secrets import MAX_VALUE_BYTES, read_secret_value
 from tiltyard.config import ConfigError
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
@@ -105,7 +105,7 @@ def test_value_of_a_secret_is_nowhere_in_the_catalog_the_log_or_a_response(secur
         ("empty", {"value": ""}),
         ("none", {}),
         ("nul", {"value": "a\0b"}),
-        ("large", {"value": "x" * (MOST_VALUE_BYTES + 1)}),
+        ("large", {"value": "x" * (MAX_VALUE_BYTES + 1)}),
         ("$", {"value": "x"}),
     ],
     ids=["last-name-empty", "slash", "long-name", "empty", "missing", "nul", "large", "root"],

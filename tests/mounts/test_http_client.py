@@ -62,7 +62,7 @@ def test_a_wrong_answer_is_an_error_of_the_specification(kind: str, content: obj
 
 @pytest.mark.parametrize("kind", ["iceberg", "lance", "polaris", "unity"])
 def test_a_response_without_an_end_is_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LARGEST_RESPONSE", 1000)
+    monkeypatch.setattr(http_client, "MAX_RESPONSE_BYTES", 1000)
     content = {"properties": {"a": "b" * 2000}}
     with stub_catalog(lambda _: (200, content)) as stub, pytest.raises(MalformedAnswerError, match="answers more"):
         opened(kind, stub.url).get_namespace(TABLE.parent)

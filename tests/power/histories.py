@@ -29,7 +29,7 @@ Catalog: TypeAlias = dict[Part, Content]
 ROWS = 20
 BUILD_SECONDS = 60
 COMPACTION_SECONDS = 60
-MOST_BACKUPS = 2
+MAX_BACKUPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ def grant(world: World) -> Write:
 def backup(world: World) -> Write:
     """Take a backup into a new target, or into one that exists."""
     targets = world.names("backup")
-    if sum(world.catalog["backup", target] for target in targets) == MOST_BACKUPS:
+    if sum(world.catalog["backup", target] for target in targets) == MAX_BACKUPS:
         return insert(world)
     name = world.chance.choice(targets) if targets and world.chance.random() < 0.5 else world.new_name("backup")
     arguments = ("backup", "create", str(world.installation.disk.folder / name), *world.installation.catalog_flags)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
-MOST_BYTES_OF_A_WRITE = 1 << 20
+MAX_WRITE_BYTES = 1 << 20
 DEVICE = "/dev/fuse"
 
 IN_HEADER = Struct("<IIQQIIIHH")
@@ -64,7 +64,7 @@ def unmount(folder: str) -> None:
 
 def serve(descriptor: int, handlers: Mapping[int, Handler]) -> None:
     """Answer requests until the file system is unmounted."""
-    buffer = bytearray(MOST_BYTES_OF_A_WRITE + (1 << 16))
+    buffer = bytearray(MAX_WRITE_BYTES + (1 << 16))
     view = memoryview(buffer)
     while True:
         try:
@@ -97,8 +97,8 @@ def serve(descriptor: int, handlers: Mapping[int, Handler]) -> None:
 
 def _initialize(body: memoryview) -> bytes:
     _, minor, readahead, offered = _INIT_IN.unpack_from(body)
-    pages = MOST_BYTES_OF_A_WRITE // 4096
+    pages = MAX_WRITE_BYTES // 4096
     return _INIT_OUT.pack(
-        *(7, min(minor, 31), readahead, _FLAGS & offered, 64, 48, MOST_BYTES_OF_A_WRITE, 1, pages, 0, 0, 0, 0),
+        *(7, min(minor, 31), readahead, _FLAGS & offered, 64, 48, MAX_WRITE_BYTES, 1, pages, 0, 0, 0, 0),
         *(0,) * 11,
     )

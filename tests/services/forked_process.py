@@ -47,7 +47,7 @@ WORKER_MODULES = (
         )
     ),
 )
-LARGEST_ORDER = 1 << 18
+MAX_ORDER_BYTES = 1 << 18
 
 _WORKER_SCRIPT = """#!{python} -IS
 import json, os, signal, socket, sys
@@ -221,7 +221,7 @@ class _Starter:
                     return order
 
     def _fork(self, customer: socket.socket) -> dict[str, Any] | None:
-        text, descriptors, _, _ = socket.recv_fds(customer, LARGEST_ORDER, 3)
+        text, descriptors, _, _ = socket.recv_fds(customer, MAX_ORDER_BYTES, 3)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="lance is not fork-safe")  # it is, as long as it has done nothing
             process_id = os.fork()

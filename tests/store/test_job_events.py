@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError, TransactionNotFoundError
 from tests.store.conftest import Clock
 from tiltyard.model.modes import TransactionStatus as Status
 from tiltyard.store import JobFilter, Store
-from tiltyard.store.job_events import MOST_EVENTS
+from tiltyard.store.job_events import MAX_EVENTS
 
 
 def allow(record: object) -> None:
@@ -79,14 +79,14 @@ def test_events_keep_the_last_ones(store: Store) -> None:
     job = store.create_transaction("export", None, {}, {})
 
     def work(catalog: Store) -> None:
-        for _ in range(MOST_EVENTS // 2 + 10):
+        for _ in range(MAX_EVENTS // 2 + 10):
             catalog.pause_transaction(job.id, allow, None)
             catalog.resume_transaction(job.id, None)
 
     run: Callable[..., None] = store.transact
     run(work)
     events = store.list_job_events(job.id)
-    assert (len(events), events[-1].event) == (MOST_EVENTS, "resume")
+    assert (len(events), events[-1].event) == (MAX_EVENTS, "resume")
 
 
 def test_pause_unknown_raises(store: Store) -> None:

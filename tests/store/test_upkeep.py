@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import FinalManifest, NewVersion
 from tiltyard.store.jobs import JobFilter
-from tiltyard.store.tables.upkeep import LOOK_MS, MOST_ENDED, UPKEEP, UPKEEP_DELAY_MS
+from tiltyard.store.tables.upkeep import LOOK_MS, MAX_ENDED, UPKEEP, UPKEEP_DELAY_MS
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock
@@ -86,9 +86,9 @@ def test_delete_ended_upkeep_leaves_the_last_ones_of_a_table(store: Store, clock
         clock.advance(1)
     other = store.create_transaction("other", table, {}, {}, status=TransactionStatus.FAILED).id
     left = [record.id for record in store.list_jobs(JobFilter((UPKEEP,)), None, 100)]
-    assert left == made[: -MOST_ENDED - 1 : -1]
+    assert left == made[: -MAX_ENDED - 1 : -1]
     clock.advance(1)
-    assert store.sweep_upkeep(clock(), 100) == MOST_ENDED
+    assert store.sweep_upkeep(clock(), 100) == MAX_ENDED
     assert store.describe_transaction(other)
 
 

@@ -21,7 +21,7 @@ from tests.services.lossy import LossyProxy
 from tests.services.server import ServerProcess
 from tests.streams.conftest import Put
 from tiltyard.lake.runs import Run
-from tiltyard.model.jobs import MOST_ATTEMPTS
+from tiltyard.model.jobs import MAX_ATTEMPTS
 from tiltyard.pipeline.driver import lease
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
@@ -93,10 +93,10 @@ def test_a_stream_is_started_again_however_often(
     def fail(*_: object) -> Mapping[str, object]:
         raise ServiceUnavailableError("The server is away.")
 
-    for _ in range(MOST_ATTEMPTS + 1):
+    for _ in range(MAX_ATTEMPTS + 1):
         with pytest.raises(ServiceUnavailableError):
             drive(fail)
-    assert drive(lambda run, claimed: claimed.execute(run, lake.catalog, None)) == MOST_ATTEMPTS + 2
+    assert drive(lambda run, claimed: claimed.execute(run, lake.catalog, None)) == MAX_ATTEMPTS + 2
     assert lake.run(job_id).status == "Succeeded"
 
 

@@ -27,8 +27,8 @@ FEW_GRANTS = 1_000
 FEW_NAMESPACES = 1_000
 """Up to so many namespaces that inherit a principal's grants, its list of all tables is a fast read."""
 RECOUNT_SECONDS = 10.0
-MOST_PRINCIPALS = 10_000
-MOST_OBJECTS = 100_000
+MAX_PRINCIPALS = 10_000
+MAX_OBJECTS = 100_000
 """The size of each cache, which is emptied when it is full."""
 
 
@@ -127,7 +127,7 @@ class Rights:
 
 
 def _empty_if_full(cache: dict[int, Any]) -> None:
-    if len(cache) >= MOST_OBJECTS:
+    if len(cache) >= MAX_OBJECTS:
         cache.clear()
 
 
@@ -148,7 +148,7 @@ class RightsCache:
         cache = self._rights
         rights = cache.get(principal)
         if rights is None:
-            if len(cache) >= MOST_PRINCIPALS:
+            if len(cache) >= MAX_PRINCIPALS:
                 cache.clear()
             rights = cache[principal] = Rights(self._store, principal)
         return rights

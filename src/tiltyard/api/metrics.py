@@ -40,7 +40,7 @@ PATH = b"/metrics"
 MEDIA = CONTENT_TYPE_PLAIN_0_0_4
 SHARED_FOLDER = "TILTYARD_COUNTED"
 """The environment variable that names the folder in which the processes of one server share their counts."""
-MOST_STREAMS = 1_000
+MAX_STREAMS = 1_000
 """How many running streams have a gauge: the newest."""
 SHARE_SECONDS = 1.0
 """How often a process writes its counts."""
@@ -275,7 +275,7 @@ class State(Collector):
         try:
             for labels, waiting in self._store.transaction_counts().items():
                 jobs.add_metric(labels, waiting)
-            for record in self._store.list_jobs(JobFilter(("stream",), TransactionStatus.RUNNING), None, MOST_STREAMS):
+            for record in self._store.list_jobs(JobFilter(("stream",), TransactionStatus.RUNNING), None, MAX_STREAMS):
                 if "lag" in record.properties:
                     lags.add_metric((record.id, record.properties.get("table", "")), float(record.properties["lag"]))
             up.add_metric((), 1)

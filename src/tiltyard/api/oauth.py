@@ -26,7 +26,7 @@ PATH = b"/oauth/token"
 OPERATION = "IssueToken"
 """The operation's name in the audit and the metrics: the specification has none."""
 GRANT = "client_credentials"
-LARGEST_BODY = 64 << 10
+MAX_BODY_BYTES = 64 << 10
 FORM = b"application/x-www-form-urlencoded"
 BASIC_CHALLENGE = ((b"www-authenticate", b'Basic realm="tiltyard", charset="UTF-8"'),)
 
@@ -66,7 +66,7 @@ class TokenEndpoint:
         """Return the response to a request for a token. Raises ServiceUnavailableError, HttpError 405 and 413."""
         if method != "POST":
             raise HttpError(405, ErrorCode.UNSUPPORTED, "Request tokens by POST.", ((b"allow", b"POST"),))
-        body = await read_body(receive, LARGEST_BODY)
+        body = await read_body(receive, MAX_BODY_BYTES)
         try:
             client = _client(headers, _form(headers, body))
             loop = asyncio.get_running_loop()

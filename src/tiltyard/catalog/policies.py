@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import PolicyRecord
 
-MOST_POLICIES = 100
+MAX_POLICIES = 100
 """Per table, since every query combines all their filters."""
 
 
@@ -42,8 +42,8 @@ def set_table_policy(ctx: Context, request: models.SetTablePolicyRequest) -> mod
     _check_policy(ctx, table.dataset, policy)
     name = check_name(request.name, "policy")
     names = [record.name for record in ctx.store.policies(table.record.id)]
-    if len(names) >= MOST_POLICIES and name not in names:
-        raise InvalidInputError(f"A table has {MOST_POLICIES} policies at most: join some of them.")
+    if len(names) >= MAX_POLICIES and name not in names:
+        raise InvalidInputError(f"A table has {MAX_POLICIES} policies at most: join some of them.")
     ctx.store.set_policy(table.record.id, name, policy.to_json(), ctx.principal.name)
     ctx.rights_cache.refresh_next()
     return models.SetTablePolicyResponse(policies=_list_policies(ctx, table.record.id))

@@ -22,7 +22,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_compat import check_names
 from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.model.spec import models
-from tiltyard.model.views.definitions import MOST_QUERY
+from tiltyard.model.views.definitions import MAX_QUERY_LENGTH
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.engine import infer_schema
 from tiltyard.tables.opening import find_table
@@ -54,8 +54,8 @@ def create_view(ctx: Context, request: models.CreateViewRequest) -> models.Creat
 
 def _infer_schema(ctx: Context, query: str) -> pa.Schema:
     """Return the schema of a query's rows. Raises as `create_view` does."""
-    if len(query) > MOST_QUERY:
-        raise InvalidInputError(f"A view's query has at most {MOST_QUERY} characters, not {len(query)}.")
+    if len(query) > MAX_QUERY_LENGTH:
+        raise InvalidInputError(f"A view's query has at most {MAX_QUERY_LENGTH} characters, not {len(query)}.")
     schema = infer_schema(msgspec.structs.replace(ctx, resolved=None), query, is_view=True)
     if len(set(schema.names)) < len(schema.names) or not schema.names:
         raise InvalidInputError("The columns of a view have names of their own: write `… AS name`.")

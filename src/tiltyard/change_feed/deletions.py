@@ -28,7 +28,7 @@ _WITHOUT_RUNS, _WITH_RUNS = 12346, 12347
 _MIN_CONTAINERS_WITH_OFFSETS = 4
 _MAX_ARRAY_VALUES = 4096
 _BITMAP_BYTES = 8192
-_MOST_THREADS = 16
+_MAX_THREADS = 16
 """Deletion files that are written at the same time: each waits for one response of an object store."""
 
 
@@ -46,7 +46,7 @@ def write_deletions(
     def delete(number: int, rows: NDArray[np.uint64]) -> FragmentMetadata | None:
         return get_fragment(dataset, number).delete_rows(rows.tolist())
 
-    with ThreadPoolExecutor(min(_MOST_THREADS, len(numbers))) as pool:
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(numbers))) as pool:
         remaining = list(pool.map(delete, numbers, offsets))
     emptied = [number for number, fragment in zip(numbers, remaining, strict=True) if fragment is None]
     return [fragment for fragment in remaining if fragment is not None], emptied

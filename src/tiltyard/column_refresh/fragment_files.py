@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lance.fragment import DataFile
 
 BATCH_ROWS = 8192
-MOST_ERRORS = 100
+MAX_ERRORS = 100
 """How many failing rows of a fragment are recorded."""
 
 
@@ -139,7 +139,7 @@ def write_column_files(
         for batch in filler.batches():
             written.rows += batch.rows
             written.failed += batch.failed
-            written.errors += batch.errors[: MOST_ERRORS - len(written.errors)]
+            written.errors += batch.errors[: MAX_ERRORS - len(written.errors)]
             for writer, schema, values in zip(writers, schemas, batch.columns, strict=True):
                 writer.write_batch(pa.record_batch([values], schema))
     return written

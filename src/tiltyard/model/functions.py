@@ -19,13 +19,13 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from tiltyard.model.columns.computed_columns import SCALAR
 from tiltyard.model.schemas.arrow_json import PLAIN
 
-MOST_SOURCE_BYTES = 1 << 20
-MOST_FIELDS = 64
-MOST_PACKAGES = 64
-MOST_VARIABLES = 64
-MOST_VARIABLE_BYTES = 32 << 10
-MOST_TYPE_LENGTH = 4096
-_MOST_DEPTH = 8
+MAX_SOURCE_BYTES = 1 << 20
+MAX_FIELDS = 64
+MAX_PACKAGES = 64
+MAX_VARIABLES = 64
+MAX_VARIABLE_BYTES = 32 << 10
+MAX_TYPE_LENGTH = 4096
+_MAX_DEPTH = 8
 
 CALLABLE, BUNDLE = "python_callable", "python_bundle"
 ENTRY_FILE = "user_function.py"
@@ -184,14 +184,14 @@ def _decode_source(artifact: Artifact) -> bytes:
     content = artifact.content
     if content is None or content.encoding != "base64":
         raise InvalidInputError("A function's source is in 'artifact.content', encoded in base64.")
-    if len(content.data) > MOST_SOURCE_BYTES * 4 // 3 + 4:
-        raise InvalidInputError(f"A function's source has {MOST_SOURCE_BYTES} bytes at most.")
+    if len(content.data) > MAX_SOURCE_BYTES * 4 // 3 + 4:
+        raise InvalidInputError(f"A function's source has {MAX_SOURCE_BYTES} bytes at most.")
     try:
         source = base64.b64decode(content.data, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidInputError(f"The function's source is not base64: {error}.") from error
-    if len(source) > MOST_SOURCE_BYTES:
-        raise InvalidInputError(f"A function's source has {MOST_SOURCE_BYTES} bytes at most.")
+    if len(source) > MAX_SOURCE_BYTES:
+        raise InvalidInputError(f"A function's source has {MAX_SOURCE_BYTES} bytes at most.")
     digest = f"sha256:{hashlib.sha256(source).hexdigest()}"
     if artifact.digest != digest:
         raise InvalidInputError(f"The function's source has the digest {digest}, and not what 'digest' says.")
@@ -256,8 +256,8 @@ def _check_output(output: Output) -> None:
 
 def _check_parameters(kind: str, parameters: Sequence[Parameter]) -> None:
     names = [parameter.name for parameter in parameters]
-    if len(names) > MOST_FIELDS or len(set(names)) < len(names):
-        raise InvalidInputError(f"A function's {kind} are {MOST_FIELDS} at most, each with a name of its own.")
+    if len(names) > MAX_FIELDS or len(set(names)) < len(names):
+        raise InvalidInputError(f"A function's {kind} are {MAX_FIELDS} at most, each with a name of its own.")
     for parameter in parameters:
         if not parameter.name or len(parameter.name) > 256 or not parameter.name.isprintable():
             raise InvalidInputError(f"A name among a function's {kind} has 1 to 256 printable characters.")
@@ -277,14 +277,14 @@ def _check_runtime(runtime: Runtime) -> None:
         raise InvalidInputError("An environment of the kind 'pip' has packages, and no image.")
     if environment.kind == "image" and (environment.packages or not environment.image):
         raise InvalidInputError("An environment of the kind 'image' has an image, and no packages.")
-    if len(environment.packages) > MOST_PACKAGES:
-        raise InvalidInputError(f"A function needs {MOST_PACKAGES} packages at most.")
+    if len(environment.packages) > MAX_PACKAGES:
+        raise InvalidInputError(f"A function needs {MAX_PACKAGES} packages at most.")
     for package in environment.packages:
         if not is_requirement(package):
             raise InvalidInputError(f"A package is a name and its versions (numpy==2.2.0), not '{package[:256]}'.")
-    if len(runtime.env) > MOST_VARIABLES or sum(map(len, (*runtime.env, *runtime.env.values()))) > MOST_VARIABLE_BYTES:
+    if len(runtime.env) > MAX_VARIABLES or sum(map(len, (*runtime.env, *runtime.env.values()))) > MAX_VARIABLE_BYTES:
         raise InvalidInputError(
-            f"A function has {MOST_VARIABLES} environment variables at most, of {MOST_VARIABLE_BYTES} characters."
+            f"A function has {MAX_VARIABLES} environment variables at most, of {MAX_VARIABLE_BYTES} characters."
         )
     for name, value in runtime.env.items():
         check_variable(name)
@@ -302,8 +302,8 @@ def check_variable(name: str) -> None:
 
 def _check_bindings(definition: Definition) -> None:
     variables = [binding.variable for binding in definition.secret_bindings]
-    if len(variables) > MOST_VARIABLES:
-        raise InvalidInputError(f"A function names {MOST_VARIABLES} secrets at most.")
+    if len(variables) > MAX_VARIABLES:
+        raise InvalidInputError(f"A function names {MAX_VARIABLES} secrets at most.")
     if len({*variables, *definition.runtime.env}) < len(variables) + len(definition.runtime.env):
         raise InvalidInputError("Each environment variable of a function is set once, by 'env' or by a secret.")
     for binding in definition.secret_bindings:
@@ -336,8 +336,8 @@ def parse_function_type(text: str) -> pa.DataType:
 
     Raises InvalidInputError, UnsupportedOperationError (blobs).
     """
-    if len(text) > MOST_TYPE_LENGTH:
-        raise InvalidInputError(f"A type is {MOST_TYPE_LENGTH} characters at most.")
+    if len(text) > MAX_TYPE_LENGTH:
+        raise InvalidInputError(f"A type is {MAX_TYPE_LENGTH} characters at most.")
     if "blob_v2" in text or "lance.blob" in text:
         raise UnsupportedOperationError("Functions neither take nor return blobs.")
     try:
@@ -350,7 +350,7 @@ def parse_function_type(text: str) -> pa.DataType:
 
 
 def _type_of_word(text: str, depth: int) -> pa.DataType | None:
-    if text in PLAIN_TYPES or depth > _MOST_DEPTH:
+    if text in PLAIN_TYPES or depth > _MAX_DEPTH:
         return PLAIN_TYPES.get(text)
     if match := _LIST.fullmatch(text):
         item = _type_of_word(match[2], depth + 1)
@@ -367,16 +367,16 @@ def _exact_type(exact: dict[str, Any], depth: int) -> pa.DataType | None:
     kind = exact["type"]
     if kind in PLAIN_TYPES:
         return PLAIN_TYPES[kind]
-    if depth > _MOST_DEPTH or kind not in ("struct", "list", "large_list", "fixed_size_list"):
+    if depth > _MAX_DEPTH or kind not in ("struct", "list", "large_list", "fixed_size_list"):
         return None
     children = []
-    for child in exact["fields"][: MOST_FIELDS + 1]:
+    for child in exact["fields"][: MAX_FIELDS + 1]:
         child_type = _exact_type(child["type"], depth + 1)
         if child_type is None or child.get("metadata"):
             return None
         children.append(pa.field(child["name"], child_type, nullable=bool(child["nullable"])))
     if kind == "struct":
-        return pa.struct(children) if 0 < len(children) <= MOST_FIELDS else None
+        return pa.struct(children) if 0 < len(children) <= MAX_FIELDS else None
     [item] = children
     if kind == "fixed_size_list":
         return pa.list_(item, int(exact["length"])) if 0 < int(exact["length"]) < 10_000_000 else None

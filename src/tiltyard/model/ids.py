@@ -12,8 +12,8 @@ DEFAULT_DELIMITER = "$"
 _UNIT_SEPARATOR = "\x1f"
 """A delimiter that no name has in it: none has a control character."""
 _PERCENT, _PLUS = b"%+"
-LONGEST_NAME = 256
-LONGEST_REF = 200
+MAX_NAME_LENGTH = 256
+MAX_REF_LENGTH = 200
 """Characters of a tag's or branch's name: Lance writes a file of that name plus 40 characters; disks allow 255."""
 
 
@@ -76,7 +76,7 @@ def parse_id(text: str, delimiter: str) -> Id:
 def check_id(path: Id) -> Id:
     """Return the id if each of its names can be one. Raises InvalidInputError."""
     for name in path:
-        if len(name) > LONGEST_NAME or not name.isidentifier():  # most are, and no identifier is refused
+        if len(name) > MAX_NAME_LENGTH or not name.isidentifier():  # most are, and no identifier is refused
             check_name(name)
     return path
 
@@ -100,8 +100,8 @@ def check_name(name: str, kind: str = "name") -> str:
     """
     if not name:
         raise InvalidInputError(f"Empty {kind}: each part of an id needs at least one character.")
-    if len(name) > LONGEST_NAME:
-        raise InvalidInputError(f"The {kind} has {len(name)} characters: {LONGEST_NAME} at most.")
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidInputError(f"The {kind} has {len(name)} characters: {MAX_NAME_LENGTH} at most.")
     if name in (".", ".."):
         raise InvalidInputError(f"'{name}' cannot be a {kind}.")
     if not name.isprintable():
@@ -140,6 +140,6 @@ def check_ref(name: str, kind: str) -> str:
     check_name(name, kind)
     if not name.isascii():
         raise InvalidInputError(f"The {kind}'s name has letters beyond ASCII: use A to Z, digits, '.', '-' and '_'.")
-    if len(name) > LONGEST_REF:
-        raise InvalidInputError(f"The {kind}'s name is too long: {LONGEST_REF} characters at most.")
+    if len(name) > MAX_REF_LENGTH:
+        raise InvalidInputError(f"The {kind}'s name is too long: {MAX_REF_LENGTH} characters at most.")
     return name

@@ -71,7 +71,7 @@ _DISTANCE = ("metric", "distance_type")
 _OF_HNSW = ("m", "ef_construction")
 _M, _EF_CONSTRUCTION = 20, 150
 """Lance's defaults for them."""
-_FEWEST_CONNECTIONS = 4
+_MIN_CONNECTIONS = 4
 _OF_QUANTIZER = {"FLAT": (), "SQ": ("num_bits",), "RQ": ("num_bits",), "PQ": ("num_bits", "num_sub_vectors")}
 _NGRAM_NAMES = {"ngram_min_length": "min_ngram_length", "ngram_max_length": "max_ngram_length"}
 _BASE_TOKENIZER = re.compile(r"\w+(/[\w-]+)*", re.ASCII)
@@ -140,9 +140,9 @@ def check_parameters(kind: IndexType, field: pa.Field, request: models.CreateTab
 def _check_graph(kind: IndexType, values: Parameters) -> None:
     """Raise InvalidInputError for a graph that Lance's builder refuses."""
     connections, candidates = values.get("m", _M), values.get("ef_construction", _EF_CONSTRUCTION)
-    if "HNSW" in kind and not _FEWEST_CONNECTIONS <= connections <= candidates:
+    if "HNSW" in kind and not _MIN_CONNECTIONS <= connections <= candidates:
         raise InvalidInputError(
-            f"{kind.value} takes an m of {_FEWEST_CONNECTIONS} or more and an ef_construction that is no smaller; "
+            f"{kind.value} takes an m of {_MIN_CONNECTIONS} or more and an ef_construction that is no smaller; "
             f"m is {connections}, ef_construction {candidates}."
         )
 

@@ -52,7 +52,7 @@ PIPELINE_JOBS: Mapping[str, str] = {
 }
 """The modules of the pipeline's jobs, by name: a server queues them, drivers run them (docs/pipeline.md)."""
 
-MOST_ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 """How often a job is started before it fails for good, by workers and by drivers."""
 ENDLESS_JOBS = frozenset({"stream"})
 """Jobs that are started again however often: they run for months, and each start goes on where the last one was."""

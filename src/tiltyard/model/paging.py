@@ -13,14 +13,14 @@ from lance_namespace.errors import InvalidInputError
 
 T = TypeVar("T")
 
-LARGEST_PAGE = 1000
+MAX_PAGE_SIZE = 1000
 _SIGNATURE_BYTES = 6
 
 
 class Paging:
     """Makes and reads page tokens; all servers of a catalog share the secret, which is in its database."""
 
-    def __init__(self, secret: bytes, largest: int = LARGEST_PAGE) -> None:
+    def __init__(self, secret: bytes, largest: int = MAX_PAGE_SIZE) -> None:
         self._mac = hmac.new(secret, digestmod=hashlib.sha256)  # copied for each token: OpenSSL takes long to begin one
         self._largest = largest
 

@@ -17,7 +17,7 @@ from tiltyard.model.settings.storages import SecretError, is_reference, read_sec
 from tiltyard.storage.locations import canonical_location
 
 SECRET = {"is_secret": True}
-LONGEST_SECONDS = 600.0
+MAX_SECONDS = 600.0
 """Of any time limit: calls have to be bounded."""
 
 
@@ -53,15 +53,15 @@ def parse_settings(settings_type: type[S], values: Mapping[str, object]) -> S:
 def check_seconds(**limits: float) -> None:
     """Raise ValueError, which parsing reports, for a time limit that is none."""
     for name, seconds in limits.items():
-        if not 0 < seconds <= LONGEST_SECONDS:
-            raise ValueError(f"{name} is {seconds}: more than 0, at most {LONGEST_SECONDS:.0f} seconds")
+        if not 0 < seconds <= MAX_SECONDS:
+            raise ValueError(f"{name} is {seconds}: more than 0, at most {MAX_SECONDS:.0f} seconds")
 
 
 def check_age(**ages: float) -> None:
     """Raise ValueError for how long something is remembered, if that is too long."""
     for name, seconds in ages.items():
-        if not 0 <= seconds <= LONGEST_SECONDS:
-            raise ValueError(f"{name} is {seconds}: 0 to {LONGEST_SECONDS:.0f} seconds")
+        if not 0 <= seconds <= MAX_SECONDS:
+            raise ValueError(f"{name} is {seconds}: 0 to {MAX_SECONDS:.0f} seconds")
 
 
 def _resolve(key: str, value: object) -> object:

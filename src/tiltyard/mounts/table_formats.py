@@ -11,7 +11,7 @@ from lance_namespace.errors import TableNotFoundError
 
 from tiltyard.model.ids import Id
 
-MOST_REMEMBERED = 200_000
+MAX_REMEMBERED = 200_000
 """Tables: some 40 MB."""
 
 
@@ -51,7 +51,7 @@ class TableFormats:
     def remember(self, table: Id, *, is_lance: bool) -> None:
         """Note what a table is known to be."""
         with self._lock:
-            if len(self._remembered) >= MOST_REMEMBERED:
+            if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
             self._remembered[table] = is_lance, self._monotonic() + self._seconds
 

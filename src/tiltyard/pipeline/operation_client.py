@@ -30,7 +30,7 @@ KEYED = frozenset({"SubmitJob", "ClaimJob", "FinishJob", "MoveTable", "AlterTabl
 """Operations that are idempotent only with a key: their requests carry one."""
 ONCE = frozenset({"CreateApiKey", "RotateApiKey"})
 """Operations that take no key, and make something new each time: their requests are not retried."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
 _TLS_FILES = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "ca_certs"}
 """A client's `tls.…` properties with files, and urllib3's arguments for them."""
 
@@ -54,7 +54,7 @@ class OperationClient:
         fields = {key: value for key, value in request.items() if value is not None}
         patience = self._retry_seconds if retry_seconds is None else retry_seconds
         deadline = time.monotonic() + (0 if name in ONCE else patience)
-        pause, key = _FIRST_PAUSE, uuid.uuid4().hex
+        pause, key = _FIRST_PAUSE_SECONDS, uuid.uuid4().hex
         while True:
             try:
                 return self._send(name, fields, key)
@@ -62,7 +62,7 @@ class OperationClient:
                 if time.monotonic() + pause > deadline:
                     raise
             time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _MAX_PAUSE_SECONDS)
 
     def pages(self, name: str, /, **request: Any) -> Iterator[dict[str, Any]]:
         """Yield all pages of an operation that answers in pages. Raises as `call` does."""

@@ -19,7 +19,7 @@ _ARROW_FOOTER = struct.Struct("<i6s")
 _INT = struct.Struct("<I")
 _MAX_REFERENCE_BYTES = 1 << 20
 _NO_RUNS, _WITH_RUNS = 12346, 12347
-_LARGEST_ARRAY = 4096
+_MAX_ARRAY_VALUES = 4096
 """Values of a container of a Roaring bitmap that are a list; more of them are a bitmap."""
 _BITMAP_BYTES = 8192
 _MAX_CONTAINERS = 1 << 16
@@ -98,7 +98,7 @@ def _is_roaring_bitmap(descriptor: int, size: int, values: int | None) -> bool:
             if runs and runs[index // 8] >> index % 8 & 1:
                 at += 2 + 4 * int(struct.unpack("<H", os.pread(descriptor, 2, at))[0])
             else:
-                at += 2 * number if number <= _LARGEST_ARRAY else _BITMAP_BYTES
+                at += 2 * number if number <= _MAX_ARRAY_VALUES else _BITMAP_BYTES
     except (struct.error, IndexError):
         return False
     return at == size and (values is None or values == sum(sizes))

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 
-MOST_KEYS = 2_000_000
+MAX_KEYS = 2_000_000
 """Keys of one table, and of all tables of a process: 16 MB."""
-_MOST_STALE = 256
+_MAX_STALE = 256
 """Fragments of a table that are remembered although they are indexed, compacted or deleted by now."""
 _RUN_RATIO = 4
 """A sorted run has more than so many times as many hashes as the next one, so few runs are searched."""
@@ -68,7 +68,7 @@ class RecentKeys:
             table = self._tables.get(scope)
             if table is None:
                 return list(files)
-            if len(table.files) > len(files) + _MOST_STALE:
+            if len(table.files) > len(files) + _MAX_STALE:
                 del self._tables[scope]
                 return list(files)
             self._tables.move_to_end(scope)
@@ -81,7 +81,7 @@ class RecentKeys:
             table.files.update(files)
             table.add(hashes)
             total = sum(other.size for other in self._tables.values())
-            while total > MOST_KEYS and self._tables:
+            while total > MAX_KEYS and self._tables:
                 total -= self._tables.popitem(last=False)[1].size
 
     def may_have(self, scope: str, files: Iterable[str], hashes: Hashes) -> bool:

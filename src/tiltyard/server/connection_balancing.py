@@ -40,7 +40,7 @@ PAUSES = 3
 """How often a process pauses before it accepts a connection after all: the other process may be stuck."""
 SHED_SECONDS = 0.05
 """The shortest time between two connections that are closed for another process to get them."""
-LONGEST_SHED_SECONDS = 60.0
+MAX_SHED_SECONDS = 60.0
 """The same, where the other process accepts none of them."""
 EXHAUSTED_SECONDS = 1.0
 """How long no connection is accepted when there are too many open files."""
@@ -277,14 +277,14 @@ class ConnectionShedding:
     def should_shed(self) -> bool:
         """Whether to close a connection now: this process has at least two more than another.
 
-        While that does not reduce the number of this process, the pauses double, up to LONGEST_SHED_SECONDS.
+        While that does not reduce the number of this process, the pauses double, up to MAX_SHED_SECONDS.
         """
         now = self._clock()
         if now < self._next:
             return False
         mine = self._counts.mine
         has_helped = self._mine_before is None or mine < self._mine_before
-        self._pause = SHED_SECONDS if has_helped else min(self._pause * 2, LONGEST_SHED_SECONDS)
+        self._pause = SHED_SECONDS if has_helped else min(self._pause * 2, MAX_SHED_SECONDS)
         must_shed = mine > self._counts.least + 1
         self._mine_before = mine if must_shed else None
         self._next = now + self._pause

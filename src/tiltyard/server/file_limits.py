@@ -7,14 +7,14 @@ import resource
 
 log = logging.getLogger("tiltyard")
 
-MOST_DESCRIPTORS = 1 << 16
+MAX_DESCRIPTORS = 1 << 16
 """The limit that is set where the system allows more: so many connections take more memory than most machines have."""
 
 
 def raise_descriptor_limit() -> None:
     """Raise this process's limit of descriptors as far as allowed: the usual 1,024 is for programs that use select."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
@@ -22,7 +22,7 @@ def raise_descriptor_limit() -> None:
 def descriptor_limit() -> int:
     """Return the limit of descriptors of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def connection_limit(max_connections: int) -> int:

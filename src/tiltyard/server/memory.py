@@ -25,8 +25,8 @@ IDLE_SHARE = 0.1
 GROWN_BYTES = 64 << 20
 """How much a process may grow after its start before any memory is returned to the system."""
 WORTH_BYTES = 16 << 20
-"""Where less was returned, the next attempt waits twice as long, up to MOST_SECONDS."""
-MOST_SECONDS = 60.0
+"""Where less was returned, the next attempt waits twice as long, up to MAX_SECONDS."""
+MAX_SECONDS = 60.0
 _STATM = Path("/proc/self/statm")
 GC_THRESHOLD = 10_000
 """Allocations, less deallocations, before Python looks for cycles: with the default of 700 it looks every few requests,
@@ -89,7 +89,7 @@ class IdleRelease:
             self.is_useless = True
             return
         freed, self._idle = now - resident_bytes(), 0.0
-        self._pause = TRIM_SECONDS if freed > WORTH_BYTES else min(2 * self._pause, MOST_SECONDS)
+        self._pause = TRIM_SECONDS if freed > WORTH_BYTES else min(2 * self._pause, MAX_SECONDS)
         log.debug("returned %d MiB of freed memory to the system", freed >> 20)
 
 

@@ -25,8 +25,8 @@ STOP_SECONDS = 9.5
 TICK_SECONDS = 0.5
 STEADY_SECONDS = 30.0
 """A process that has served for so long did not fail at its start."""
-LONGEST_PAUSE_SECONDS = 30.0
-MOST_FAILED_STARTS = 3
+MAX_PAUSE_SECONDS = 30.0
+MAX_FAILED_STARTS = 3
 """In a row, while no process has ever served: then none will."""
 
 log = logging.getLogger("tiltyard")
@@ -205,9 +205,9 @@ class Supervisor:
         if (reason := self._end_reason(child)) is None:
             return
         slot.failures = 0 if child.has_served_steadily() else slot.failures + 1
-        pause = min(2.0 ** (slot.failures - 2), LONGEST_PAUSE_SECONDS) if slot.failures > 1 else 0.0
+        pause = min(2.0 ** (slot.failures - 2), MAX_PAUSE_SECONDS) if slot.failures > 1 else 0.0
         slot.child, slot.start_at = None, time.monotonic() + pause
-        if not self._ever_served and slot.failures >= MOST_FAILED_STARTS:
+        if not self._ever_served and slot.failures >= MAX_FAILED_STARTS:
             raise NeverServedError(reason)
         restart = f"in {pause:g} s" if pause else "now"
         log.error("server process %s: another one starts %s", reason, restart)

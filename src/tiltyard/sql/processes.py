@@ -42,7 +42,7 @@ TICK_MS = 100
 """How often a query that sends nothing is checked: its deadline, and its memory."""
 END_SECONDS = 10.0
 """How long a process that was killed may take to end."""
-MOST_IDLE = max(2, os.cpu_count() or 1)
+MAX_IDLE = max(2, os.cpu_count() or 1)
 """Idle processes that are kept for the next queries."""
 REUSE_SHARE = 0.5
 """A process that holds more than this share of the memory that it may have is not used again."""
@@ -254,7 +254,7 @@ class QueryProcesses:
                 reservation.release()
             with self._lock:
                 self._busy.discard(process)
-                is_kept = is_kept and not self._is_closed and len(self._idle) < MOST_IDLE
+                is_kept = is_kept and not self._is_closed and len(self._idle) < MAX_IDLE
                 if is_kept:
                     self._idle.append(process)
         if not is_kept:

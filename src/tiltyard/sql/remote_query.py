@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tiltyard.sql.processes import QueryProcess, QueryProcesses
     from tiltyard.sql.read_grounds import ReadGrounds
 
-MOST_AT_ONCE = 4 << 20
+MAX_PIECE_BYTES = 4 << 20
 """Bytes of messages that one `receive` returns, if so many wait."""
 
 _ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
@@ -99,7 +99,7 @@ class RemoteQuery:
         parts: list[bytes] = []
         size = 0
         try:
-            while not parts or (size < MOST_AT_ONCE and process.has_message()):
+            while not parts or (size < MAX_PIECE_BYTES and process.has_message()):
                 kind, body = process.receive(self._check)
                 if kind is Kind.FAILED:
                     raise self._failure(body)

@@ -29,7 +29,7 @@ PROBE_SECONDS = 2.0
 """How long between two questions to a store."""
 IN_USE_SECONDS = 10.0
 """How long after a request a store is asked."""
-MOST_FAILURES = 2
+MAX_FAILURES = 2
 """Questions without an answer after which a store is away."""
 _PROBED = ".tiltyard-probe"
 _STATUS = re.compile(r"status(?: code)?:? ?\d{3}")
@@ -85,7 +85,7 @@ class AvailabilityMonitor:
         if store is None:
             store = self._stores.setdefault(location, _Store(location, options, time.monotonic()))
         store.used_at = time.monotonic()
-        if store.failures >= MOST_FAILURES:
+        if store.failures >= MAX_FAILURES:
             raise StorageUnavailableError(
                 "The storage does not respond: try again in a moment.", location
             ) from store.error
@@ -106,9 +106,9 @@ class AvailabilityMonitor:
                 return
             store.error = error
             store.failures += 1
-            if store.failures == MOST_FAILURES:
+            if store.failures == MAX_FAILURES:
                 log.warning("The storage of %s does not respond: requests that need it are refused.", store.location)
         else:
-            if store.failures >= MOST_FAILURES:
+            if store.failures >= MAX_FAILURES:
                 log.warning("The storage of %s responds again.", store.location)
             store.failures = 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _MAX_ATTEMPTS = 5
-LARGEST_FILE = 64 << 20
+MAX_FILE_BYTES = 64 << 20
 """Default of the setting `max_manifest_bytes`: bytes of the largest file that is read into memory."""
 
 
@@ -156,7 +156,7 @@ class Files(Protocol):
 class LocalFiles:
     """Files on local disks, or on file systems mounted like one."""
 
-    def __init__(self, max_bytes: int = LARGEST_FILE) -> None:
+    def __init__(self, max_bytes: int = MAX_FILE_BYTES) -> None:
         """Refuse to read files of more than `max_bytes`."""
         self._max_bytes = max_bytes
 

@@ -10,7 +10,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from tiltyard.model.object_stores import open_object_store
-from tiltyard.storage.files import CHUNK_BYTES, LARGEST_FILE, FileContent, FileEntry, FileStat, check_size
+from tiltyard.storage.files import CHUNK_BYTES, MAX_FILE_BYTES, FileContent, FileEntry, FileStat, check_size
 
 if TYPE_CHECKING:
     import re
@@ -23,7 +23,7 @@ _FIRST_PAGE = 50
 class ObjectFiles:
     """Files of one bucket or container: the part of a location before its path."""
 
-    def __init__(self, base: str, options: Mapping[str, str], max_bytes: int = LARGEST_FILE) -> None:
+    def __init__(self, base: str, options: Mapping[str, str], max_bytes: int = MAX_FILE_BYTES) -> None:
         """Create a client of `base`, such as s3://bucket, that refuses to read objects of more than `max_bytes`.
 
         Raises obstore's errors for options it cannot use.

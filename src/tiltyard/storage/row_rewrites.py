@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.storage")
 
-MOST_ROWS = 1 << 20
+MAX_ROWS = 1 << 20
 """Rows of a change, whose numbers are held in memory: more of them are left to Lance."""
 _ADDRESS, _ID = "_rowaddr", "_rowid"
 
@@ -182,8 +182,8 @@ class _ChangedRows:
     def add(self, batch: pa.RecordBatch) -> None:
         """Add the rows of a scanned batch. Raises _LeftToLanceError if there are too many."""
         self.count += batch.num_rows
-        if self.count > MOST_ROWS:
-            raise _LeftToLanceError(f"it changes more than {MOST_ROWS} rows")
+        if self.count > MAX_ROWS:
+            raise _LeftToLanceError(f"it changes more than {MAX_ROWS} rows")
         names = batch.schema.names
         self._addresses.append(batch[_ADDRESS].to_numpy())
         if _ID in names:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tiltyard.store.backend import Connection
     from tiltyard.store.records import TransactionRecord
 
-MOST_EVENTS = 1_000
+MAX_EVENTS = 1_000
 """How many events of a transaction are stored: the last ones."""
 
 CLAIM_EVENT = "claim"
@@ -59,8 +59,8 @@ def add_event(
         None if rows is None else min(int(rows[:19]), (1 << 63) - 1),
         record.error,
     )
-    if row is not None and row[0] > MOST_EVENTS:
-        connection.change(DELETE_OLD, record.id, row[0] - MOST_EVENTS)
+    if row is not None and row[0] > MAX_EVENTS:
+        connection.change(DELETE_OLD, record.id, row[0] - MAX_EVENTS)
 
 
 class JobEvents(Repository):
@@ -70,5 +70,5 @@ class JobEvents(Repository):
 
     @reads
     def list_job_events(self, transaction_id: str) -> list[JobEvent]:
-        """Return the events of a transaction, oldest first; at most MOST_EVENTS."""
+        """Return the events of a transaction, oldest first; at most MAX_EVENTS."""
         return [JobEvent(*row) for row in self.connection.rows(LIST, transaction_id)]

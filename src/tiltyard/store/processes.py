@@ -8,7 +8,7 @@ from tiltyard.store.repository import Repository, reads, writes
 
 FORGET_MS = 15 * 60_000
 """How long the row of a process that sends no heartbeats any more is kept."""
-MOST_LISTED = 500
+MAX_LISTED = 500
 
 COLUMNS = "id, kind, host, pid, version, threads, drivers, running, started_at, seen_at"
 RECORD = f"""
@@ -57,5 +57,5 @@ class Processes(Repository):
 
     @reads
     def list_processes(self) -> list[ProcessRecord]:
-        """Return the processes with a row, MOST_LISTED at most: those of a kind and a host together."""
-        return [ProcessRecord(*row) for row in self.connection.rows(LIST, MOST_LISTED)]
+        """Return the processes with a row, MAX_LISTED at most: those of a kind and a host together."""
+        return [ProcessRecord(*row) for row in self.connection.rows(LIST, MAX_LISTED)]

@@ -31,7 +31,7 @@ from lance_namespace.errors import (
 from tiltyard.catalog.jobs.submission import claim_next
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
-from tiltyard.model.jobs import ENDLESS_JOBS, MOST_ATTEMPTS, RETRY_MS, RETRYABLE, pipeline_jobs
+from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRY_MS, RETRYABLE, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.store import TransactionRecord, UnitOfWork
@@ -174,7 +174,7 @@ class DriverPool:
 
     def _requeue_unfinished(self, record: TransactionRecord) -> None:
         """Queue a job again whose driver is gone and did not finish it, until its attempts are used up."""
-        is_last_attempt = record.attempts >= MOST_ATTEMPTS and record.kind not in ENDLESS_JOBS
+        is_last_attempt = record.attempts >= MAX_ATTEMPTS and record.kind not in ENDLESS_JOBS
         status = TransactionStatus.FAILED if is_last_attempt else TransactionStatus.QUEUED
         error = f"Its driver ended before the job did, {record.attempts} times: the worker's log has the details."
 

@@ -27,7 +27,7 @@ from tiltyard.catalog.garbage import sweep
 from tiltyard.catalog.jobs.lost_runs import end_lost_runs
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
-from tiltyard.model.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, RETRYABLE, Job, JobCanceledError
+from tiltyard.model.jobs import JOBS, MAX_ATTEMPTS, RETRY_MS, RETRYABLE, Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.runtime.outage_log import OutageLog
@@ -225,10 +225,10 @@ class _Run:
             run_step(partial(self._renew_lease, {}), self._done, self._services.outage_log)
 
     def _fail(self, error: Exception) -> None:
-        """Queue the transaction again after a transient error; otherwise, or after `MOST_ATTEMPTS`, let it fail."""
+        """Queue the transaction again after a transient error; otherwise, or after `MAX_ATTEMPTS`, let it fail."""
         is_transient = isinstance(error, (ServiceUnavailableError, ConcurrentModificationError))
         self._services.outage_log.report(error)
-        if is_transient and self._record.attempts < MOST_ATTEMPTS:
+        if is_transient and self._record.attempts < MAX_ATTEMPTS:
             log.warning("transaction %s is retried: %s", self._record.id, error)
             wait = RETRY_MS * 2**self._record.attempts
             self._finish(TransactionStatus.QUEUED, error=str(error), wait_ms=wait)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tests.faults.soak.contents import TornTableError, Version
 from tests.faults.soak.journal import Attempt, Kind, Row, digest_of
 
-MOST_COMPLAINTS = 20
+MAX_COMPLAINTS = 20
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Timeline:
 
     def complain(self, complaint: str) -> None:
         """Add a complaint, up to a maximum."""
-        if len(self.complaints) < MOST_COMPLAINTS:
+        if len(self.complaints) < MAX_COMPLAINTS:
             self.complaints.append(f"{self.table}: {complaint}")
 
 

@@ -29,7 +29,7 @@ WEIGHTS = {
 HOT = tuple(f"hot{i}" for i in range(6))
 """Keys that every table has: overwrites write them, deletes leave them, merges update them."""
 _BACK = 5
-_MOST_FAILURES = 4
+_MAX_FAILURES = 4
 _PAUSE_SECONDS = 0.06
 
 
@@ -69,7 +69,7 @@ class Writer:
         failures = 0
         while not stop.is_set():
             outcome = self._try(self._next())
-            failures = 0 if outcome is Outcome.ACKNOWLEDGED else min(failures + 1, _MOST_FAILURES)
+            failures = 0 if outcome is Outcome.ACKNOWLEDGED else min(failures + 1, _MAX_FAILURES)
             stop.wait(self._chance.expovariate(1 / (_PAUSE_SECONDS * (1 + failures))))
         self._journal.close()
 

@@ -15,7 +15,7 @@ from tests.tables.served import Server
 
 from tiltyard.store import NewVersion
 from tiltyard.tables.commits import finalizing
-from tiltyard.tables.commits.process_state import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, MOST_TABLES, FinalizingBackoff
+from tiltyard.tables.commits.process_state import FIRST_PAUSE_MS, MAX_PAUSE_MS, MAX_TABLES, FinalizingBackoff
 from tiltyard.worker.runner import sweep_leftovers
 
 
@@ -41,7 +41,7 @@ def finishable(server: Server, name: str, scratch: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("tables", "versions"), [(MOST_TABLES + 20, 1), (1, 250)], ids=["tables", "versions of one"])
+@pytest.mark.parametrize(("tables", "versions"), [(MAX_TABLES + 20, 1), (1, 250)], ids=["tables", "versions of one"])
 def test_versions_that_cannot_be_finalized_starve_nobody(
     server: Server, tmp_path: Path, tables: int, versions: int
 ) -> None:
@@ -87,7 +87,7 @@ def test_table_that_cannot_be_finished_is_tried_after_longer_and_longer_pauses(
             now += 1000
     assert set(tries.values()) == {1}
     pauses = [later - sooner for sooner, later in zip(sorted(tries), sorted(tries)[1:], strict=False)]
-    assert pauses[0] <= FIRST_PAUSE_MS + 1000 and max(pauses) <= LONGEST_PAUSE_MS + 1000
+    assert pauses[0] <= FIRST_PAUSE_MS + 1000 and max(pauses) <= MAX_PAUSE_MS + 1000
     assert 15 <= len(tries) <= 30  # of 3,600 sweeps in an hour
     assert sum("tried again in" in line.message for line in caplog.records) == len(tries)
 
@@ -103,13 +103,13 @@ def test_table_that_was_finished_is_tried_at_once_the_next_time() -> None:
 
 
 def test_turns_go_round_all_tables() -> None:
-    backoff, tables = FinalizingBackoff(), range(1, 2 * MOST_TABLES + 51)
+    backoff, tables = FinalizingBackoff(), range(1, 2 * MAX_TABLES + 51)
     turns = [
         backoff.next_tables(lambda after, limit: [table_id for table_id in tables if table_id > after][:limit], 0)
         for _ in range(3)
     ]
-    assert turns[0] + turns[1] == list(range(1, 2 * MOST_TABLES + 1))
-    assert turns[2][:50] == list(range(2 * MOST_TABLES + 1, 2 * MOST_TABLES + 51))
+    assert turns[0] + turns[1] == list(range(1, 2 * MAX_TABLES + 1))
+    assert turns[2][:50] == list(range(2 * MAX_TABLES + 1, 2 * MAX_TABLES + 51))
     assert {table_id for turn in turns for table_id in turn} == set(tables)
 
 

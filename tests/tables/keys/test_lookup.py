@@ -88,7 +88,7 @@ def test_keys_in_any_pattern_are_judged_as_by_a_model(
 ) -> None:
     """Ranges and scattered keys, with and without duplicates, before and after deletes and a new index."""
     monkeypatch.setattr(lookup, "_SMALL_FRAGMENT", small_fragment)
-    monkeypatch.setattr(lookup, "MOST_KEYS", 4000)
+    monkeypatch.setattr(lookup, "MAX_KEYS", 4000)
     chance, model = random.Random(small_fragment), set(range(0, 4000, 2))
     for _ in range(40):
         first, count = chance.randrange(-9000, 9000), chance.choice([1, 1, 2, 50, 1500])

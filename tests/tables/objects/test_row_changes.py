@@ -338,11 +338,11 @@ def test_objects_change_that_is_left_to_lance_is_made(
     if reason == "large manifest":
         monkeypatch.setattr(ManifestStore, "read_latest", lambda *_: None)
     elif reason == "many fragments":
-        monkeypatch.setattr(row_changes, "MOST_FRAGMENTS", 1)
+        monkeypatch.setattr(row_changes, "MAX_FRAGMENTS", 1)
     elif reason == "other server":  # it has just recorded a version, and not marked it as final
         monkeypatch.setattr(counted.services.finalized_log, "has", lambda *_: False)
     else:
-        monkeypatch.setattr(row_rewrites, "MOST_ROWS", 0)
+        monkeypatch.setattr(row_rewrites, "MAX_ROWS", 0)
     response: Any = change[0](counted)
     assert response.version == 3
     assert ids(counted, location) == change[1]

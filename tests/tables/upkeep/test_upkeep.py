@@ -27,7 +27,7 @@ from tiltyard.model.privileges import parse_privileges
 from tiltyard.model.spec import models
 from tiltyard.store.access.grants import SERVER
 from tiltyard.store.jobs import JobFilter
-from tiltyard.store.tables.upkeep import MOST_ENDED, UPKEEP
+from tiltyard.store.tables.upkeep import MAX_ENDED, UPKEEP
 from tiltyard.tables.indexes.build_job import CREATE_INDEX
 from tiltyard.tables.indexes.indexes import create_table_index
 from tiltyard.tables.keys.declaration import set_table_primary_key
@@ -389,7 +389,7 @@ def test_upkeep_keeps_few_of_its_transactions(kept: Kept) -> None:
         kept.insert("t", rows(10, 300 + number * 10))
         kept.insert("t", rows(10, 300 + number * 10))
         kept.run()
-    assert 1 <= len(kept.jobs()) <= MOST_ENDED
+    assert 1 <= len(kept.jobs()) <= MAX_ENDED
 
 
 def test_remove_old_versions_leaves_the_latest_and_tagged_ones(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

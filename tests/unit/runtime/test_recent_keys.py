@@ -43,7 +43,7 @@ def test_keys_of_a_file_that_is_not_known_may_be_there() -> None:
 
 
 def test_keys_of_the_least_recently_used_table_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_keys, "MOST_KEYS", 10)
+    monkeypatch.setattr(recent_keys, "MAX_KEYS", 10)
     recent = RecentKeys()
     for name in ("a", "b"):
         recent.add(name, ["f"], hashes(*range(5)))
@@ -55,7 +55,7 @@ def test_keys_of_the_least_recently_used_table_go_first(monkeypatch: pytest.Monk
 
 
 def test_files_that_are_gone_are_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_keys, "_MOST_STALE", 3)
+    monkeypatch.setattr(recent_keys, "_MAX_STALE", 3)
     recent = RecentKeys()
     for number in range(5):
         recent.add("t", [str(number)], hashes(number))

@@ -160,7 +160,7 @@ def test_changes_of_many_rows_are_left_to_lance(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = create(tmp_path, "t")
-    monkeypatch.setattr(row_rewrites, "MOST_ROWS", 3)
+    monkeypatch.setattr(row_rewrites, "MAX_ROWS", 3)
     assert update(storage, dataset, {"text": "'x'"}, "id < 5") is None
     assert delete_rows(dataset, "id < 5") is None
     assert update(storage, dataset, {"text": "'x'"}, "id < 4") is not None

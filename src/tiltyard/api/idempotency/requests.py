@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 50.0
 """How long a repeat waits for the first request: less than the minute after which many a proxy gives up."""
 RETRY_WINDOW_MS = 60_000
 """How long after its start a write may be taken for the first try of another: lancedb retries within seconds."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.01, 0.5
 
 Body = bytes | MemoryBody | StreamedBody
 Work = Callable[[Context], Any]
@@ -119,14 +119,14 @@ class IdempotentRequest(LeasedRequest):
         """
         self._body, self._request = body, request
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + PATIENCE_SECONDS, _FIRST_PAUSE
+        deadline, pause = loop.time() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
         with self._leases.renewing():
             while (response := await loop.run_in_executor(pool, self._attempt, ctx, work)) is _PENDING:
                 if loop.time() > deadline:
                     self._give_up()
                     raise ConcurrentModificationError("The first request with this key still runs: try again later.")
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                pause = min(pause * 2, MAX_PAUSE_SECONDS)
         return response
 
     async def begin_response(self, begin: Awaitable[None], record: Callable[[bool], None]) -> None:
@@ -285,12 +285,12 @@ class IdempotentRequest(LeasedRequest):
             return
         self._check_body(fingerprint, self._record)
         self._store.record_fingerprint(self._record.claim, fingerprint)
-        deadline, pause = time.monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
+        deadline, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
         while (response := self._response_of_twin(ctx, fingerprint)) is _PENDING:
             if time.monotonic() > deadline:
                 raise ConcurrentModificationError("The same request runs already: try again later.")
             time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, MAX_PAUSE_SECONDS)
         if response is not None:
             raise ReplayError(response)
 

@@ -91,7 +91,7 @@ def read_deadline(operation: Operation, handler: Handler, headers: Headers) -> D
     text = headers.get(_TIMEOUT_HEADER)
     if text is None:
         return None
-    if not (text.isdigit() and len(text) <= _LONGEST_TIMEOUT):
+    if not (text.isdigit() and len(text) <= _MAX_TIMEOUT_DIGITS):
         raise InvalidInputError("The header x-request-timeout-ms is a whole number of milliseconds.")
     work = "query" if handler.query else "merge insert" if operation.name == _MERGE else "request"
     deadline = Deadline.start(int(text) / 1000, work)
@@ -107,7 +107,7 @@ def apply_deadline(operation: Operation, ctx: Context, request: Any, deadline: D
 
 
 _TIMEOUT_HEADER = b"x-request-timeout-ms"
-_LONGEST_TIMEOUT = 18  # digits
+_MAX_TIMEOUT_DIGITS = 18
 _MERGE = "MergeInsertIntoTable"
 _DAY = 86400.0
 

@@ -49,7 +49,7 @@ CREATE_FUNCTION = "create_function"
 """The kind of the transaction that a registration leaves, with the version in the property `function`."""
 
 SOURCE = "source"
-MOST_USES = 10_000
+MAX_USES = 10_000
 _MEDIA_TYPE = "application/vnd.tiltyard.function.v1+json"
 
 
@@ -198,7 +198,7 @@ def drop_function(ctx: Context, request: models.DropFunctionRequest) -> models.D
 
 def _check_unused(ctx: Context, path: Id, record: FunctionRecord, version: int | None) -> None:
     """Raise InvalidTableStateError if a column is computed by a version; forget the uses that have ended."""
-    for use in ctx.store.function_uses(record.object_id, version, MOST_USES):
+    for use in ctx.store.function_uses(record.object_id, version, MAX_USES):
         column = _used_by(ctx, record.object_id, use)
         if column is not None:
             raise InvalidTableStateError(

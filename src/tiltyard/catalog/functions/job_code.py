@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import FunctionRecord, TransactionRecord
 
-MOST_JOB_ERRORS = 10_000
+MAX_JOB_ERRORS = 10_000
 """How many failing rows of a job are recorded; of all others it is known how many there were."""
-MOST_FRAGMENT_ERRORS = 100
-MOST_LISTED, LISTED = 100_000, 10_000
-_MOST_TEXT = 1000
+MAX_FRAGMENT_ERRORS = 100
+MAX_LIMIT, DEFAULT_LIMIT = 100_000, 10_000
+_MAX_TEXT_LENGTH = 1000
 
 
 @operation(needs=OWN_JOB, keyed=False)
@@ -124,17 +124,20 @@ def record_function_errors(
     Raises ConcurrentModificationError (not the owner of the lease), InvalidInputError (more errors than are kept).
     """
     job = ctx.store.describe_transaction(transaction_id(request.id))
-    if job.table_id is None or len(request.records) > MOST_FRAGMENT_ERRORS:
-        raise InvalidInputError(f"A job reports {MOST_FRAGMENT_ERRORS} errors of a fragment of its table at most.")
-    if any(len(error.error_message) > _MOST_TEXT or len(error.error_type) > _MOST_TEXT for error in request.records):
-        raise InvalidInputError(f"An error's type and message have {_MOST_TEXT} characters at most.")
+    if job.table_id is None or len(request.records) > MAX_FRAGMENT_ERRORS:
+        raise InvalidInputError(f"A job reports {MAX_FRAGMENT_ERRORS} errors of a fragment of its table at most.")
+    if any(
+        len(error.error_message) > _MAX_TEXT_LENGTH or len(error.error_type) > _MAX_TEXT_LENGTH
+        for error in request.records
+    ):
+        raise InvalidInputError(f"An error's type and message have {_MAX_TEXT_LENGTH} characters at most.")
     now = ctx.clock()
     entries = [_to_stored(request, error, now) for error in request.records]
     records = msgspec.json.encode(entries).decode()
     errors = FragmentErrors(
         job.id, job.table_id, request.fragment_id, request.column, request.rows_skipped, len(entries), records
     )
-    recorded = ctx.store.save_fragment_errors(request.owner, errors, MOST_JOB_ERRORS)
+    recorded = ctx.store.save_fragment_errors(request.owner, errors, MAX_JOB_ERRORS)
     return models.RecordFunctionErrorsResponse(recorded=recorded)
 
 
@@ -157,11 +160,11 @@ def list_function_errors(ctx: Context, request: models.ListFunctionErrorsRequest
     A message may have the value that failed, so this needs what reading the table needs. Raises TableNotFoundError,
     InvalidInputError.
     """
-    limit = LISTED if request.limit is None else request.limit
-    if not 0 < limit <= MOST_LISTED:
-        raise InvalidInputError(f"The limit is 1 to {MOST_LISTED}, not {limit}.")
+    limit = DEFAULT_LIMIT if request.limit is None else request.limit
+    if not 0 < limit <= MAX_LIMIT:
+        raise InvalidInputError(f"The limit is 1 to {MAX_LIMIT}, not {limit}.")
     table = find_table(ctx, table_id(request.id))
-    fragments = ctx.store.list_fragment_errors(table.id, request.job_id, request.column, MOST_LISTED)
+    fragments = ctx.store.list_fragment_errors(table.id, request.job_id, request.column, MAX_LIMIT)
     records = [
         models.FunctionErrorRecord(
             job_id=fragment.transaction_id, fragment_id=fragment.fragment_id, column=fragment.column, **entry

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tiltyard.model.settings.secret_keys import EncryptedValue, SecretKeys
     from tiltyard.store import SecretRecord, Store
 
-MOST_VALUE_BYTES = 64 << 10
-MOST_SECRETS = 1000
+MAX_VALUE_BYTES = 64 << 10
+MAX_SECRETS = 1000
 """The greatest number of secrets in a namespace."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 
@@ -49,8 +49,8 @@ def create_secret(ctx: Context, request: models.CreateSecretRequest) -> models.C
     """
     path, value = _secret_id(request.id), _check_value(request.value)
     parent_id, keys = find_namespace_id(ctx, path.parent, "Secrets"), _keys(ctx)
-    if len(ctx.store.list_secrets(parent_id, None, MOST_SECRETS)) == MOST_SECRETS:
-        raise InvalidInputError(f"The namespace has {MOST_SECRETS} secrets already.")
+    if len(ctx.store.list_secrets(parent_id, None, MAX_SECRETS)) == MAX_SECRETS:
+        raise InvalidInputError(f"The namespace has {MAX_SECRETS} secrets already.")
     if not ctx.store.add_secret(parent_id, path.name, keys.encrypt(value, _owner(parent_id, path.name))):
         raise ConcurrentModificationError(f"Secret already exists: {path}")
     return models.CreateSecretResponse()
@@ -158,8 +158,8 @@ def _check_value(value: str) -> str:
         size = len(value.encode())
     except UnicodeEncodeError:
         raise InvalidInputError("A secret's value is text that UTF-8 can encode.") from None
-    if size > MOST_VALUE_BYTES:
-        raise InvalidInputError(f"A secret's value has {MOST_VALUE_BYTES} bytes at most.")
+    if size > MAX_VALUE_BYTES:
+        raise InvalidInputError(f"A secret's value has {MAX_VALUE_BYTES} bytes at most.")
     return value
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tiltyard.store import TransactionRecord
 
 DEFAULT_LIMIT = 1_000
-LARGEST_LIMIT = 10_000
+MAX_LIMIT = 10_000
 MAX_FILTER_LENGTH = 4_096
 
 _SCHEMA = pa.schema(
@@ -49,8 +49,8 @@ def query_job_events(ctx: Context, request: models.QueryJobEventsRequest) -> Arr
     Raises TransactionNotFoundError, InvalidInputError (a limit, or a filter that is no comparison of its columns).
     """
     limit = DEFAULT_LIMIT if request.limit is None else request.limit
-    if not 1 <= limit <= LARGEST_LIMIT:
-        raise InvalidInputError(f"limit is 1 to {LARGEST_LIMIT}, not {limit}.")
+    if not 1 <= limit <= MAX_LIMIT:
+        raise InvalidInputError(f"limit is 1 to {MAX_LIMIT}, not {limit}.")
     expression = None if request.filter is None else parse_filter(request.filter)
     check_job_in_database(ctx, request.job_id)
     record = ctx.store.describe_transaction(request.job_id)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from tiltyard.store import TransactionRecord, UnitOfWork
 
 LEASE_MS = 30_000
-LONGEST_LEASE_MS = 3_600_000
-MOST_PARTS = 1_000
+MAX_LEASE_MS = 3_600_000
+MAX_PARTS = 1_000
 """The greatest number of checkpoints in one page."""
 
 
@@ -262,7 +262,7 @@ def list_job_parts(ctx: Context, request: models.ListJobPartsRequest) -> models.
     parts, token = ctx.paging.fetch_page(
         f"parts {record.id}",
         request.page_token,
-        min(request.limit or MOST_PARTS, MOST_PARTS),
+        min(request.limit or MAX_PARTS, MAX_PARTS),
         lambda after, count: ctx.store.list_job_parts(record.id, after or "", count),
         lambda part: part[0],
     )
@@ -354,8 +354,8 @@ def _job(ctx: Context, job_id: str) -> TransactionRecord:
 def _lease_ms(request: models.SubmitJobRequest | models.ClaimJobRequest | models.BeatJobRequest) -> int:
     """Return the requested length of a lease, in ms. Raises InvalidInputError."""
     lease_ms = request.lease_millis or LEASE_MS
-    if not 1000 <= lease_ms <= LONGEST_LEASE_MS:
-        raise InvalidInputError(f"A lease is 1000 to {LONGEST_LEASE_MS} ms, not {lease_ms}.")
+    if not 1000 <= lease_ms <= MAX_LEASE_MS:
+        raise InvalidInputError(f"A lease is 1000 to {MAX_LEASE_MS} ms, not {lease_ms}.")
     if not request.owner:
         raise InvalidInputError("A driver needs a name of its own, that only it knows: set 'owner'.")
     return lease_ms

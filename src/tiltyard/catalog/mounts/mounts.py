@@ -20,7 +20,7 @@ from tiltyard.model.ids import Id, check_composed, namespace_id
 from tiltyard.model.modes import CreateMode
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
-from tiltyard.model.settings.mounts import DEFAULT_MAX_AGE, MOST_MAX_AGE, parse_mount, secret_problem
+from tiltyard.model.settings.mounts import DEFAULT_MAX_AGE, MAX_CACHE_AGE_SECONDS, parse_mount, secret_problem
 from tiltyard.model.spec import models
 from tiltyard.mounts import check_settings, open_catalog
 from tiltyard.storage.locations import canonical_location
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tiltyard.store import Store
 
 ADMINISTRATORS = on_server(Privilege.ADMINISTER)
-MOST_MOUNTS = 1000
+MAX_MOUNTS = 1000
 
 
 @operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
@@ -50,8 +50,8 @@ def mount_catalog(ctx: Context, request: models.MountCatalogRequest) -> models.M
     """
     path = _mount_id(request.id)
     mounts = ctx.services.mounts
-    if len(mounts.all()) >= MOST_MOUNTS:
-        raise InvalidInputError(f"There are {MOST_MOUNTS} mounts already.")
+    if len(mounts.all()) >= MAX_MOUNTS:
+        raise InvalidInputError(f"There are {MAX_MOUNTS} mounts already.")
     if (around := mounts.find(path)) is not None and around[1]:
         raise UnsupportedOperationError(f"A catalog is not mounted below another: {around[0].path} is a mount.")
     settings = checked_settings(ctx, request.kind, request.settings or {})
@@ -206,8 +206,8 @@ def _checked_locations(ctx: Context, locations: Sequence[str]) -> tuple[str, ...
 def _checked_age(milliseconds: int | None) -> int:
     if milliseconds is None:
         return int(DEFAULT_MAX_AGE * 1000)
-    if milliseconds > MOST_MAX_AGE * 1000:
-        raise InvalidInputError(f"max_age_millis is {milliseconds}: at most {MOST_MAX_AGE * 1000:.0f}.")
+    if milliseconds > MAX_CACHE_AGE_SECONDS * 1000:
+        raise InvalidInputError(f"max_age_millis is {milliseconds}: at most {MAX_CACHE_AGE_SECONDS * 1000:.0f}.")
     return milliseconds
 
 

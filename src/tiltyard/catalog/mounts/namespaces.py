@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tiltyard.mounts import Page
     from tiltyard.mounts.registry.mount import Mount
 
-MOST_CALLS = 50
+MAX_CALLS = 50
 """To the other catalog for one page, where most of what it lists is not for the caller."""
-MOST_VISIBLE = 100_000
+MAX_VISIBLE = 100_000
 """Names in one namespace that a caller without a grant on it may see."""
 
 
@@ -108,7 +108,7 @@ def list_namespaces(
     path = namespace_id(request.id)
 
     def visible(namespace: int) -> list[str]:
-        return ctx.store.visible_namespaces(namespace, caller_rights(ctx).grantees, None, MOST_VISIBLE)
+        return ctx.store.visible_namespaces(namespace, caller_rights(ctx).grantees, None, MAX_VISIBLE)
 
     names, token = list_page(
         ctx, path, f"namespaces below the mount in {path}", request.page_token, request.limit,
@@ -142,7 +142,7 @@ def list_page(
     size = page_size(limit, ctx.settings.max_page_size)
     after = ctx.paging.read_key(scope, token)
     names: list[str] = []
-    for _ in range(MOST_CALLS):
+    for _ in range(MAX_CALLS):
         page = fetch(size - len(names), after)
         possible = [name for name in page.names if _can_be_name(name) and (is_seen is None or is_seen(name))]
         names += possible if keep is None else filter(keep, possible)

@@ -53,7 +53,7 @@ PUBLISH_TO = "tiltyard.publish_to"
 """The property of a table, or of a namespace for the tables below it, with names of publications, commas between."""
 CATALOG_ID, TABLE_ID, ENTRY_COLUMNS = "tiltyard.catalog_id", "tiltyard.table_id", "tiltyard.columns"
 """Properties of an entry: which catalog and which table of it has written it, and what columns the table has."""
-LONGEST_PROPERTY = 4000
+MAX_PROPERTY_LENGTH = 4000
 """Of a property's value: metastores keep no more."""
 
 LEASE_MS = 20_000
@@ -62,7 +62,7 @@ CHECK_MS = 60_000
 """How long after a sync the next one is due for what no change of our catalog tells: problems, columns of tables."""
 VERIFY_MS = 3_600_000
 """How long it is relied on that entries in the other catalog are as they were written."""
-FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 2_000, 300_000
+FIRST_PAUSE_MS, MAX_PAUSE_MS = 2_000, 300_000
 """How long a catalog that has failed is left alone: twice as long after each further failure."""
 
 _OUTAGES = (ServiceUnavailableError, ThrottlingError, UnauthenticatedError)
@@ -138,7 +138,7 @@ def sync(
 
 
 def _failed(outcome: SyncOutcome, before: PublicationRecord, error: str, now: int) -> SyncOutcome:
-    pause = min(FIRST_PAUSE_MS * 2 ** min(before.failures, 16), LONGEST_PAUSE_MS)
+    pause = min(FIRST_PAUSE_MS * 2 ** min(before.failures, 16), MAX_PAUSE_MS)
     log.warning("the publication %s waits for %.0f s: %s", before.name, pause / 1000, error)
     return structs.replace(outcome, failures=before.failures + 1, error=error, due_at=now + pause)
 
@@ -286,7 +286,7 @@ class _Sync:
         storage = self._ctx.storage
         schema = storage.datasets.open_snapshot(location, storage.options(location)).dataset.schema
         text = json.dumps([{"name": field.name, "type": str(field.type)} for field in schema], ensure_ascii=False)
-        return {ENTRY_COLUMNS: text} if len(text.encode()) <= LONGEST_PROPERTY else {}
+        return {ENTRY_COLUMNS: text} if len(text.encode()) <= MAX_PROPERTY_LENGTH else {}
 
     # What there is
 

@@ -29,7 +29,7 @@ ADMINISTRATORS = on_server(Privilege.ADMINISTER)
 SYNC_SECONDS = 20.0
 """After which SyncPublication and DropPublication respond; a worker goes on with what is left."""
 WAIT_SECONDS = 0.1
-MOST_PROBLEMS = 100
+MAX_PROBLEMS = 100
 """Tables with a problem that an entry of ListPublications names; it has the number of all."""
 
 
@@ -141,7 +141,7 @@ def _current_entry(ctx: Context, record: PublicationRecord) -> models.Publicatio
 
 def _entry(ctx: Context, record: PublicationRecord, fingerprint: str) -> models.PublicationEntry:
     is_in_step = record.error is None and record.fingerprint == fingerprint and not record.removing
-    number_of_problems, problems = ctx.store.publication_problems(record.id, MOST_PROBLEMS)
+    number_of_problems, problems = ctx.store.publication_problems(record.id, MAX_PROBLEMS)
     since = record.synced_at or record.created_at
     return models.PublicationEntry(
         publication=record.name,

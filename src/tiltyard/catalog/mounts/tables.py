@@ -23,7 +23,7 @@ from lance_namespace.errors import (
 from tiltyard.access.authorization import caller_rights
 from tiltyard.access.needs import creator_for, target_namespace
 from tiltyard.catalog.garbage import delete_dropped_table
-from tiltyard.catalog.mounts.namespaces import MOST_VISIBLE, list_page
+from tiltyard.catalog.mounts.namespaces import MAX_VISIBLE, list_page
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, TransactionStatus, parse_mode
@@ -151,7 +151,7 @@ def list_tables(ctx: Context, request: models.ListTablesRequest, mount: Mount, b
     path = namespace_id(request.id)
 
     def visible(namespace: int) -> list[str]:
-        return ctx.store.visible_tables(namespace, caller_rights(ctx).grantees, None, MOST_VISIBLE)
+        return ctx.store.visible_tables(namespace, caller_rights(ctx).grantees, None, MAX_VISIBLE)
 
     def has_data(name: str) -> bool:
         try:

@@ -20,27 +20,29 @@ if TYPE_CHECKING:
     from tiltyard.cli.session.catalog import Catalog
 
 MAX_ENTRIES, MAX_ROWS, MAX_COLUMNS = 1000, 1000, 500
-_LONGEST_NAME, _LONGEST_SQL, _LARGEST_VECTOR = 2000, 20_000, 20_000
+_MAX_NAME_LENGTH, _MAX_SQL_LENGTH, _MAX_VECTOR_NUMBERS = 2000, 20_000, 20_000
 
-Id = Annotated[str, Meta(max_length=_LONGEST_NAME)]
+Id = Annotated[str, Meta(max_length=_MAX_NAME_LENGTH)]
 TableId = Annotated[
     str,
     Meta(
-        min_length=1, max_length=_LONGEST_NAME, description="Id of a table: namespace.table. A name with a dot: quoted"
+        min_length=1,
+        max_length=_MAX_NAME_LENGTH,
+        description="Id of a table: namespace.table. A name with a dot: quoted",
     ),
 ]
 Filter = Annotated[
-    str, Meta(max_length=_LONGEST_SQL, description="SQL filter of rows, as: year < 1960 AND title != ''")
+    str, Meta(max_length=_MAX_SQL_LENGTH, description="SQL filter of rows, as: year < 1960 AND title != ''")
 ]
 Columns = Annotated[
-    list[Annotated[str, Meta(max_length=_LONGEST_NAME)]],
+    list[Annotated[str, Meta(max_length=_MAX_NAME_LENGTH)]],
     Meta(max_length=MAX_COLUMNS, description="Names of columns; by default all but vectors"),
 ]
 Limit = Annotated[int, Meta(ge=1, le=MAX_ROWS, description="How many rows at most")]
 Version = Annotated[
-    str, Meta(max_length=_LONGEST_NAME, description="Number of a version, or a tag; by default the newest version")
+    str, Meta(max_length=_MAX_NAME_LENGTH, description="Number of a version, or a tag; by default the newest version")
 ]
-Branch = Annotated[str, Meta(max_length=_LONGEST_NAME, description="A branch instead of main")]
+Branch = Annotated[str, Meta(max_length=_MAX_NAME_LENGTH, description="A branch instead of main")]
 
 
 class ListArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,8 +65,10 @@ class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Search a table: by text (it needs a full-text index), by a vector, like another row, or by text and vector."""
 
     table: TableId
-    text: Annotated[str, Meta(min_length=1, max_length=_LONGEST_SQL, description="Words to search for")] | None = None
-    vector: Annotated[list[float], Meta(min_length=1, max_length=_LARGEST_VECTOR)] | None = None
+    text: Annotated[str, Meta(min_length=1, max_length=_MAX_SQL_LENGTH, description="Words to search for")] | None = (
+        None
+    )
+    vector: Annotated[list[float], Meta(min_length=1, max_length=_MAX_VECTOR_NUMBERS)] | None = None
     like: Annotated[Filter, Meta(description="Filter of one row, whose vector is searched for")] | None = None
     vector_column: Annotated[Id, Meta(description="Column of vectors, where there are several")] | None = None
     text_columns: Columns = []
@@ -99,7 +103,7 @@ class CountArguments(msgspec.Struct, forbid_unknown_fields=True):
 class SqlArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Run a SELECT over tables of the catalog. A table in a nested namespace: "library$fiction".books."""
 
-    query: Annotated[str, Meta(min_length=1, max_length=_LONGEST_SQL, description="One SELECT statement")]
+    query: Annotated[str, Meta(min_length=1, max_length=_MAX_SQL_LENGTH, description="One SELECT statement")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ ANSWER_SECONDS = 310.0
 """How long a server may be silent: longer than a query may take there by default."""
 RETRY_SECONDS = 5.0
 """How long a request is repeated that gets no answer; its idempotency key makes a change happen once."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 1.0
 _MAX_ERROR_BYTES = 1 << 20
 
 
@@ -55,7 +55,7 @@ class ServerCatalog:
         operation = operations()[name]
         fields = {field: value for field, value in request.items() if value is not None}
         headers = {"Idempotency-Key": uuid.uuid4().hex, "accept": JSON}
-        deadline, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+        deadline, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE_SECONDS
         while True:
             try:
                 response = self._send(operation, fields, headers, _json_body(operation, fields))
@@ -64,7 +64,7 @@ class ServerCatalog:
                 if time.monotonic() + pause > deadline:
                     raise
             time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _MAX_PAUSE_SECONDS)
 
     def read(self, name: str, /, **request: Any) -> pa.RecordBatchReader:
         """Run an operation that returns rows; they are read from the connection as they are taken.

@@ -30,7 +30,7 @@ SPARK_BYTES = 16 << 30
 """From this size on, Spark with several processors reads files sooner than one process does."""
 RETRY_SECONDS = 60.0
 """How long a part is sent again that gets no answer."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.2, 5.0
 CREATE, APPEND, OVERWRITE = "create", "append", "overwrite"
 
 
@@ -297,7 +297,7 @@ def _send_part(
     """Send one part; again where the connection is cut. Raises lance_namespace.errors, CommandError."""
     from lance_namespace.errors import ServiceUnavailableError, ThrottlingError
 
-    deadline, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+    deadline, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE_SECONDS
     while True:
         try:
             return catalog.write(
@@ -313,7 +313,7 @@ def _send_part(
             if time.monotonic() + pause > deadline:
                 raise
         time.sleep(pause)
-        pause = min(pause * 2, _LONGEST_PAUSE)
+        pause = min(pause * 2, _MAX_PAUSE_SECONDS)
 
 
 def _give_up(catalog: Catalog, table: TypedId, state: ImportState, file: ImportFile, error: Exception) -> NoReturn:

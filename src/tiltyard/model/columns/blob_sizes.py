@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import lance
 
 _BATCH_ROWS = 8192
-_MOST_CACHED = 100_000
+_MAX_CACHED = 100_000
 
 _sizes: OrderedDict[tuple[str, ...], int] = OrderedDict()
 """Sizes by the data files of a fragment, which never change."""
@@ -50,7 +50,7 @@ def _measure(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns
             size += sum(pc.sum(array).as_py() or 0 for array in _descriptors(batch.column(field.name), field))
     with _lock:
         _sizes[key] = size
-        if len(_sizes) > _MOST_CACHED:
+        if len(_sizes) > _MAX_CACHED:
             _sizes.popitem(last=False)
     return size
 

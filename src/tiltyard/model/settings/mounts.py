@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tiltyard.model.ids import Id
 
 DEFAULT_MAX_AGE = 1.0
-MOST_MAX_AGE = 86400.0
+MAX_CACHE_AGE_SECONDS = 86400.0
 SECRET_PREFIX = "TILTYARD_MOUNT_"  # noqa: S105  # of a variable's name
 """Of the environment variables that mounts made by an operation may refer to."""
 
@@ -61,8 +61,8 @@ def mounts_problem(mounts: Mapping[str, Mapping[str, Any]]) -> str | None:
             return f"The mount {name} cannot be used: {error}."
         if not path:
             return f"The mount {name} cannot be the root: name a namespace."
-        if not 0 <= mount.max_age <= MOST_MAX_AGE:
-            return f"The mount {name} has a max_age of {mount.max_age}: 0 to {MOST_MAX_AGE:.0f} seconds."
+        if not 0 <= mount.max_age <= MAX_CACHE_AGE_SECONDS:
+            return f"The mount {name} has a max_age of {mount.max_age}: 0 to {MAX_CACHE_AGE_SECONDS:.0f} seconds."
         for other, other_name in ids.items():
             if other[: len(path)] == path or path[: len(other)] == other:
                 return f"The mounts {other_name} and {name} are one below the other: move one of them."

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-LEAST_LIFETIME, MOST_LIFETIME = 900, 43200
+MIN_LIFETIME_SECONDS, MAX_LIFETIME_SECONDS = 900, 43200
 """Seconds, as AWS allows for a role's session; Azure and Google allow the same."""
 
 _NAME = re.compile(r"[\w-]+", re.ASCII)
@@ -111,8 +111,8 @@ def _problem(storage: NamedStorage) -> str | None:
         return f"has {plain[0]} among its options: it belongs to its credentials, by reference."
     if not storage.uri:
         return "needs a uri."
-    if not LEAST_LIFETIME <= storage.lifetime <= MOST_LIFETIME:
-        return f"has a lifetime of {storage.lifetime}: {LEAST_LIFETIME} to {MOST_LIFETIME} seconds."
+    if not MIN_LIFETIME_SECONDS <= storage.lifetime <= MAX_LIFETIME_SECONDS:
+        return f"has a lifetime of {storage.lifetime}: {MIN_LIFETIME_SECONDS} to {MAX_LIFETIME_SECONDS} seconds."
     if not storage.vend:
         return "has a role but vends no credentials: set vend = true, or leave the role out." if storage.role else None
     match storage.scheme:

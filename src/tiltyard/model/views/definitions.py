@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LINEAGE_PROPERTY = "tiltyard.view.made"
 """The property of a Lance transaction by which a refresh records its `ViewLineage`."""
 
-MOST_QUERY = 64 << 10
+MAX_QUERY_LENGTH = 64 << 10
 """The greatest length of a query: every version's manifest repeats it."""
 
 
@@ -165,8 +165,8 @@ class _LineageJson(msgspec.Struct):
 
 def check_query_text(query: str) -> None:
     """Raise InvalidInputError for a query that is too long, or in which Spark would replace variables."""
-    if len(query) > MOST_QUERY:
-        raise InvalidInputError(f"A view's query has at most {MOST_QUERY} characters, not {len(query)}.")
+    if len(query) > MAX_QUERY_LENGTH:
+        raise InvalidInputError(f"A view's query has at most {MAX_QUERY_LENGTH} characters, not {len(query)}.")
     if "${" in query:
         raise InvalidInputError(
             "A query has no '${…}': Spark would put variables of its machine in its place. Write the value itself, and "

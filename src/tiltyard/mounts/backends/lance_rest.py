@@ -55,7 +55,7 @@ _EXPIRY = "expires_at_millis"
 """The storage option that says when the others expire."""
 _NO_PROPERTIES = "the Lance namespace specification has no operation for it"
 _SOURCE_LINE = re.compile(r",? /\S+\.rs:\d+:\d+")
-_LONGEST_REASON = 300
+_MAX_REASON_LENGTH = 300
 _NAME_RULE = "leave out the delimiter, slashes and control characters"
 
 _FAILURES: dict[int, Failure] = {
@@ -345,4 +345,4 @@ def _code(error: HttpError) -> int:
 def _reason(error: HttpError) -> str:
     """Return the sentence in which the server says what is wrong with a request."""
     text = str(error.content.get("error", ""))
-    return _SOURCE_LINE.sub("", text)[:_LONGEST_REASON] if text.isprintable() else ""
+    return _SOURCE_LINE.sub("", text)[:_MAX_REASON_LENGTH] if text.isprintable() else ""

@@ -48,7 +48,7 @@ from tiltyard.mounts.storage_credentials import UnityCredentials, unity_credenti
 from tiltyard.storage.locations import canonical_location
 
 _API = "/api/2.1/unity-catalog"
-_LARGEST_PAGE = 50
+_MAX_PAGE_SIZE = 50
 """Tables that Databricks lists at once with all that is known of each."""
 _NEW_NAME = re.compile(r"[a-z0-9_-]{1,255}")
 _NAME = re.compile(r"[A-Za-z0-9_@-]{1,255}")
@@ -277,7 +277,7 @@ class UnityCatalog:
         """Return entries of a list and the token of the next page. Raises NamespaceNotFoundError."""
 
         def fetch(page: str, size: int | None) -> tuple[list[_Entry], str | None]:
-            paging: dict[str, str] = {"max_results": str(min(size or _LARGEST_PAGE, _LARGEST_PAGE))}
+            paging: dict[str, str] = {"max_results": str(min(size or _MAX_PAGE_SIZE, _MAX_PAGE_SIZE))}
             if page:
                 paging["page_token"] = page
             with self._raising(missing_namespace(namespace)):

@@ -17,7 +17,7 @@ from tiltyard.mounts.catalog_errors import MALFORMED, MalformedAnswerError
 from tiltyard.mounts.mount_settings import SECRET, check_network
 from tiltyard.mounts.tls import tls_context
 
-LARGEST_RESPONSE = 64 << 20
+MAX_RESPONSE_BYTES = 64 << 20
 """Bytes of a response, decompressed."""
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -146,10 +146,10 @@ class HttpConnections:
     def _exchange(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
         response = self._pool.request(method, url, body=body, headers=dict(headers), preload_content=False)
         try:
-            content = response.read(LARGEST_RESPONSE + 1)
-            if len(content) > LARGEST_RESPONSE:
+            content = response.read(MAX_RESPONSE_BYTES + 1)
+            if len(content) > MAX_RESPONSE_BYTES:
                 response.close()
-                raise MalformedAnswerError(f"{self._name} answers more than {LARGEST_RESPONSE >> 20} MiB.")
+                raise MalformedAnswerError(f"{self._name} answers more than {MAX_RESPONSE_BYTES >> 20} MiB.")
             return response.status, content
         finally:
             response.release_conn()

@@ -15,7 +15,7 @@ from tiltyard.mounts.call_deadline import held_in_time
 from tiltyard.mounts.catalog_errors import UNAUTHENTICATED, MalformedAnswerError, http_error
 from tiltyard.mounts.http.client import Authorization, BearerToken, HttpConnections, HttpSettings, JsonClient, is_header
 
-LONGEST_MARGIN = 60.0
+MAX_MARGIN_SECONDS = 60.0
 """Seconds before its end that a token is renewed; a fifth of its life, where that is less."""
 
 
@@ -78,7 +78,7 @@ class ClientCredentials:
             raise MalformedAnswerError(f"The token service of {self._name} answers a token that no header can carry.")
         if response.expires_in is None:
             return response.access_token, None
-        return response.access_token, asked_at + response.expires_in - min(LONGEST_MARGIN, response.expires_in / 5)
+        return response.access_token, asked_at + response.expires_in - min(MAX_MARGIN_SECONDS, response.expires_in / 5)
 
     def _request(self) -> tuple[bytes, dict[str, str]]:
         settings = self._settings

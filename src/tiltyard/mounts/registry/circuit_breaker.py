@@ -13,7 +13,7 @@ from lance_namespace.errors import ServiceUnavailableError
 
 FAILURES = 3
 """In a row, after which the circuit opens."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 10.0
 """Seconds for which it stays open: twice as long after each further failure."""
 
 
@@ -67,4 +67,4 @@ class CircuitBreaker:
 
     def _pause(self) -> float:
         doublings = min(max(self._failures - FAILURES, 0), 16)
-        return float(min(FIRST_PAUSE * 2**doublings, LONGEST_PAUSE))
+        return float(min(FIRST_PAUSE_SECONDS * 2**doublings, MAX_PAUSE_SECONDS))

@@ -16,7 +16,7 @@ from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
 
 T = TypeVar("T")
 
-MOST_RESULTS = 10_000
+MAX_RESULTS = 10_000
 """After so many the cache is emptied."""
 
 
@@ -45,7 +45,7 @@ class LookupCache:
                 is_own = False
             else:
                 is_own = True
-                if len(self._lookups) >= MOST_RESULTS:
+                if len(self._lookups) >= MAX_RESULTS:
                     self._lookups = {other: each for other, each in self._lookups.items() if not each.future.done()}
                 found = self._lookups[key] = _Lookup(Future(), time.monotonic())
         if not is_own:

@@ -51,7 +51,7 @@ THREADS = 8
 """Of one mount in one process: so many requests below it may wait for its backend, and no thread of anybody else."""
 MAX_GONE_TABLES = 16
 """Tables that are gone in the other catalog, whose records one look-up removes since they overlap its location."""
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Requests that wait for a thread; further ones are refused at once."""
 
 
@@ -113,7 +113,7 @@ class Mount:
 
     def check_queue(self) -> None:
         """Raise ServiceUnavailableError if too many requests wait for a thread."""
-        if self.pool._work_queue.qsize() >= MOST_WAITING:
+        if self.pool._work_queue.qsize() >= MAX_WAITING:
             raise ServiceUnavailableError(
                 f"Too many requests wait for the catalog behind {self.path}: try again later."
             )

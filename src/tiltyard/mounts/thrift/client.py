@@ -20,7 +20,7 @@ from thrift.transport.TTransport import TBufferedTransport, TTransportBase
 from tiltyard.mounts.call_deadline import CallDeadline
 from tiltyard.mounts.thrift.structs import Struct, read_struct, write_struct
 
-LARGEST_TEXT, LARGEST_CONTAINER = 64 << 20, 4_000_000
+MAX_TEXT_BYTES, MAX_CONTAINER_ENTRIES = 64 << 20, 4_000_000
 """Bytes of a text, and items of a container, that a service may answer with."""
 
 _RESOLVING_THREADS = 2
@@ -75,8 +75,8 @@ class _Connection:
         transport = TBufferedTransport(self._socket, 1 << 16)
         self._protocol = TBinaryProtocol(
             transport if wrap is None else wrap(transport, address[0]),
-            string_length_limit=LARGEST_TEXT,
-            container_length_limit=LARGEST_CONTAINER,
+            string_length_limit=MAX_TEXT_BYTES,
+            container_length_limit=MAX_CONTAINER_ENTRIES,
         )
 
     def is_open(self) -> bool:

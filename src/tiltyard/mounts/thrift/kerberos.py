@@ -20,9 +20,9 @@ _START, _OK, _BAD, _ERROR, _COMPLETE = range(1, 6)
 """Statuses of messages in the handshake."""
 _PLAIN, _CHECKED, _ENCRYPTED = 1, 2, 4
 """Protections, as bits of what a service offers."""
-LARGEST_FRAME = 64 << 20
-_LARGEST_PROTECTED = (1 << 24) - 1
-_LARGEST_TOKEN = 1 << 20
+MAX_FRAME_BYTES = 64 << 20
+_MAX_PROTECTED_BYTES = (1 << 24) - 1
+_MAX_TOKEN_BYTES = 1 << 20
 _THREADS = 4
 _FLAGS = (
     gssapi.RequirementFlag.mutual_authentication,
@@ -116,7 +116,7 @@ class KerberosTransport(TTransportBase):  # type: ignore[misc]  # the package ha
         data = self._received.read(size)
         if data:
             return data
-        frame = self._transport.readAll(self._length(self._transport.readAll(4), LARGEST_FRAME))
+        frame = self._transport.readAll(self._length(self._transport.readAll(4), MAX_FRAME_BYTES))
         try:
             self._received = BytesIO(frame if self._protection == _PLAIN else self._context.unwrap(frame).message)
         except gssapi.exceptions.GSSError as error:
@@ -139,7 +139,7 @@ class KerberosTransport(TTransportBase):  # type: ignore[misc]  # the package ha
         if len(offer) != 4:
             raise _unauthenticated("got an offer that is none")
         self._protection = next((bit for bit in (_ENCRYPTED, _CHECKED, _PLAIN) if offer[0] & bit), _PLAIN)
-        answer = bytes((self._protection,)) + (0 if self._protection == _PLAIN else _LARGEST_PROTECTED).to_bytes(3)
+        answer = bytes((self._protection,)) + (0 if self._protection == _PLAIN else _MAX_PROTECTED_BYTES).to_bytes(3)
         self._send(_COMPLETE, self._context.wrap(answer, False).message)
         self._receive()
 
@@ -149,7 +149,7 @@ class KerberosTransport(TTransportBase):  # type: ignore[misc]  # the package ha
 
     def _receive(self) -> bytes:
         header = self._transport.readAll(5)
-        payload: bytes = self._transport.readAll(self._length(header[1:], _LARGEST_TOKEN))
+        payload: bytes = self._transport.readAll(self._length(header[1:], _MAX_TOKEN_BYTES))
         if header[0] not in (_OK, _COMPLETE):
             raise _unauthenticated("is refused by the service")
         return payload

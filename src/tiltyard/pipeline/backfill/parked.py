@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tiltyard.pipeline.operation_client import OperationClient
 
 _FRAGMENT_BITS = 32
-_MOST_RECORDS = 100_000
+_MAX_RECORDS = 100_000
 """What the catalog lists at most."""
 
 PARKED_SCHEMA = pa.schema(
@@ -79,7 +79,7 @@ def parked_conditions(
 def _read_errors(calls: OperationClient, table: Table, dataset: lance.LanceDataset, column: str) -> _Recorded:
     if column not in dataset.schema.names:
         raise TableColumnNotFoundError(f"The table has no column '{column}'; it has {', '.join(dataset.schema.names)}.")
-    response = calls.call("ListFunctionErrors", id=table.id, column=column, limit=_MOST_RECORDS)
+    response = calls.call("ListFunctionErrors", id=table.id, column=column, limit=_MAX_RECORDS)
     errors: dict[int, Mapping[str, Any]] = {}
     for record in response["records"]:  # of the newest job first
         address = (int(record["fragment_id"]) << _FRAGMENT_BITS) + int(record["row_offset"])

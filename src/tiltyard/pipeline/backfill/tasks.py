@@ -15,7 +15,7 @@ from lance.fragment import DataFile
 
 from tiltyard.column_refresh.fragment_files import (
     BATCH_ROWS,
-    MOST_ERRORS,
+    MAX_ERRORS,
     Computation,
     ComputedRows,
     FilledFragment,
@@ -39,7 +39,7 @@ from tiltyard.pipeline.functions.calls import (
 )
 from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.code import FunctionCode
-from tiltyard.pipeline.functions.host import MOST_MESSAGE, to_arrow
+from tiltyard.pipeline.functions.host import MAX_MESSAGE_LENGTH, to_arrow
 from tiltyard.pipeline.functions.host_process import function_process
 from tiltyard.pipeline.sources.filesystem import rename_file
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
@@ -194,11 +194,11 @@ class ColumnFunction:
             cause = result.error.__cause__ or result.error
             message = cause.message if isinstance(cause, CallError) else str(cause)
             failed += 1
-            errors.append(RowError(result.start, error_kind(cause), message[:MOST_MESSAGE]))
+            errors.append(RowError(result.start, error_kind(cause), message[:MAX_MESSAGE_LENGTH]))
             if rejected is not None:
                 rejected.add(str(result.error), result.rows.select(list(self.inputs)).to_pylist()[0])
         columns = arrays[0] if len(arrays) == 1 else tuple(map(pa.concat_arrays, zip(*arrays, strict=True)))
-        return ComputedRows(columns, failed, tuple(errors[:MOST_ERRORS]))
+        return ComputedRows(columns, failed, tuple(errors[:MAX_ERRORS]))
 
     def _name_row(self, error: RowsFailedError, outputs: tuple[Output, ...]) -> str:
         """Return a sentence with the first row that the code fails on by itself; "" where there is none.

@@ -21,7 +21,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import Id
-from tiltyard.model.jobs import ENDLESS_JOBS, MOST_ATTEMPTS, RETRY_MS, RETRYABLE
+from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRY_MS, RETRYABLE
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
@@ -303,7 +303,7 @@ def drive_job(
         run.close()
         return None
     except Exception as error:
-        most = min(MOST_ATTEMPTS, getattr(error, "attempts", MOST_ATTEMPTS))
+        most = min(MAX_ATTEMPTS, getattr(error, "attempts", MAX_ATTEMPTS))
         _fail(run, error, can_retry=attempts is not None and (run.is_endless or attempts < most))
         raise
     run.figures.finish(outcome)

@@ -27,7 +27,7 @@ BLOB_ROWS = 1024
 """Rows of a table with blobs that are looked at once."""
 BLOB_BYTES = 32 << 20
 """Bytes of blobs that are read at once; a larger blob is read alone."""
-_MOST_BLOB_BYTES = (1 << 31) - 1
+_MAX_BLOB_BYTES = (1 << 31) - 1
 _EXTERNAL = 3
 """The kind of a blob that is a file elsewhere, in Lance's descriptors."""
 
@@ -100,7 +100,7 @@ def _blob_sizes(descriptors: pa.Array, name: str) -> list[int]:
     if any(entry and entry.get("kind") == _EXTERNAL for entry in entries):
         raise RefusedError(f"A blob of '{name}' is a file outside the table, which is not read: leave the column out.")
     sizes = [int(entry["size"]) if entry else 0 for entry in entries]
-    if (largest := max(sizes, default=0)) > _MOST_BLOB_BYTES:
+    if (largest := max(sizes, default=0)) > _MAX_BLOB_BYTES:
         raise RefusedError(f"Parquet holds no value of {largest} bytes, as '{name}' has one: leave the column out.")
     return sizes
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated, TypedDict
 
-from tiltyard.model.functions import MOST_PACKAGES, is_requirement
+from tiltyard.model.functions import MAX_PACKAGES, is_requirement
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.call_policy import RETRIES, CallPolicy, OnError
 from tiltyard.pipeline.functions.environments import lock_packages
 from tiltyard.pipeline.jobs import check_client_code_allowed
 
-MOST_RETRIES = 20
+MAX_RETRIES = 20
 _ERROR_NAME = re.compile(r"[A-Za-z_][\w.]*")
 _MIB = 1 << 20
 
@@ -61,8 +61,8 @@ def make_policy(options: CallOptions, *, has_function: bool = True, rejects: str
         if value is not None and not value > 0:  # type: ignore[operator]  # a number, by its name
             raise RefusedError(f"{name} is {value}: it is more than 0.")
     retries = options.get("retries")
-    if retries is not None and not 0 <= retries <= MOST_RETRIES:
-        raise RefusedError(f"retries is {retries}: it is 0 to {MOST_RETRIES}.")
+    if retries is not None and not 0 <= retries <= MAX_RETRIES:
+        raise RefusedError(f"retries is {retries}: it is 0 to {MAX_RETRIES}.")
     retry_on = tuple(options.get("retry_on") or ())
     for error in retry_on:
         if _ERROR_NAME.fullmatch(error) is None:
@@ -84,8 +84,8 @@ def _lock(requirements: tuple[str, ...]) -> tuple[str, ...]:
     if not requirements:
         return ()
     check_client_code_allowed()
-    if len(requirements) > MOST_PACKAGES:
-        raise RefusedError(f"requirements: a function needs {MOST_PACKAGES} packages at most.")
+    if len(requirements) > MAX_PACKAGES:
+        raise RefusedError(f"requirements: a function needs {MAX_PACKAGES} packages at most.")
     for requirement in requirements:
         if not is_requirement(requirement):
             raise RefusedError(f"requirements: '{requirement[:256]}' is no name and versions, as numpy==2.2.0 is.")

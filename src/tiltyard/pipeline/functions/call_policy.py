@@ -12,7 +12,7 @@ OnError = Literal["fail", "null", "park"]
 RETRIES = 3
 """How often a call is repeated after one of the errors that are named, unless it is said."""
 
-MOST_PAUSE = 30.0
+MAX_PAUSE_SECONDS = 30.0
 """Seconds between two attempts, at most."""
 
 
@@ -49,4 +49,4 @@ PLAIN_POLICY = CallPolicy()
 
 def pause_after(attempt: int) -> float:
     """Return how many seconds to wait after attempt 0, 1, 2 …: about 1, 2, 4 … 30, each time others."""
-    return min(MOST_PAUSE, 2.0**attempt) * random.uniform(0.5, 1.0)  # noqa: S311  # so that tasks do not call in step
+    return min(MAX_PAUSE_SECONDS, 2.0**attempt) * random.uniform(0.5, 1.0)  # noqa: S311  # so that tasks do not call in step

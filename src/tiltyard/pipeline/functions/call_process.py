@@ -29,7 +29,7 @@ from tiltyard.pipeline.functions.call_host import main
 main()
 """
 """The worker's own import path comes behind that of the function's packages."""
-MOST_PROCESSES = 2
+MAX_PROCESSES = 2
 """How many functions a worker keeps processes of; the one that was used least recently ends."""
 
 
@@ -77,7 +77,7 @@ class CallProcess:
         return self._child.is_running
 
 
-_processes: ProcessCache[tuple[bytes, CallPolicy], CallProcess] = ProcessCache(MOST_PROCESSES)
+_processes: ProcessCache[tuple[bytes, CallPolicy], CallProcess] = ProcessCache(MAX_PROCESSES)
 
 
 def call_in_process(code: Loadable, policy: CallPolicy) -> Callable[[pa.RecordBatch | pa.Table], Any]:

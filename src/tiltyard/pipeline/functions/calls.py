@@ -19,7 +19,7 @@ from tiltyard.pipeline.user_functions import Loadable
 
 R = TypeVar("R")
 
-MOST_ENDED = 64
+MAX_ENDED = 64
 """Processes that a function may end within one batch: to find one row among 8,192 takes 14, and each a second."""
 
 
@@ -95,7 +95,7 @@ def call_in_parts(
     A part that it fails on is called in halves: where the policy isolates rows, until each failing row stands alone,
     and in any case where it ran out of memory. Raises what the function raises else, for a row alone too, and
     RefusedError, of which only RowsFailedError is a failure of rows; RefusedError, too, for a function that has ended
-    MOST_ENDED processes within the batch.
+    MAX_ENDED processes within the batch.
     """
     start, ended = 0, _EndedProcesses()
     for part in split_by_bytes(rows, policy.batch_bytes):
@@ -112,9 +112,9 @@ class _EndedProcesses:
     def count(self, error: Exception) -> None:
         """Count an error that has cost a process. Raises RefusedError for one too many."""
         self._number += ended_process(error)
-        if self._number >= MOST_ENDED:
+        if self._number >= MAX_ENDED:
             raise RefusedError(
-                f"The function has ended its process {MOST_ENDED} times within one batch, at last because "
+                f"The function has ended its process {MAX_ENDED} times within one batch, at last because "
                 f"{describe_error(error)}. Give it more memory or time (memory_mb, batch_seconds), or mend it."
             ) from error
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiltyard.column_refresh.fragment_files import MOST_ERRORS
+from tiltyard.column_refresh.fragment_files import MAX_ERRORS
 from tiltyard.pipeline.functions.call_policy import CallPolicy
-from tiltyard.pipeline.functions.host import MOST_MESSAGE
+from tiltyard.pipeline.functions.host import MAX_MESSAGE_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class FunctionCode:
         order: dict[str, Any] = json.loads(self.source)
         return {
             **order,
-            "most_errors": MOST_ERRORS,
-            "most_message": MOST_MESSAGE + max(map(len, self.secrets.values()), default=0),
+            "most_errors": MAX_ERRORS,
+            "most_message": MAX_MESSAGE_LENGTH + max(map(len, self.secrets.values()), default=0),
             "variables": {**self.variables, **self.secrets},
             "retry_on": policy.retry_on,
             "retries": policy.retries,

@@ -30,7 +30,7 @@ from tiltyard.model.refusals import RefusedError
 
 FOLDER_VARIABLE = "TILTYARD_FUNCTION_ENVIRONMENTS"
 """The variable that names the folder of the environments; without it, one below the system's temporary folder."""
-MOST_BYTES = 20 << 30
+MAX_BYTES = 20 << 30
 """Bytes of all environments that are kept; those in use are kept in any case."""
 BUILD_SECONDS = 900.0
 _MESSAGE_LINES = 3
@@ -153,12 +153,12 @@ def _build(folder: Path, packages: Sequence[str]) -> None:
 
 
 def _remove_unused(root: Path) -> None:
-    """Remove the environments that were used least recently, until the others take `MOST_BYTES` at most."""
+    """Remove the environments that were used least recently, until the others take `MAX_BYTES` at most."""
     sizes = {path.parent: int(path.read_text()) for path in root.glob(f"*/{_SIZE_FILE}")}
     used = {folder: _lock_file(folder).stat().st_mtime for folder in sizes if _lock_file(folder).exists()}
     total = sum(sizes.values())
     for folder in sorted(used, key=used.__getitem__):
-        if total <= MOST_BYTES:
+        if total <= MAX_BYTES:
             return
         with _lock_file(folder).open("a") as file:
             try:

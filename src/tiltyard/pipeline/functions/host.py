@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
-MOST_MESSAGE = 1000
+MAX_MESSAGE_LENGTH = 1000
 """Characters of an error's message that are passed on."""
 AGAIN = b""
 """The message after which failed rows are called again. The worker sends it, after a pause."""
@@ -89,7 +89,7 @@ def to_arrow(result: Any) -> Any:
     return pa.array(values if values.ndim == 1 else values.tolist())
 
 
-def describe(error: BaseException, most: int = MOST_MESSAGE) -> list[str]:
+def describe(error: BaseException, most: int = MAX_MESSAGE_LENGTH) -> list[str]:
     """Return the type and the message of an error, of `most` characters, without positions in the source."""
     return [type(error).__name__, str(error)[:most]]
 

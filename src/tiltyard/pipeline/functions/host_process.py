@@ -22,10 +22,10 @@ from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy, pa
 from tiltyard.pipeline.functions.child_process import CallError, ChildProcess, ProcessCache
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import python_for
-from tiltyard.pipeline.functions.host import AGAIN, ARRAY, MOST_MESSAGE, from_ipc, to_ipc
+from tiltyard.pipeline.functions.host import AGAIN, ARRAY, MAX_MESSAGE_LENGTH, from_ipc, to_ipc
 
 HOST = Path(__file__).parent / "host.py"
-MOST_PROCESSES = 4
+MAX_PROCESSES = 4
 """How many functions a worker keeps; the one that was used least recently ends."""
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 REDACTED = "…"
@@ -91,7 +91,7 @@ class FunctionProcess:
         """Replace the secrets, and cut the text then: before, a part of one could stay at its end."""
         for value in sorted(self._code.secrets.values(), key=len, reverse=True):
             text = text.replace(value, REDACTED)
-        return text[:MOST_MESSAGE]
+        return text[:MAX_MESSAGE_LENGTH]
 
     def close(self) -> None:
         """Let it end; kill it if it does not."""
@@ -103,7 +103,7 @@ class FunctionProcess:
         return self._child.is_running
 
 
-_processes: ProcessCache[tuple[str, CallPolicy], FunctionProcess] = ProcessCache(MOST_PROCESSES)
+_processes: ProcessCache[tuple[str, CallPolicy], FunctionProcess] = ProcessCache(MAX_PROCESSES)
 
 
 def function_process(code: FunctionCode, policy: CallPolicy = PLAIN_POLICY) -> FunctionProcess:

@@ -39,7 +39,7 @@ TABLES_IN_NAMESPACE = GRANTED_TABLES.replace("{place}", "grants.namespace_id = ?
 TABLES_IN_CATALOG = GRANTED_TABLES.replace("{place}", "(grants.namespace_id, table_name) > (?, ?)")
 # A subquery hides the grantee from PostgreSQL's planner, so that a plan for any grantee looks as good as one for this.
 TABLES_OF_GRANTEE = TABLES_IN_CATALOG.replace("IN ({grantees})", "= (SELECT CAST(? AS TEXT))")
-MOST_SELECTS = 16
+MAX_SELECTS = 16
 """Up to so many grantees have a select each, which ends with the page; for more, all their grants there are sorted."""
 TABLES = "SELECT table_name FROM ({granted}) found ORDER BY 1 LIMIT ?"
 # A grantee's namespaces say where to look (`granted_namespaces`), the grants whether there is one: on a namespace, or
@@ -280,7 +280,7 @@ def _page_of_all_tables(
     """Return SQL for a page of the tables with a grant of some grantees on them or above them, and its values."""
     namespace_id, name = after or (0, "")
     in_text = str(planned_limit(limit))
-    select = TABLES_OF_GRANTEE if len(grantees) <= MOST_SELECTS else TABLES_IN_CATALOG
+    select = TABLES_OF_GRANTEE if len(grantees) <= MAX_SELECTS else TABLES_IN_CATALOG
     granted, values = _for_each(grantees, select, (namespace_id, name, include_declared, False), in_text)
     rest = ""
     if after:
@@ -301,6 +301,6 @@ def _for_each(
     grantees: Sequence[str], select: str, values: Sequence[object], limit: str = "?"
 ) -> tuple[str, list[object]]:
     """Return the UNION of a select of a page for each of some grantees, whose values come first, and all values."""
-    parts = [(grantee,) for grantee in grantees] if len(grantees) <= MOST_SELECTS else [tuple(grantees)]
+    parts = [(grantee,) for grantee in grantees] if len(grantees) <= MAX_SELECTS else [tuple(grantees)]
     selects = [select.format(grantees=placeholders(part), limit=limit) for part in parts]
     return " UNION ".join(selects), [value for part in parts for value in (*part, *values)]

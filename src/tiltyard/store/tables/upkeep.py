@@ -24,7 +24,7 @@ UPKEEP_DELAY_MS = 3_000
 """How long after its first commit a table is looked at: further commits are likely to come with it."""
 LOOK_MS = 60_000
 """How long a look at a table may take, until others may look at it."""
-MOST_ENDED = 2
+MAX_ENDED = 2
 """Upkeep transactions of one table that stay once they have ended."""
 UPKEEP = "upkeep"
 """The kind of their transactions."""
@@ -188,7 +188,7 @@ class Upkeep(Repository):
     @writes
     def delete_ended_upkeep(self, table_id: int) -> None:
         """Delete all but the last of a table's upkeep transactions that have ended: there are many over time."""
-        self.connection.change(DELETE_ENDED, UPKEEP, table_id, UPKEEP, table_id, MOST_ENDED - 1)
+        self.connection.change(DELETE_ENDED, UPKEEP, table_id, UPKEEP, table_id, MAX_ENDED - 1)
 
     @writes
     def sweep_upkeep(self, before: int, limit: int) -> int:

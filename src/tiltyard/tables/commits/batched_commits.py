@@ -28,7 +28,7 @@ from tiltyard.tables.commits.commit_requests import (
     make_durable,
     validate_version,
 )
-from tiltyard.tables.commits.finalizing import MOST_THREADS, finalize_each
+from tiltyard.tables.commits.finalizing import MAX_THREADS, finalize_each
 from tiltyard.tables.opening import find_table
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _validate_all(calls: _Calls, tables: _Tables) -> list[_Validated | Exception
     locations = {table.location for table in tables.values()}
     if len(calls) < 2 or not locations or all(map(is_local, locations)):
         return [_validate(ctx, request, tables) for ctx, request in calls]
-    with ThreadPoolExecutor(min(MOST_THREADS, len(calls))) as pool:
+    with ThreadPoolExecutor(min(MAX_THREADS, len(calls))) as pool:
         return list(pool.map(lambda call: _validate(call[0], call[1], tables), calls))
 
 

@@ -34,7 +34,7 @@ from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
-from tiltyard.tables.commits.finalizing import MOST_THREADS, finalize_pending
+from tiltyard.tables.commits.finalizing import MAX_THREADS, finalize_pending
 from tiltyard.tables.keys.enforcement import check_version, first_taken_key
 from tiltyard.tables.keys.errors import taken_sentence
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
@@ -148,7 +148,7 @@ def map_tables(work: Callable[[T], Result], by_location: Mapping[str, T]) -> lis
     """Call `work` for each of several tables; at the same time where they are on object stores, which is waiting."""
     if len(by_location) < 2 or all(map(is_local, by_location)):
         return list(map(work, by_location.values()))
-    with ThreadPoolExecutor(min(MOST_THREADS, len(by_location))) as pool:
+    with ThreadPoolExecutor(min(MAX_THREADS, len(by_location))) as pool:
         return list(pool.map(work, by_location.values()))
 
 

@@ -45,7 +45,7 @@ PENDING_PAGE = 100
 """Pending versions that are read from the catalog at a time."""
 RECENT_MS = 2000
 """How long after a version is recorded its own process has to mark it as final, before others finalize it."""
-MOST_THREADS = 32
+MAX_THREADS = 32
 """Tables whose manifests are checked or finalized at the same time on an object store: nearly all of it is waiting."""
 
 
@@ -155,7 +155,7 @@ def _move_all(ctx: Context, commits: Sequence[Commit], news: Sequence[NewVersion
     def move_in_order(indexes: Iterable[int]) -> list[tuple[int, FileStat | Exception]]:
         return [(index, move(commits[index], news[index])) for index in indexes]
 
-    with ThreadPoolExecutor(min(MOST_THREADS, len(indexes_by_table))) as pool:
+    with ThreadPoolExecutor(min(MAX_THREADS, len(indexes_by_table))) as pool:
         stats = dict(pair for pairs in pool.map(move_in_order, indexes_by_table.values()) for pair in pairs)
     return [stats[index] for index in range(len(commits))]
 
@@ -251,7 +251,7 @@ def has_unfinished(ctx: Context, table: TableRecord) -> bool:
 
 
 def sweep_pending(ctx: Context) -> int:
-    """Finalize pending versions of up to MOST_TABLES tables; return how many there were.
+    """Finalize pending versions of up to MAX_TABLES tables; return how many there were.
 
     Tables come in turn, and one with a version that cannot be finalized is skipped with exponential backoff.
     """

@@ -123,12 +123,12 @@ def _names(record: VersionRecord) -> tuple[str, str, str]:
     return folder.removesuffix(f"/{below}"), record.staged_path, f"{folder}/{name}"
 
 
-MOST_TABLES = 100
+MAX_TABLES = 100
 """Tables of one sweep."""
 FIRST_PAUSE_MS = 2_000
-LONGEST_PAUSE_MS = 300_000
+MAX_PAUSE_MS = 300_000
 _PAGE = 1000
-_MOST_PAGES = 10
+_MAX_PAGES = 10
 """Pages of ids that one sweep reads: a hundred thousand tables that are not due do not make it long."""
 
 
@@ -154,15 +154,15 @@ class FinalizingBackoff:
         with self._lock:
             start, after = self._after, self._after
         due: list[int] = []
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             page = pending_tables(after, _PAGE)
             for table_id in page:
                 after = table_id
                 if self._is_due(table_id, now):
                     due.append(table_id)
-                    if len(due) == MOST_TABLES:
+                    if len(due) == MAX_TABLES:
                         break
-            if len(due) == MOST_TABLES:
+            if len(due) == MAX_TABLES:
                 break
             if len(page) < _PAGE:  # the last one: begin again, and end where this sweep began
                 if not start:
@@ -178,10 +178,10 @@ class FinalizingBackoff:
         with self._lock:
             earlier = self._failures.get(table_id)
             count = earlier.count + 1 if earlier else 1
-            pause = min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << min(count - 1, 20))
+            pause = min(MAX_PAUSE_MS, FIRST_PAUSE_MS << min(count - 1, 20))
             pause = int(pause * random.uniform(0.8, 1))  # noqa: S311  # out of step with other processes
             self._failures[table_id] = _Failure(count, now + pause)
-            if len(self._failures) > _PAGE * _MOST_PAGES:
+            if len(self._failures) > _PAGE * _MAX_PAGES:
                 self._remove_old(now)
         return pause
 
@@ -198,13 +198,11 @@ class FinalizingBackoff:
     def _remove_old(self, now: int) -> None:
         """Remove failures of tables not tried for long: other processes finished them, or they were dropped."""
         self._failures = {
-            table_id: failure
-            for table_id, failure in self._failures.items()
-            if failure.due_at + 2 * LONGEST_PAUSE_MS > now
+            table_id: failure for table_id, failure in self._failures.items() if failure.due_at + 2 * MAX_PAUSE_MS > now
         }
 
 
-MOST_KNOWN_TABLES = 10_000
+MAX_KNOWN_TABLES = 10_000
 """Tables that are cached, before the cache is emptied."""
 
 
@@ -228,6 +226,6 @@ class KnownTables:
         """Cache a table's record; not that of a table without data, which is about to change."""
         if table.declared:
             return
-        if len(self._tables) >= MOST_KNOWN_TABLES:
+        if len(self._tables) >= MAX_KNOWN_TABLES:
             self._tables = {}
         self._tables[path] = table

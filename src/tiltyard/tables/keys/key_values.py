@@ -21,7 +21,7 @@ MAX_LISTED = 1000
 _RANGE_RATIO = 2
 """Integers are looked up as a range which has up to so many times as many numbers as there are integers."""
 _HASH_MASK = 2**64 - 1
-_LEAST_LITERAL = -(2**63)
+_MIN_LITERAL = -(2**63)
 """The integer that SQL has no plain literal of."""
 
 
@@ -138,7 +138,7 @@ def _literals(column: pa.ChunkedArray) -> list[str]:
 
 def _integer_literal(value: int) -> str:
     """Return a plain literal, which Lance reads several times faster than a cast."""
-    return str(value) if value > _LEAST_LITERAL else f"arrow_cast('{value}', 'Int64')"
+    return str(value) if value > _MIN_LITERAL else f"arrow_cast('{value}', 'Int64')"
 
 
 def _is_date_or_time(type_: pa.DataType) -> bool:

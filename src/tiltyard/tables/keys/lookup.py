@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.runtime.recent_keys import MOST_KEYS
+from tiltyard.runtime.recent_keys import MAX_KEYS
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.keys.key_values import (
     MAX_LISTED,
@@ -224,9 +224,9 @@ def _small_fragments(fragments: Mapping[int, _KeyFiles]) -> list[tuple[int, _Key
     """Return the fragments whose keys are kept in memory: where they are too many, the smallest of them."""
     small = [(number, fragment) for number, fragment in fragments.items() if fragment.rows <= _SMALL_FRAGMENT]
     rows = sum(fragment.rows for _, fragment in small)
-    if rows > MOST_KEYS // 2:
+    if rows > MAX_KEYS // 2:
         small.sort(key=lambda item: item[1].rows)
-        while rows > MOST_KEYS // 2:
+        while rows > MAX_KEYS // 2:
             rows -= small.pop()[1].rows
     return small
 

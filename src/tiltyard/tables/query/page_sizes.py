@@ -29,8 +29,8 @@ _PACKED = 8
 """Compression factor of the values of a chunk at most: FSST encodes eight bytes as one."""
 _COMPRESSED = 64
 """The same where a chunk is compressed as a whole; an assumption, since LZ4 can reach 255."""
-_LZ4_MOST = 255
-_LARGEST_DICTIONARY = 64 << 20
+_MAX_LZ4_RATIO = 255
+_MAX_DICTIONARY_BYTES = 64 << 20
 _LEVEL = 2
 """Bytes of a repetition level, which marks where lists begin."""
 _LENGTH = struct.Struct("<I")
@@ -82,7 +82,7 @@ def _page_size(encoding: str, buffers: Sequence[int], page: Any, rows: float, fi
         items = max(rows, *map(int, _ITEMS.findall(encoding)))
         if longest is not None:
             return PageSize(rows, longest * items)
-        return PageSize(rows, _LZ4_MOST * buffers[2] / int(match[1]) * items, is_unbounded=True)
+        return PageSize(rows, _MAX_LZ4_RATIO * buffers[2] / int(match[1]) * items, is_unbounded=True)
     if "MiniBlockLayout(" in encoding:
         return PageSize(rows, total * (_COMPRESSED if "General(" in encoding or "Rle(" in encoding else _PACKED))
     return PageSize(rows, total * _PACKED, is_unbounded=True)
@@ -98,7 +98,7 @@ def _longest_value(page: Any, buffers: Sequence[int], count: int, file: Path | N
     if len(compressed) <= _LENGTH.size:
         return None
     size = _LENGTH.unpack_from(compressed)[0]
-    if not 0 < size <= min(_LARGEST_DICTIONARY, _LZ4_MOST * len(compressed)):
+    if not 0 < size <= min(_MAX_DICTIONARY_BYTES, _MAX_LZ4_RATIO * len(compressed)):
         return None
     try:
         values = pa.Codec("lz4_raw").decompress(compressed[_LENGTH.size :], size).to_pybytes()

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tiltyard.tables.keys.checked_appends import CheckedAppend
     from tiltyard.tables.rows.write_target import OpenedVersion, WriteTarget
 
-_MOST_SHARED_BYTES = 256 << 10
+_MAX_SHARED_BYTES = 256 << 10
 """Bytes of rows that go through the catalog: larger appends are committed by their own server."""
 _SHARED_GAP_SECONDS = 0.015
 """How long a server waits for the next of its callers where others commit, too: a version takes longer there."""
@@ -192,7 +192,7 @@ def _can_be_shared(record: TableRecord, part: Sequence[PendingItem[Append]]) -> 
     appends = [member.item for member in part]
     if any(append.rows is None or append.target.record.id != record.id for append in appends):
         return False
-    return sum(int(append.rows.nbytes) for append in appends if append.rows is not None) <= _MOST_SHARED_BYTES
+    return sum(int(append.rows.nbytes) for append in appends if append.rows is not None) <= _MAX_SHARED_BYTES
 
 
 def _commit_queued(target: WriteTarget, turn: str, appends: Sequence[QueuedAppend]) -> int:

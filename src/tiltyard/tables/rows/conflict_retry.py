@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_FIRST_PAUSE = 0.005
-_LONGEST_PAUSE = 0.5
+_FIRST_PAUSE_SECONDS = 0.005
+_MAX_PAUSE_SECONDS = 0.5
 
 
 class ConflictRetry:
@@ -29,7 +29,7 @@ class ConflictRetry:
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
-        self._pause = _FIRST_PAUSE
+        self._pause = _FIRST_PAUSE_SECONDS
         self.attempts = 1
 
     @property
@@ -46,7 +46,7 @@ class ConflictRetry:
         if not is_retryable or self.remaining_seconds <= self._pause:
             raise error
         time.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads writers out, keeps no secret
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        self._pause = min(self._pause * 2, _MAX_PAUSE_SECONDS)
         self.attempts += 1
 
 

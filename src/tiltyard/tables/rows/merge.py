@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]*)\s*")
-_LONGEST_SECONDS = 24 * 3600.0
-_LONGEST_DURATION = 100
+_MAX_TIMEOUT_SECONDS = 24 * 3600.0
+_MAX_DURATION_LENGTH = 100
 """Characters of a timeout: matching the pattern takes quadratic time."""
 
 
@@ -144,13 +144,13 @@ def _parse_duration(text: str) -> float:
     Raises InvalidInputError.
     """
     total, end = 0.0, 0
-    if len(text) > _LONGEST_DURATION:
+    if len(text) > _MAX_DURATION_LENGTH:
         raise InvalidInputError("The timeout is not a duration of up to a day: write 30s, 5m or 500ms.")
     for part in _DURATION.finditer(text.lower()):
         if part.start() != end or part[2] not in _UNITS:
             break
         total, end = total + float(part[1]) * _UNITS[part[2]], part.end()
-    if not text or end != len(text) or not 0 < total <= _LONGEST_SECONDS:
+    if not text or end != len(text) or not 0 < total <= _MAX_TIMEOUT_SECONDS:
         raise InvalidInputError(f"The timeout '{text}' is not a duration of up to a day: write 30s, 5m or 500ms.")
     return total
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_MOST_REBASED = 16
+_MAX_REBASED = 16
 """Versions that came meanwhile, whose manifests are read: after more of them Lance changes the rows again."""
-MOST_FRAGMENTS = 4_000
+MAX_FRAGMENTS = 4_000
 """Fragments of tables that are changed here: the manifests of more of them are too large to be made here."""
 
 Written: TypeAlias = "tuple[lance.Transaction, Result] | None"
@@ -148,7 +148,7 @@ def _add_later(target: WriteTarget, base: WriteBase, manifests: dict[int, bytes]
     transaction as pylance has it.
     """
     latest = _latest_version(target)
-    if latest is None or not base.version <= latest <= base.version + _MOST_REBASED:
+    if latest is None or not base.version <= latest <= base.version + _MAX_REBASED:
         return False
     later = range(max(manifests) + 1, latest + 1)
     if not later:
@@ -173,4 +173,4 @@ def _is_same_version(base: WriteBase, manifest: bytes) -> bool:
 def _has_small_manifest(dataset: lance.LanceDataset) -> bool:
     """Return whether a manifest is one that can be the base of the next one here, as far as can be told before."""
     has_hooks = any(name.startswith(COMMIT_HOOKS) for name in dataset.config())
-    return not has_hooks and not dataset.base_paths() and len(dataset.fragment_ids()) <= MOST_FRAGMENTS
+    return not has_hooks and not dataset.base_paths() and len(dataset.fragment_ids()) <= MAX_FRAGMENTS

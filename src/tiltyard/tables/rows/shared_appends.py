@@ -38,7 +38,7 @@ FIRST_PAUSE_SECONDS = 0.008
 """How long an append waits before it is looked at: a commit takes longer."""
 PAUSE_SHARE = 0.25
 """Each further pause, as a share of the time that the append has waited."""
-MOST_APPENDS = 256
+MAX_APPENDS = 256
 """Appends of one version."""
 
 
@@ -170,7 +170,7 @@ class SharedQueue:
         """Return the appends that wait, as soon as they are as many as expected."""
         deadline = time.monotonic() + GATHER_SECONDS
         while True:
-            appends = self.ctx.store.waiting_appends(self.table_id, self.branch, MOST_APPENDS)
+            appends = self.ctx.store.waiting_appends(self.table_id, self.branch, MAX_APPENDS)
             if len(appends) >= expected or time.monotonic() >= deadline:
                 return appends
             time.sleep(PAUSE_SECONDS)

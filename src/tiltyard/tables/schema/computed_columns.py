@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context, OpenTable
 
 BACKFILL = "backfill"
-MOST_CONCURRENCY = 100_000
+MAX_CONCURRENCY = 100_000
 """Tasks of one refresh at once, at most."""
 MAX_CODE_LENGTH = 256 << 10
 """How long code may be, in characters of base64: every version's manifest repeats it."""
@@ -170,8 +170,8 @@ def alter_table_backfill_columns(
         privileges |= Privilege.RUN_UDFS
     if request.read_version not in (None, table.dataset.version):
         raise InvalidInputError("A backfill reads the latest version, and follows it: leave 'read_version' out.")
-    if request.concurrency is not None and not 1 <= request.concurrency <= MOST_CONCURRENCY:
-        raise InvalidInputError(f"The concurrency is 1 to {MOST_CONCURRENCY} tasks, not {request.concurrency}.")
+    if request.concurrency is not None and not 1 <= request.concurrency <= MAX_CONCURRENCY:
+        raise InvalidInputError(f"The concurrency is 1 to {MAX_CONCURRENCY} tasks, not {request.concurrency}.")
     if request.where is not None:
         check_expression(request.where, "filter 'where'")
         with lance_errors(table.dataset):

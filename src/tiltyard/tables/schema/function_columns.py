@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tiltyard.model.spec import models
     from tiltyard.store import FunctionRecord
 
-MOST_INITIALIZATION_BYTES = 64 << 10
+MAX_INITIALIZATION_BYTES = 64 << 10
 BINDING_VERSION = 1
 
 
@@ -164,8 +164,8 @@ def _check_initialization(signature: Signature, values: Mapping[str, Any]) -> st
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidInputError(f"The initialization '{name}' is no {parameter.arrow_type}: {error}.") from error
     text = msgspec.json.encode(dict(values), order="sorted").decode()
-    if len(text) > MOST_INITIALIZATION_BYTES:
-        raise InvalidInputError(f"An initialization has {MOST_INITIALIZATION_BYTES} bytes at most.")
+    if len(text) > MAX_INITIALIZATION_BYTES:
+        raise InvalidInputError(f"An initialization has {MAX_INITIALIZATION_BYTES} bytes at most.")
     return text
 
 

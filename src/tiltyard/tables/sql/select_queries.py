@@ -22,7 +22,7 @@ from tiltyard.model.views.definitions import check_query_text
 from tiltyard.tables.sql.expressions import check_expression
 from tiltyard.tables.sql.lexer import AMBIGUOUS, TOKEN
 
-MOST_COLUMNS = 10_000
+MAX_COLUMNS = 10_000
 MAX_LIMIT = 2**63 - 1
 
 _AMBIGUOUS = re.compile(AMBIGUOUS)
@@ -194,8 +194,8 @@ def _columns(text: str, tokens: Sequence[_Token], depths: Sequence[int], end: in
             raise InvalidInputError(f"Two columns of the view are called '{name}'.")
         columns[name] = expression
         start = at + 1
-    if len(columns) > MOST_COLUMNS:
-        raise InvalidInputError(f"A view has at most {MOST_COLUMNS} columns.")
+    if len(columns) > MAX_COLUMNS:
+        raise InvalidInputError(f"A view has at most {MAX_COLUMNS} columns.")
     return columns
 
 

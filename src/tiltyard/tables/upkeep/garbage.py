@@ -64,10 +64,10 @@ CLOCK_SKEW_MS = 10 * 60 * 1000
 
 _COLLECTED_KINDS = (FileKind.DATA, FileKind.DELETION, FileKind.INDEX, FileKind.TRANSACTION)
 """The kinds of files that are garbage where no version refers to them."""
-_MOST_LISTED = 1000
-_FINALIZE_SECONDS, _LONGEST_PAUSE = 10.0, 0.05
+_MAX_LISTED = 1000
+_FINALIZE_SECONDS, _MAX_PAUSE_SECONDS = 10.0, 0.05
 _DELETE_BATCH = 500
-_MOST_EXPLAINED = 10_000_000
+_MAX_EXPLAINED = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def collect_table_garbage(
         )
         return models.CollectTableGarbageResponse(transaction_id=queued.id)
     collection = collect(ctx, table, options)
-    listed = collection.garbage[:_MOST_LISTED]
+    listed = collection.garbage[:_MAX_LISTED]
     return models.CollectTableGarbageResponse(
         files=[models.GarbageFile(kind=file.kind, path=file.path, size=file.size) for file in listed],
         num_files=len(collection.garbage),
@@ -263,7 +263,7 @@ def _finalize_all(ctx: Context, table: TableRecord) -> None:
             if all(stat_final_manifest(ctx, table, record) is not None for record in pending):
                 raise ConcurrentModificationError("This table gets commits without a pause: try again later.")
             raise ConcurrentModificationError("A recorded version lacks its manifest: repair the table first.")
-        time.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  # out of step with other committers
+        time.sleep(random.uniform(0, _MAX_PAUSE_SECONDS))  # noqa: S311  # out of step with other committers
 
 
 def _remove_files(
@@ -302,7 +302,7 @@ def _remove_old_versions(
         "error_if_tagged_old_versions": False,
     }
     with lance_errors(main):
-        plan = main.explain_cleanup_old_versions(**arguments, include_files=True, max_files=_MOST_EXPLAINED)
+        plan = main.explain_cleanup_old_versions(**arguments, include_files=True, max_files=_MAX_EXPLAINED)
         if not plan.stats.old_versions:
             return
         referenced = tracked_units(table.location, {MAIN: main})  # Lance removes abandoned files, too

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SETTLED_MS = 60 * 60 * 1000
 """A branch is created in several steps: its records are checked only once they are this old."""
 
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 _CONTENT_KINDS = (FileKind.DATA, FileKind.DELETION, FileKind.INDEX, FileKind.MANIFEST, FileKind.OTHER)
 
 
@@ -189,11 +189,11 @@ def _repair_broken_versions(ctx: Context, table: TableRecord, branch: Branch, *,
         return
     prefix = f"{table.location}/"
     listed = [f"{file.removeprefix(prefix)} ({fault})" for file, fault in sorted(broken.files.items())]
-    more = f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+    more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
     whole = "None is whole" if broken.last_whole is None else f"The last whole version is {broken.last_whole}"
     problem = (
         f"{_version_list(iter(broken.versions))}{_of_branch(branch)} name files that are not whole: "
-        f"{', '.join(listed[:_MOST_LISTED])}{more}. {whole}."
+        f"{', '.join(listed[:_MAX_LISTED])}{more}. {whole}."
     )
     action = ""
     if restore and broken.last_whole is not None and broken.last_whole < broken.latest:
@@ -235,9 +235,9 @@ def _find_missing_files(files: list[TableFile], referenced: set[str]) -> Iterato
     existing = {file.unit for file in files if file.kind in _CONTENT_KINDS}
     missing = sorted(unit for unit in referenced - existing if "_transactions/" not in unit)
     if missing:
-        more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
+        more = f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
         yield Finding(
-            "missing files", f"Versions refer to files that do not exist: {', '.join(missing[:_MOST_LISTED])}{more}."
+            "missing files", f"Versions refer to files that do not exist: {', '.join(missing[:_MAX_LISTED])}{more}."
         )
 
 
@@ -263,5 +263,5 @@ def _of_branch(branch: Branch) -> str:
 
 def _version_list(versions: Iterator[int]) -> str:
     numbers = sorted(versions)
-    listed = ", ".join(map(str, numbers[:_MOST_LISTED]))
-    return f"Versions {listed}" + (f" and {len(numbers) - _MOST_LISTED} more" if len(numbers) > _MOST_LISTED else "")
+    listed = ", ".join(map(str, numbers[:_MAX_LISTED]))
+    return f"Versions {listed}" + (f" and {len(numbers) - _MAX_LISTED} more" if len(numbers) > _MAX_LISTED else "")

@@ -17,7 +17,7 @@ from bench.results import replaced
 from tiltyard.column_refresh.refresh import CHECKPOINT_SECONDS
 from tiltyard.pipeline.indexes.segments import ROWS_PER_MERGE, ROWS_PER_SEGMENT
 from tiltyard.pipeline.sources.discovery import TASK_BYTES
-from tiltyard.pipeline.sources.filesystem import READ_AHEAD
+from tiltyard.pipeline.sources.filesystem import READ_AHEAD_BYTES
 from tiltyard.pipeline.upsert.job import ROWS_PER_TASK
 from tiltyard.pipeline.upsert.tasks import MAX_KEYS_IN_MEMORY
 
@@ -97,7 +97,7 @@ def figures(plan: Plan, its: Constants) -> Iterator[Figures]:
         fragments,
         plan.rows * its.source.value,
         size,
-        plan.rows * its.source.value / READ_AHEAD + fragments * parts(size / fragments),
+        plan.rows * its.source.value / READ_AHEAD_BYTES + fragments * parts(size / fragments),
         1,
         manifest,
         fragments * its.kept.value * 2 + listed,
@@ -113,7 +113,7 @@ def figures(plan: Plan, its: Constants) -> Iterator[Figures]:
         spread_fragments,
         moved * its.row.value + plan.rows * 24,
         moved * its.row.value + plan.rows * 24,
-        spread_fragments * (parts(size / fragments) + size / fragments / READ_AHEAD),
+        spread_fragments * (parts(size / fragments) + size / fragments / READ_AHEAD_BYTES),
         2,
         manifest,
         listed + moved * its.moved.value,
@@ -132,7 +132,7 @@ def _upsert(plan: Plan, its: Constants, slots: int, fragments: int, manifest: fl
         tasks + math.ceil(keys * its.source.value / TASK_BYTES) + rounds,
         keys * its.source.value + plan.rows * 8 + tasks * keys * 8,
         keys * its.row.value + keys * 2,
-        tasks * (keys * 8 / READ_AHEAD + seen * 8 / READ_AHEAD) + fragments,
+        tasks * (keys * 8 / READ_AHEAD_BYTES + seen * 8 / READ_AHEAD_BYTES) + fragments,
         1,
         manifest + fragments * its.file.value,
         listed * 2,
@@ -151,7 +151,8 @@ def _backfills(
             fragments,
             plan.rows * DIMENSION * 4,
             plan.rows * width,
-            fragments * (plan.rows / fragments * DIMENSION * 4 / READ_AHEAD + parts(plan.rows / fragments * width)),
+            fragments
+            * (plan.rows / fragments * DIMENSION * 4 / READ_AHEAD_BYTES + parts(plan.rows / fragments * width)),
             commits,
             manifest + fragments * its.file.value,
             listed * 2,
@@ -175,7 +176,7 @@ def _indexes(plan: Plan, its: Constants, slots: int, manifest: float, listed: fl
             1 + segments + merges,
             plan.rows * DIMENSION * 4 + sample * DIMENSION * 4,
             plan.rows * 24 * 2,
-            plan.rows * (DIMENSION * 4 + 48) / READ_AHEAD,
+            plan.rows * (DIMENSION * 4 + 48) / READ_AHEAD_BYTES,
             1,
             manifest + merges * 2_000,
             listed,

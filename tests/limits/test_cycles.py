@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.services.wire import Wire, stream
 from tiltyard.api.app import Api
-from tiltyard.api.bodies.uploads import IN_MEMORY, MemoryBody, StreamedBody
+from tiltyard.api.bodies.uploads import MAX_MEMORY_BYTES, MemoryBody, StreamedBody
 from tiltyard.api.exchange import Exchange
 from tiltyard.api.idempotency.requests import IdempotentRequest
 from tiltyard.api.request_log import LoggedRequest
@@ -95,7 +95,7 @@ def test_reads_leave_no_cycles(url: str) -> None:
 def test_refused_writes_leave_no_cycles(url: str) -> None:
     table = lancedb.connect("db://d", api_key="k", host_override=url).create_table("t", pa.table({"id": range(100)}))
     not_arrow, other_columns = b"no Arrow at all", stream(pa.table({"name": ["a"]}))
-    large = stream(pa.table({"name": ["a" * IN_MEMORY * 2]}))
+    large = stream(pa.table({"name": ["a" * MAX_MEMORY_BYTES * 2]}))
     with Wire(url) as wire, left_to_the_collector() as cycles:
         for _ in range(TIMES):
             for body in (not_arrow, other_columns, large):
@@ -113,7 +113,7 @@ def test_refused_writes_leave_no_cycles(url: str) -> None:
 def test_writes_leave_no_cycles(url: str) -> None:
     database = lancedb.connect("db://d", api_key="k", host_override=url)
     table = database.create_table("t", pa.table({"id": range(100)}))
-    large = pa.table({"id": pa.array(range(IN_MEMORY // 8 + 1000))})
+    large = pa.table({"id": pa.array(range(MAX_MEMORY_BYTES // 8 + 1000))})
     with left_to_the_collector() as cycles:
         for number in range(TIMES):
             table.add(pa.table({"id": [1000 + number]}))

@@ -121,7 +121,7 @@ def test_index_of_scalars_answers_like_none(
     kind: str,
     condition: str,
 ) -> None:
-    monkeypatch.setattr(segments, "MAX_ROWS_IN_DRIVER", 0)
+    monkeypatch.setattr(segments, "MAX_DRIVER_ROWS", 0)
     expected = target.dataset().to_table(filter=condition).sort_by("id")
     figures = index(LocalRun(), catalog, spark, name, column, kind)
     assert (figures["rows"], figures["segments"]) == (ROWS, 1)
@@ -221,7 +221,7 @@ def test_optimize_puts_fragments_together_and_brings_rows_into_indexes(
     here: bool,
 ) -> None:
     if not here:
-        monkeypatch.setattr(optimizing, "MAX_BYTES_IN_DRIVER", 0)
+        monkeypatch.setattr(optimizing, "MAX_DRIVER_BYTES", 0)
     index(LocalRun(), catalog, spark, name, "id", "BTREE")
     target.dataset().insert(rows(range(ROWS, ROWS + 100)))
     target.dataset().delete("id < 50")

@@ -30,11 +30,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """Record what Spark is sent from now on: functions and their payloads. Everything runs in tasks."""
     payloads = recorded(monkeypatch)
     for module, limits in (
-        (ingesting, ("MAX_BYTES_IN_DRIVER",)),
-        (upserting, ("MAX_BYTES_IN_DRIVER", "MAX_ROWS_IN_DRIVER")),
-        (deleting, ("MAX_ROWS_IN_DRIVER",)),
-        (segments, ("MAX_ROWS_IN_DRIVER",)),
-        (optimizing, ("MAX_BYTES_IN_DRIVER", "MAX_ROWS_IN_DRIVER")),
+        (ingesting, ("MAX_DRIVER_BYTES",)),
+        (upserting, ("MAX_DRIVER_BYTES", "MAX_DRIVER_ROWS")),
+        (deleting, ("MAX_DRIVER_ROWS",)),
+        (segments, ("MAX_DRIVER_ROWS",)),
+        (optimizing, ("MAX_DRIVER_BYTES", "MAX_DRIVER_ROWS")),
     ):
         for limit in limits:
             monkeypatch.setattr(module, limit, 0)

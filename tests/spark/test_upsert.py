@@ -57,8 +57,8 @@ def name(fresh: Fresh) -> str:
 def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work runs in the driver; here it runs in Spark's tasks as well."""
     if request.param == "tasks":
-        monkeypatch.setattr(upserting, "MAX_BYTES_IN_DRIVER", 0)
-        monkeypatch.setattr(upserting, "MAX_ROWS_IN_DRIVER", 0)
+        monkeypatch.setattr(upserting, "MAX_DRIVER_BYTES", 0)
+        monkeypatch.setattr(upserting, "MAX_DRIVER_ROWS", 0)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -94,7 +94,7 @@ def test_upsert_of_keys_that_the_table_has_more_than_once_counts_each_key_once(
 def test_upsert_of_a_relative_path_means_the_drivers_folder(
     spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upserting, "MAX_BYTES_IN_DRIVER", 0)  # tasks have another working directory
+    monkeypatch.setattr(upserting, "MAX_DRIVER_BYTES", 0)  # tasks have another working directory
     target = create_table(catalog, name, range(10))
     pq.write_table(rows(range(5, 15), "new"), tmp_path / "changed.parquet")
     monkeypatch.chdir(tmp_path)

@@ -8,14 +8,13 @@ from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.access.authorization import caller_rights
 from tiltyard.model.privileges import ALL, Privilege
+from tiltyard.store.paths import ROOT
 
 if TYPE_CHECKING:
     from tiltyard.access.rights import Rights
     from tiltyard.context import Context
     from tiltyard.model.ids import Id
     from tiltyard.store import JobFilter, ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
-
-ROOT = 1
 
 
 def inline_unless_many_grants(ctx: Context, request: object) -> Context | None:

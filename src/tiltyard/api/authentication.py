@@ -19,7 +19,7 @@ from tiltyard.context import Services
 from tiltyard.identity import Authenticator, Credentials, from_body, from_headers
 from tiltyard.model.principals import EVERYBODY, Principal
 
-MAX_ANONYMOUS_BODY = 1 << 20
+MAX_ANONYMOUS_BODY_BYTES = 1 << 20
 """Bytes of a body that are read to find credentials in it, where the headers have none."""
 NO_CREDENTIALS = (
     "This server requires authentication: send an API key in the header x-api-key, or a token in Authorization: Bearer."
@@ -85,7 +85,7 @@ class RequestAuthentication:
             return await self._principal(credentials), None
         if takes_upload:
             raise UnauthenticatedError(NO_CREDENTIALS)
-        body = await read_body(receive, min(MAX_ANONYMOUS_BODY, self._settings.max_json_bytes))
+        body = await read_body(receive, min(MAX_ANONYMOUS_BODY_BYTES, self._settings.max_json_bytes))
         credentials = from_body(body)
         if credentials is None:
             raise UnauthenticatedError(NO_CREDENTIALS)

@@ -32,7 +32,7 @@ _NARROWER_LIMITS: Mapping[tuple[type, str], str] = {
 MAX_ORDER_BY = 64
 """Columns that one response is ordered by."""
 
-SMALL_QUERY = 64 << 10
+SMALL_QUERY_BYTES = 64 << 10
 """Bytes of a query's body up to which it is not counted."""
 LARGE_QUERIES = 2
 """How many of the largest bodies (`max_json_bytes`) all running queries may have together, without small ones: a number
@@ -98,7 +98,7 @@ class Limits:
 
     def acquire_slot(self, ctx: Context, address: str, size: int = 0) -> QuerySlot | None:
         """Acquire the slot of a query whose body has `size` bytes; None where no limit is set. Raises HttpError 429."""
-        large_bytes = size if size > SMALL_QUERY else 0
+        large_bytes = size if size > SMALL_QUERY_BYTES else 0
         if not self._has_query_limit and not large_bytes:
             return None
         name = caller_name(ctx, address)

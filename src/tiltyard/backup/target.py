@@ -16,11 +16,10 @@ from tiltyard.model.object_stores import open_object_store
 from tiltyard.runtime.durability import Durability, put_in_place
 from tiltyard.storage.files import CHUNK_BYTES, FileEntry, LocalFiles
 from tiltyard.storage.locations import is_local
+from tiltyard.storage.objects import MAX_DELETED_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-_DELETE_BATCH = 1000
 
 
 class DigestError(Exception):
@@ -140,11 +139,11 @@ class Target:
     def delete(self, keys: Iterable[str]) -> None:
         """Delete files, and folders of a disk that are empty then; ignore missing ones."""
         paths = list(keys)
-        for start in range(0, len(paths), _DELETE_BATCH):
+        for start in range(0, len(paths), MAX_DELETED_AT_ONCE):
             try:
-                obstore.delete(self._store, paths[start : start + _DELETE_BATCH])
+                obstore.delete(self._store, paths[start : start + MAX_DELETED_AT_ONCE])
             except FileNotFoundError:
-                self._delete_each(paths[start : start + _DELETE_BATCH])
+                self._delete_each(paths[start : start + MAX_DELETED_AT_ONCE])
         if self._is_local:
             for folder in {Path(path).parent for path in paths}:
                 self._delete_empty(folder)

@@ -15,6 +15,13 @@ import numpy as np
 
 from tiltyard.model.table_history import get_fragment, split_by_fragment
 from tiltyard.runtime.client_arrow.reading import read_table
+from tiltyard.runtime.file_forms import (
+    BITMAP_BYTES,
+    MAX_ARRAY_VALUES,
+    MIN_CONTAINERS_WITH_OFFSETS,
+    WITH_RUNS,
+    WITHOUT_RUNS,
+)
 
 if TYPE_CHECKING:
     import lance
@@ -24,10 +31,6 @@ if TYPE_CHECKING:
 
     Positions = NDArray[np.uint32]
 
-_WITHOUT_RUNS, _WITH_RUNS = 12346, 12347
-_MIN_CONTAINERS_WITH_OFFSETS = 4
-_MAX_ARRAY_VALUES = 4096
-_BITMAP_BYTES = 8192
 _MAX_THREADS = 16
 """Deletion files that are written at the same time: each waits for one response of an object store."""
 
@@ -90,8 +93,8 @@ def parse_array(data: bytes) -> Positions:
 def parse_bitmap(data: bytes) -> Positions:
     """Parse a deletion file of the type `bitmap`; return the positions, sorted. Raises ValueError."""
     cookie = _number(data, 0, "<u4")
-    has_runs = cookie & 0xFFFF == _WITH_RUNS
-    if not has_runs and cookie != _WITHOUT_RUNS:
+    has_runs = cookie & 0xFFFF == WITH_RUNS
+    if not has_runs and cookie != WITHOUT_RUNS:
         raise ValueError("The deletion file is no Roaring bitmap.")
     count, place = (cookie >> 16) + 1 if has_runs else _number(data, 4, "<u4"), 4 if has_runs else 8
     is_run = np.zeros(count, bool)
@@ -101,7 +104,7 @@ def parse_bitmap(data: bytes) -> Positions:
         place += len(flags)
     keys = np.frombuffer(data, "<u2", 2 * count, place).reshape(count, 2).astype(np.uint32)
     place += 4 * count
-    if not has_runs or count >= _MIN_CONTAINERS_WITH_OFFSETS:
+    if not has_runs or count >= MIN_CONTAINERS_WITH_OFFSETS:
         place += 4 * count  # where the containers begin: they follow one another
     parts = []
     for (key, last), run in zip(keys, is_run, strict=True):
@@ -116,10 +119,10 @@ def _parse_container(data: bytes, place: int, count: int, *, is_run: bool) -> tu
         runs = np.frombuffer(data, "<u2", 2 * _number(data, place, "<u2"), place + 2).reshape(-1, 2).astype(np.uint32)
         values = np.concatenate([np.arange(start, start + more + 1, dtype=np.uint32) for start, more in runs])
         return values, place + 2 + 4 * len(runs)
-    if count <= _MAX_ARRAY_VALUES:
+    if count <= MAX_ARRAY_VALUES:
         return np.frombuffer(data, "<u2", count, place).astype(np.uint32), place + 2 * count
-    bits = np.unpackbits(np.frombuffer(data, np.uint8, _BITMAP_BYTES, place), bitorder="little")
-    return np.flatnonzero(bits).astype(np.uint32), place + _BITMAP_BYTES
+    bits = np.unpackbits(np.frombuffer(data, np.uint8, BITMAP_BYTES, place), bitorder="little")
+    return np.flatnonzero(bits).astype(np.uint32), place + BITMAP_BYTES
 
 
 def _number(data: bytes, place: int, kind: str) -> int:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 COPY_SECONDS = 60 * 60.0
 """How long a copy may take: a server gives up after that, too."""
-COPY_PAUSE = 1.0
+COPY_PAUSE_SECONDS = 1.0
 
 
 class Outcome(StrEnum):
@@ -362,7 +362,7 @@ def _move(call: Call, move: TableMove, options: Mapping[str, Any]) -> dict[str, 
             outages = outages + 1 if isinstance(error, ServiceUnavailableError) else 0
             if outages > 1 or time.monotonic() > deadline:
                 raise
-        time.sleep(COPY_PAUSE)
+        time.sleep(COPY_PAUSE_SECONDS)
 
 
 def _make_namespace(call: Call, namespace: NamespaceMove, top: NamespaceMove) -> None:

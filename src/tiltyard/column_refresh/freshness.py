@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lance.fragment import DataFile, FragmentMetadata
 
 _MARKED_NAME = re.compile(r"-udf-(full|part|some)-([0-9a-f]+)\.lance$")
-_TOMBSTONE = -2  # Lance's field id for a column of a file that a later file replaces
+TOMBSTONE = -2  # Lance's field id for a column of a file that a later file replaces
 
 
 class FragmentState(IntEnum):
@@ -178,8 +178,8 @@ def _files_by_field(fragment: FragmentMetadata, fields: Iterable[int]) -> Mappin
 
 def without_fields(file: DataFile, fields: frozenset[int]) -> DataFile | None:
     """Return a file's entry whose columns of these field ids are replaced by another file; None if it has no others."""
-    remaining = [_TOMBSTONE if number in fields else number for number in file.fields]
-    if all(number == _TOMBSTONE for number in remaining):
+    remaining = [TOMBSTONE if number in fields else number for number in file.fields]
+    if all(number == TOMBSTONE for number in remaining):
         return None
     return type(file)(
         str(file.path),

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 import msgspec
 from lance_namespace.errors import ServiceUnavailableError, UnauthenticatedError
 
+from tiltyard.console.sessions import SESSION_MS
 from tiltyard.identity.credentials import SessionIdentity
 from tiltyard.identity.providers import NoRedirect, TrustedProvider
 from tiltyard.model.settings.storages import read_secret
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 EXCHANGE_SECONDS = 10.0
 MAX_RESPONSE_BYTES = 1 << 20
-SESSION_MS = 12 * 3_600_000
 
 
 class PendingSignIn(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.lake.arguments import Names, list_names, present
 from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
-from tiltyard.lake.lineage import DEFAULT_DEPTH, Lineage, read_lineage
+from tiltyard.lake.lineage import Lineage, read_lineage
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
 from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
 from tiltyard.lake.snapshots import Snapshot, create_snapshot, find_snapshot, list_snapshots
@@ -24,6 +24,7 @@ from tiltyard.lake.table import Table
 from tiltyard.lake.views import View, create_view
 from tiltyard.model.addresses import is_server_address
 from tiltyard.model.ids import Id
+from tiltyard.model.lineage import DEFAULT_DEPTH
 from tiltyard.model.typed_ids import format_id, parse_typed_id
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.jobs import RegisteredJob, find_job

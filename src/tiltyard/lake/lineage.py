@@ -16,7 +16,6 @@ from tiltyard.pipeline.operation_client import OperationClient
 if TYPE_CHECKING:
     from tiltyard.lake.catalog import Lake
 
-DEFAULT_DEPTH = 3
 NodeKind = Literal["table", "uri", "hidden", "dropped"]
 
 

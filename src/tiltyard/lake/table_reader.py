@@ -14,7 +14,8 @@ from tiltyard.lake.arguments import Names, list_names
 from tiltyard.lake.changes import Changes
 from tiltyard.lake.display import render_fields
 from tiltyard.lake.errors import naming, translate
-from tiltyard.lake.lineage import DEFAULT_DEPTH, Lineage, read_lineage
+from tiltyard.lake.lineage import Lineage, read_lineage
+from tiltyard.model.lineage import DEFAULT_DEPTH
 from tiltyard.model.typed_ids import format_id
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.table_changes import open_feed

@@ -16,6 +16,8 @@ LINEAGE_PROPERTY = "tiltyard.lineage"
 RUN_PROPERTY = "tiltyard.run"
 """The property of a Lance transaction that holds the id of its run."""
 
+DEFAULT_DEPTH = 3
+"""Steps that a search of lineage takes, unless it is told how many."""
 MAX_SOURCES = 100
 """Sources of one commit that are recorded; a job that reads more records the first ones."""
 MAX_NAME = 2_000

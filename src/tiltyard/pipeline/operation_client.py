@@ -23,7 +23,7 @@ from tiltyard.model.spec import operations
 if TYPE_CHECKING:
     from tiltyard.pipeline.table_location import CatalogConnection
 
-RESPONSE_TIMEOUT = 60.0
+RESPONSE_SECONDS = 60.0
 RETRY_SECONDS = 120.0
 """Seconds for which requests to a server that does not answer are retried: longer than its replacement takes."""
 KEYED = frozenset({"SubmitJob", "ClaimJob", "FinishJob", "MoveTable", "AlterTableAddColumns"})
@@ -87,7 +87,7 @@ class OperationClient:
             if operation.method == "GET":
                 url = f"{url}&{urlencode({name: value for name, value in fields.items() if name != 'id'})}"
             body = {} if operation.method == "GET" else {"json": fields}
-            response = self._pool.request(operation.method, url, headers=headers, timeout=RESPONSE_TIMEOUT, **body)
+            response = self._pool.request(operation.method, url, headers=headers, timeout=RESPONSE_SECONDS, **body)
         except HTTPError as error:
             raise ServiceUnavailableError(
                 f"{self._properties['uri']} did not answer: {failure_reason(error)}. "

@@ -326,9 +326,9 @@ def count_spark_tasks(spark: SparkSession, tag: str) -> tuple[int, int] | None:
     return ended, total
 
 
-_MMAP_THRESHOLD = 32 << 20
+_MMAP_THRESHOLD_BYTES = 32 << 20
 """Bytes from which a buffer gets a mapping of its own: the maximum of glibc."""
-_TRIM_THRESHOLD = 128 << 20
+_TRIM_THRESHOLD_BYTES = 128 << 20
 """Bytes that the process retains after they are freed."""
 
 
@@ -339,7 +339,7 @@ def tune_allocator() -> None:
     Batches and pages of columns are some megabytes each: they cause half of the page faults of a task that writes. Only
     for processes of our own.
     """
-    retain_freed_memory(_TRIM_THRESHOLD, _MMAP_THRESHOLD)
+    retain_freed_memory(_TRIM_THRESHOLD_BYTES, _MMAP_THRESHOLD_BYTES)
 
 
 @lru_cache(maxsize=64)

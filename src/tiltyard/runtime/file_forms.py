@@ -18,12 +18,12 @@ _ARROW_MAGIC = b"ARROW1"
 _ARROW_FOOTER = struct.Struct("<i6s")
 _INT = struct.Struct("<I")
 _MAX_REFERENCE_BYTES = 1 << 20
-_NO_RUNS, _WITH_RUNS = 12346, 12347
-_MAX_ARRAY_VALUES = 4096
+WITHOUT_RUNS, WITH_RUNS = 12346, 12347
+MAX_ARRAY_VALUES = 4096
 """Values of a container of a Roaring bitmap that are a list; more of them are a bitmap."""
-_BITMAP_BYTES = 8192
+BITMAP_BYTES = 8192
 _MAX_CONTAINERS = 1 << 16
-_FEW_CONTAINERS = 4
+MIN_CONTAINERS_WITH_OFFSETS = 4
 """A Roaring bitmap with runs has no offsets if it has fewer containers."""
 
 
@@ -82,11 +82,11 @@ def _is_roaring_bitmap(descriptor: int, size: int, values: int | None) -> bool:
     """
     try:
         cookie = _INT.unpack(os.pread(descriptor, 4, 0))[0]
-        if cookie & 0xFFFF == _WITH_RUNS:
+        if cookie & 0xFFFF == WITH_RUNS:
             count = (cookie >> 16) + 1
             runs = os.pread(descriptor, (count + 7) // 8, 4)
-            at, has_positions = 4 + len(runs), count >= _FEW_CONTAINERS
-        elif cookie == _NO_RUNS:
+            at, has_positions = 4 + len(runs), count >= MIN_CONTAINERS_WITH_OFFSETS
+        elif cookie == WITHOUT_RUNS:
             count, runs, at, has_positions = _INT.unpack(os.pread(descriptor, 4, 4))[0], b"", 8, True
         else:
             return False
@@ -98,7 +98,7 @@ def _is_roaring_bitmap(descriptor: int, size: int, values: int | None) -> bool:
             if runs and runs[index // 8] >> index % 8 & 1:
                 at += 2 + 4 * int(struct.unpack("<H", os.pread(descriptor, 2, at))[0])
             else:
-                at += 2 * number if number <= _MAX_ARRAY_VALUES else _BITMAP_BYTES
+                at += 2 * number if number <= MAX_ARRAY_VALUES else BITMAP_BYTES
     except (struct.error, IndexError):
         return False
     return at == size and (values is None or values == sum(sizes))

@@ -38,7 +38,7 @@ MAX_FRAGMENTS = 256
 """To inspect so many, once a version, takes 4 ms."""
 _GUESSED_WIDTH = 64
 """Bytes of a value of variable length, as guessed before it is read; pages that were read are measured."""
-_CREDIT_PER_QUERY = 4 << 20
+_CREDIT_PER_QUERY_BYTES = 4 << 20
 """Bytes that one query allows the cache to read: columns are read once enough queries have asked for them.
 
 A table of 50 MB is read after a dozen queries; one that is queried once never is."""
@@ -203,7 +203,7 @@ class ColumnCache:
         with self._lock:
             if names in (known := table.selections.get(dataset, {})):
                 return known[names]  # read while this query waited
-            table.credit = min(table.credit + _CREDIT_PER_QUERY, self._max_bytes)
+            table.credit = min(table.credit + _CREDIT_PER_QUERY_BYTES, self._max_bytes)
             if not table.pages and table.credit < version.size(names):
                 return None
             missing = [page for page in version.pages(names) if page.key not in table.pages]

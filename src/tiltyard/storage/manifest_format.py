@@ -34,7 +34,7 @@ from tiltyard.model.columns.computed_columns import PREFIX
 from tiltyard.runtime.durability import WrittenFile
 
 LAST_VERSION = 2**64 - 1
-_V2_DIGITS = 20
+V2_DIGITS = 20
 MAX_NAME_BYTES = 255
 """Bytes of a file's name, on any disk."""
 _FOOTER = struct.Struct("<QHH4s")
@@ -78,12 +78,12 @@ class NamingScheme(StrEnum):
 def naming_scheme_of(path: str) -> NamingScheme:
     """Return how a manifest is named, staged or final: V2 pads the number with zeros."""
     number = path.rpartition("/")[2].partition(".")[0]
-    return NamingScheme.V2 if len(number) == _V2_DIGITS or not number.isdigit() else NamingScheme.V1
+    return NamingScheme.V2 if len(number) == V2_DIGITS or not number.isdigit() else NamingScheme.V1
 
 
 def manifest_name(version: int, scheme: NamingScheme) -> str:
     """Return the final name of a version's manifest."""
-    number = f"{LAST_VERSION - version:0{_V2_DIGITS}}" if scheme is NamingScheme.V2 else str(version)
+    number = f"{LAST_VERSION - version:0{V2_DIGITS}}" if scheme is NamingScheme.V2 else str(version)
     return f"{number}.manifest"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-_DELETE_BATCH = 1000
+MAX_DELETED_AT_ONCE = 1000
 _FIRST_PAGE = 50
 
 
@@ -110,8 +110,8 @@ class ObjectFiles:
 
     def delete(self, locations: Iterable[str]) -> None:
         paths = [self._path(location) for location in locations]
-        for start in range(0, len(paths), _DELETE_BATCH):
-            obstore.delete(self._store, paths[start : start + _DELETE_BATCH])
+        for start in range(0, len(paths), MAX_DELETED_AT_ONCE):
+            obstore.delete(self._store, paths[start : start + MAX_DELETED_AT_ONCE])
 
     def delete_folder(self, folder: str) -> None:
         """Delete until a listing is empty, for a running write may add objects; see Files."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FRESHNESS_SECONDS = 2.0
 """How long a request waits at most for the state that it asks for."""
-_FRESHNESS_PAUSE = 0.05
+_FRESHNESS_PAUSE_SECONDS = 0.05
 
 
 def find_table(ctx: Context, names: Sequence[str] | None) -> TableRecord:
@@ -137,7 +137,7 @@ def _open_fresh(ctx: Context, record: TableRecord, branch: Branch, freshness: Fr
             return snapshot
         if time.monotonic() >= give_up_at:
             raise StaleReadError(_staleness(freshness, version))
-        time.sleep(_FRESHNESS_PAUSE)
+        time.sleep(_FRESHNESS_PAUSE_SECONDS)
         ctx.check_deadline()
         datasets.forget(record.location, branch)
 

@@ -20,7 +20,7 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.nested_types import cast_array
 
 _BATCH_ROWS = 8192
-_FILE_FORMAT: Literal["2.2"] = "2.2"
+FILE_FORMAT: Literal["2.2"] = "2.2"
 """Lance's format of files that holds values of all types."""
 _WORD = re.compile(r"\w+")
 
@@ -109,7 +109,7 @@ class AddedColumns:
         )
         read = [name for name in whole.schema.names if _words(name) <= words] or whole.schema.names[:1]
         try:
-            copy = lance.write_dataset(whole.select(read), "memory://", data_storage_version=_FILE_FORMAT)
+            copy = lance.write_dataset(whole.select(read), "memory://", data_storage_version=FILE_FORMAT)
             yield from copy.scanner(
                 columns=dict(expressions), batch_size=choose_rows(copy, expressions), scan_in_order=True
             ).to_batches()

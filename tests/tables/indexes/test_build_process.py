@@ -43,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
             super().__init__(*arguments, **options)
             processes.append(self)
 
-    monkeypatch.setattr(build_job, "_ROWS_IN_PROCESS", -1)
+    monkeypatch.setattr(build_job, "MAX_ROWS_HERE", -1)
     monkeypatch.setattr(build_process.subprocess, "Popen", Popen)
     monkeypatch.setattr(build_process, "POLL_SECONDS", 0.05)
     return processes

@@ -87,7 +87,7 @@ def test_keys_in_any_pattern_are_judged_as_by_a_model(
     table: Server, monkeypatch: pytest.MonkeyPatch, small_fragment: int
 ) -> None:
     """Ranges and scattered keys, with and without duplicates, before and after deletes and a new index."""
-    monkeypatch.setattr(lookup, "_SMALL_FRAGMENT", small_fragment)
+    monkeypatch.setattr(lookup, "_SMALL_FRAGMENT_ROWS", small_fragment)
     monkeypatch.setattr(lookup, "MAX_KEYS", 4000)
     chance, model = random.Random(small_fragment), set(range(0, 4000, 2))
     for _ in range(40):

@@ -99,7 +99,7 @@ def test_columns_come_in_once_queries_have_paid_for_them(
 ) -> None:
     dataset = lance.dataset(uri)
     size = 600 * (8 + column_cache._GUESSED_WIDTH)
-    monkeypatch.setattr(column_cache, "_CREDIT_PER_QUERY", size // 3 + 1)
+    monkeypatch.setattr(column_cache, "_CREDIT_PER_QUERY_BYTES", size // 3 + 1)
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(2)] == [None, None]
     assert not reads
     assert cache.rows(PLACE, dataset, NAMES) is None  # the third has paid, and does not wait

@@ -175,7 +175,7 @@ def test_upkeep_after_inserts_extends_indexes_and_joins_fragments(tmp_path: Path
 
 
 def test_upkeep_of_larger_table_works_in_a_child_process(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep_job, "MAX_ROWS_IN_PROCESS", -1)
+    monkeypatch.setattr(upkeep_job, "MAX_ROWS_HERE", -1)
     kept.create("t", rows(2000))
     index_all(kept.to_commit("t"))
     kept.insert("t", rows(1500, 2000))
@@ -187,7 +187,7 @@ def test_upkeep_of_larger_table_works_in_a_child_process(kept: Kept, monkeypatch
 
 def test_upkeep_process_beyond_its_memory_fails_and_the_table_rests(tmp_path: Path, monkeypatch: Any) -> None:
     kept = Kept(tmp_path / "root")
-    monkeypatch.setattr(upkeep_job, "MAX_ROWS_IN_PROCESS", -1)
+    monkeypatch.setattr(upkeep_job, "MAX_ROWS_HERE", -1)
     monkeypatch.setattr("tiltyard.tables.indexes.build_process.POLL_SECONDS", 0.02)
     monkeypatch.setattr("tiltyard.tables.indexes.build_process._resident_bytes", lambda process: 2 << 30)
     kept.create("t", rows(2000))
@@ -524,7 +524,7 @@ def test_upkeep_properties_of_table_need_the_privilege_to_alter(kept: Kept) -> N
 def test_upkeep_of_table_with_a_primary_key_leaves_the_key_enforced(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, most_rows: int
 ) -> None:
-    monkeypatch.setattr(upkeep_job, "MAX_ROWS_IN_PROCESS", most_rows)
+    monkeypatch.setattr(upkeep_job, "MAX_ROWS_HERE", most_rows)
     kept.create("t", rows(1000), **{"tiltyard.upkeep.unindexed_rows": "1"})
     set_table_primary_key(kept.ctx, ask(models.SetTablePrimaryKeyRequest, id="t", columns=["id"]))
     assert kept.worker.run_one(), "the index of the key"

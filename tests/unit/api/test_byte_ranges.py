@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiltyard.api.bodies.byte_ranges import CHUNK, ByteDownload, parse_range, requested_range
+from tiltyard.api.bodies.byte_ranges import CHUNK_BYTES, ByteDownload, parse_range, requested_range
 from tiltyard.api.errors import HttpError
 from tiltyard.model.operations import BytesAnswer
 
@@ -65,21 +65,25 @@ def download(size: int | None, header: bytes | None = None) -> tuple[ByteDownloa
 
 
 def test_long_value_is_read_a_chunk_at_a_time() -> None:
-    sent, reads = download(2 * CHUNK + 5)
-    assert (sent.status, dict(sent.headers)[b"content-length"], sent.complete) == (200, b"%d" % (2 * CHUNK + 5), False)
-    assert reads == [(0, CHUNK)]
+    sent, reads = download(2 * CHUNK_BYTES + 5)
+    assert (sent.status, dict(sent.headers)[b"content-length"], sent.complete) == (
+        200,
+        b"%d" % (2 * CHUNK_BYTES + 5),
+        False,
+    )
+    assert reads == [(0, CHUNK_BYTES)]
     sizes = [len(sent.first)]
     while (chunk := sent.next_chunk()) is not None:
         sizes.append(len(chunk))
-    assert sizes == [CHUNK, CHUNK, 5]
+    assert sizes == [CHUNK_BYTES, CHUNK_BYTES, 5]
     assert sent.complete is False  # as it was when the response began
 
 
 def test_range_says_which_part_it_is_and_reads_no_more() -> None:
-    sent, reads = download(10 * CHUNK, b"bytes=%d-%d" % (CHUNK, 2 * CHUNK - 1))
+    sent, reads = download(10 * CHUNK_BYTES, b"bytes=%d-%d" % (CHUNK_BYTES, 2 * CHUNK_BYTES - 1))
     headers = dict(sent.headers)
-    assert (sent.status, sent.complete, reads) == (206, True, [(CHUNK, CHUNK)])
-    assert headers[b"content-range"] == b"bytes %d-%d/%d" % (CHUNK, 2 * CHUNK - 1, 10 * CHUNK)
+    assert (sent.status, sent.complete, reads) == (206, True, [(CHUNK_BYTES, CHUNK_BYTES)])
+    assert headers[b"content-range"] == b"bytes %d-%d/%d" % (CHUNK_BYTES, 2 * CHUNK_BYTES - 1, 10 * CHUNK_BYTES)
     assert (headers[b"x-lancedb-version"], headers[b"accept-ranges"]) == (b"7", b"bytes")
 
 

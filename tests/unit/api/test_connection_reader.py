@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tiltyard.api.bodies.connection_reader import BodyReader, ClientGoneError
-from tiltyard.api.bodies.uploads import IN_MEMORY, open_upload
+from tiltyard.api.bodies.uploads import MAX_MEMORY_BYTES, open_upload
 from tiltyard.api.errors import HttpError
 
 PATIENCE = 10.0
@@ -94,9 +94,9 @@ def test_end_stops_who_waits_and_tells_what_is_left(body: Body) -> None:
 
 def test_open_upload_longer_than_the_limit_is_refused_before_it_is_read(body: Body) -> None:
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": bytes(IN_MEMORY), "more_body": True}
+        return {"type": "http.request", "body": bytes(MAX_MEMORY_BYTES), "more_body": True}
 
-    opening = open_upload(receive, IN_MEMORY + Body.SIZE - 1, hand_over=lambda received: body.reader)
+    opening = open_upload(receive, MAX_MEMORY_BYTES + Body.SIZE - 1, hand_over=lambda received: body.reader)
     with pytest.raises(HttpError, match="more than"):
         asyncio.run(opening)
     assert body.unread == [Body.SIZE]

@@ -151,8 +151,8 @@ def test_queries_with_large_bodies_run_within_the_bytes_of_two_and_small_ones_be
     first, second = (limits.acquire_slot(asked_by(ANN), "", most) for _ in range(2))
     assert first is not None
     with pytest.raises(HttpError, match=f"have {2 * most} bytes together"):
-        limits.acquire_slot(asked_by(BOB), "", request_limits.SMALL_QUERY + 1)
-    assert limits.acquire_slot(asked_by(BOB), "", request_limits.SMALL_QUERY) is None
+        limits.acquire_slot(asked_by(BOB), "", request_limits.SMALL_QUERY_BYTES + 1)
+    assert limits.acquire_slot(asked_by(BOB), "", request_limits.SMALL_QUERY_BYTES) is None
     first.release()
     assert limits.acquire_slot(asked_by(BOB), "", most) is not None
     assert second is not None

@@ -74,7 +74,7 @@ def test_read_keeps_schemas_apart_that_differ_in_metadata_alone() -> None:
 
 
 def test_read_of_a_schema_too_long_to_keep_is_what_was_written() -> None:
-    table = WORDS.replace_schema_metadata({"long": "x" * uncompressed_ipc._MAX_CACHED_SCHEMA})
+    table = WORDS.replace_schema_metadata({"long": "x" * uncompressed_ipc._MAX_CACHED_SCHEMA_BYTES})
     before = uncompressed_ipc._schema.cache_info().currsize
     assert read(written(table)).equals(table)
     assert uncompressed_ipc._schema.cache_info().currsize == before

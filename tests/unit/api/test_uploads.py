@@ -63,7 +63,7 @@ async def upload(data: bytes, size: int, *, cut: bool = False, limit: int = 0) -
 def test_upload_whole_body_is_the_table(
     monkeypatch: pytest.MonkeyPatch, compression: str | None, size: int, in_memory: int
 ) -> None:
-    monkeypatch.setattr(uploads, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(uploads, "MAX_MEMORY_BYTES", in_memory)
     table, data = stream(20_000, compression=compression)
     assert asyncio.run(upload(data, size)).equals(table)
 
@@ -73,7 +73,7 @@ def test_upload_whole_body_is_the_table(
 def test_upload_half_sent_is_refused_wherever_it_is_cut(
     monkeypatch: pytest.MonkeyPatch, in_memory: int, part: float
 ) -> None:
-    monkeypatch.setattr(uploads, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(uploads, "MAX_MEMORY_BYTES", in_memory)
     data = stream(20_000)[1]
     with pytest.raises(ClientGoneError):
         asyncio.run(upload(data[: int(len(data) * part)], 1000, cut=True))
@@ -85,7 +85,7 @@ def test_upload_half_sent_is_refused_wherever_it_is_cut(
 @pytest.mark.parametrize("in_memory", [0, 1 << 30])
 def test_upload_cut_between_two_batches_is_refused(monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
     """Arrow itself takes the end of the file for the end of the stream there."""
-    monkeypatch.setattr(uploads, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(uploads, "MAX_MEMORY_BYTES", in_memory)
     data = stream(20_000)[1]
     assert pa.ipc.open_stream(data[:-8]).read_all().num_rows == 20_000
     with pytest.raises(InvalidInputError, match="end-of-stream"):
@@ -99,7 +99,7 @@ def test_upload_that_goes_on_behind_its_end_is_refused(
     monkeypatch: pytest.MonkeyPatch, in_memory: int, compression: str | None, more: bytes
 ) -> None:
     """Arrow itself reads the first of two streams, and says nothing of the other's rows."""
-    monkeypatch.setattr(uploads, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(uploads, "MAX_MEMORY_BYTES", in_memory)
     data = stream(20_000, compression=compression)[1]
     with pytest.raises(InvalidInputError):
         asyncio.run(upload(data + more, 1000))
@@ -125,15 +125,15 @@ def test_upload_empty_body_has_no_columns() -> None:
 
 @pytest.mark.parametrize("in_memory", [0, 1 << 30])
 def test_upload_over_the_limit_is_413(monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
-    monkeypatch.setattr(uploads, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(uploads, "MAX_MEMORY_BYTES", in_memory)
     with pytest.raises(HttpError) as raised:
         asyncio.run(upload(stream(20_000)[1], 1000, limit=100_000))
     assert raised.value.status == 413
 
 
 def test_upload_window_holds_back_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "IN_MEMORY", 0)
-    monkeypatch.setattr(uploads, "WINDOW", 10_000)
+    monkeypatch.setattr(uploads, "MAX_MEMORY_BYTES", 0)
+    monkeypatch.setattr(uploads, "WINDOW_BYTES", 10_000)
     data = stream(50_000)[1]
 
     async def scenario() -> int:
@@ -187,8 +187,8 @@ def test_body_that_drips_takes_little_more_than_its_bytes() -> None:
 
 
 def test_upload_that_drips_fills_its_window_by_what_its_pieces_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "IN_MEMORY", 0)
-    monkeypatch.setattr(uploads, "WINDOW", 100_000)
+    monkeypatch.setattr(uploads, "MAX_MEMORY_BYTES", 0)
+    monkeypatch.setattr(uploads, "WINDOW_BYTES", 100_000)
     data = stream(50_000)[1]
 
     async def scenario() -> int:

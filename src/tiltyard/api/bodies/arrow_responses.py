@@ -14,13 +14,13 @@ from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer
 from tiltyard.model.spec import ARROW_FILE, ARROW_STREAM
 from tiltyard.runtime.current_request import add_rows
 
-CHUNK = 512 << 10
+CHUNK_BYTES = 512 << 10
 """Bytes that are sent at once. Three chunks are held for a client that does not read: one that is sent, one that waits
 for that, and one that was encoded meanwhile."""
 _ARROW = (ArrowAnswer, StreamedAnswer)
 _STREAM, _FILE = ARROW_STREAM.encode(), ARROW_FILE.encode()
 _UNTHREADED = pa.ipc.IpcWriteOptions(use_threads=False)
-ENCODE_AHEAD = 16 << 20
+ENCODED_AHEAD_BYTES = 16 << 20
 """Bytes of a limited response that are encoded before its head is sent: one that exceeds its limit before is a 400."""
 
 
@@ -52,7 +52,9 @@ class Download:
         try:
             self.first = self._encode_next() or b""
             self._ahead = self._encode_next()
-            while self._limit and self._ahead is not None and self._encoded_bytes < min(self._limit, ENCODE_AHEAD):
+            while (
+                self._limit and self._ahead is not None and self._encoded_bytes < min(self._limit, ENCODED_AHEAD_BYTES)
+            ):
                 self.first += self._ahead
                 self._ahead = self._encode_next()
         except BaseException:
@@ -126,7 +128,7 @@ def media_type(accept: bytes) -> str:
 
 
 def encode(response: ArrowAnswer, media: str) -> Iterator[bytes]:
-    """Encode a response in chunks of about CHUNK bytes; the last one closes the file."""
+    """Encode a response in chunks of about CHUNK_BYTES bytes; the last one closes the file."""
     if isinstance(response.batches, list):
         yield _encode_whole(response.schema, response.batches, media)
         return
@@ -137,7 +139,7 @@ def encode(response: ArrowAnswer, media: str) -> Iterator[bytes]:
         add_rows(batch.num_rows)
         for part in _parts(batch):
             writer.write_batch(part)
-            if buffer.size >= CHUNK:
+            if buffer.size >= CHUNK_BYTES:
                 yield buffer.take()
     writer.close()
     yield buffer.take()
@@ -145,7 +147,7 @@ def encode(response: ArrowAnswer, media: str) -> Iterator[bytes]:
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Slice a batch so that each slice fits into a chunk; a row that does not fit is a slice by itself."""
-    rows = max(1, batch.num_rows * CHUNK // max(1, batch.nbytes))
+    rows = max(1, batch.num_rows * CHUNK_BYTES // max(1, batch.nbytes))
     if rows >= batch.num_rows:
         yield batch
         return

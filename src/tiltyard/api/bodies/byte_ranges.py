@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tiltyard.model.operations import BytesAnswer
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes that are read and sent at once."""
 VERSION_HEADER = b"x-lancedb-version"
 """The header with the table's version: lancedb's clients pin it for their further reads."""
@@ -60,7 +60,7 @@ class ByteDownload:
 
     def next_chunk(self) -> bytes | None:
         """Return the next chunk, None after the last."""
-        length = min(CHUNK, self._end - self._next)
+        length = min(CHUNK_BYTES, self._end - self._next)
         if length <= 0:
             return None
         chunk = self._read(self._next, length)

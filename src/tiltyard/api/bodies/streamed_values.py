@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tiltyard.model.operations import StreamedAnswer
 
-CHUNK = 512 << 10
+CHUNK_BYTES = 512 << 10
 """Bytes that are read and sent at once."""
 _ALIGNMENT = 8
 _OFFSETS = struct.Struct("<qq")
@@ -32,7 +32,7 @@ _VALUES = 2
 
 
 def encode_stream(answer: StreamedAnswer) -> Iterator[bytes]:
-    """Yield the messages of a response, in pieces of up to `CHUNK` bytes for values that are streamed."""
+    """Yield the messages of a response, in pieces of up to `CHUNK_BYTES` bytes for values that are streamed."""
     yield answer.schema.serialize().to_pybytes()
     for batch in answer.batches:
         if isinstance(batch, StreamedValue):
@@ -47,8 +47,8 @@ def _encode_value(value: StreamedValue) -> Iterator[bytes]:
     size = value.size
     padding = -size % _ALIGNMENT
     yield _header(_OFFSETS.size + size + padding, size) + _OFFSETS.pack(0, size)
-    for offset in range(0, size, CHUNK):
-        yield value.read(offset, min(CHUNK, size - offset))
+    for offset in range(0, size, CHUNK_BYTES):
+        yield value.read(offset, min(CHUNK_BYTES, size - offset))
     yield bytes(padding)
 
 

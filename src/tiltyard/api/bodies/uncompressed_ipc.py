@@ -26,7 +26,7 @@ from tiltyard.runtime.client_arrow.ipc_metadata import (
     read_message,
 )
 
-_MAX_CACHED_SCHEMA = 32 << 10
+_MAX_CACHED_SCHEMA_BYTES = 32 << 10
 """Bytes of a schema that is cached."""
 _MAX_SCHEMAS = 256
 _PREFIX_BYTES = PREFIX.size
@@ -85,7 +85,7 @@ def read(data: bytes, offsets: MessageOffsets) -> tuple[pa.Table, tuple[int, ...
     decode to too much.
     """
     buffer = pa.py_buffer(data)
-    if not offsets.has_native_endianness or offsets.schema_end > _MAX_CACHED_SCHEMA:
+    if not offsets.has_native_endianness or offsets.schema_end > _MAX_CACHED_SCHEMA_BYTES:
         table = pa.ipc.open_stream(buffer).read_all()
         table.validate(full=True)
         check_decoded_size(table.to_batches(), encoded_columns(table.schema), len(data))

@@ -36,8 +36,8 @@ from tiltyard.runtime.current_request import add_rows
 Receive = Callable[[], Awaitable[Any]]
 Fingerprint = hashlib.blake2b
 
-IN_MEMORY = 1 << 20
-WINDOW = 8 << 20
+MAX_MEMORY_BYTES = 1 << 20
+WINDOW_BYTES = 8 << 20
 CHUNK_OVERHEAD = 64
 """Memory of a chunk besides its bytes: a client may send a body two bytes at a time."""
 STALL_SECONDS = 60.0
@@ -91,7 +91,7 @@ async def open_upload(
         return MemoryBody(body)
     chunks: deque[bytes] = deque()
     total, more = 0, True
-    while more and total + CHUNK_OVERHEAD * len(chunks) < IN_MEMORY:
+    while more and total + CHUNK_OVERHEAD * len(chunks) < MAX_MEMORY_BYTES:
         chunk, more = await _next(receive)
         chunks.append(chunk)
         total += len(chunk)
@@ -205,7 +205,7 @@ class StreamedBody:
     def drain(self) -> str | None:
         """Read the rest of the body and return its fingerprint. Raises the error that cut it."""
         try:
-            while self.read_buffer(IN_MEMORY):
+            while self.read_buffer(MAX_MEMORY_BYTES):
                 pass
         except OSError as error:
             raise self._failure(error) from error
@@ -229,7 +229,7 @@ class StreamedBody:
                 with self._changed:
                     self._chunks.append(chunk)
                     self._held_bytes += len(chunk) + CHUNK_OVERHEAD
-                    is_full = self._held_bytes >= WINDOW
+                    is_full = self._held_bytes >= WINDOW_BYTES
                     self._changed.notify()
                 if is_full:
                     await self._has_room.wait()
@@ -349,7 +349,7 @@ class StreamedBody:
             most -= len(chunk)
             self._held_bytes -= len(chunk)
             chunks.append(chunk)
-        if self._held_bytes < WINDOW // 2 and self._body_reader is None:
+        if self._held_bytes < WINDOW_BYTES // 2 and self._body_reader is None:
             self._loop.call_soon_threadsafe(self._has_room.set)
         return chunks
 

@@ -22,7 +22,7 @@ from tiltyard.api.execution.commit_queue import CommitQueues, CommitTurn, Latest
 from tiltyard.api.execution.inline import Inline
 from tiltyard.api.execution.query import Query
 from tiltyard.api.execution.threaded import Authorization, Threaded
-from tiltyard.api.execution.upload import INLINE_BODY, Deferred, LoopBridge, Upload
+from tiltyard.api.execution.upload import MAX_INLINE_BODY_BYTES, Deferred, LoopBridge, Upload
 from tiltyard.model.operations import CommitStep, never, pool_of
 from tiltyard.model.spec import Shape
 
@@ -56,7 +56,7 @@ class Executions:
         idempotent: Execution = Idempotent(threaded, takes_upload)
         if takes_upload:
             limit = self._settings.max_upload_bytes
-            deferred = Deferred(handler, pool, self._bridge, INLINE_BODY if self._has_inline_reads else -1)
+            deferred = Deferred(handler, pool, self._bridge, MAX_INLINE_BODY_BYTES if self._has_inline_reads else -1)
             return Upload(deferred, limit, authorization), Upload(idempotent, limit, None)
         if handler.batch is not None:
             execution = Batched(handler, pool)

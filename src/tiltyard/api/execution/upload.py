@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.operations import Handler
 
-INLINE_BODY = 16 << 10
+MAX_INLINE_BODY_BYTES = 16 << 10
 """Bytes of an Arrow body that is read on the event loop: to hand it to a thread would take longer."""
 
 

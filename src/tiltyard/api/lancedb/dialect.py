@@ -102,14 +102,14 @@ def read_deadline(operation: Operation, handler: Handler, headers: Headers) -> D
 def apply_deadline(operation: Operation, ctx: Context, request: Any, deadline: Deadline) -> Context:
     """Return the context whose operation checks the deadline; a merge retries conflicts no longer than until then."""
     if operation.name == _MERGE:
-        request.timeout = f"{math.ceil(min(deadline.seconds, _DAY) * 1000)}ms"
+        request.timeout = f"{math.ceil(min(deadline.seconds, _DAY_SECONDS) * 1000)}ms"
     return deadline.apply_to(ctx)
 
 
 _TIMEOUT_HEADER = b"x-request-timeout-ms"
 _MAX_TIMEOUT_DIGITS = 18
 _MERGE = "MergeInsertIntoTable"
-_DAY = 86400.0
+_DAY_SECONDS = 86400.0
 
 
 SUBSTITUTES: Mapping[str, str] = {"ListAllTables": "ListTables"}

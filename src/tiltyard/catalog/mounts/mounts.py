@@ -20,7 +20,7 @@ from tiltyard.model.ids import Id, check_composed, namespace_id
 from tiltyard.model.modes import CreateMode
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
-from tiltyard.model.settings.mounts import DEFAULT_MAX_AGE, MAX_CACHE_AGE_SECONDS, parse_mount, secret_problem
+from tiltyard.model.settings.mounts import DEFAULT_CACHE_AGE_SECONDS, MAX_CACHE_AGE_SECONDS, parse_mount, secret_problem
 from tiltyard.model.spec import models
 from tiltyard.mounts import check_settings, open_catalog
 from tiltyard.storage.locations import canonical_location
@@ -205,7 +205,7 @@ def _checked_locations(ctx: Context, locations: Sequence[str]) -> tuple[str, ...
 
 def _checked_age(milliseconds: int | None) -> int:
     if milliseconds is None:
-        return int(DEFAULT_MAX_AGE * 1000)
+        return int(DEFAULT_CACHE_AGE_SECONDS * 1000)
     if milliseconds > MAX_CACHE_AGE_SECONDS * 1000:
         raise InvalidInputError(f"max_age_millis is {milliseconds}: at most {MAX_CACHE_AGE_SECONDS * 1000:.0f}.")
     return milliseconds

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PREFIX = "tiltyard.udf."
+MAX_CODE_LENGTH = 256 << 10
+"""How long code may be, in characters of base64: every version's manifest repeats it."""
 SCALAR = "$value"
 """lancedb's name for the result of a function that returns one value."""
 EXPRESSION = "tiltyard.computed.expression"

@@ -13,7 +13,7 @@ from tiltyard.model.settings.storages import is_reference
 if TYPE_CHECKING:
     from tiltyard.model.ids import Id
 
-DEFAULT_MAX_AGE = 1.0
+DEFAULT_CACHE_AGE_SECONDS = 1.0
 MAX_CACHE_AGE_SECONDS = 86400.0
 SECRET_PREFIX = "TILTYARD_MOUNT_"  # noqa: S105  # of a variable's name
 """Of the environment variables that mounts made by an operation may refer to."""
@@ -28,7 +28,7 @@ class MountSettings(msgspec.Struct, frozen=True):
     kind: str
     namespace: str = ""
     allowed_locations: tuple[str, ...] = ()
-    max_age: float = DEFAULT_MAX_AGE
+    max_age: float = DEFAULT_CACHE_AGE_SECONDS
     managed_versioning: bool = False
     vends_credentials: bool = False
     settings: Mapping[str, Any] = {}

@@ -9,7 +9,7 @@ import pyarrow as pa
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.branches import Branch
-from tiltyard.model.columns.computed_columns import UdfDeclaration
+from tiltyard.model.columns.computed_columns import MAX_CODE_LENGTH, UdfDeclaration
 from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.pipeline.backfill.new_column import try_code
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, Output
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MAX_TRIES = 20
-MAX_CODE_LENGTH = 256 << 10
-"""How long code may be, in characters of base64: every version's manifest repeats it."""
 
 
 def declare_column(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS_PER_TASK = 4_000_000
-MAX_ROWS_IN_DRIVER = 1_000_000
+MAX_DRIVER_ROWS = 1_000_000
 """Up to so many rows are searched in this process: starting Spark's tasks takes longer."""
 
 _CHECKPOINT_KEY = "delete"
@@ -96,7 +96,7 @@ def _search_fragments(
     """Find the rows to delete in these fragments, in Spark's tasks, or in this process if they are few."""
     fragments = fragments_by_id(dataset)
     rows = {number: fragments[number].num_rows for number in numbers}
-    session = spark if sum(rows.values()) > MAX_ROWS_IN_DRIVER else None
+    session = spark if sum(rows.values()) > MAX_DRIVER_ROWS else None
     groups = group_fragments(rows, ROWS_PER_TASK, task_slots(session))
     tasks = [DeleteRows(location, int(dataset.version), group, condition) for group in groups]
     changed: list[ChangedFragment] = []

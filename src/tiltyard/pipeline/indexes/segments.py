@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from tiltyard.pipeline.runs import Run
 
-MAX_ROWS_IN_DRIVER = 4_000_000
+MAX_DRIVER_ROWS = 4_000_000
 """Light indexes of up to so many rows are built in this process: starting Spark's tasks takes longer."""
 
 ROWS_PER_SEGMENT = 16 << 20
@@ -75,7 +75,7 @@ def build_segments(
     """
     fragments = fragments_by_id(dataset)
     rows = sum(fragment.num_rows for fragment in fragments.values())
-    in_driver = spec.kind in LIGHT_TYPES and rows <= MAX_ROWS_IN_DRIVER
+    in_driver = spec.kind in LIGHT_TYPES and rows <= MAX_DRIVER_ROWS
     build_input = BuildInput(location, int(dataset.version), branch, spec, dataset if in_driver else None)
     build = _SegmentBuild(run, None if in_driver else spark, build_input, fragments, checkpoint)
     model = build.train_model() if spec.kind in VECTOR_TYPES else None

@@ -18,7 +18,7 @@ from tiltyard.pipeline.sources.filesystem import delete_files
 from tiltyard.pipeline.table_location import TableLocation
 
 LIGHT_TYPES = frozenset({"BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER"})
-_LIGHT_BLOCK_SIZE = 256 << 10
+_LIGHT_BLOCK_BYTES = 256 << 10
 
 VECTOR_TYPES = frozenset({"IVF_FLAT", "IVF_SQ", "IVF_PQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"})
 _ROWS_PER_CENTROID = 256
@@ -63,7 +63,7 @@ def block_size(kind: str) -> int | None:
     Lance reads a quarter as many rows at once as a block has bytes. Its default of 8,192 rows saves memory where rows
     are wide; a light index reads one narrow column, and its build takes a quarter less time with 65,536 rows.
     """
-    return _LIGHT_BLOCK_SIZE if kind in LIGHT_TYPES else None
+    return _LIGHT_BLOCK_BYTES if kind in LIGHT_TYPES else None
 
 
 @dataclass(frozen=True, slots=True)

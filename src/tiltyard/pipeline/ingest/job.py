@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from tiltyard.model.lineage import JobLineage
 
-MAX_BYTES_IN_DRIVER = 16 << 20
+MAX_DRIVER_BYTES = 16 << 20
 """A source of up to so many bytes is written by threads of this process: starting Spark's tasks takes longer."""
 
 _SLOTS_KEY = "shares"
@@ -163,7 +163,7 @@ def _ingest(
     try:
         source = adapt_source(run, source, target, options)
         spec = source_write_spec(run, spark, source, target, options)
-        is_small = options.udf is None and source.size <= MAX_BYTES_IN_DRIVER
+        is_small = options.udf is None and source.size <= MAX_DRIVER_BYTES
         results = write_source(run, None if is_small else spark, source, spec, task_bytes)
         return {**commit_checked(run, spark, target, spec, results), **inferred_types_figure(source)}
     except (RefusedError, InvalidInputError, *KEY_ERRORS):

@@ -37,9 +37,9 @@ from tiltyard.upkeep.thresholds import FULL_FRAGMENT_ROWS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MAX_BYTES_IN_DRIVER = 64 << 20
+MAX_DRIVER_BYTES = 64 << 20
 """Up to so many bytes are compacted in this process: starting Spark's tasks takes longer."""
-MAX_ROWS_IN_DRIVER = FULL_FRAGMENT_ROWS // 8
+MAX_DRIVER_ROWS = FULL_FRAGMENT_ROWS // 8
 """Up to so many rows are added to indexes in this process."""
 
 _MAX_TRIES = 10
@@ -131,7 +131,7 @@ def _compact_in_tasks(
 
     files = [file for task in missing for fragment in task.task.fragments for file in fragment.files]
     size = sum(file.file_size_bytes or 0 for file in files)
-    session = None if size <= MAX_BYTES_IN_DRIVER else spark
+    session = None if size <= MAX_DRIVER_BYTES else spark
     run_tasks(session, run, call_task, missing, on_result=handle_result, name="optimize: compact")
     return results
 
@@ -172,7 +172,7 @@ def _extend_indexes(run: Run, spark: SparkSession | LazySession, table: Table, r
     before = {state.name: state for state in index_states(table.dataset()) if state.missing}
     tasks = [ExtendIndex(table.dataset, name, rows) for name in before]
     run.progress(stage="indexes", indexes=0, indexes_total=len(tasks))
-    session = None if sum(state.missing for state in before.values()) <= MAX_ROWS_IN_DRIVER else spark
+    session = None if sum(state.missing for state in before.values()) <= MAX_DRIVER_ROWS else spark
     for done, task in enumerate(tasks, 1):  # in turn: of two index commits at once, one would wait for the other
         [version] = run_tasks(session, run, call_task, [task], name="optimize: index")
         run.progress(indexes=done, version=version)

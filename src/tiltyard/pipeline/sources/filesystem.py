@@ -24,7 +24,7 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.runtime.durability import Durability, replace_file
 
-READ_AHEAD = 4 << 20
+READ_AHEAD_BYTES = 4 << 20
 """Minimum bytes that a request to an object store reads."""
 
 _GLOB = frozenset("*?[")
@@ -86,7 +86,7 @@ def open_file(path: str, options: Mapping[str, str]) -> pa.NativeFile:
     """Open a file for random reads."""
     if not is_remote(path):
         return pa.memory_map(str(local_path(path)))
-    return pa.PythonFile(io.BufferedReader(_ObjectReader(*open_store(path, options)), READ_AHEAD), mode="r")
+    return pa.PythonFile(io.BufferedReader(_ObjectReader(*open_store(path, options)), READ_AHEAD_BYTES), mode="r")
 
 
 def file_exists(path: str, options: Mapping[str, str]) -> bool:

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 _CHECKPOINT_KEY = "upserted"
 
 ROWS_PER_TASK = 4_000_000
-MAX_BYTES_IN_DRIVER = 128 << 20
-MAX_ROWS_IN_DRIVER = 4_000_000
+MAX_DRIVER_BYTES = 128 << 20
+MAX_DRIVER_ROWS = 4_000_000
 """A source of up to so many bytes is written in this process, and keys of up to so many rows are looked up in it:
 starting Spark's tasks takes longer."""
 
@@ -166,7 +166,7 @@ def _upsert(
     try:
         source = adapt_source(run, source, landing, options)
         recipe = source_write_spec(run, spark, source, landing, options)
-        is_small = options.udf is None and source.size <= MAX_BYTES_IN_DRIVER
+        is_small = options.udf is None and source.size <= MAX_DRIVER_BYTES
         written = write_source(run, None if is_small else spark, source, recipe, TASK_BYTES)
         fragments = [text for part in written for text in part.fragments]
         upserted = upsert_fragments(
@@ -294,7 +294,7 @@ class UpsertPlan:
         to_match = list(fragments) if numbers is None else list(numbers)
         rows = sum(fragments[number].num_rows for number in to_match)
         run.progress(stage="match", looked=0, looked_total=rows)
-        session = spark if max(rows, self.keys.rows) > MAX_ROWS_IN_DRIVER else None
+        session = spark if max(rows, self.keys.rows) > MAX_DRIVER_ROWS else None
         buckets = math.ceil(self.keys.rows / MAX_KEYS_IN_MEMORY)
         checks = [CheckKeys(self.keys, bucket, buckets) for bucket in range(buckets if check else 0)]
         slots = task_slots(session)

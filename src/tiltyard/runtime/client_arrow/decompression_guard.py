@@ -29,7 +29,7 @@ MAX_RATIO = 100
 """How many times larger than it came a body may become beyond that."""
 
 _MAGIC = b"ARROW1"
-_MAX_HEADER = 256 << 20
+_MAX_HEADER_BYTES = 256 << 20
 _BLOCK = struct.Struct("<qi4xq")
 _BUFFER = struct.Struct("<qq")
 _SIZE_BYTES = I64.size
@@ -126,7 +126,7 @@ class ExpansionCheck:
         if first != CONTINUATION:  # as Arrow did before 0.15: the prefix is the length alone
             length = first
             self._partial += prefix[U32.size :]
-        if length > _MAX_HEADER or 0 < length < len(self._partial):
+        if length > _MAX_HEADER_BYTES or 0 < length < len(self._partial):
             raise ValueError("the head of a message has a length that cannot be")
         if length:
             self._needed_bytes, self._is_in_header = length, True

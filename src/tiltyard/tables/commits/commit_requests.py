@@ -58,7 +58,7 @@ log = logging.getLogger("tiltyard.versions")
 T = TypeVar("T")
 Result = TypeVar("Result")
 
-MAX_STORED_MANIFEST = 64 << 10
+MAX_STORED_MANIFEST_BYTES = 64 << 10
 """Bytes of a manifest that the catalog stores until its file is durable: one write to the disk instead of two."""
 _MAX_KEPT_BYTES = 64 << 10
 """Bytes of a staged object that are kept in memory from its check until it gets its final name."""
@@ -295,7 +295,7 @@ def _new_version(
     """
     scheme = parse_mode(NamingScheme, entry.naming_scheme, naming_scheme_of(staged), "naming scheme")
     local_file = file if is_local(table.location) else None
-    is_stored = local_file is not None and local_file.stat.size <= MAX_STORED_MANIFEST
+    is_stored = local_file is not None and local_file.stat.size <= MAX_STORED_MANIFEST_BYTES
     if local_file is not None and not is_stored:
         files = [*files, WrittenFile(staged, local_file.stat.size)]
     return NewVersion(

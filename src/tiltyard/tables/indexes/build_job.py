@@ -27,7 +27,7 @@ CREATE_INDEX = "create_index"
 INDEX_JOB = "index"
 """The Spark job that builds the indexes of large tables."""
 
-_ROWS_IN_PROCESS = 50_000
+MAX_ROWS_HERE = 50_000
 """Rows of a table up to which an index is built in this process, within seconds: starting another takes a second."""
 
 
@@ -125,7 +125,7 @@ def _build(ctx: Context, spec: IndexSpec, running: Job) -> None:
     )
     uuid = str(uuid4())
     running.progress(index_uuid=uuid, stage="build", progress="0.0")
-    if dataset.count_rows() <= _ROWS_IN_PROCESS:
+    if dataset.count_rows() <= MAX_ROWS_HERE:
         build(dataset, spec, uuid)
         return
     options = dict(ctx.storage.options(record.location))

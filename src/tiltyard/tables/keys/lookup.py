@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _ROWS_PER_LOOKUP = 500
 """How many rows a scan reads in the time that the index takes for one key."""
 _INDICES = frozenset({"btree", "bitmap"})
-_SMALL_FRAGMENT = 1 << 17
+_SMALL_FRAGMENT_ROWS = 1 << 17
 """Rows of a fragment whose keys are worth keeping in memory."""
 _SCANNED_ROWS = 1 << 18
 """Rows of a batch of a scan: comparing one begins with a hash table of all keys that are looked for."""
@@ -222,7 +222,7 @@ class KeyLookup:
 
 def _small_fragments(fragments: Mapping[int, _KeyFiles]) -> list[tuple[int, _KeyFiles]]:
     """Return the fragments whose keys are kept in memory: where they are too many, the smallest of them."""
-    small = [(number, fragment) for number, fragment in fragments.items() if fragment.rows <= _SMALL_FRAGMENT]
+    small = [(number, fragment) for number, fragment in fragments.items() if fragment.rows <= _SMALL_FRAGMENT_ROWS]
     rows = sum(fragment.rows for _, fragment in small)
     if rows > MAX_KEYS // 2:
         small.sort(key=lambda item: item[1].rows)

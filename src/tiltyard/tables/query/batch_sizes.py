@@ -67,7 +67,7 @@ _READ_LIMITS = {"batch_readahead": 2, "batch_size_bytes": 8 << 20, "io_buffer_si
 """Options for smaller batches: less readahead, and a batch larger than estimated makes the next one smaller."""
 _NARROW = 64
 """Bytes of a value that any short expression may use, however often it names its column."""
-_NARROW_BATCH = 1 << 20
+_NARROW_BATCH_BYTES = 1 << 20
 """Bytes of a batch of narrow values of varying width at most."""
 _SHORT_EXPRESSION = 128
 _COPIES = 2
@@ -290,7 +290,7 @@ def _column_sizes(dataset: lance.LanceDataset, columns: _VersionColumns, name: s
         sizes, is_complete = _measure_files(dataset, columns.varying[name])
         if is_complete:
             columns.sizes[name] = sizes
-            if sizes.by_batch[0] <= _NARROW_BATCH and not sizes.is_unbounded:
+            if sizes.by_batch[0] <= _NARROW_BATCH_BYTES and not sizes.is_unbounded:
                 columns.wide.discard(name.lower())
     return sizes
 

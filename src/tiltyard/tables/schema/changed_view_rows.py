@@ -9,7 +9,7 @@ into a dataset in memory, some at a time, and Lance evaluates the query there: i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow as pa
 from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.model.views.definitions import query_columns
 from tiltyard.tables.sql.lexer import TOKEN
+from tiltyard.view_refresh.added_columns import FILE_FORMAT
 from tiltyard.view_refresh.net_changes import find_net_changes, version_opener
 from tiltyard.view_refresh.removal import find_equal_rows
 from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
@@ -42,8 +43,6 @@ CANDIDATE_SHARE = 5
 """Of a view, one row in so many may be compared."""
 _BATCH_BYTES = 32 << 20
 """Bytes of rows, about, on which the query is evaluated at once."""
-_FILE_FORMAT: Literal["2.2"] = "2.2"
-"""Lance's format of files that holds values of all types."""
 _NAMES = frozenset({"word", "quoted", "text"})
 """Kinds of tokens that may be names."""
 _ROW_METADATA = "_row"
@@ -93,7 +92,7 @@ class ChangedViewRows:
     def _evaluate(self, parts: Iterable[NetRows]) -> Iterator[pa.RecordBatch]:
         open_version = version_opener(self.source, self._branch)
         for rows in _joined(batch for part in parts for batch in part.read(open_version, self._columns)):
-            copy = lance.write_dataset(rows, "memory://", data_storage_version=_FILE_FORMAT)
+            copy = lance.write_dataset(rows, "memory://", data_storage_version=FILE_FORMAT)
             yield from copy.scanner(
                 columns=scan_columns(rows.schema, self.query), filter=self.query.filter
             ).to_batches()

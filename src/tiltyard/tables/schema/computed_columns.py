@@ -18,6 +18,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.catalog.jobs.submission import queue_job
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.computed_columns import (
+    MAX_CODE_LENGTH,
     ExpressionDeclaration,
     FunctionDeclaration,
     UdfDeclaration,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 BACKFILL = "backfill"
 MAX_CONCURRENCY = 100_000
 """Tasks of one refresh at once, at most."""
-MAX_CODE_LENGTH = 256 << 10
-"""How long code may be, in characters of base64: every version's manifest repeats it."""
 _SERVER_PREFIX = "tiltyard."
 """Prefix of the properties and metadata that the server alone sets."""
 

@@ -48,7 +48,7 @@ MIN_REST_MS, MAX_REST_MS = 10_000, DAY_MS
 _REST_SHARE = 4
 """A table rests for so many times as long as its upkeep took: it takes a fifth of one processor at most."""
 _FIRST_BACKOFF_MS = 60_000
-MAX_ROWS_IN_PROCESS = 20_000
+MAX_ROWS_HERE = 20_000
 """Rows of a table up to which it is maintained in this process: starting another one takes more time than that."""
 _BLOCKS = "_publishing-"
 """Prefix of the folders that exist while the block of a publication is open (`publishing.staged`)."""
@@ -208,7 +208,7 @@ def _maintain_data(
     if not _find_needs(dataset, seen, options, is_idle=True).reasons:
         return dict(seen.state.get("unindexed", {}))
     before = read_index_states(dataset)
-    if dataset.count_rows() <= MAX_ROWS_IN_PROCESS and not _has_graph(dataset):
+    if dataset.count_rows() <= MAX_ROWS_HERE and not _has_graph(dataset):
         route = ctx.commit_route(table, durable=False)
         own = ctx.storage.datasets.open_for_writing(table.location, ctx.storage.options(table.location), MAIN, route)
         maintain(own, options.small_fragments, lambda properties: running.progress(**properties))

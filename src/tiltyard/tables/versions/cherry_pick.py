@@ -17,6 +17,7 @@ from lance.fragment import DataFile
 from lance.schema import LanceSchema
 
 from tiltyard.access.needs import on_table
+from tiltyard.column_refresh.freshness import TOMBSTONE
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.operations import operation
@@ -41,7 +42,6 @@ FAILED = "failed"
 NOT_IMPLEMENTED = "notImplemented"
 CHERRY_PICKED = "cherryPicked"
 
-_TOMBSTONE = -2  # Lance's field id for a column of a file that the fragment does not read
 _FRESHNESS = re.compile(r"-udf-[^/]*$")
 """The part of a file's name by which a backfill recognizes the values that it has computed."""
 _FIRST_FORMAT = 2
@@ -153,7 +153,7 @@ def _copied(file: DataFile, name: str, new_ids: Mapping[int, int]) -> DataFile:
     """Return the entry of a file's copy, in which columns that are not promoted are not read."""
     return DataFile(
         name,
-        [new_ids.get(number, _TOMBSTONE) for number in file.fields],
+        [new_ids.get(number, TOMBSTONE) for number in file.fields],
         list(file.column_indices),
         file.file_major_version,
         file.file_minor_version,

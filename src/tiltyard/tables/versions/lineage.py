@@ -24,7 +24,7 @@ from tiltyard.access.authorization import authorize_table, caller_rights, is_adm
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.lineage import MAX_NAME, CommitLineage, LineageSource, strip_credentials
+from tiltyard.model.lineage import DEFAULT_DEPTH, MAX_NAME, CommitLineage, LineageSource, strip_credentials
 from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import Needs, operation
 from tiltyard.model.privileges import Privilege
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
-DEFAULT_DEPTH = 3
 MAX_DEPTH = 20
 MAX_NODES = 200
 MAX_RECORDS = 50

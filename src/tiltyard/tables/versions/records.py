@@ -18,7 +18,7 @@ from tiltyard.model.primary_keys import PROPERTY
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifest_format import LAST_VERSION, NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.manifest_format import LAST_VERSION, V2_DIGITS, NamingScheme, manifest_name, versions_folder
 from tiltyard.storage.shared_snapshots import RecordedVersion
 from tiltyard.store import NewVersion
 
@@ -36,7 +36,6 @@ MANAGED = "tiltyard.managed_versioning"
 
 _BOOLEANS = {"true": True, "false": False}
 _FINAL = re.compile(r"^(\d+)\.manifest$")
-_V2_DIGITS = 20
 _PAGE = 1000
 
 
@@ -130,7 +129,7 @@ def stored_versions(ctx: Context, table: TableRecord, branch: Branch) -> dict[in
 
 def _stored_version(number: str) -> StoredVersion:
     """Return the version that a manifest's final name, without its suffix, is of."""
-    if len(number) == _V2_DIGITS:
+    if len(number) == V2_DIGITS:
         return StoredVersion(LAST_VERSION - int(number), NamingScheme.V2)
     return StoredVersion(int(number), NamingScheme.V1)
 

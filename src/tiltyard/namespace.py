@@ -14,29 +14,27 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import uuid
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import lance_namespace as upstream
 import msgspec
 from lance_namespace.errors import (
-    InternalError,
     InvalidInputError,
     LanceNamespaceError,
     TableBranchNotFoundError,
-    UnsupportedOperationError,
 )
 
 from tiltyard.api.bodies.arrow_responses import encode
 from tiltyard.api.bodies.uploads import MemoryBody
 from tiltyard.bootstrap import open_services
+from tiltyard.calls.caller import find_operation, make_request
+from tiltyard.calls.in_process_caller import InProcessCaller, internal_errors
 from tiltyard.config import load_settings
-from tiltyard.context import Context
 from tiltyard.identity import in_process_principal
-from tiltyard.model.operations import ArrowAnswer, BytesAnswer, Handler, bound_operations
+from tiltyard.model.operations import ArrowAnswer, BytesAnswer
 from tiltyard.model.principals import EVERYBODY, Principal
-from tiltyard.model.spec import ARROW_FILE, Operation, Shape, models, operations
+from tiltyard.model.spec import ARROW_FILE, Operation, Shape, operations
 from tiltyard.worker import Worker
 
 if TYPE_CHECKING:
@@ -66,7 +64,6 @@ class Namespace(upstream.LanceNamespace):
     ) -> None:
         self._properties = {"root": root, "db": db, **properties}
         self._services = open_services(load_settings(self._properties))
-        self._bound = bound_operations()
         try:
             self._principal = (
                 in_process_principal(self._services.store, principal) if isinstance(principal, str) else principal
@@ -121,33 +118,19 @@ class Namespace(upstream.LanceNamespace):
 
         Raises lance_namespace.errors, UnsupportedOperationError for an operation that is not served.
         """
-        operation, served = self._bound.get(name, (None, None))
-        if operation is None or served is None:
-            raise UnsupportedOperationError(f"{name} is not supported.")
-        ctx = Context(self._services, uuid.uuid4().hex, principal=self._principal)
-        try:
-            return _to_upstream(operation, self._run(ctx, operation, served, request, data))
-        except LanceNamespaceError:
-            raise
-        except Exception as error:
-            raise InternalError(f"{name} failed: {error}") from error
+        operation = find_operation(name)
+        model, body = _to_model(operation, request), None
+        if operation.request_shape is Shape.ARROW:
+            try:
+                body = MemoryBody(bytes(memoryview(data or b"")))
+            except TypeError:
+                raise InvalidInputError(f"{name} takes an Arrow IPC stream as bytes.") from None
+        with internal_errors(name):
+            return _to_upstream(operation, self.caller().run(operation, model, body))
 
-    @staticmethod
-    def _run(ctx: Context, operation: Operation, served: Handler, request: Any, data: bytes | None) -> Any:
-        model = _to_model(operation, request)
-        ctx = served.authorize(ctx, model)
-        if operation.request_shape is not Shape.ARROW:
-            return served.run(ctx, model)
-        try:
-            body = MemoryBody(bytes(memoryview(data or b"")))
-        except TypeError:
-            raise InvalidInputError(f"{operation.name} takes an Arrow IPC stream as bytes.") from None
-        try:
-            return served.function(ctx, model, body)
-        except Exception as error:
-            if body.failure in (None, error):
-                raise
-            raise body.failure from error
+    def caller(self, retry_seconds: float = 0) -> InProcessCaller:
+        """Return what calls the operations as this namespace does, with plain mappings, and sends them again."""
+        return InProcessCaller(self._services, self._principal, retry_seconds=retry_seconds)
 
 
 class ArrowFile(bytes):
@@ -179,18 +162,13 @@ def _reopen(properties: dict[str, Any]) -> Namespace:
 
 def _to_model(operation: Operation, request: Any) -> Any:
     """Convert upstream's request, or a mapping, to our model. Raises InvalidInputError."""
-    if operation.request is None:
-        return None
     if hasattr(request, "to_dict"):
         fields = request.to_dict()
     elif hasattr(request, "model_dump"):
         fields = request.model_dump()
     else:
         fields = dict(request or {})
-    try:
-        return msgspec.convert(_without_nulls(fields), getattr(models, operation.request), strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidInputError(f"The request is not what {operation.name} takes: {error}") from error
+    return make_request(operation, _without_nulls(fields))
 
 
 def _without_nulls(value: Any) -> Any:

@@ -14,7 +14,6 @@ from tests.access.conftest import Catalog
 from tests.services.secured import secured_server
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.runtime.clocks import wall_clock
 
 
@@ -102,7 +101,7 @@ def test_list_jobs_of_a_dropped_table_leaves_whoever_asked_for_them(catalog: Cat
 
 def test_job_list_command_works_without_being_an_administrator(tmp_path: Path) -> None:
     with secured_server(tmp_path) as running:
-        admin = OperationClient(connection(running.url, {"header.x-api-key": running.keys["administrator"]}))
+        admin = connection(running.url, {"header.x-api-key": running.keys["administrator"]}).caller()
         granted = {"object_kind": "namespace", "grantee": "ann", "privileges": ["all"]}
         admin.call("CreateNamespace", id=["s"])
         admin.call("GrantPrivileges", id=["s"], **granted)
@@ -118,7 +117,7 @@ def test_job_list_command_works_without_being_an_administrator(tmp_path: Path) -
 def test_calls_of_names_with_a_delimiter_in_them_reach_the_object_of_that_name(tmp_path: Path) -> None:
     """A namespace `a$b` is another one than `b` in `a`: a grant goes to the one that was named."""
     with secured_server(tmp_path) as running:
-        admin = OperationClient(connection(running.url, {"header.x-api-key": running.keys["administrator"]}))
+        admin = connection(running.url, {"header.x-api-key": running.keys["administrator"]}).caller()
         for names in (["a"], ["a", "b"], ["a$b"]):
             admin.call("CreateNamespace", id=names)
         admin.call("GrantPrivileges", id=["a$b"], object_kind="namespace", grantee="ann", privileges=["read"])

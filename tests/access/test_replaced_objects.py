@@ -12,22 +12,25 @@ from lance_namespace.errors import NamespaceNotFoundError, PermissionDeniedError
 
 import tiltyard
 from tests.access.conftest import ROWS_AS_STREAM, Catalog
+from tiltyard.calls import in_process_caller
+from tiltyard.calls.in_process_caller import find_handler
 from tiltyard.model.operations import Handler
 
 SECRET = ["s", "t"]
 
 
-def between(caller: tiltyard.Namespace, operation: str, change: Callable[[], None]) -> None:
-    """Run `change` after an operation is authorized and before it is executed."""
-    facts, handler = caller._bound[operation]
-    assert handler is not None
-    function = handler.function
+def between(monkeypatch: pytest.MonkeyPatch, operation: str, change: Callable[[], None]) -> None:
+    """Run `change` after an operation is authorized and before it is executed, the first time."""
+    handler = find_handler(operation)
+    changes = [change]
 
     def late(ctx: Any, request: Any, *data: Any) -> Any:
-        change()
-        return function(ctx, request, *data)
+        if changes:
+            changes.pop()()
+        return handler.function(ctx, request, *data)
 
-    caller._bound = {**caller._bound, operation: (facts, Handler(late, handler.inline, handler.needs))}
+    handlers = {operation: Handler(late, handler.inline, handler.needs)}
+    monkeypatch.setattr(in_process_caller, "find_handler", lambda name: handlers.get(name) or find_handler(name))
 
 
 @pytest.fixture
@@ -71,19 +74,21 @@ ALL_VERSIONS = {"start_version": 0, "end_version": -1}
     ],
 )
 def test_table_that_takes_the_name_after_the_check_is_not_changed(
-    catalog: Catalog, ann: tiltyard.Namespace, operation: str, request_: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, catalog: Catalog, ann: tiltyard.Namespace, operation: str, request_: dict[str, Any]
 ) -> None:
     secret = catalog.store.describe_table(("s", "secret")).id
-    between(ann, operation, lambda: another_table(catalog))
+    between(monkeypatch, operation, lambda: another_table(catalog))
     with pytest.raises(TableNotFoundError):
         ann.call(operation, request_)
     assert catalog.store.describe_table(tuple(SECRET)).id == secret
     assert catalog.owner.count_table_rows({"id": SECRET}).count == 3
 
 
-def test_table_that_takes_the_name_after_the_check_is_not_read(catalog: Catalog, ann: tiltyard.Namespace) -> None:
+def test_table_that_takes_the_name_after_the_check_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, catalog: Catalog, ann: tiltyard.Namespace
+) -> None:
     catalog.owner.insert_into_table({"id": ["s", "secret"]}, ROWS_AS_STREAM)
-    between(ann, "CountTableRows", lambda: another_table(catalog))
+    between(monkeypatch, "CountTableRows", lambda: another_table(catalog))
     assert ann.count_table_rows({"id": SECRET}).count == 3  # of the dropped one, which is kept for a while
     assert catalog.owner.count_table_rows({"id": SECRET}).count == 6
     catalog.refresh_rights()
@@ -91,8 +96,10 @@ def test_table_that_takes_the_name_after_the_check_is_not_read(catalog: Catalog,
         ann.count_table_rows({"id": SECRET})
 
 
-def test_table_that_takes_the_name_after_the_check_is_not_granted(catalog: Catalog, ann: tiltyard.Namespace) -> None:
-    between(ann, "GrantPrivileges", lambda: another_table(catalog))
+def test_table_that_takes_the_name_after_the_check_is_not_granted(
+    monkeypatch: pytest.MonkeyPatch, catalog: Catalog, ann: tiltyard.Namespace
+) -> None:
+    between(monkeypatch, "GrantPrivileges", lambda: another_table(catalog))
     ann.call("GrantPrivileges", {"object_kind": "table", "id": SECRET, "grantee": "bob", "privileges": ["read"]})
     assert catalog.owner.call("ListGrants", {"object_kind": "table", "id": SECRET})["grants"] == []
 
@@ -113,13 +120,18 @@ def test_table_that_takes_the_name_after_the_check_is_not_granted(catalog: Catal
     ],
 )
 def test_namespace_that_takes_the_name_after_the_check_is_left_alone(
-    catalog: Catalog, ann: tiltyard.Namespace, operation: str, request_: dict[str, Any], data: bytes | None
+    monkeypatch: pytest.MonkeyPatch,
+    catalog: Catalog,
+    ann: tiltyard.Namespace,
+    operation: str,
+    request_: dict[str, Any],
+    data: bytes | None,
 ) -> None:
     ann.create_table({"id": ["d", "old"]}, ROWS_AS_STREAM)
     ann.drop_table({"id": ["d", "old"]})
     ann.create_namespace({"id": ["d", "gone"]})
     ann.drop_namespace({"id": ["d", "gone"], "behavior": "Cascade"})
-    between(ann, operation, lambda: another_namespace(catalog))
+    between(monkeypatch, operation, lambda: another_namespace(catalog))
     with pytest.raises(NamespaceNotFoundError):
         ann.call(operation, request_, data)
     assert catalog.owner.list_tables({"id": ["d"]}).tables == []

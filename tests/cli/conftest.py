@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.services.server import ServerProcess
+from tiltyard.calls.http_caller import HttpCaller
 from tiltyard.cli import main
-from tiltyard.cli.session.server_catalog import ServerCatalog
 
 FILMS = pa.table(
     {
@@ -42,7 +42,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with `films` (two versions, a full-text index), `library.books`, and an empty namespace."""
     server = ServerProcess(tmp_path_factory.mktemp("cli"))
-    catalog = ServerCatalog(server.url, "")
+    catalog = HttpCaller(server.url)
     catalog.call("CreateNamespace", id=["library"])
     catalog.call("CreateNamespace", id=["empty"])
     catalog.write("CreateTable", FILMS.slice(0, 3).to_reader(), "1", id=["films"])

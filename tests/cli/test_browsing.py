@@ -168,9 +168,9 @@ def test_lineage_shows_what_tables_were_made_from(run: Run) -> None:
 
 
 def test_diff_with_a_key_tells_changed_rows_and_columns(run: Run, server: ServerProcess) -> None:
-    from tiltyard.cli.session.server_catalog import ServerCatalog
+    from tiltyard.calls.http_caller import HttpCaller
 
-    catalog = ServerCatalog(server.url, "")
+    catalog = HttpCaller(server.url)
     rows = pa.table({"id": [1, 2, 3], "n": [10, 20, 30]})
     catalog.write("CreateTable", rows.to_reader(), "changing", id=["changing"])
     catalog.call("UpdateTable", id=["changing"], predicate="id = 2", updates=[["n", "21"]])

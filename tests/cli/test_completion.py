@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.conftest import Run, printed, run_command
 from tests.services.server import ServerProcess
+from tiltyard.calls.http_caller import HttpCaller
 from tiltyard.cli.session.completion import find_ids
-from tiltyard.cli.session.server_catalog import ServerCatalog
 
 BASH = """
 eval "$({command} completion bash)"
@@ -47,7 +47,7 @@ def shell_environ(server: ServerProcess, tmp_path: Path) -> dict[str, str]:
 
 
 def test_ids_are_completed_from_the_catalog(server: ServerProcess) -> None:
-    catalog = ServerCatalog(server.url, "")
+    catalog = HttpCaller(server.url)
     assert find_ids(catalog, "") == ["empty.", "library.", "films"]
     assert find_ids(catalog, "f") == ["films"]
     assert find_ids(catalog, "lib") == ["library.books"]  # the only namespace is opened

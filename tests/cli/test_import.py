@@ -197,7 +197,7 @@ def test_import_that_was_cut_goes_on_with_the_parts_that_are_missing(
 ) -> None:
     monkeypatch.setattr(import_source.ImportSource, "parts", halves)
     monkeypatch.setattr(import_file, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr("tiltyard.cli.session.server_catalog.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("tiltyard.calls.caller._retry", lambda send, seconds: send())
     file = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pa.table({"id": range(100)}), file, row_group_size=10)
     away = CuttingProxy(server.url, cuts=1000, spared=2)

@@ -28,10 +28,10 @@ from tests.services.forked_process import ForkedProcess
 from tests.services.ports import reserve_port
 from tests.services.secured import Secured, secured_server
 from tests.services.server import ServerProcess
+from tiltyard.calls.http_caller import HttpCaller, key_headers
 from tiltyard.cli.mcp.bounded_answers import MAX_ANSWER_BYTES
 from tiltyard.cli.mcp.protocol import make_server
 from tiltyard.cli.mcp.tools import TOOLS
-from tiltyard.cli.session.server_catalog import ServerCatalog
 
 Tool = Callable[..., Awaitable[CallToolResult]]
 Scenario = Callable[[Client], Awaitable[None]]
@@ -41,7 +41,7 @@ Scenario = Callable[[Client], Awaitable[None]]
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """A server with keys; ann may read `library`, bob `bound` alone, within a policy on its table."""
     with secured_server(tmp_path_factory.mktemp("mcp")) as secured:
-        catalog = ServerCatalog(secured.url, secured.keys["administrator"])
+        catalog = HttpCaller(secured.url, key_headers(secured.keys["administrator"]))
         catalog.call("CreateNamespace", id=["library"])
         catalog.call("CreateNamespace", id=["bound"])
         catalog.write("CreateTable", FILMS.to_reader(), "1", id=["library", "films"])
@@ -51,7 +51,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         catalog.call("GrantPrivileges", object_kind="namespace", id=["library"], grantee="ann", privileges=["read"])
         catalog.write("CreateTable", FILMS.to_reader(), "3", id=["bound", "films"])
         query = "SELECT * FROM bound.films"
-        httpx.post(f"{secured.url}/v1/view/bound$all/create", json={"query": query}, headers=key_header(secured))
+        catalog.call("CreateView", id=["bound", "all"], query=query)
         masks = [{"column": "text", "mask": "hide"}, {"column": "title", "mask": "null"}]
         catalog.call("SetTablePolicy", id=["bound", "films"], name="own", filter="year > 1955", masks=masks)
         catalog.call("GrantPrivileges", object_kind="namespace", id=["bound"], grantee="bob", privileges=["read"])
@@ -211,7 +211,7 @@ def test_http_refuses_foreign_hosts_foreign_pages_and_large_bodies(address: str)
 
 def test_answers_are_bounded_and_arguments_are_checked(server: ServerProcess) -> None:
     """What no answer may hold: long texts, many bytes, vectors, more rows than fit."""
-    catalog = ServerCatalog(server.url, "")
+    catalog = HttpCaller(server.url)
     texts = ["x" * 3000 for _ in range(99)]
     large = pa.table(
         {

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from tests.services.server import ServerProcess
-from tiltyard.cli.session.server_catalog import ServerCatalog
+from tiltyard.calls.http_caller import HttpCaller
 
 COMMAND = (sys.executable, "-m", "tiltyard")
 ESCAPE = "\x1b"
@@ -26,7 +26,7 @@ ESCAPE = "\x1b"
 @pytest.fixture(scope="module")
 def hostile(server: ServerProcess) -> ServerProcess:
     """A server whose table `hostile` has values that a terminal would obey."""
-    catalog = ServerCatalog(server.url, "")
+    catalog = HttpCaller(server.url)
     rows = pa.table({"text": ["\x1b]0;owned\x07\x1b[2J", "\u202eabc", "line\nbreak", "x" * 500]})
     catalog.write("CreateTable", rows.to_reader(), "hostile", id=["hostile"])
     catalog.close()
@@ -72,7 +72,7 @@ def test_table_on_a_terminal_has_colours_and_sends_no_value_that_it_would_obey(h
 
 
 def test_head_of_a_wide_table_shows_the_columns_that_fit_and_names_the_others(server: ServerProcess) -> None:
-    catalog = ServerCatalog(server.url, "")
+    catalog = HttpCaller(server.url)
     columns = {f"column_{number}": [f"value {number}", "x" * 59] for number in range(40)}
     catalog.write("CreateTable", pa.table(columns).to_reader(), "wide", id=["wide"])
     catalog.close()
@@ -89,7 +89,7 @@ def test_head_of_a_wide_table_shows_the_columns_that_fit_and_names_the_others(se
 
 
 def test_values_into_a_pipe_are_whole(hostile: ServerProcess) -> None:
-    catalog = ServerCatalog(hostile.url, "")
+    catalog = HttpCaller(hostile.url)
     vectors = pa.array([[number / 7 for number in range(50)]], pa.list_(pa.float32()))
     rows = pa.table({"number": [1234567.891], "small": pa.array([0.1], pa.float32()), "v": vectors})
     catalog.write("CreateTable", rows.to_reader(), "numbers", id=["numbers"])
@@ -127,7 +127,7 @@ def test_arrow_is_not_sent_to_a_terminal(server: ServerProcess) -> None:
 
 def test_closed_pipe_ends_a_command_quietly(server: ServerProcess) -> None:
     rows = pa.table({"n": range(200_000)})
-    catalog = ServerCatalog(server.url, "")
+    catalog = HttpCaller(server.url)
     catalog.write("CreateTable", rows.to_reader(), "long", id=["long"])
     script = f"'{sys.executable}' -m tiltyard export long - --format csv | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], env=environment(server), capture_output=True, text=True, check=False)

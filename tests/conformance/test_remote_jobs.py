@@ -19,7 +19,6 @@ from lancedb.remote.errors import HttpError
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner
-from tiltyard.pipeline.operation_client import OperationClient
 
 pytestmark = pytest.mark.parametrize("server", ["embedded"], indirect=True)
 
@@ -156,7 +155,7 @@ def test_pause_of_a_running_job_takes_effect_at_its_checkpoint(raw: Any, remote:
 def test_a_driver_releases_a_paused_job_and_the_next_one_resumes_it(
     server: ServerProcess, raw: Any, remote: Any, table: Any
 ) -> None:
-    client, owner = OperationClient(connection(server.url, {})), new_owner()
+    client, owner = connection(server.url, {}).caller(), new_owner()
     job = submit(raw, table.name)
     run = CatalogRun(client, claim_job(client, job, owner), owner)
 

@@ -18,9 +18,9 @@ from lance_namespace.errors import (
 )
 
 import tiltyard
+from tiltyard.calls.caller import Caller
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.table_history import read_transaction
-from tiltyard.pipeline.operation_client import OperationClient
 
 
 @pytest.fixture(scope="module")
@@ -120,18 +120,18 @@ def test_publication_is_indexed_once_it_is_published(
 def test_commit_that_cannot_be_indexed_is_a_warning(
     lake: tiltyard.Lake, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call = OperationClient.call
+    call = Caller.call
 
-    def fail_to_index(self: OperationClient, name: str, /, **request: Any) -> dict[str, Any]:
+    def fail_to_index(self: Caller, name: str, /, **request: Any) -> dict[str, Any]:
         if name == "RecordTableLineage":
             raise ServiceUnavailableError("away")
         return call(self, name, **request)
 
-    monkeypatch.setattr(OperationClient, "call", fail_to_index)
+    monkeypatch.setattr(Caller, "call", fail_to_index)
     assert lake.table("unindexed").ingest(folder / "raw/films.parquet").version == 1
     assert [message for message in caplog.messages if "is not indexed: " in message]
     monkeypatch.undo()
-    client = OperationClient(lake.catalog, 5)
+    client = lake.catalog.caller(5)
     for recorded in (True, False):  # it can be made up for, once
         assert client.call("RecordTableLineage", id=["unindexed"], version=1)["recorded"] is recorded
     assert lake.table("unindexed").lineage().uris == (str(folder / "raw/films.parquet"),)
@@ -159,7 +159,7 @@ def test_bad_requests_are_refused_with_what_to_do(lake: tiltyard.Lake) -> None:
         lake.table("films").lineage(depth=21)
     with pytest.raises(InvalidInputError, match="direction"):
         lake.table("films").lineage("sideways")  # type: ignore[arg-type]
-    client = OperationClient(lake.catalog, 5)
+    client = lake.catalog.caller(5)
     for request in ({}, {"id": ["films"], "uri": "/raw"}):
         with pytest.raises(InvalidInputError, match="and not both"):
             client.call("DescribeLineage", **request)

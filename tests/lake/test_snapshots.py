@@ -16,7 +16,6 @@ from lance_namespace.errors import (
 
 import tiltyard
 from tests.services.server import ServerProcess
-from tiltyard.pipeline.operation_client import OperationClient
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def test_snapshot_is_read_by_its_name_and_keeps_its_versions(lake: tiltyard.Lake
     assert films.count(tag="release") == 3 and orders.count(tag="release") == 1  # as any tag is read
     assert at.table("films").changes(1).counts() == {2: {"insert": 1}}
     films.dataset().cleanup_old_versions(retain_versions=1, delete_unverified=True, error_if_tagged_old_versions=False)
-    OperationClient(lake.catalog, 5).call("CollectTableGarbage", id=["films"], keep_versions_days=0, dry_run=True)
+    lake.catalog.caller(5).call("CollectTableGarbage", id=["films"], keep_versions_days=0, dry_run=True)
     assert lake.at("release").table("films").count() == 3
     assert [snapshot.name for snapshot in lake.snapshots()] == ["release"]
     assert "<td>shop.orders</td><td>1</td>" in at._repr_html_() and "2 tables" in repr(at)
@@ -65,7 +64,7 @@ def test_snapshot_is_read_by_its_name_and_keeps_its_versions(lake: tiltyard.Lake
 
 def test_snapshot_is_immutable_until_it_is_dropped(lake: tiltyard.Lake) -> None:
     assert lake.snapshot("release", "films").tables.keys() == {"films"}  # one name is a list of one
-    films, calls = lake.table("films"), OperationClient(lake.catalog, 5)
+    films, calls = lake.table("films"), lake.catalog.caller(5)
     films.dataset().tags.create("mine", 1)
     refusals: dict[str, tuple[Any, type[Exception], str]] = {
         "the same name": (lambda: lake.snapshot("release", ["shop.orders"]), TableTagAlreadyExistsError, "immutable"),

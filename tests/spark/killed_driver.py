@@ -10,10 +10,10 @@ import signal
 import sys
 
 from tests.spark.conftest import CONF
+from tiltyard.calls.caller import Caller
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
 from tiltyard.pipeline.indexes import segments
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.views import planning
 
@@ -25,7 +25,7 @@ ROWS_PER_PART = 10
 class DyingRun(CatalogRun):
     """Saves `count` checkpoints whose keys begin with `prefix`, and dies."""
 
-    def __init__(self, calls: OperationClient, job: QueuedJob, owner: str, prefix: str, count: int) -> None:
+    def __init__(self, calls: Caller, job: QueuedJob, owner: str, prefix: str, count: int) -> None:
         super().__init__(calls, job, owner, LEASE_MS)
         self._prefix, self._left = prefix, count
 
@@ -41,8 +41,8 @@ def main(url: str, job_id: str, prefix: str, count: int) -> None:
     """Drive the job until death."""
     segments.ROWS_PER_SEGMENT, planning.ROWS_PER_PART = ROWS_PER_SEGMENT, ROWS_PER_PART
     catalog, owner = connection(url), new_owner()
-    job = claim_job(OperationClient(catalog), job_id, owner, LEASE_MS)
-    run = DyingRun(OperationClient(catalog), job, owner, prefix, count)
+    job = claim_job(catalog.caller(), job_id, owner, LEASE_MS)
+    run = DyingRun(catalog.caller(), job, owner, prefix, count)
     spark = spark_session("local[1]", config=CONF)
     drive_job(run, lambda: job.execute(run, catalog, spark))
 

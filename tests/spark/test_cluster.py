@@ -27,7 +27,6 @@ from tests.spark.job_processes import children, wait_for
 from tiltyard.pipeline.catalog_client import connection, table
 from tiltyard.pipeline.driver.lease import LEASE_MS, submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 
 ROWS, FILES = 3000, 6
 DIMENSION = 600
@@ -84,12 +83,12 @@ def rows() -> pa.Table:
 
 def submit(server: ServerProcess, job: str, **arguments: object) -> str:
     """Submit a job; return its id."""
-    return submit_job(OperationClient(connection(server.url)), find_job(job), arguments).id
+    return submit_job(connection(server.url).caller(), find_job(job), arguments).id
 
 
 def describe_job(server: ServerProcess, job_id: str) -> dict[str, object]:
     """Describe a job."""
-    job: dict[str, object] = OperationClient(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
+    job: dict[str, object] = connection(server.url).caller().call("DescribeJob", id=[job_id])["job"]
     return job
 
 

@@ -23,7 +23,6 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.store import open_store
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -60,7 +59,7 @@ def start_worker(server: ServerProcess, environ: dict[str, str]) -> Iterator[Sta
 def submitted(server: ServerProcess, folder: Path, **arguments: object) -> str:
     """Submit a toy job; return its id."""
     folder.mkdir(exist_ok=True)
-    return submit_job(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(folder), **arguments}).id
+    return submit_job(connection(server.url).caller(), find_job("toy"), {"folder": str(folder), **arguments}).id
 
 
 def ended(server: ServerProcess, job_id: str) -> str:
@@ -89,7 +88,7 @@ def registered_example_jobs(environ: dict[str, str], monkeypatch: pytest.MonkeyP
 def test_submit_with_a_property_that_no_process_takes_is_refused(server: ServerProcess, tmp_path: Path) -> None:
     for spark in ({"spark.sql.shuffle.partitions": "5\0"}, {"spark\0a": ""}):
         with pytest.raises(InvalidInputError, match="of Spark"):
-            submit_job(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(tmp_path)}, spark=spark)
+            submit_job(connection(server.url).caller(), find_job("toy"), {"folder": str(tmp_path)}, spark=spark)
 
 
 @pytest.mark.extended
@@ -125,7 +124,7 @@ def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
     """Their trace, which a server that traces requests writes into their properties, goes on into Spark's tasks."""
-    calls = OperationClient(connection(server.url))
+    calls = connection(server.url).caller()
     traced = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
     jobs = [
         submit_job(calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}, properties=properties).id
@@ -235,7 +234,7 @@ def test_submitted_job_that_is_canceled_stops_and_the_worker_goes_on(
     start_worker()
     wait_for(lambda: len(logged_steps(tmp_path / "one")) >= 2)
     action = {"setStatusAction": {"status": "Canceled"}}
-    OperationClient(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
+    connection(server.url).caller().call("AlterTransaction", id=[job_id], actions=[action])
     last = len(logged_steps(tmp_path / "one"))
     assert ended(server, submitted(server, tmp_path / "two")) == "Succeeded"
     assert "commit" not in logged_steps(tmp_path / "one") and len(logged_steps(tmp_path / "one")) - last <= 100
@@ -269,7 +268,7 @@ def test_worker_without_java_leaves_jobs_of_the_pipeline_to_others(
     assert any("Spark needs Java 17 or newer" in line and "runs no jobs of the pipeline" in line for line in lines)
     assert transaction(server, job_id).status == "Queued"
     action = {"setStatusAction": {"status": "Canceled"}}
-    OperationClient(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
+    connection(server.url).caller().call("AlterTransaction", id=[job_id], actions=[action])
 
 
 SIGNALED_AS_IT_ENDS = """
@@ -308,7 +307,7 @@ def test_driver_that_is_told_to_end_while_it_ends_does_so_quietly(server: Server
 def test_driver_whose_worker_was_killed_says_so_in_one_line(
     server: ServerProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    calls, owner = OperationClient(connection(server.url)), "driver-of-a-dead-worker"
+    calls, owner = connection(server.url).caller(), "driver-of-a-dead-worker"
     job_id = submit_job(calls, find_job("toy"), {"folder": str(tmp_path), "hold": 2}, owner=owner).id
     pipe, variables = subprocess.PIPE, {**os.environ, **environ}
     command = [sys.executable, "-m", "tiltyard.pipeline.driver.process"]

@@ -29,7 +29,6 @@ from tests.spark.job_processes import wait_for
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +65,7 @@ def drive(secured: Secured, spark: SparkSession) -> Callable[..., Any]:
 
     def run(job: Any) -> Any:
         catalog = connection(secured.url, {"header.x-api-key": secured.keys["administrator"]})
-        client, owner = OperationClient(catalog), new_owner()
+        client, owner = catalog.caller(), new_owner()
         claimed = claim_job(client, job.id, owner)
         lease = CatalogRun(client, claimed, owner)
         drive_job(lease, lambda: claimed.execute(lease, catalog, spark))
@@ -79,7 +78,7 @@ def drive(secured: Secured, spark: SparkSession) -> Callable[..., Any]:
 def driven(secured: Secured, spark: SparkSession) -> Iterator[None]:
     """Run the jobs that are queued meanwhile, as a worker does."""
     catalog = connection(secured.url, {"header.x-api-key": secured.keys["administrator"]})
-    client, stopping = OperationClient(catalog), threading.Event()
+    client, stopping = catalog.caller(), threading.Event()
 
     def work() -> None:
         while not stopping.wait(0.1):
@@ -145,7 +144,7 @@ def test_column_of_a_function_is_null_until_it_is_refreshed_and_fresh_for_new_ro
 def test_rows_that_fail_are_null_recorded_and_tried_again(
     secured: Secured, db: Any, table: Any, drive: Callable[..., Any]
 ) -> None:
-    client = OperationClient(connection(secured.url, {"header.x-api-key": secured.keys["administrator"]}))
+    client = connection(secured.url, {"header.x-api-key": secured.keys["administrator"]}).caller()
     table.add_columns({"r": function(db, "ratio")(x=col("x"), y=col("y"))})
     job = table.refresh_column_async("r")
     result = drive(job)

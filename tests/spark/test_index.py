@@ -17,7 +17,6 @@ from tiltyard.pipeline.catalog_client import CatalogConnection, Table, connectio
 from tiltyard.pipeline.indexes import job as indexing
 from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.indexes.job import index
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.optimize import job as optimizing
 from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.runs import LocalRun
@@ -271,7 +270,7 @@ def test_optimize_beside_another_writer_loses_nothing(
 def test_optimize_while_another_job_changes_the_table_leaves_the_fragments_alone(
     spark: SparkSession, catalog: CatalogConnection, target: Table, name: str
 ) -> None:
-    calls = OperationClient(catalog)
+    calls = catalog.caller()
     arguments = {"table": name, "column": "id"}
     running = calls.call(
         "SubmitJob", name="backfill", table=target.id, arguments=arguments, owner="test", lease_millis=60_000
@@ -287,7 +286,7 @@ def test_optimize_sees_the_job_that_changes_its_table_on_a_later_page(spark: Spa
     for name in ("one", "two"):
         lance.write_dataset(rows(range(10)), namespace_client=catalog.client(), table_id=[name])
         arguments = {"table": name, "column": "id"}
-        OperationClient(catalog).call(
+        catalog.caller().call(
             "SubmitJob", name="backfill", table=[name], arguments=arguments, owner=name, lease_millis=60_000
         )
     compactions = [optimize(LocalRun(), catalog, spark, name, indexes=False)["compaction"] for name in ("one", "two")]

@@ -17,7 +17,6 @@ from tests.services.server import ServerProcess
 from tests.spark.example_jobs import drivers, logged_steps
 from tests.spark.job_processes import all_steps, job_commands, transaction, wait_for
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.operation_client import OperationClient
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def figures_of(process: ForkedProcess) -> dict[str, str]:
 def running_job(server: ServerProcess, folder: Path) -> str:
     """Return the id of the job that works in a folder, once it has begun."""
     wait_for(lambda: len(logged_steps(folder)) >= 2)
-    jobs = OperationClient(connection(server.url)).call("ListJobs", name="toy", status="Running")["jobs"]
+    jobs = connection(server.url).caller().call("ListJobs", name="toy", status="Running")["jobs"]
     return next(str(job["id"]) for job in jobs if job["arguments"]["folder"] == str(folder))
 
 
@@ -74,7 +73,7 @@ def test_job_untracked_is_no_transaction(
     server: ServerProcess, command: Callable[..., ForkedProcess], tmp_path: Path
 ) -> None:
     assert figures_of(command("toy", str(tmp_path), "--untracked")) == {"rows": "5"}
-    jobs = OperationClient(connection(server.url)).call("ListJobs")["jobs"]
+    jobs = connection(server.url).caller().call("ListJobs")["jobs"]
     assert str(tmp_path) not in [job["arguments"]["folder"] for job in jobs]
 
 
@@ -84,7 +83,7 @@ def test_job_that_is_canceled_stops_within_a_second_and_commits_nothing(
     process = command("toy", str(tmp_path), "--steps", "500", "--pause", "0.05")
     job_id = running_job(server, tmp_path)
     action = {"setStatusAction": {"status": "Canceled"}}
-    OperationClient(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
+    connection(server.url).caller().call("AlterTransaction", id=[job_id], actions=[action])
     canceled_at = time.monotonic()
     last = len(logged_steps(tmp_path))
     _, err = process.communicate(timeout=120)
@@ -143,7 +142,7 @@ def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_t
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=120)
         assert (process.returncode, "Traceback" in err, "tiltyard: " in err) == (130, False, True), (moment, err)
-        jobs = OperationClient(connection(server.url)).call("ListJobs", name=job)["jobs"]
+        jobs = connection(server.url).caller().call("ListJobs", name=job)["jobs"]
         statuses = [entry["status"] for entry in jobs if entry["arguments"].get("folder") == str(folder)]
         assert statuses == (["Canceled"] if moment.startswith("request") else []), moment
         assert "commit" not in logged_steps(folder), moment
@@ -165,7 +164,7 @@ def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
     # A step that was done and not yet kept when its driver died may be done again: it is the only one.
     assert sorted(set(steps)) == sorted(all_steps(8)) and len(steps) - len(set(steps)) <= 1
     assert (figures["rows"], steps[-1], 2 <= done < 8) == ("8", "commit", True)
-    job = OperationClient(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
+    job = connection(server.url).caller().call("DescribeJob", id=[job_id])["job"]
     assert (job["status"], job["attempts"], len(drivers(tmp_path))) == ("Succeeded", 2, 2)
 
 
@@ -189,7 +188,7 @@ def test_job_that_fails_says_why_and_can_be_resumed(
     process = command("toy", str(tmp_path), "--broken")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (1, "", "tiltyard: The toy is broken: take another.\n")
-    jobs = OperationClient(connection(server.url)).call("ListJobs", name="toy", status="Failed")["jobs"]
+    jobs = connection(server.url).caller().call("ListJobs", name="toy", status="Failed")["jobs"]
     failed = next(job for job in jobs if job["arguments"]["folder"] == str(tmp_path))
     assert failed["error"] == "The toy is broken: take another."
     resumed = command("resume", failed["id"])
@@ -223,7 +222,7 @@ def test_job_without_java_is_one_sentence_and_no_transaction(
     )
     assert done.returncode == 1 and done.stderr.startswith("tiltyard: Spark needs Java 17 or newer")
     assert done.stderr.count("\n") == 1
-    assert OperationClient(connection(server.url)).call("ListJobs", name="toy_on_spark")["jobs"] == []
+    assert connection(server.url).caller().call("ListJobs", name="toy_on_spark")["jobs"] == []
 
 
 @pytest.mark.extended

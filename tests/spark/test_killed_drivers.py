@@ -24,7 +24,6 @@ from tiltyard.pipeline.indexes import job as indexing
 from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class RecordingRun(CatalogRun):
 def killed(server: ServerProcess, environ: dict[str, str], target: Table, job: str, prefix: str, **options: Any) -> str:
     """The id of a job on a table whose driver was killed after two parts whose keys begin with `prefix`."""
     arguments = {"table": target.path[0], **options}
-    job_id = submit_job(OperationClient(target.connection), find_job(job), arguments).id
+    job_id = submit_job(target.connection.caller(), find_job(job), arguments).id
     command = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, prefix, "2"]
     assert subprocess.run(command, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
     return job_id
@@ -66,7 +65,7 @@ def killed(server: ServerProcess, environ: dict[str, str], target: Table, job: s
 
 def resumed(target: Table, spark: SparkSession, job_id: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Drive a job to its end; return its figures, the checkpoints from before, and those that were saved now."""
-    calls, owner = OperationClient(target.connection), new_owner()
+    calls, owner = target.connection.caller(), new_owner()
     claimed = claim_job(calls, job_id, owner, LEASE_MS)
     run = RecordingRun(calls, claimed, owner)
     run.saved, before = {}, dict(run.checkpoints())

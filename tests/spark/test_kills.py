@@ -17,7 +17,6 @@ from tests.services.server import ServerProcess
 from tests.spark.job_processes import job_commands, transaction, wait_for
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import connection, table
-from tiltyard.pipeline.operation_client import OperationClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +71,7 @@ def stored(server: ServerProcess, name: str) -> pa.Table:
 
 def running(server: ServerProcess, name: str) -> str:
     """The id of the job of this name."""
-    [job] = OperationClient(connection(server.url)).call("ListJobs", name=name, status="Running")["jobs"]
+    [job] = connection(server.url).caller().call("ListJobs", name=name, status="Running")["jobs"]
     return str(job["id"])
 
 
@@ -101,7 +100,7 @@ def test_upsert_and_backfill_whose_server_is_killed_and_a_driver_leave_each_row_
     counted = tmp_path / "rows"
     wait_for(lambda: counted.exists() and "500" in counted.read_text() and (tmp_path / "filling").exists(), 200)
     upsert_id, backfill_id = running(server, "upsert"), running(server, "backfill")
-    wait_for(lambda: OperationClient(connection(server.url)).call("ListJobParts", id=[upsert_id])["parts"])
+    wait_for(lambda: connection(server.url).caller().call("ListJobParts", id=[upsert_id])["parts"])
     server.kill()
     upserting.kill()
     server.start()

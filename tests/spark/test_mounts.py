@@ -32,7 +32,6 @@ from tiltyard.pipeline.export.job import export
 from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.optimize.needed_jobs import Thresholds, queue_needed_jobs
 from tiltyard.pipeline.plans.job import pipeline
@@ -61,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         (root / name).mkdir()
         mounts[name] = {"kind": "dir", "root": str(root / name), "managed_versioning": name == "kept"}
     running = ServerProcess(root / "own", environ={"TILTYARD_MOUNTS": json.dumps(mounts)})
-    calls = OperationClient(connection(running.url))
+    calls = connection(running.url).caller()
     for namespace in (UNMANAGED, MANAGED):
         calls.call("CreateNamespace", id=namespace.split("$"))
     yield running
@@ -137,7 +136,7 @@ def test_index_and_optimize_and_maintain(mounted: CatalogConnection, spark: Spar
     index(LocalRun(), mounted, spark, str(target), "id", "BTREE")
     index(LocalRun(), mounted, spark, str(target), "text", "FTS")
     write(mounted, str(target), numbers(1000, 1100), "append")
-    calls = OperationClient(mounted)
+    calls = mounted.caller()
     (needed,) = queue_needed_jobs(calls, [str(target)], Thresholds(small_fragments=4, unindexed=0.05), dry_run=True)
     assert (needed.table, needed.job) == (str(target), "optimize")
     optimize(LocalRun(), mounted, spark, str(target))
@@ -165,7 +164,7 @@ def test_refresh_whose_source_or_view_is_below_a_mount(
 
 @pytest.mark.extended
 def test_tracked_job_has_its_table_and_succeeds(mounted: CatalogConnection, spark: SparkSession, target: Table) -> None:
-    calls, owner = OperationClient(mounted), new_owner()
+    calls, owner = mounted.caller(), new_owner()
     arguments = {"table": str(target), "where": "id >= 500"}
     queued = submit_job(calls, find_job("delete"), arguments, owner=owner, lease_millis=LEASE_MS)
     run = CatalogRun(calls, queued, owner)
@@ -239,7 +238,7 @@ def test_raw_batch_with_an_unmanaged_mounted_table_is_refused_before_anything_is
         {"id": target.id, "version": 2, "manifest_path": stage(Path(target.location().uri), 2, tmp_path, ROWS)}
         for target in (own, theirs)
     ]
-    calls = OperationClient(mounted)
+    calls = mounted.caller()
     with pytest.raises(LanceNamespaceError, match="below a mount"):
         calls.call("BatchCommitTables", operations=[{"create_table_version": each} for each in staged])
     with pytest.raises(LanceNamespaceError, match="below a mount"):
@@ -251,7 +250,7 @@ def test_raw_batch_with_an_unmanaged_mounted_table_is_refused_before_anything_is
 def test_write_around_a_managed_mount_is_noticed_by_repair(mounted: CatalogConnection, fresh: Fresh) -> None:
     target = write(mounted, f"{MANAGED}${fresh('around')}", numbers(0, 10))
     write(mounted, str(target), numbers(10, 20), "append")
-    calls = OperationClient(mounted)
+    calls = mounted.caller()
     assert calls.call("RepairTable", id=target.id)["findings"] == []
     lance.write_dataset(numbers(20, 30), target.location().uri, mode="append")
     (finding,) = calls.call("RepairTable", id=target.id)["findings"]
@@ -276,7 +275,7 @@ def test_stock_clients_over_a_managed_mount(server: ServerProcess, mounted: Cata
         target = table(mounted, (*place, each))
         assert target.describe().managed_versioning
         assert plain(target).count_rows() == 100
-        assert OperationClient(mounted).call("RepairTable", id=target.id)["findings"] == []
+        assert mounted.caller().call("RepairTable", id=target.id)["findings"] == []
 
 
 @pytest.mark.extended
@@ -333,7 +332,7 @@ def test_pipeline_that_cannot_publish_a_mounted_table_says_so_and_leaves_nothing
         assert plain(table(mounted, theirs)).count_rows() == 10
     else:
         assert (
-            not OperationClient(mounted)
+            not mounted.caller()
             .call("ListTables", id=UNMANAGED.split("$"), limit=1000)["tables"]
             .count(theirs.rpartition("$")[2])
         )
@@ -348,7 +347,7 @@ def test_jobs_over_a_hive_metastore(spark: SparkSession, fresh: Fresh, tmp_path:
         server = ServerProcess(tmp_path / "own", environ={"TILTYARD_MOUNTS": json.dumps({"hive": mount})})
         try:
             hive = connection(server.url)
-            OperationClient(hive).call("CreateNamespace", id=["hive", "films"])
+            hive.caller().call("CreateNamespace", id=["hive", "films"])
             source, view = "hive$films$source", "hive$films$view"
             ingest(LocalRun(), hive, spark, parquet(tmp_path, numbers(0, 500)), source)
             upsert(LocalRun(), hive, spark, parquet(tmp_path, numbers(400, 600)), source, on=["id"])

@@ -10,28 +10,26 @@ import pytest
 
 from tests.services.forked_process import run_tiltyard
 from tests.services.server import ServerProcess
+from tiltyard.calls.caller import Caller
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.optimize.needed_jobs import Thresholds, queue_needed_jobs
 
 
 @pytest.fixture
-def calls(shared_server: ServerProcess) -> OperationClient:
-    return OperationClient(connection(shared_server.url))
+def calls(shared_server: ServerProcess) -> Caller:
+    return connection(shared_server.url).caller()
 
 
-def write(calls: OperationClient, name: str, times: int) -> None:
+def write(calls: Caller, name: str, times: int) -> None:
     """A table of as many fragments, each of ten rows."""
-    client = calls.connection.client()
+    client = connection(calls.address).client()
     for time in range(times):
         rows = pa.table({"id": pa.array(range(time * 10, time * 10 + 10))})
         mode = "append" if time else "create"
         lance.write_dataset(rows, namespace_client=client, table_id=[name], mode=mode)
 
 
-def test_maintain_finds_small_fragments_and_queues_optimize_once(
-    calls: OperationClient, fresh: Callable[[str], str]
-) -> None:
+def test_maintain_finds_small_fragments_and_queues_optimize_once(calls: Caller, fresh: Callable[[str], str]) -> None:
     many, few = fresh("many"), fresh("few")
     write(calls, many, 4)
     write(calls, few, 1)
@@ -48,7 +46,7 @@ def test_maintain_finds_small_fragments_and_queues_optimize_once(
 
 
 def test_maintain_command_without_anything_to_do_says_so(
-    shared_server: ServerProcess, calls: OperationClient, fresh: Callable[[str], str]
+    shared_server: ServerProcess, calls: Caller, fresh: Callable[[str], str]
 ) -> None:
     name = fresh("fine")
     write(calls, name, 1)
@@ -61,7 +59,7 @@ def test_maintain_command_of_a_table_that_is_not_there_is_one_sentence(shared_se
     assert (done.returncode, done.stdout) == (4, "") and "nowhere" in done.stderr
 
 
-def test_maintain_follows_the_properties_of_tables(calls: OperationClient, fresh: Callable[[str], str]) -> None:
+def test_maintain_follows_the_properties_of_tables(calls: Caller, fresh: Callable[[str], str]) -> None:
     off, few = fresh("off"), fresh("few")
     for name, properties in ((off, {"tiltyard.upkeep": "off"}), (few, {"tiltyard.upkeep.small_fragments": "3"})):
         write(calls, name, 3)
@@ -74,11 +72,11 @@ def test_maintain_follows_the_properties_of_tables(calls: OperationClient, fresh
 
 
 def test_maintain_counts_the_rows_that_an_index_lacks_and_deleted_ones(
-    calls: OperationClient, fresh: Callable[[str], str]
+    calls: Caller, fresh: Callable[[str], str]
 ) -> None:
     name = fresh("grown")
     write(calls, name, 1)
-    table = lance.dataset(namespace_client=calls.connection.client(), table_id=[name])
+    table = lance.dataset(namespace_client=connection(calls.address).client(), table_id=[name])
     table.create_scalar_index("id", "BTREE", name="ids")
     table.insert(pa.table({"id": range(999)}))
     assert [*queue_needed_jobs(calls, [name], Thresholds(), dry_run=True)] == []

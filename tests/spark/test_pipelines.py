@@ -19,7 +19,6 @@ from lance_namespace.errors import InvalidInputError
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.plans import job, publication
 from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun
@@ -120,7 +119,7 @@ def test_pipeline_run_of_a_yaml_file_publishes_all_tables_indexed_and_tagged_in_
     assert [open_table(catalog, name, "nightly").version for name in names] == [2, 3]
     nearest = open_table(catalog, names[1]).to_table(nearest={"column": "vector", "q": [8.0, 1.0], "k": 1})
     assert nearest["word"].to_pylist() == ["document"]
-    lineage = OperationClient(catalog).call("DescribeLineage", id=[names[1]])
+    lineage = catalog.caller().call("DescribeLineage", id=[names[1]])
     assert [(edge["source"], edge["target"], edge["version"]) for edge in lineage["edges"]] == [
         (f"table:{names[0]}", f"table:{names[1]}", 1),
         (f"uri:{tmp_path}/documents.parquet", f"table:{names[0]}", 1),

@@ -22,7 +22,6 @@ from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.upsert.job import upsert
@@ -51,7 +50,7 @@ def target(shared_server: ServerProcess, catalog: CatalogConnection, fresh: Call
     """A table with the key `id`, its index, and the rows 1 to 3."""
     target = table_of(catalog, fresh("keyed"))
     lance.write_dataset(rows([1, 2, 3]), namespace_client=target.client, table_id=target.id)
-    declared = OperationClient(catalog).call("SetTablePrimaryKey", id=target.id, columns=["id"])
+    declared = catalog.caller().call("SetTablePrimaryKey", id=target.id, columns=["id"])
     [index] = declared["transaction_ids"]
     wait_for(lambda: transaction(shared_server, index).status == "Succeeded")
     return target
@@ -171,7 +170,7 @@ def test_tracked_job_has_the_key_in_its_message_and_is_resumed_once_it_is_free(
     shared_server: ServerProcess, spark: SparkSession, catalog: CatalogConnection, target: Table, tmp_path: Path
 ) -> None:
     pq.write_table(rows([10, 2], "new"), tmp_path / "rows.parquet")
-    calls, before = OperationClient(catalog), files(target)
+    calls, before = catalog.caller(), files(target)
     arguments = {"source": str(tmp_path / "rows.parquet"), "table": str(target), "mode": "append"}
     job_id = submit_job(calls, find_job("ingest"), arguments).id
 

@@ -22,7 +22,6 @@ from tests.spark.views import contents, create_view, dying, held, numbers, spec,
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection, table
 from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.views.job import refresh
 
@@ -75,7 +74,7 @@ class RecordingRun(CatalogRun):
 
 def drive(catalog: CatalogConnection, spark: SparkSession, job_id: str) -> tuple[dict[str, str] | None, list[str]]:
     """Drive a job in this process to its end; return its figures, and the keys of checkpoints saved meanwhile."""
-    calls, owner = OperationClient(catalog), new_owner()
+    calls, owner = catalog.caller(), new_owner()
     claimed = claim_job(calls, job_id, owner)
     run = RecordingRun(calls, claimed, owner)
     run.saved = []
@@ -122,11 +121,11 @@ def test_refresh_that_is_canceled_in_the_catalog_stops_and_the_next_one_makes_th
     driver.start()
     wait_for((tmp_path / "at").exists)
     action = {"setStatusAction": {"status": "Canceled"}}
-    OperationClient(killable).call("AlterTransaction", id=[job_id], actions=[action])
+    killable.caller().call("AlterTransaction", id=[job_id], actions=[action])
     driver.join(60)
     assert (driver.is_alive(), ended, table(killable, view).dataset().version) == (False, [None], 1)
     (tmp_path / "go").touch()
-    job_of_caller = submit_job(OperationClient(killable), find_job("refresh"), {"table": view}).id
+    job_of_caller = submit_job(killable.caller(), find_job("refresh"), {"table": view}).id
     figures, _ = drive(killable, spark, job_of_caller)
     assert (figures or {})["mode"] == "full"
     assert contents(killable, view).equals(numbers(0, 3 * ROWS_PER_PART))

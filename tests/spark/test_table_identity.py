@@ -18,7 +18,6 @@ from tests.spark.views import contents, numbers, write
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target
 
@@ -56,12 +55,12 @@ def exchange(catalog: CatalogConnection, name: str, new: str) -> None:
 
 
 def queued(catalog: CatalogConnection, name: str) -> str:
-    return submit_job(OperationClient(catalog), find_job("delete"), {"table": name, "where": "id % 2 = 1"}).id
+    return submit_job(catalog.caller(), find_job("delete"), {"table": name, "where": "id % 2 = 1"}).id
 
 
 def driven(catalog: CatalogConnection, job_id: str, happens: Callable[[], None] | None = None) -> dict[str, str] | None:
     """The figures of a job, driven here, without Spark: it is small."""
-    owner, calls = new_owner(), OperationClient(catalog)
+    owner, calls = new_owner(), catalog.caller()
     job: QueuedJob = claim_job(calls, job_id, owner)
     run = Watched(calls, job, owner)
     run.happens = happens
@@ -72,7 +71,7 @@ def driven(catalog: CatalogConnection, job_id: str, happens: Callable[[], None] 
 
 
 def status(catalog: CatalogConnection, job_id: str) -> str:
-    return str(OperationClient(catalog).call("DescribeJob", id=[job_id])["job"]["status"])
+    return str(catalog.caller().call("DescribeJob", id=[job_id])["job"]["status"])
 
 
 def test_job_whose_table_is_renamed_while_it_waits_is_of_that_table(catalog: CatalogConnection, films: str) -> None:

@@ -17,7 +17,6 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 
 from tests.streams.conftest import Put, RunStream
 from tiltyard.pipeline.catalog_client import Table
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.streams import target as stream_target
 from tiltyard.pipeline.streams.batches import BatchLimits
@@ -63,7 +62,7 @@ def test_stream_creates_the_table_and_appends_each_file_once(
     assert run_stream()["rows"] == 0
     assert films.latest_version() == before, "nothing new commits nothing"
     assert ids(films) == [1, 1, 2]
-    (edge,) = OperationClient(films.connection).call("DescribeLineage", id=films.id)["edges"]
+    (edge,) = films.connection.caller().call("DescribeLineage", id=films.id)["edges"]
     assert (edge["source"], edge["job_kind"]) == (f"uri:{folder}", "stream")
 
 

@@ -22,7 +22,6 @@ from tiltyard.lake.errors import RunFailedError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.store import JobFilter, open_store
 
 WORKER = "--spark", "local[1]"
@@ -49,7 +48,7 @@ def tiltyard_job(server: ServerProcess, *arguments: str) -> str:
 
 def kill_stream(server: ServerProcess, folder: Path, table: str) -> str:
     """Start a stream, and kill its process once it has committed; return the job's id."""
-    calls = OperationClient(tiltyard.connect(server.url).catalog)
+    calls = tiltyard.connect(server.url).catalog.caller()
     process = start_stream(server, folder, table)
     jobs: list[dict[str, object]] = []
 
@@ -76,7 +75,7 @@ def test_run_whose_process_was_killed_is_lost_and_adopted_by_no_worker(
 ) -> None:
     put("1.jsonl", {"id": 1})
     lake = tiltyard.connect(server.url)
-    calls = OperationClient(lake.catalog)
+    calls = lake.catalog.caller()
     job_id = kill_stream(server, folder, "lost")
     with pytest.raises(ConcurrentModificationError, match=f"one run at a time.*{job_id}"):  # it may be alive
         submit_job(calls, find_job("stream"), {"source": str(folder), "table": "lost"})
@@ -119,7 +118,7 @@ def test_stream_of_a_worker_keeps_no_other_job_waiting(
     server: ServerProcess, folder: Path, put: Put, tmp_path: Path
 ) -> None:
     lake = tiltyard.connect(server.url)
-    calls = OperationClient(lake.catalog)
+    calls = lake.catalog.caller()
     put("1.jsonl", {"id": 1})
     first, second = (
         submit_job(calls, find_job("stream"), {"source": str(folder), "table": f"endless_{number}"}).id
@@ -150,7 +149,7 @@ def test_killed_streams_are_lost_within_their_lease_on_postgres(
     try:
         put("1.jsonl", {"id": 1})
         killed = [kill_stream(server, folder, f"killed_{number}") for number in range(3)]
-        calls = OperationClient(tiltyard.connect(server.url).catalog)
+        calls = tiltyard.connect(server.url).catalog.caller()
         with open_store(database) as store:
             wait_until(lambda: len(store.list_jobs(JobFilter(("stream",), TransactionStatus.LOST), None, 10)) == 3, 30)
         for job_id in killed:

@@ -25,7 +25,6 @@ from tiltyard.model.jobs import MAX_ATTEMPTS
 from tiltyard.pipeline.driver import lease
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import RunCanceledError
 from tiltyard.pipeline.streams import job as stream_job
 from tiltyard.pipeline.streams import target as stream_target
@@ -80,7 +79,7 @@ def test_a_stream_is_started_again_however_often(
 ) -> None:
     monkeypatch.setattr(lease, "RETRY_MS", 0)
     lake = tiltyard.connect(streams_server.url)
-    calls, job = OperationClient(lake.catalog), find_job("stream")
+    calls, job = lake.catalog.caller(), find_job("stream")
     job_id = submit_job(calls, job, {"source": str(folder), "table": "restarted", "available_now": True}).id
 
     def drive(work: Callable[[CatalogRun, QueuedJob], Mapping[str, object]]) -> int:
@@ -150,7 +149,7 @@ def test_a_stream_whose_server_dies_while_it_reads_its_position_goes_on(
         proxy.cuts = ["/cut/version/list"]
         with pytest.raises(ServiceUnavailableError, match="did not answer, or not to the end: is it running"):
             lake.stream(folder, "cut", available_now=True)
-        failed = OperationClient(lake.catalog).call("ListJobs", name="stream", limit=1)["jobs"][0]
+        failed = lake.catalog.caller().call("ListJobs", name="stream", limit=1)["jobs"][0]
         assert (failed["status"], failed["properties"]["retryable"]) == ("Failed", "true")
 
 

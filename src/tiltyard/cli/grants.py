@@ -65,9 +65,9 @@ def _change_privileges(
     """Grant or revoke privileges, and print those that the grantee has on the object now."""
     from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
+    with connect(settings, url, key) as calls:
         fields = {**_parse_object(securable), **parse_grantee(grantee)}
-        privileges_now = call(operation, **fields, privileges=privileges.split(","))["privileges"]
+        privileges_now = calls.call(operation, **fields, privileges=privileges.split(","))["privileges"]
     click.echo(f"{grantee} has {', '.join(privileges_now) or 'nothing'} on {securable or 'server'}")
 
 
@@ -83,12 +83,12 @@ def grants(settings: Settings, securable: str, grantee: str, url: str, key: str)
       tiltyard grants --on namespace:sales --root ./data
       tiltyard grants --to role:analysts --root ./data
     """
-    from tiltyard.cli.client import connect, list_pages
+    from tiltyard.cli.client import connect
 
     everywhere = grantee and not securable
-    with connect(settings, url, key) as call:
+    with connect(settings, url, key) as calls:
         request = parse_grantee(grantee) if everywhere else {**_parse_object(securable), "grantee": grantee or None}
-        for entry in list_pages(call, "ListGrants", "grants", **request):
+        for entry in calls.entries("ListGrants", "grants", **request):
             name = f"{entry['grantee_kind']}:{entry['grantee']}"
             click.echo(f"{_format_object(entry)}  {name}  {','.join(entry['privileges'])}  by {entry['granted_by']}")
 
@@ -104,8 +104,8 @@ def whoami(settings: Settings, url: str, key: str) -> None:
     """
     from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
-        identity = call("WhoAmI")
+    with connect(settings, url, key) as calls:
+        identity = calls.call("WhoAmI")
     click.echo(f"principal:  {identity['principal']}{', an administrator' if identity['administrator'] else ''}")
     click.echo(f"known by:   {identity['method']}")
     for name in ("groups", "roles"):
@@ -132,8 +132,10 @@ def can(
     from tiltyard.cli.client import connect
 
     grantee = {} if principal == "me" else {**parse_grantee(principal), "groups": list(groups) or None}
-    with connect(settings, url, key) as call:
-        response = call("CheckPrivileges", **_parse_object(securable), **grantee, privileges=privileges.split(","))
+    with connect(settings, url, key) as calls:
+        response = calls.call(
+            "CheckPrivileges", **_parse_object(securable), **grantee, privileges=privileges.split(",")
+        )
     if response["allowed"]:
         click.echo("yes")
         return

@@ -22,7 +22,7 @@ from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
-    from tiltyard.cli.client import Call
+    from tiltyard.calls.caller import Caller
     from tiltyard.cli.interruption import Interruption
     from tiltyard.model.ids import Id
     from tiltyard.pipeline.copies.tasks import CopyPart
@@ -158,10 +158,10 @@ def import_catalog(
     is_return = mounted is not None
     options = {"copy": copy or None, "keep_entry": keep_entries or None, "allow_wider_access": allow_wider_access}
     report = Report(source, mounted or target or "")
-    with interruptible() as interruption, connect(settings, url, key) as call:
+    with interruptible() as interruption, connect(settings, url, key) as calls:
         ends = parse_id(source, DEFAULT_DELIMITER), parse_id(report.target, DEFAULT_DELIMITER)
-        _check_ends(call, *ends, is_return=is_return)
-        plan = list(_plan(call, *ends))
+        _check_ends(calls, *ends, is_return=is_return)
+        plan = list(_plan(calls, *ends))
         report.number = sum(len(namespace.tables) for namespace in plan)
         interruption.check()
         done = Outcome.RETURNED if is_return else Outcome.COPIED if copy else Outcome.IMPORTED
@@ -169,10 +169,10 @@ def import_catalog(
             with progress_bar("import", report.figures):
                 if master:
                     _copy_on_spark(
-                        call, plan, report, options, SparkCopy(master, _parse_options(task_storage)), interruption
+                        calls, plan, report, options, SparkCopy(master, _parse_options(task_storage)), interruption
                     )
                 else:
-                    for _ in _move_all(call, plan, report, done, options):
+                    for _ in _move_all(calls, plan, report, done, options):
                         if interruption.happened:
                             break
         finally:
@@ -203,11 +203,9 @@ def _check_options(
         raise click.UsageError("--storage-option is for --spark: without it the server copies.")
 
 
-def _check_ends(call: Call, source: Id, target: Id, *, is_return: bool) -> None:
+def _check_ends(calls: Caller, source: Id, target: Id, *, is_return: bool) -> None:
     """Refuse two namespaces unless one is below a mount, and the other is not."""
-    from tiltyard.cli.client import list_pages
-
-    mounts = [tuple(entry["id"]) for entry in list_pages(call, "ListMounts", "mounts")]
+    mounts = [tuple(entry["id"]) for entry in calls.entries("ListMounts", "mounts")]
 
     def is_mounted(path: Id) -> bool:
         return any(path[: len(mount)] == mount for mount in mounts)
@@ -221,27 +219,26 @@ def _check_ends(call: Call, source: Id, target: Id, *, is_return: bool) -> None:
         refuse(f"There is a mount in {ours}: name a namespace without one.")
 
 
-def _plan(call: Call, source: Id, target: Id) -> Iterator[NamespaceMove]:
+def _plan(calls: Caller, source: Id, target: Id) -> Iterator[NamespaceMove]:
     """Yield all namespaces, each before those in it, with their tables. Lists are read before anything is moved."""
-    from tiltyard.cli.client import list_pages
     from tiltyard.model.ids import Id
 
-    names = sorted(map(str, list_pages(call, "ListTables", "tables", id=list(source))))
+    names = sorted(map(str, calls.entries("ListTables", "tables", id=list(source))))
     moves = tuple(TableMove(Id((*source, name)), Id((*target, name))) for name in names)
     yield NamespaceMove(source, target, moves)
-    for name in sorted(map(str, list_pages(call, "ListNamespaces", "namespaces", id=list(source)))):
-        yield from _plan(call, Id((*source, name)), Id((*target, name)))
+    for name in sorted(map(str, calls.entries("ListNamespaces", "namespaces", id=list(source)))):
+        yield from _plan(calls, Id((*source, name)), Id((*target, name)))
 
 
 def _move_all(
-    call: Call, plan: list[NamespaceMove], report: Report, done: Outcome, options: Mapping[str, Any]
+    calls: Caller, plan: list[NamespaceMove], report: Report, done: Outcome, options: Mapping[str, Any]
 ) -> Iterator[None]:
     """Move all tables, one after the other; yield after each. One that fails does not stop the others."""
     from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
     for namespace in plan:
         try:
-            _make_namespace(call, namespace, plan[0])
+            _make_namespace(calls, namespace, plan[0])
         except LanceNamespaceError as error:
             for move in namespace.tables:
                 report.add(move, Outcome.FAILED, f"{namespace.target} cannot be made: {error}")
@@ -249,7 +246,7 @@ def _move_all(
             continue
         for move in namespace.tables:
             try:
-                response = _move(call, move, options)
+                response = _move(calls, move, options)
             except LanceNamespaceError as error:
                 report.add(move, Outcome.FAILED, str(error))
                 if isinstance(error, ServiceUnavailableError):
@@ -261,7 +258,7 @@ def _move_all(
 
 
 def _copy_on_spark(
-    call: Call,
+    calls: Caller,
     plan: list[NamespaceMove],
     report: Report,
     options: Mapping[str, Any],
@@ -274,7 +271,7 @@ def _copy_on_spark(
     from tiltyard.pipeline.session import spark_session
     from tiltyard.pipeline.spark_tasks import run_tasks
 
-    staged = list(_stage_all(call, plan, report, options))
+    staged = list(_stage_all(calls, plan, report, options))
     if not staged or interruption.happened:
         return
     run = LocalRun()
@@ -285,7 +282,7 @@ def _copy_on_spark(
         if outcome.error is not None:
             report.add(move, Outcome.FAILED, outcome.error)
         else:
-            _try_move(call, move, report, {**options, "staged_location": part.target})
+            _try_move(calls, move, report, {**options, "staged_location": part.target})
 
     session = spark_session(spark_copy.master, name="tiltyard import-catalog")
     try:
@@ -298,7 +295,7 @@ def _copy_on_spark(
 
 
 def _stage_all(
-    call: Call, plan: list[NamespaceMove], report: Report, options: Mapping[str, Any]
+    calls: Caller, plan: list[NamespaceMove], report: Report, options: Mapping[str, Any]
 ) -> Iterator[tuple[TableMove, CopyPart]]:
     """Have the server choose a folder for the copy of each table; yield what is to be copied into it."""
     from lance_namespace.errors import LanceNamespaceError
@@ -307,23 +304,23 @@ def _stage_all(
 
     for namespace in plan:
         try:
-            _make_namespace(call, namespace, plan[0])
+            _make_namespace(calls, namespace, plan[0])
         except LanceNamespaceError as error:
             for move in namespace.tables:
                 report.add(move, Outcome.FAILED, f"{namespace.target} cannot be made: {error}")
             continue
         for move in namespace.tables:
-            response = _try_move(call, move, report, {**options, "stage": True})
+            response = _try_move(calls, move, report, {**options, "stage": True})
             if response is not None and response.get("staged_location"):
                 yield move, CopyPart(response["location"], response["version"], response["staged_location"])
 
 
-def _try_move(call: Call, move: TableMove, report: Report, options: Mapping[str, Any]) -> dict[str, Any] | None:
+def _try_move(calls: Caller, move: TableMove, report: Report, options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Call MoveTable, and report what became of the table, unless it has still to be copied; None if it failed."""
     from lance_namespace.errors import LanceNamespaceError
 
     try:
-        response = call("MoveTable", id=list(move.source), new_id=list(move.target), **options)
+        response: dict[str, Any] = _send_move(calls, move, options)
     except LanceNamespaceError as error:
         report.add(move, Outcome.FAILED, str(error))
         return None
@@ -350,14 +347,18 @@ def _parse_options(texts: tuple[str, ...]) -> dict[str, str]:
     return options
 
 
-def _move(call: Call, move: TableMove, options: Mapping[str, Any]) -> dict[str, Any]:
+def _send_move(calls: Caller, move: TableMove, options: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(calls.call("MoveTable", id=list(move.source), new_id=list(move.target), **options))
+
+
+def _move(calls: Caller, move: TableMove, options: Mapping[str, Any]) -> dict[str, Any]:
     """Move a table. A copy that a server goes on with, after a request has run out of time, is waited for."""
     from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError
 
     deadline, outages = time.monotonic() + (COPY_SECONDS if options["copy"] else 0.0), 0
     while True:
         try:
-            return call("MoveTable", id=list(move.source), new_id=list(move.target), **options)
+            return _send_move(calls, move, options)
         except (ConcurrentModificationError, ServiceUnavailableError) as error:
             outages = outages + 1 if isinstance(error, ServiceUnavailableError) else 0
             if outages > 1 or time.monotonic() > deadline:
@@ -365,36 +366,34 @@ def _move(call: Call, move: TableMove, options: Mapping[str, Any]) -> dict[str, 
         time.sleep(COPY_PAUSE_SECONDS)
 
 
-def _make_namespace(call: Call, namespace: NamespaceMove, top: NamespaceMove) -> None:
+def _make_namespace(calls: Caller, namespace: NamespaceMove, top: NamespaceMove) -> None:
     """Make the namespace that tables move to, if it is missing, with the properties and grants of the old one.
 
     The topmost one gets the grants of those above the old one, too.
     """
     from lance_namespace.errors import NamespaceAlreadyExistsError
 
-    properties = call("DescribeNamespace", id=list(namespace.source)).get("properties") or {}
+    properties = calls.call("DescribeNamespace", id=list(namespace.source)).get("properties") or {}
     try:
-        call("CreateNamespace", id=list(namespace.target), properties=properties)
+        calls.call("CreateNamespace", id=list(namespace.target), properties=properties)
     except NamespaceAlreadyExistsError:
-        if not _is_empty(call, namespace.target):
+        if not _is_empty(calls, namespace.target):
             return
     depths = range(1, len(namespace.source) + 1) if namespace == top else (len(namespace.source),)
-    grants = [grant for depth in depths for grant in _grants(call, list(namespace.source[:depth]))]
+    grants = [grant for depth in depths for grant in _grants(calls, list(namespace.source[:depth]))]
     wanted = {(grant["grantee_kind"], grant["grantee"]) for grant in grants}
-    if any((grant["grantee_kind"], grant["grantee"]) not in wanted for grant in _grants(call, list(namespace.target))):
+    if any((grant["grantee_kind"], grant["grantee"]) not in wanted for grant in _grants(calls, list(namespace.target))):
         return  # somebody else has made it
     for grant in grants:
         fields = {name: grant[name] for name in ("grantee", "grantee_kind", "privileges")}
-        call("GrantPrivileges", object_kind="namespace", id=list(namespace.target), **fields)
+        calls.call("GrantPrivileges", object_kind="namespace", id=list(namespace.target), **fields)
 
 
-def _is_empty(call: Call, path: Id) -> bool:
+def _is_empty(calls: Caller, path: Id) -> bool:
     """Return whether nothing is in a namespace, as where a run before was killed when it had just made it."""
-    tables = call("ListTables", id=list(path), limit=1)["tables"]
-    return not tables and not call("ListNamespaces", id=list(path), limit=1)["namespaces"]
+    tables = calls.call("ListTables", id=list(path), limit=1)["tables"]
+    return not tables and not calls.call("ListNamespaces", id=list(path), limit=1)["namespaces"]
 
 
-def _grants(call: Call, path: list[str]) -> list[dict[str, Any]]:
-    from tiltyard.cli.client import list_pages
-
-    return list(list_pages(call, "ListGrants", "grants", object_kind="namespace", id=path))
+def _grants(calls: Caller, path: list[str]) -> list[dict[str, Any]]:
+    return list(calls.entries("ListGrants", "grants", object_kind="namespace", id=path))

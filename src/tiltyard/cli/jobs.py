@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError, TransactionNotFoundError
 
+from tiltyard.calls.caller import Caller
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.output.progress import progress_bar
@@ -40,7 +41,6 @@ from tiltyard.pipeline.driver.lease import (
     submit_job,
 )
 from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job, split_names
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import figure_reader
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError, describe_canceled
 from tiltyard.pipeline.spark_tasks import tune_allocator
@@ -197,16 +197,16 @@ def _drive_here(
     """
     tune_allocator()
     where = target.connection()
-    run = CatalogRun(OperationClient(where), queued, owner)
+    run = CatalogRun(where.caller(), queued, owner)
     interruption.on_signal(run.cancel)
     with progress_bar(job.name, run.figures.texts):
         figures = drive_job(run, partial(queued.execute, run, where, spark))
     if figures is None:
-        _exit_stopped(OperationClient(where), queued.id, run.figures.texts())
+        _exit_stopped(where.caller(), queued.id, run.figures.texts())
     _print_figures({"job": queued.id, **figures})
 
 
-def _exit_stopped(calls: OperationClient, job_id: str, figures: Mapping[str, str]) -> NoReturn:
+def _exit_stopped(calls: Caller, job_id: str, figures: Mapping[str, str]) -> NoReturn:
     """End the command of a job that was stopped. Raises PermissionDeniedError where the catalog has failed it."""
     if describe_stopped(calls, job_id).get("paused"):
         exit_interrupted(f"tiltyard: {job_id} was paused: `tiltyard job resume {job_id}` goes on.")
@@ -309,7 +309,7 @@ def _wait(target: JobTarget, job_id: str) -> None:
       tiltyard job wait --uri http://127.0.0.1:2333 6f1c2d3e-…
     """
     job = target.calls().call("DescribeJob", id=[job_id])["job"]
-    calls = OperationClient(target.connection())
+    calls = target.connection().caller()
     with progress_bar(job["name"], lambda: job["properties"]):
         while not TransactionStatus(job["status"]).is_final:
             time.sleep(POLL_SECONDS)
@@ -326,7 +326,7 @@ def _resume(target: JobTarget, job_id: str) -> None:
     Example:
       tiltyard job resume --uri http://127.0.0.1:2333 6f1c2d3e-… --master 'local[4]'
     """
-    calls, owner = OperationClient(target.connection()), new_owner()
+    calls, owner = target.connection().caller(), new_owner()
     description = target.calls().call("DescribeJob", id=[job_id])["job"]
     if description["status"] in ("Succeeded", "Canceled"):
         raise InvalidTableStateError(f"The job {job_id} is {description['status']}: there is nothing to resume.")

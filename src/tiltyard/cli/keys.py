@@ -14,7 +14,7 @@ from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
-    from tiltyard.cli.client import Call
+    from tiltyard.calls.caller import Caller
 
 DAYS = click.FloatRange(min=0, min_open=True, max=36_500)
 HOURS = click.FloatRange(min=0, max=876_000)
@@ -54,8 +54,8 @@ def create(
       tiltyard key create ann --url https://lake.example.org --expires-days 90 --note "the nightly load"
       tiltyard key create --administrator --root ./data
     """
-    with _connect(settings, url, key, creates=True) as call:
-        created = call(
+    with _connect(settings, url, key, creates=True) as calls:
+        created = calls.call(
             "CreateApiKey",
             principal=principal,
             administrator=administrator,
@@ -77,10 +77,8 @@ def list_keys(settings: Settings, principal: str | None, url: str, key: str) -> 
     Example:
       tiltyard key list ann --root ./data
     """
-    from tiltyard.cli.client import list_pages
-
-    with _connect(settings, url, key) as call:
-        for entry in list_pages(call, "ListApiKeys", "keys", principal=principal):
+    with _connect(settings, url, key) as calls:
+        for entry in calls.entries("ListApiKeys", "keys", principal=principal):
             click.echo(_format_key(entry))
 
 
@@ -98,10 +96,10 @@ def rotate(
     Example:
       tiltyard key rotate 0f3c9a6b12d4e578 --overlap-hours 1
     """
-    with _connect(settings, url, key) as call:
+    with _connect(settings, url, key) as calls:
         overlap = int(overlap_hours * HOUR_SECONDS)
         lifetime = _lifetime(expires_days)
-        created = call("RotateApiKey", key_id=key_id, overlap_seconds=overlap, expires_in_seconds=lifetime)
+        created = calls.call("RotateApiKey", key_id=key_id, overlap_seconds=overlap, expires_in_seconds=lifetime)
     _print_key(created)
 
 
@@ -124,9 +122,9 @@ def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool, url: 
     if all_tokens and url:
         refuse("--all-tokens works on the catalog's database: name it by --root or --db.")
     if key_ids:
-        with _connect(settings, url, key) as call:
+        with _connect(settings, url, key) as calls:
             for key_id in key_ids:
-                call("RevokeApiKey", key_id=key_id)
+                calls.call("RevokeApiKey", key_id=key_id)
                 click.echo(f"{key_id} is revoked.")
     if all_tokens:
         with open_database(settings) as store:
@@ -153,10 +151,8 @@ def list_principals(settings: Settings, url: str, key: str) -> None:
     Example:
       tiltyard principal list --root ./data
     """
-    from tiltyard.cli.client import list_pages
-
-    with _connect(settings, url, key) as call:
-        for entry in list_pages(call, "ListPrincipals", "principals"):
+    with _connect(settings, url, key) as calls:
+        for entry in calls.entries("ListPrincipals", "principals"):
             words = " ".join(word for word in ("administrator", "disabled") if entry[word])
             click.echo(f"{_format_time(entry['created_at_millis'])}  {entry['name']}  {words}".rstrip())
 
@@ -176,13 +172,15 @@ def alter(settings: Settings, name: str, administrator: bool | None, disabled: b
     """
     if administrator is None and disabled is None:
         refuse("Choose what to change: --administrator, --no-administrator, --disabled or --enabled.")
-    with _connect(settings, url, key) as call:
-        entry = call("AlterPrincipal", principal=name, administrator=administrator, disabled=disabled)["principal"]
+    with _connect(settings, url, key) as calls:
+        entry = calls.call("AlterPrincipal", principal=name, administrator=administrator, disabled=disabled)[
+            "principal"
+        ]
     state = "disabled" if entry["disabled"] else "enabled"
     click.echo(f"{entry['name']} is {state}, {'an' if entry['administrator'] else 'no'} administrator.")
 
 
-def _connect(settings: Settings, url: str, key: str, *, creates: bool = False) -> AbstractContextManager[Call]:
+def _connect(settings: Settings, url: str, key: str, *, creates: bool = False) -> AbstractContextManager[Caller]:
     """Reach the server or the database: keys can be made where the storage cannot be reached, or has no credentials."""
     from tiltyard.cli.client import connect
 

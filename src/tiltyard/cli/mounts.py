@@ -15,7 +15,7 @@ from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
-    from tiltyard.cli.client import Call
+    from tiltyard.calls.caller import Caller
 
 NOT_WELL = 3
 """The exit status of `doctor` where something is wrong."""
@@ -97,8 +97,8 @@ def add(
     from tiltyard.cli.client import connect
 
     values = settings_with_uri(kind, uri, parse_settings(texts))
-    with connect(settings, url, key, creates=True) as call:
-        response = call(
+    with connect(settings, url, key, creates=True) as calls:
+        response = calls.call(
             "MountCatalog",
             id=_parse_name(name),
             kind=kind,
@@ -121,10 +121,10 @@ def list_mounts(settings: Settings, url: str, key: str) -> None:
     Example:
       tiltyard mount list --root ./data
     """
-    from tiltyard.cli.client import connect, list_pages
+    from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
-        for entry in list_pages(call, "ListMounts", "mounts"):
+    with connect(settings, url, key) as calls:
+        for entry in calls.entries("ListMounts", "mounts"):
             click.echo(_format_mount(entry))
 
 
@@ -161,9 +161,9 @@ def alter(
 
     if allow_any and locations:
         raise click.UsageError("--allow and --allow-any contradict each other: choose one.")
-    with connect(settings, url, key) as call:
-        changed = _changed_settings(_find_mount(call, name), parse_settings(texts), unset) if texts or unset else None
-        entry = call(
+    with connect(settings, url, key) as calls:
+        changed = _changed_settings(_find_mount(calls, name), parse_settings(texts), unset) if texts or unset else None
+        entry = calls.call(
             "AlterMount",
             id=_parse_name(name),
             settings=changed,
@@ -189,8 +189,8 @@ def remove(settings: Settings, name: str, url: str, key: str) -> None:
     """
     from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
-        call("UnmountCatalog", id=_parse_name(name))
+    with connect(settings, url, key) as calls:
+        calls.call("UnmountCatalog", id=_parse_name(name))
         click.echo(f"{name} is unmounted.")
 
 
@@ -212,9 +212,9 @@ def doctor(settings: Settings, name: str, convert: bool, url: str, key: str) -> 
 
     namespaces = tables = problems = 0
     contents = ""
-    with connect(settings, url, key) as call:
-        kind = _find_mount(call, name)["kind"]
-        for page in _check_pages(call, name, convert=convert):
+    with connect(settings, url, key) as calls:
+        kind = _find_mount(calls, name)["kind"]
+        for page in _check_pages(calls, name, convert=convert):
             if not page["reachable"]:
                 refuse(f"{name} ({kind}) cannot be reached: {page['outage']}")
             _show_progress("")
@@ -230,11 +230,11 @@ def doctor(settings: Settings, name: str, convert: bool, url: str, key: str) -> 
         sys.exit(NOT_WELL)
 
 
-def _check_pages(call: Call, name: str, *, convert: bool) -> Iterator[dict[str, Any]]:
+def _check_pages(calls: Caller, name: str, *, convert: bool) -> Iterator[dict[str, Any]]:
     """Yield the responses of CheckMount, one for each few seconds of its work."""
     token = None
     while True:
-        page = call("CheckMount", id=_parse_name(name), convert=convert or None, page_token=token)
+        page = calls.call("CheckMount", id=_parse_name(name), convert=convert or None, page_token=token)
         yield page
         token = page.get("page_token")
         if not token:
@@ -287,12 +287,14 @@ def _changed_settings(entry: Mapping[str, Any], changes: Mapping[str, Any], unse
     return settings
 
 
-def _find_mount(call: Call, name: str) -> dict[str, Any]:
-    from tiltyard.cli.client import list_pages
-
+def _find_mount(calls: Caller, name: str) -> dict[str, Any]:
     path = _parse_name(name)
-    entry = next((entry for entry in list_pages(call, "ListMounts", "mounts") if entry["id"] == path), None)
-    return entry or refuse(f"There is no mount {name}: `tiltyard mount list` shows all.", ExitStatus.NOT_FOUND)
+    found: list[dict[str, Any]] = [entry for entry in calls.entries("ListMounts", "mounts") if entry["id"] == path]
+    return (
+        found[0]
+        if found
+        else refuse(f"There is no mount {name}: `tiltyard mount list` shows all.", ExitStatus.NOT_FOUND)
+    )
 
 
 def _parse_name(name: str) -> list[str]:

@@ -106,8 +106,8 @@ def _print_policies(settings: Settings, url: str, key: str, operation: str, tabl
     from tiltyard.cli.client import connect
     from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 
-    with connect(settings, url, key) as call:
-        policies = call(operation, id=list(parse_id(table, DEFAULT_DELIMITER)), **fields)["policies"]
+    with connect(settings, url, key) as calls:
+        policies = calls.call(operation, id=list(parse_id(table, DEFAULT_DELIMITER)), **fields)["policies"]
         for policy in policies:
             parts = [f"rows where {policy['filter']}"] if policy.get("filter") is not None else []
             parts += [f"{mask['column']}: {mask.get('expression') or mask['mask']}" for mask in policy["masks"]]

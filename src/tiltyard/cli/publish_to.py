@@ -15,7 +15,7 @@ from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
-    from tiltyard.cli.client import Call
+    from tiltyard.calls.caller import Caller
 
 NOT_IN_STEP = 3
 """The exit status of `sync` and `remove` where something is left to do, or a table has a problem."""
@@ -66,8 +66,8 @@ def add(
     """
     from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
-        response = call(
+    with connect(settings, url, key) as calls:
+        response = calls.call(
             "CreatePublication",
             publication=name,
             kind=kind,
@@ -88,10 +88,10 @@ def list_publications(settings: Settings, url: str, key: str) -> None:
     Example:
       tiltyard publish-to list --root ./data
     """
-    from tiltyard.cli.client import connect, list_pages
+    from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
-        for entry in list_pages(call, "ListPublications", "publications"):
+    with connect(settings, url, key) as calls:
+        for entry in calls.entries("ListPublications", "publications"):
             click.echo(_format_publication(entry))
 
 
@@ -107,8 +107,8 @@ def sync(settings: Settings, name: str, url: str, key: str) -> None:
     """
     from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
-        entry = _wait(call, call("SyncPublication", publication=name)["publication"])
+    with connect(settings, url, key) as calls:
+        entry = _wait(calls, calls.call("SyncPublication", publication=name)["publication"])
         if entry is None:
             refuse(f"{name} was removed meanwhile.")
         click.echo(_format_publication(entry))
@@ -129,9 +129,9 @@ def remove(settings: Settings, name: str, remove_entries: bool, url: str, key: s
     """
     from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
-        response = call("DropPublication", publication=name, remove_entries=remove_entries or None)
-        entry = _wait(call, response.get("publication"))
+    with connect(settings, url, key) as calls:
+        response = calls.call("DropPublication", publication=name, remove_entries=remove_entries or None)
+        entry = _wait(calls, response.get("publication"))
         if entry is None:
             click.echo(f"{name} is removed.")
             return
@@ -139,10 +139,8 @@ def remove(settings: Settings, name: str, remove_entries: bool, url: str, key: s
         sys.exit(NOT_IN_STEP)
 
 
-def _wait(call: Call, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+def _wait(calls: Caller, entry: dict[str, Any] | None) -> dict[str, Any] | None:
     """Wait until a worker has done for a publication what it can do; return that, None if it is gone."""
-    from tiltyard.cli.client import list_pages
-
     while entry is not None and not entry["in_step"]:
         name = entry["publication"]
         if entry.get("outage"):
@@ -152,7 +150,7 @@ def _wait(call: Call, entry: dict[str, Any] | None) -> dict[str, Any] | None:
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{entry['tables']} tables", nl=False, err=True)
         time.sleep(POLL_SECONDS)
-        publications = list_pages(call, "ListPublications", "publications")
+        publications = calls.entries("ListPublications", "publications")
         entry = next((each for each in publications if each["publication"] == name), None)
     return entry
 

@@ -28,10 +28,10 @@ def list_roles(settings: Settings, url: str, key: str) -> None:
     Example:
       tiltyard role list --root ./data
     """
-    from tiltyard.cli.client import connect, list_pages
+    from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
-        for entry in list_pages(call, "ListRoles", "roles"):
+    with connect(settings, url, key) as calls:
+        for entry in calls.entries("ListRoles", "roles"):
             members = (f"{member['kind']}:{member['name']}" for member in entry["members"])
             click.echo(f"{entry['name']}  {' '.join(members)}".rstrip())
 
@@ -47,16 +47,16 @@ def add(settings: Settings, name: str, members: tuple[str, ...], url: str, key: 
     Example:
       tiltyard role add analysts ann group:night --root ./data
     """
-    from tiltyard.cli.client import connect, list_pages
+    from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
-        if not any(entry["name"] == name for entry in list_pages(call, "ListRoles", "roles")):
-            call("CreateRole", role=name)
+    with connect(settings, url, key) as calls:
+        if not any(entry["name"] == name for entry in calls.entries("ListRoles", "roles")):
+            calls.call("CreateRole", role=name)
         if not members:
             click.echo(f"{name} is a role.")
         for member in members:
             grantee = parse_grantee(member)
-            call("AddRoleMember", role=name, member=grantee["grantee"], member_kind=grantee["grantee_kind"])
+            calls.call("AddRoleMember", role=name, member=grantee["grantee"], member_kind=grantee["grantee_kind"])
             click.echo(f"{member} is in {name}.")
 
 
@@ -73,11 +73,11 @@ def remove(settings: Settings, name: str, members: tuple[str, ...], url: str, ke
     """
     from tiltyard.cli.client import connect
 
-    with connect(settings, url, key) as call:
+    with connect(settings, url, key) as calls:
         if not members:
-            call("DropRole", role=name)
+            calls.call("DropRole", role=name)
             click.echo(f"{name} is dropped.")
         for member in members:
             grantee = parse_grantee(member)
-            call("RemoveRoleMember", role=name, member=grantee["grantee"], member_kind=grantee["grantee_kind"])
+            calls.call("RemoveRoleMember", role=name, member=grantee["grantee"], member_kind=grantee["grantee_kind"])
             click.echo(f"{member} is no longer in {name}.")

@@ -13,7 +13,7 @@ from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
-    from tiltyard.cli.client import Call
+    from tiltyard.calls.caller import Caller
 
 
 @click.command("undrop", short_help="Bring back a dropped table or namespace.")
@@ -50,17 +50,17 @@ def undrop(
         refuse("Name a table or a --namespace, not both.")
     if (new_id is not None or dropped_id is not None) and table is namespace is None:
         refuse("Name the table or the --namespace to bring back.")
-    with connect(settings, url, key) as call:
+    with connect(settings, url, key) as calls:
         if table is not None:
-            _undrop_table(call, table, new_id or table, dropped_id)
+            _undrop_table(calls, table, new_id or table, dropped_id)
         elif namespace is not None:
-            _undrop_namespace(call, namespace, new_id or namespace, dropped_id)
+            _undrop_namespace(calls, namespace, new_id or namespace, dropped_id)
         else:
-            _list_dropped(call)
+            _list_dropped(calls)
 
 
-def _undrop_table(call: Call, table: TypedId, new_id: TypedId, dropped_id: int | None) -> None:
-    restored = call(
+def _undrop_table(calls: Caller, table: TypedId, new_id: TypedId, dropped_id: int | None) -> None:
+    restored = calls.call(
         "UndropTable",
         id=list(table),
         dropped_id=dropped_id,
@@ -70,18 +70,16 @@ def _undrop_table(call: Call, table: TypedId, new_id: TypedId, dropped_id: int |
     click.echo(f"{TypedId(restored['id'])} is back, at {restored['location']}")
 
 
-def _undrop_namespace(call: Call, namespace: TypedId, new_id: TypedId, dropped_id: int | None) -> None:
-    restored = call("UndropNamespace", id=list(namespace), dropped_id=dropped_id, new_namespace_id=list(new_id))
+def _undrop_namespace(calls: Caller, namespace: TypedId, new_id: TypedId, dropped_id: int | None) -> None:
+    restored = calls.call("UndropNamespace", id=list(namespace), dropped_id=dropped_id, new_namespace_id=list(new_id))
     click.echo(f"{TypedId(restored['id'])} is back, with {restored['tables']} tables")
 
 
-def _list_dropped(call: Call) -> None:
+def _list_dropped(calls: Caller) -> None:
     """Print all namespaces and tables that can be brought back, newest first."""
-    from tiltyard.cli.client import list_pages
-
-    for namespace in list_pages(call, "ListDroppedNamespaces", "namespaces"):
+    for namespace in calls.entries("ListDroppedNamespaces", "namespaces"):
         _print_dropped(namespace, "namespace")
-    for table in list_pages(call, "ListDroppedTables", "tables"):
+    for table in calls.entries("ListDroppedTables", "tables"):
         _print_dropped(table, f"{table['kind']} table")
 
 

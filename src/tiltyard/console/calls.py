@@ -7,23 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-from lance_namespace.errors import (
-    InvalidInputError,
-    LanceNamespaceError,
-    PermissionDeniedError,
-    UnsupportedOperationError,
-)
+from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
 
 from tiltyard.api.authentication import is_own_page
 from tiltyard.api.errors import error_response
 from tiltyard.api.metrics import is_local_request
+from tiltyard.calls.caller import find_operation, make_request
+from tiltyard.calls.in_process_caller import find_handler
 from tiltyard.context import Context
-from tiltyard.model.operations import Handler, bound_operations
-from tiltyard.model.spec import Operation, models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -34,8 +27,9 @@ if TYPE_CHECKING:
     from tiltyard.api.metrics_history import MetricsHistory
     from tiltyard.api.request_limits import QuerySlot
     from tiltyard.api.request_log import LoggedRequest
-    from tiltyard.model.operations import ArrowAnswer, BytesAnswer
+    from tiltyard.model.operations import ArrowAnswer, BytesAnswer, Handler
     from tiltyard.model.principals import Principal
+    from tiltyard.model.spec import Operation
 
 T = TypeVar("T")
 
@@ -148,7 +142,7 @@ class Calls:
     @contextmanager
     def _started(self, name: str, fields: Mapping[str, Any]) -> Iterator[tuple[Handler, Context, Any]]:
         """Authorize a call, within a slot if it is a query, and record its outcome at the end of the block."""
-        operation, handler = find_operation(name)
+        operation, handler = find_operation(name), find_handler(name)
         if self._is_seen_as and handler.changes:
             raise PermissionDeniedError("To see as another principal changes nothing.")
         request = make_request(operation, fields)
@@ -195,33 +189,6 @@ class Calls:
 
 class ClientLeftError(Exception):
     """The reader of a page has closed its connection: there is nobody to send it to."""
-
-
-@cache
-def _operations() -> Mapping[str, tuple[Operation, Handler | None]]:
-    return bound_operations()
-
-
-def find_operation(name: str) -> tuple[Operation, Handler]:
-    """Return an operation and its handler. Raises UnsupportedOperationError."""
-    operation, handler = _operations()[name]
-    if handler is None:
-        raise UnsupportedOperationError(f"{name} is not supported by this server.")
-    return operation, handler
-
-
-def make_request(operation: Operation, fields: Mapping[str, Any]) -> Any:
-    """Return the request of an operation with these fields; those that are None are left out.
-
-    Raises InvalidInputError for a value that is none of the operation's.
-    """
-    if operation.request is None:
-        return None
-    try:
-        present = {name: value for name, value in fields.items() if value is not None}
-        return msgspec.convert(present, getattr(models, operation.request), strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidInputError(f"The request is not what {operation.name} takes: {error}") from error
 
 
 async def _write_record(logged: LoggedRequest) -> None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from tiltyard.calls.caller import COMMAND_RETRY_SECONDS
 from tiltyard.lake.arguments import check_whole_number
 from tiltyard.lake.display import render_table
-from tiltyard.lake.runs import FIRST_CALL_SECONDS
 from tiltyard.model.typed_ids import format_id
-from tiltyard.pipeline.operation_client import OperationClient
 
 if TYPE_CHECKING:
     from tiltyard.lake.catalog import Lake
@@ -84,7 +83,7 @@ def read_lineage(lake: Lake, **request: Any) -> Lineage:
     """Follow lineage; `request` has the fields of DescribeLineage. Raises InvalidInputError, TableNotFoundError."""
     for name in ("depth", "version"):
         check_whole_number(request.get(name), name)
-    return parse_lineage(OperationClient(lake.catalog, FIRST_CALL_SECONDS).call("DescribeLineage", **request))
+    return parse_lineage(lake.catalog.caller(COMMAND_RETRY_SECONDS).call("DescribeLineage", **request))
 
 
 def parse_lineage(response: Mapping[str, Any]) -> Lineage:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
 from tiltyard.lake.display import render_run, show_progress
 from tiltyard.lake.errors import RunCanceledError, RunFailedError, translate
 from tiltyard.model.modes import TransactionStatus
@@ -27,7 +28,6 @@ from tiltyard.pipeline.driver.lease import (
     submit_job,
 )
 from tiltyard.pipeline.jobs import RegisteredJob
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import figure_reader
 from tiltyard.pipeline.runs import LocalRun, describe_canceled
 from tiltyard.pipeline.table_location import CatalogConnection
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from tiltyard.pipeline.session import LazySession
 
-FIRST_CALL_SECONDS = 5.0
-"""How long the first call to a server that does not answer is retried, before anything has begun."""
 POLL_SECONDS = 0.5
 
 
@@ -188,7 +186,7 @@ class LocalThreadRun(Run):
 class QueuedRun(Run):
     """A run that one of the server's workers drives, or will."""
 
-    def __init__(self, calls: OperationClient, name: str, run_id: str, job: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, calls: Caller, name: str, run_id: str, job: Mapping[str, Any] | None = None) -> None:
         """Follow a job, whose description `job` is, if that was read already."""
         super().__init__(name, run_id)
         self._calls = calls
@@ -231,14 +229,14 @@ class QueuedRun(Run):
 def queue_run(catalog: CatalogConnection, job: RegisteredJob, arguments: Mapping[str, Any]) -> Run:
     """Queue a job for the server's workers. Raises InvalidInputError, and what SubmitJob raises."""
     with translate():
-        queued = submit_job(OperationClient(catalog, FIRST_CALL_SECONDS), job, arguments)
-    return QueuedRun(OperationClient(catalog), job.name, queued.id)
+        queued = submit_job(catalog.caller(COMMAND_RETRY_SECONDS), job, arguments)
+    return QueuedRun(catalog.caller(), job.name, queued.id)
 
 
 def find_run(catalog: CatalogConnection, run_id: str) -> Run:
     """Return the run of a job that the catalog has recorded. Raises TransactionNotFoundError."""
-    calls = OperationClient(catalog)
-    job = calls.call("DescribeJob", id=[run_id], retry_seconds=FIRST_CALL_SECONDS)["job"]
+    calls = catalog.caller()
+    job = calls.call("DescribeJob", id=[run_id], retry_seconds=COMMAND_RETRY_SECONDS)["job"]
     return QueuedRun(calls, job["name"], job["id"], job)
 
 
@@ -249,10 +247,10 @@ def drive_run(
     spark: SparkSession | LazySession | None,
 ) -> Run:
     """Record a job in the catalog, and drive it in a thread. Raises InvalidInputError, and what SubmitJob raises."""
-    calls, owner = OperationClient(catalog, FIRST_CALL_SECONDS), new_owner()
+    calls, owner = catalog.caller(COMMAND_RETRY_SECONDS), new_owner()
     with translate():
         queued = submit_job(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
-    calls = OperationClient(catalog)
+    calls = catalog.caller()
     run = CatalogRun(calls, queued, owner)
 
     def work() -> Mapping[str, object] | None:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
 from tiltyard.lake.display import render_table
-from tiltyard.lake.runs import FIRST_CALL_SECONDS
 from tiltyard.lake.table import Table
 from tiltyard.model.typed_ids import format_id
-from tiltyard.pipeline.operation_client import OperationClient
 
 if TYPE_CHECKING:
     import lance
@@ -187,5 +186,5 @@ def list_snapshots(lake: Lake) -> list[Snapshot]:
     return [Snapshot(lake, facts) for page in pages for facts in page["snapshots"]]
 
 
-def _client(lake: Lake) -> OperationClient:
-    return OperationClient(lake.catalog, FIRST_CALL_SECONDS)
+def _client(lake: Lake) -> Caller:
+    return lake.catalog.caller(COMMAND_RETRY_SECONDS)

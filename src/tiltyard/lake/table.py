@@ -16,6 +16,7 @@ import lance_namespace as upstream
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.calls.caller import COMMAND_RETRY_SECONDS
 from tiltyard.lake.arguments import (
     DataType,
     Names,
@@ -30,7 +31,7 @@ from tiltyard.lake.arguments import (
 )
 from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import Function, function_name, pickled_function
-from tiltyard.lake.runs import FIRST_CALL_SECONDS, start_run
+from tiltyard.lake.runs import start_run
 from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
 from tiltyard.lake.table_reader import TableReader
 from tiltyard.model.columns.computed_columns import UdfDeclaration
@@ -39,7 +40,6 @@ from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows
 from tiltyard.pipeline.lineage import frame_lineage, memory_lineage
 from tiltyard.pipeline.openlineage.emitter import observe, record_frame
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.writing.row_sources import FrameRows, Rows, StreamRows, ingest_rows, upsert_rows
@@ -253,7 +253,7 @@ class Table(TableReader):
         The columns are `_rowid`, `error_type`, `error_message`, `job`, and those of the table. Raises
         TableColumnNotFoundError, TableNotFoundError.
         """
-        calls = OperationClient(self._lake.catalog, FIRST_CALL_SECONDS)
+        calls = self._lake.catalog.caller(COMMAND_RETRY_SECONDS)
         return parked_rows(calls, self._table, self.dataset(branch=branch), column)
 
     def create_index(
@@ -329,8 +329,11 @@ class Table(TableReader):
 
     def _declare_expression(self, name: str, expression: str, branch: str | None, _: LocalRun) -> Mapping[str, object]:
         entry = {"name": name, "computed": expression}
-        calls = OperationClient(self._lake.catalog, FIRST_CALL_SECONDS)
-        return calls.call("AlterTableAddColumns", id=list(self.path), branch=branch, new_columns=[entry])
+        calls = self._lake.catalog.caller(COMMAND_RETRY_SECONDS)
+        response: Mapping[str, object] = calls.call(
+            "AlterTableAddColumns", id=list(self.path), branch=branch, new_columns=[entry]
+        )
+        return response
 
     def _declare_function(
         self, field: pa.Field, declaration: UdfDeclaration, branch: str | None, run: LocalRun

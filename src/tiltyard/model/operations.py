@@ -187,7 +187,8 @@ class Handler:
     What it changes:
     - `changes`: it changes data or the catalog, so the audit has its successes and a request may have a key.
     - `audited`: its successes are recorded as changes. Not so bookkeeping that comes many times a minute.
-    - `keyed`: a repeat gets the stored response. Not so a response with a secret: none is stored.
+    - `keyed`: a repeat gets the stored response. Not so a response with a secret, of which none is stored, and
+      bookkeeping that comes many times a minute, of which a second run changes nothing.
     - `retried_with_new_ids`: lancedb retries it under a new request id each time, so repeats are found by their body.
     - `recovered_by(ctx, request, commit)` makes the response of an interrupted request from its commit, for operations
       that must not run twice; of all others a second run changes nothing, or is refused.

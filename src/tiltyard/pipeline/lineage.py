@@ -10,7 +10,6 @@ from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationErro
 
 from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.session import is_connect
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def index_commit(table: Table, version: int, branch: str | None = None) -> None:
 
 def _index(table: Table, version: int, branch: str | None, catalog: CatalogConnection) -> None:
     try:
-        client = OperationClient(catalog, INDEX_SECONDS)
+        client = catalog.caller(INDEX_SECONDS)
         client.call("RecordTableLineage", id=table.id, version=version, branch=branch)
     except UnsupportedOperationError as error:
         log.debug("the lineage of version %s of %s is in its commit alone: %s", version, table, error)

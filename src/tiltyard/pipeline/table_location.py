@@ -22,6 +22,11 @@ from tiltyard.runtime.durability import Durability
 if TYPE_CHECKING:
     import lance_namespace
 
+    from tiltyard.calls.caller import Caller
+    from tiltyard.namespace import Namespace
+
+JOB_RETRY_SECONDS = 120.0
+"""How long a call of a job under way is sent again: longer than a server that died takes to be replaced."""
 EXPIRES_OPTION = "expires_at_millis"
 """The storage option that holds the expiry of the credentials."""
 
@@ -55,6 +60,19 @@ class CatalogConnection:
     def client(self) -> lance_namespace.LanceNamespace:
         """Return this process's client."""
         return _connect(self.implementation, self.properties)
+
+    def caller(self, retry_seconds: float = JOB_RETRY_SECONDS) -> Caller:
+        """Return what calls the catalog's operations, of a publication those of its catalog."""
+        properties = dict(self.properties)
+        if "uri" not in properties:
+            catalog: Namespace = _connect(self.implementation, self.properties)  # type: ignore[assignment]  # the only one without an address
+            return catalog.caller(retry_seconds)
+        from tiltyard.calls.http_caller import HttpCaller  # noqa: PLC0415  # see above
+
+        names = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "ca_certs"}
+        files = {name: properties.get(f"tls.{given}") for given, name in names.items()}
+        tls_files = {name: path for name, path in files.items() if path}
+        return HttpCaller(properties["uri"], self.headers, retry_seconds=retry_seconds, tls_files=tls_files)
 
     def when_visible(self, call: Callable[[CatalogConnection], None]) -> None:
         """Call with a connection that sees what was committed: now, or after the end of a publication."""

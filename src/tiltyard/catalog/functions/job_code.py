@@ -115,7 +115,7 @@ def _read_secrets(ctx: Context, record: FunctionRecord) -> dict[str, str] | None
     return read_secrets(ctx, record)
 
 
-@operation(needs=OWN_JOB, audited=False)
+@operation(needs=OWN_JOB, audited=False, keyed=False)
 def record_function_errors(
     ctx: Context, request: models.RecordFunctionErrorsRequest
 ) -> models.RecordFunctionErrorsResponse:

@@ -210,7 +210,7 @@ def claim_next(ctx: Context, owner: str, lease_ms: int, names: Sequence[str]) ->
     return None
 
 
-@operation(needs=OWN_JOB, audited=False)
+@operation(needs=OWN_JOB, audited=False, keyed=False)
 def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResponse:
     """Extend the lease, and add `properties` to those of the transaction; the driver goes on if it is Running.
 
@@ -242,7 +242,7 @@ def _denial(ctx: Context, job_id: str) -> str:
     return ""
 
 
-@operation(needs=OWN_JOB, audited=False)
+@operation(needs=OWN_JOB, audited=False, keyed=False)
 def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.KeepJobPartResponse:
     """Save a checkpoint until the job has succeeded: a part of it that is done. One of the same name is replaced.
 

@@ -13,7 +13,7 @@ from tiltyard.cli.session.ids import TABLE, TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import catalog_command
 
 if TYPE_CHECKING:
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 NEWEST = 100
 """Dropped objects among which one is looked for that was dropped a moment ago."""
@@ -25,7 +25,7 @@ NEWEST = 100
 @click.option("--version", help="A version, or a tag, instead of the newest version.")
 @click.option("--deep", is_flag=True, help="Copy the data files, too: the copy needs its source no more.")
 @catalog_command
-def cp(catalog: Catalog, table: TypedId, new_id: TypedId, version: str | None, deep: bool) -> None:
+def cp(catalog: Caller, table: TypedId, new_id: TypedId, version: str | None, deep: bool) -> None:
     """Make the table NEW with the rows of TABLE: by a clone, which shares its data files, or by a --deep copy.
 
     \b
@@ -53,7 +53,7 @@ def cp(catalog: Catalog, table: TypedId, new_id: TypedId, version: str | None, d
 @click.argument("table", type=TABLE)
 @click.argument("new_id", metavar="NEW", type=TABLE)
 @catalog_command
-def mv(catalog: Catalog, table: TypedId, new_id: TypedId) -> None:
+def mv(catalog: Caller, table: TypedId, new_id: TypedId) -> None:
     """Rename TABLE to NEW, which may be in another namespace; its files stay where they are.
 
     \b
@@ -69,7 +69,7 @@ def mv(catalog: Catalog, table: TypedId, new_id: TypedId) -> None:
 @click.option("-r", "--recursive", is_flag=True, help="Drop a namespace, with all that is in it.")
 @yes_option
 @catalog_command
-def rm(catalog: Catalog, object_id: TypedId, recursive: bool, is_confirmed: bool) -> None:
+def rm(catalog: Caller, object_id: TypedId, recursive: bool, is_confirmed: bool) -> None:
     """Drop a table, or a namespace with all that is in it (-r). It can be brought back for a time: tiltyard undrop.
 
     \b
@@ -94,7 +94,7 @@ def rm(catalog: Catalog, object_id: TypedId, recursive: bool, is_confirmed: bool
     click.echo(f"{object_id} is dropped. {_way_back(catalog, object_id, 'ListDroppedTables', 'tables')}")
 
 
-def _drop_namespace(catalog: Catalog, namespace: TypedId, error: Exception, *, is_confirmed: bool) -> None:
+def _drop_namespace(catalog: Caller, namespace: TypedId, error: Exception, *, is_confirmed: bool) -> None:
     """Drop a namespace. Raises `error` where there is none."""
     from lance_namespace.errors import NamespaceNotFoundError
 
@@ -115,7 +115,7 @@ def _drop_namespace(catalog: Catalog, namespace: TypedId, error: Exception, *, i
     click.echo(f"{namespace} is dropped. {way_back}")
 
 
-def _count_rows(catalog: Catalog, table: TypedId) -> str:
+def _count_rows(catalog: Caller, table: TypedId) -> str:
     """Return the rows of a table as words for a question; empty where it has none that could be counted."""
     from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError
 
@@ -126,7 +126,7 @@ def _count_rows(catalog: Catalog, table: TypedId) -> str:
     return f" with {rows} rows"
 
 
-def _way_back(catalog: Catalog, object_id: TypedId, operation: str, entries: str, flag: str = "") -> str:
+def _way_back(catalog: Caller, object_id: TypedId, operation: str, entries: str, flag: str = "") -> str:
     """Return a sentence on how a dropped object comes back, or that it does not: below a mount, or without a trash."""
     from lance_namespace.errors import LanceNamespaceError
 

@@ -15,7 +15,7 @@ from tiltyard.cli.session.target import catalog_command
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 KEY_PROPERTY = "tiltyard.primary_key"
 
@@ -24,7 +24,7 @@ KEY_PROPERTY = "tiltyard.primary_key"
 @click.argument("object_id", metavar="ID", type=TABLE_OR_NAMESPACE)
 @format_option
 @catalog_command
-def show(catalog: Catalog, object_id: TypedId, form: Format) -> None:
+def show(catalog: Caller, object_id: TypedId, form: Format) -> None:
     """Describe a table (rows, bytes, versions, indexes, tags, branches, properties), or a namespace.
 
     \b
@@ -37,7 +37,7 @@ def show(catalog: Catalog, object_id: TypedId, form: Format) -> None:
     print_record(describe_object(catalog, object_id, is_readable=form is Format.TABLE), form)
 
 
-def describe_object(catalog: Catalog, object_id: TypedId, *, is_readable: bool) -> dict[str, Any]:
+def describe_object(catalog: Caller, object_id: TypedId, *, is_readable: bool) -> dict[str, Any]:
     """Return the description of a table or of a namespace, for people or for programs.
 
     Raises lance_namespace.errors: TableNotFoundError where it is neither.
@@ -55,7 +55,7 @@ def describe_object(catalog: Catalog, object_id: TypedId, *, is_readable: bool) 
             raise error from None
 
 
-def _describe_table(catalog: Catalog, table: TypedId, *, is_readable: bool) -> dict[str, Any]:
+def _describe_table(catalog: Caller, table: TypedId, *, is_readable: bool) -> dict[str, Any]:
     from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError
 
     from tiltyard.cli.output.cells import format_size, format_time
@@ -90,7 +90,7 @@ def _describe_table(catalog: Catalog, table: TypedId, *, is_readable: bool) -> d
     }
 
 
-def _describe_visible(catalog: Catalog, table: TypedId, described: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_visible(catalog: Caller, table: TypedId, described: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a table by one who may not see its statistics: because of policies, or of grants."""
     from lance_namespace.errors import PermissionDeniedError
 
@@ -111,7 +111,7 @@ def _describe_index(index: Mapping[str, Any]) -> str:
     )
 
 
-def _describe_namespace(catalog: Catalog, namespace: TypedId) -> dict[str, Any]:
+def _describe_namespace(catalog: Caller, namespace: TypedId) -> dict[str, Any]:
     from tiltyard.cli.session.catalog import list_namespaces, list_tables
 
     described = catalog.call("DescribeNamespace", id=list(namespace)) if namespace else {}
@@ -136,7 +136,7 @@ def primary_key(described: Mapping[str, Any]) -> list[str]:
 @click.option("--branch", help="A branch instead of main.")
 @format_option
 @catalog_command
-def schema(catalog: Catalog, table: TypedId, version: str | None, branch: str | None, form: Format) -> None:
+def schema(catalog: Caller, table: TypedId, version: str | None, branch: str | None, form: Format) -> None:
     """Show the columns of a table with their types, nested ones by their paths, and their metadata.
 
     \b
@@ -149,7 +149,7 @@ def schema(catalog: Catalog, table: TypedId, version: str | None, branch: str | 
     print_records(records, ("column", "type", "nullable", "metadata"), form)
 
 
-def read_schema(catalog: Catalog, table: TypedId, version: str | None = None, branch: str | None = None) -> pa.Schema:
+def read_schema(catalog: Caller, table: TypedId, version: str | None = None, branch: str | None = None) -> pa.Schema:
     """Return the schema of a table. Raises lance_namespace.errors, CommandError."""
     from tiltyard.cli.session.catalog import resolve_version
     from tiltyard.model.schemas.arrow_json import from_json
@@ -162,7 +162,7 @@ def read_schema(catalog: Catalog, table: TypedId, version: str | None = None, br
 
 
 def readable_columns(
-    catalog: Catalog, table: TypedId, version: str | None = None, branch: str | None = None
+    catalog: Caller, table: TypedId, version: str | None = None, branch: str | None = None
 ) -> pa.Schema:
     """Return the columns of a table that the caller may read, as QueryTable has them: none that a policy hides.
 
@@ -170,14 +170,10 @@ def readable_columns(
     """
     from tiltyard.cli.session.catalog import resolve_version
 
-    number = resolve_version(catalog, table, version)
-    rows = catalog.read("QueryTable", id=list(table), k=0, vector={"single_vector": []}, version=number, branch=branch)
-    return rows.schema
+    return catalog.readable_schema(table, resolve_version(catalog, table, version), branch)
 
 
-def visible_schema(
-    catalog: Catalog, table: TypedId, version: str | None = None, branch: str | None = None
-) -> pa.Schema:
+def visible_schema(catalog: Caller, table: TypedId, version: str | None = None, branch: str | None = None) -> pa.Schema:
     """Return the schema of a table without columns that a policy hides from the caller. Raises as `read_schema`."""
     from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError
 

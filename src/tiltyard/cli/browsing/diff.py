@@ -18,7 +18,7 @@ from tiltyard.cli.session.target import catalog_command
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 ADDED, REMOVED, CHANGED = "+", "-", "~"
 KEPT_BYTES = 64 << 20
@@ -44,7 +44,7 @@ _DIGEST_BYTES = 16
 @format_option
 @catalog_command
 def diff(
-    catalog: Catalog,
+    catalog: Caller,
     table: TypedId,
     old: str,
     new: str | None,

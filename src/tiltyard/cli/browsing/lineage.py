@@ -15,7 +15,7 @@ from tiltyard.cli.session.target import catalog_command
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 _FILE_EXTENSIONS = frozenset(
     ("parquet", "arrow", "feather", "csv", "tsv", "json", "jsonl", "ndjson", "orc", "avro", "txt", "gz", "lance")
@@ -42,7 +42,7 @@ class _TableOrFile(IdType):
 @format_option
 @catalog_command
 def lineage(
-    catalog: Catalog,
+    catalog: Caller,
     source: TypedId | str,
     *,
     downstream: bool,

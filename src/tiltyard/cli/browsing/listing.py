@@ -16,7 +16,7 @@ from tiltyard.cli.session.ids import TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import catalog_command
 
 if TYPE_CHECKING:
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 _CALLS_AT_ONCE = 8
 NAMESPACE, TABLE = "namespace", "table"
@@ -37,7 +37,7 @@ class Entry:
 @click.option("-l", "--long", "is_long", is_flag=True, help="Show rows, bytes and the version of each table, too.")
 @format_option
 @catalog_command
-def ls(catalog: Catalog, namespace: TypedId, is_long: bool, form: Format) -> None:
+def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: Format) -> None:
     """List the namespaces and tables in NAMESPACE, the root without one; ids of namespaces end with a dot.
 
     \b
@@ -71,7 +71,7 @@ def ls(catalog: Catalog, namespace: TypedId, is_long: bool, form: Format) -> Non
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only so many levels.")
 @format_option
 @catalog_command
-def tree(catalog: Catalog, namespace: TypedId, depth: int | None, form: Format) -> None:
+def tree(catalog: Caller, namespace: TypedId, depth: int | None, form: Format) -> None:
     """Show what is in NAMESPACE, the root without one, and below it.
 
     \b
@@ -99,7 +99,7 @@ def tree(catalog: Catalog, namespace: TypedId, depth: int | None, form: Format) 
 @click.option("--depth", type=click.IntRange(min=0), metavar="N", help="Show so many levels; those below are counted.")
 @format_option
 @catalog_command
-def du(catalog: Catalog, namespace: TypedId, depth: int | None, form: Format) -> None:
+def du(catalog: Caller, namespace: TypedId, depth: int | None, form: Format) -> None:
     """Show rows and bytes of NAMESPACE, the root without one, and of all namespaces and tables below it, largest first.
 
     Bytes are those of the data and index files of the newest versions; older versions may have further files.
@@ -131,7 +131,7 @@ def du(catalog: Catalog, namespace: TypedId, depth: int | None, form: Format) ->
     print_records(records, ("bytes", "rows", "kind", "id"), form, numbers=("bytes", "rows"))
 
 
-def walk(catalog: Catalog, namespace: TypedId, depth: int | None, stems: tuple[bool, ...] = ()) -> Iterator[Entry]:
+def walk(catalog: Caller, namespace: TypedId, depth: int | None, stems: tuple[bool, ...] = ()) -> Iterator[Entry]:
     """Yield what is below a namespace, each namespace before what is in it; down to `depth` levels."""
     entries = list(_entries_in(catalog, namespace))
     for number, entry in enumerate(entries, 1):
@@ -141,7 +141,7 @@ def walk(catalog: Catalog, namespace: TypedId, depth: int | None, stems: tuple[b
             yield from walk(catalog, entry.id, depth, is_last)
 
 
-def _entries_in(catalog: Catalog, namespace: TypedId) -> Iterator[Entry]:
+def _entries_in(catalog: Caller, namespace: TypedId) -> Iterator[Entry]:
     """Yield the namespaces, then the tables in a namespace. Raises lance_namespace.errors, CommandError for a table."""
     from lance_namespace.errors import NamespaceNotFoundError
 
@@ -159,7 +159,7 @@ def _entries_in(catalog: Catalog, namespace: TypedId) -> Iterator[Entry]:
         yield Entry(TypedId((*namespace, name)), TABLE)
 
 
-def _is_table(catalog: Catalog, name: TypedId) -> bool:
+def _is_table(catalog: Caller, name: TypedId) -> bool:
     from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
 
     try:
@@ -169,21 +169,18 @@ def _is_table(catalog: Catalog, name: TypedId) -> bool:
     return True
 
 
-def _measure(catalog: Catalog, entries: list[Entry]) -> Iterator[dict[str, Any]]:
+def _measure(catalog: Caller, entries: list[Entry]) -> Iterator[dict[str, Any]]:
     """Yield a record for each entry; nothing is known of namespaces, views, and tables without rows yet."""
 
     def measure(entry: Entry) -> dict[str, Any]:
         record = {"id": _printed(entry), "kind": entry.kind, "rows": None, "bytes": None, "version": None}
         return record if entry.kind == NAMESPACE else {**record, **_figures(catalog, entry.id)}
 
-    if catalog.is_local:
-        yield from map(measure, entries)
-        return
     with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
         yield from pool.map(measure, entries)
 
 
-def _figures(catalog: Catalog, table: TypedId) -> dict[str, Any]:
+def _figures(catalog: Caller, table: TypedId) -> dict[str, Any]:
     """Return rows, bytes and version of a table; none of one without data, or that has gone meanwhile."""
     from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError, TableNotFoundError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tiltyard.cli.session.catalog import Catalog
+from tiltyard.calls.caller import Caller
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import Target, defer_imports, opened_catalog, target_options
@@ -35,7 +35,7 @@ def mkdir(target: Target, namespace: TypedId, with_parents: bool) -> None:
         click.echo(f"The namespace {namespace} is there")
 
 
-def _create(catalog: Catalog, namespace: TypedId, *, with_parents: bool) -> None:
+def _create(catalog: Caller, namespace: TypedId, *, with_parents: bool) -> None:
     """Create a namespace, with those above it that are missing. Raises lance_namespace.errors."""
     from lance_namespace.errors import NamespaceNotFoundError
 

@@ -13,7 +13,7 @@ from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
 
 if TYPE_CHECKING:
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 ALL_ROWS = 2**63 - 1
 
@@ -48,7 +48,7 @@ def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @format_option
 @catalog_command
 def head(
-    catalog: Catalog,
+    catalog: Caller,
     table: TypedId,
     limit: int,
     columns: str | None,
@@ -108,7 +108,7 @@ def parse_order(text: str) -> dict[str, Any]:
 @where_option
 @version_options
 @catalog_command
-def count(catalog: Catalog, table: TypedId, where: str | None, version: str | None, branch: str | None) -> None:
+def count(catalog: Caller, table: TypedId, where: str | None, version: str | None, branch: str | None) -> None:
     """Print the number of rows, or of those that a filter selects.
 
     \b

@@ -20,7 +20,7 @@ from tiltyard.cli.session.target import catalog_command
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 MAX_VECTOR_BYTES = 1 << 20
 
@@ -59,7 +59,7 @@ class Search:
 @format_option
 @catalog_command
 def search(
-    catalog: Catalog,
+    catalog: Caller,
     table: TypedId,
     text: str | None,
     vector: str | None,
@@ -106,7 +106,7 @@ def search(
     print_rows(find_rows(catalog, table, sought), form)
 
 
-def find_rows(catalog: Catalog, table: TypedId, search: Search) -> pa.RecordBatchReader:
+def find_rows(catalog: Caller, table: TypedId, search: Search) -> pa.RecordBatchReader:
     """Return the rows that a search finds, best first; without vectors, unless its columns name them.
 
     Raises CommandError, lance_namespace.errors, as the reader does.
@@ -142,7 +142,7 @@ def _text_query(text: str, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _hybrid(
-    catalog: Catalog, request: Mapping[str, Any], by_text: Mapping[str, Any], by_vector: Mapping[str, Any], limit: int
+    catalog: Caller, request: Mapping[str, Any], by_text: Mapping[str, Any], by_vector: Mapping[str, Any], limit: int
 ) -> pa.Table:
     """Return the rows that both searches rank highest together, by reciprocal rank fusion."""
     from tiltyard.model.rank_fusion import CANDIDATES, fuse
@@ -152,7 +152,7 @@ def _hybrid(
 
 
 def _vector_of_row(
-    catalog: Catalog, table: TypedId, schema: pa.Schema, search: Search, shared: Mapping[str, Any]
+    catalog: Caller, table: TypedId, schema: pa.Schema, search: Search, shared: Mapping[str, Any]
 ) -> list[float]:
     """Return the vector of the row that `like` selects. Raises CommandError, lance_namespace.errors."""
     column = search.vector_column or next((field.name for field in schema if is_vector(field.type)), None)

@@ -12,7 +12,7 @@ from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import Target, catalog_command, defer_imports, opened_catalog, target_options
 
 if TYPE_CHECKING:
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
     from tiltyard.lake.snapshots import Snapshot
 
 
@@ -30,7 +30,7 @@ def snapshot() -> None:
 @click.argument("name")
 @click.argument("tables", metavar="TABLE…", nargs=-1, required=True, type=TABLE)
 @catalog_command
-def create(catalog: Catalog, name: str, tables: tuple[TypedId, ...]) -> None:
+def create(catalog: Caller, name: str, tables: tuple[TypedId, ...]) -> None:
     """Give the newest versions of TABLES, all as of one moment, the name NAME.
 
     Each table gets a tag of that name, so that --version NAME reads it. The versions are kept until the snapshot is
@@ -47,7 +47,7 @@ def create(catalog: Catalog, name: str, tables: tuple[TypedId, ...]) -> None:
 @snapshot.command("list", short_help="List the snapshots.")
 @format_option
 @catalog_command
-def list_snapshots(catalog: Catalog, form: Format) -> None:
+def list_snapshots(catalog: Caller, form: Format) -> None:
     """List the snapshots with their tables and versions.
 
     \b
@@ -120,7 +120,7 @@ def restore(target: Target, name: str, is_confirmed: bool) -> None:
 @snapshot.command("drop", short_help="Drop a snapshot.")
 @click.argument("name")
 @catalog_command
-def drop(catalog: Catalog, name: str) -> None:
+def drop(catalog: Caller, name: str) -> None:
     """Drop a snapshot with its tags; its versions stay until old versions are cleaned up.
 
     \b

@@ -19,9 +19,8 @@ from tiltyard.cli.session.target import catalog_command
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiltyard.cli.session.catalog import Catalog
-    from tiltyard.cli.session.local_catalog import LocalCatalog
-    from tiltyard.cli.session.server_catalog import ServerCatalog
+    from tiltyard.calls.caller import Caller
+    from tiltyard.calls.http_caller import HttpCaller
 
 _QUERY_TYPE = b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"
 _ANSWER_SECONDS = 310.0
@@ -36,7 +35,7 @@ _DETAILS = re.compile(r"\. (?:Detail|gRPC client debug context|Client context): 
 )
 @format_option
 @catalog_command
-def sql(catalog: Catalog, query: str, sql_server: str | None, form: Format) -> None:
+def sql(catalog: Caller, query: str, sql_server: str | None, form: Format) -> None:
     """Run a SELECT over the tables of the catalog and print its rows; - reads the query from standard input.
 
     A table is written library.books, one in a nested namespace "library$fiction".books (docs/sql.md).
@@ -51,25 +50,23 @@ def sql(catalog: Catalog, query: str, sql_server: str | None, form: Format) -> N
     print_rows(run_query(catalog, sys.stdin.read() if query == "-" else query, sql_server), form)
 
 
-def run_query(catalog: Catalog, text: str, sql_server: str | None) -> pa.RecordBatchReader:
+def run_query(catalog: Caller, text: str, sql_server: str | None) -> pa.RecordBatchReader:
     """Run a query where the catalog is. Raises CommandError, lance_namespace.errors, as the reader does."""
-    if catalog.is_local:
-        return _query_here(catalog, text)
-    return _query_server(catalog, text, sql_server)  # type: ignore[arg-type]  # `is_local` says so
+    from tiltyard.calls.http_caller import HttpCaller
 
-
-def _query_here(catalog: Catalog, text: str) -> pa.RecordBatchReader:
-    """Run a query in this process. Raises lance_namespace.errors, as the reader does."""
+    if isinstance(catalog, HttpCaller):
+        return _query_server(catalog, text, sql_server)
     import pyarrow as pa
 
+    from tiltyard.calls.in_process_caller import InProcessCaller
     from tiltyard.sql.engine import run
 
-    local: LocalCatalog = catalog  # type: ignore[assignment]  # `is_local` says so
-    answer = run(local.context, text)
+    assert isinstance(catalog, InProcessCaller)
+    answer = run(catalog.context(), text)
     return pa.RecordBatchReader.from_batches(answer.schema, answer.batches)
 
 
-def _query_server(catalog: ServerCatalog, text: str, address: str | None) -> pa.RecordBatchReader:
+def _query_server(catalog: HttpCaller, text: str, address: str | None) -> pa.RecordBatchReader:
     """Run a query by Flight SQL. Raises CommandError, as reading its rows does."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import pyarrow as pa

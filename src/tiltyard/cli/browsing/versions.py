@@ -13,7 +13,7 @@ from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
 
 if TYPE_CHECKING:
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 _PAGE = 1000
 _COUNTS = ("inserted", "updated", "deleted", "written", "removed")
@@ -35,7 +35,7 @@ _SHOWN_METADATA = ("operation", *(f"{name}_rows" for name in _COUNTS), "total_ro
 @click.option("--branch", help="A branch instead of main.")
 @format_option
 @catalog_command
-def versions(catalog: Catalog, table: TypedId, limit: int, branch: str | None, form: Format) -> None:
+def versions(catalog: Caller, table: TypedId, limit: int, branch: str | None, form: Format) -> None:
     """List the newest versions of a table: what each did, to how many rows, and the tags that name them.
 
     \b
@@ -87,7 +87,7 @@ def _describe(metadata: dict[str, str]) -> dict[str, str | None]:
     return {name: metadata.get(name) for name in _SHOWN_METADATA} | {"operation": operation}
 
 
-def _list_tags(catalog: Catalog, table: TypedId) -> dict[str, Any]:
+def _list_tags(catalog: Caller, table: TypedId) -> dict[str, Any]:
     tags: dict[str, Any] = {}
     token = None
     while True:
@@ -115,7 +115,7 @@ def tag() -> None:
 @click.option("--branch", help="A branch instead of main.")
 @click.option("--move", is_flag=True, help="Move the tag, if it exists.")
 @catalog_command
-def create(catalog: Catalog, table: TypedId, name: str, version: int | None, branch: str | None, move: bool) -> None:
+def create(catalog: Caller, table: TypedId, name: str, version: int | None, branch: str | None, move: bool) -> None:
     """Give VERSION the tag NAME, the newest version without one.
 
     \b
@@ -136,7 +136,7 @@ def create(catalog: Catalog, table: TypedId, name: str, version: int | None, bra
     click.echo(f"{name} is version {version} of {table}")
 
 
-def _newest_version(catalog: Catalog, table: TypedId, branch: str | None) -> int:
+def _newest_version(catalog: Caller, table: TypedId, branch: str | None) -> int:
     found = catalog.call("ListTableVersions", id=list(table), branch=branch, descending=True, limit=1)["versions"]
     if not found:
         raise CommandError(f"{table} has no version yet: write to it first.")
@@ -147,7 +147,7 @@ def _newest_version(catalog: Catalog, table: TypedId, branch: str | None) -> int
 @click.argument("table", type=TABLE)
 @format_option
 @catalog_command
-def list_tags(catalog: Catalog, table: TypedId, form: Format) -> None:
+def list_tags(catalog: Caller, table: TypedId, form: Format) -> None:
     """List the tags of a table.
 
     \b
@@ -165,7 +165,7 @@ def list_tags(catalog: Catalog, table: TypedId, form: Format) -> None:
 @click.argument("table", type=TABLE)
 @click.argument("name")
 @catalog_command
-def delete(catalog: Catalog, table: TypedId, name: str) -> None:
+def delete(catalog: Caller, table: TypedId, name: str) -> None:
     """Delete a tag; its version stays until old versions are cleaned up.
 
     \b
@@ -181,7 +181,7 @@ def delete(catalog: Catalog, table: TypedId, name: str) -> None:
 @click.argument("version")
 @yes_option
 @catalog_command
-def restore(catalog: Catalog, table: TypedId, version: str, is_confirmed: bool) -> None:
+def restore(catalog: Caller, table: TypedId, version: str, is_confirmed: bool) -> None:
     """Make a new version of a table with the rows and columns that VERSION (a number or a tag) has.
 
     \b

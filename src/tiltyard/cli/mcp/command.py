@@ -16,8 +16,8 @@ from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.target import Target, defer_imports, open_catalog, target_options
 
 if TYPE_CHECKING:
+    from tiltyard.calls.caller import Caller
     from tiltyard.cli.mcp.protocol import Headers, OpenCatalog
-    from tiltyard.cli.session.catalog import Catalog
 
 PROBE_SECONDS = 2.0
 
@@ -79,17 +79,18 @@ def _is_loopback(host: str) -> bool:
 
 def _catalog_of_caller(target: Target) -> OpenCatalog:
     """Return how to open the server's catalog with the credentials of a request."""
-    from tiltyard.cli.session.server_catalog import ServerCatalog
+    from tiltyard.calls.http_caller import HttpCaller, key_headers
 
     @contextmanager
-    def open_for(headers: Headers) -> Iterator[Catalog]:
+    def open_for(headers: Headers) -> Iterator[Caller]:
         scheme, _, bearer = (headers or {}).get("authorization", "").partition(" ")
         key, bearer = (headers or {}).get("x-api-key", ""), bearer.strip()
         if scheme and (scheme.lower() != "bearer" or not bearer):
             raise CommandError("The header Authorization is not 'Bearer' with an API key or a token.")
         if bearer.startswith("tilt_"):
             key, bearer = bearer, ""
-        with closing(ServerCatalog(target.url, "" if bearer else key, bearer)) as catalog:
+        credentials = {"authorization": f"Bearer {bearer}"} if bearer else key_headers(key)
+        with HttpCaller(target.url, credentials) as catalog:
             yield catalog
 
     return open_for
@@ -99,11 +100,11 @@ def _check_exposure(target: Target, host: str) -> None:
     """Refuse to carry a server that asks for no keys to other machines. Raises CommandError."""
     from lance_namespace.errors import LanceNamespaceError, UnauthenticatedError
 
-    from tiltyard.cli.session.server_catalog import ServerCatalog
+    from tiltyard.calls.http_caller import HttpCaller
 
     if _is_loopback(host):
         return
-    with closing(ServerCatalog(target.url, "")) as catalog:
+    with HttpCaller(target.url) as catalog:
         try:
             catalog.call("ListNamespaces", id=[], limit=1)
         except UnauthenticatedError:

@@ -17,7 +17,7 @@ from tiltyard.cli.session.failures import CommandError
 from tiltyard.cli.session.ids import TypedId, format_id, parse_typed_id
 
 if TYPE_CHECKING:
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 MAX_ENTRIES, MAX_ROWS, MAX_COLUMNS = 1000, 1000, 500
 _MAX_NAME_LENGTH, _MAX_SQL_LENGTH, _MAX_VECTOR_NUMBERS = 2000, 20_000, 20_000
@@ -112,7 +112,7 @@ class ReadOnlyTool:
 
     name: str
     arguments: type[msgspec.Struct]
-    run: Callable[[Catalog, Any], dict[str, Any]]
+    run: Callable[[Caller, Any], dict[str, Any]]
 
     @property
     def description(self) -> str:
@@ -124,7 +124,7 @@ class ReadOnlyTool:
         _, components = msgspec.json.schema_components((self.arguments,))
         return {"type": "object", **components[self.arguments.__name__]}
 
-    def call(self, catalog: Catalog, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def call(self, catalog: Caller, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check the arguments and run the tool. Raises CommandError with a sentence for whatever it refuses."""
         import pyarrow as pa
         from lance_namespace.errors import LanceNamespaceError, NamespaceNotFoundError, TableNotFoundError
@@ -145,7 +145,7 @@ class ReadOnlyTool:
             raise CommandError(str(error).strip()) from error
 
 
-def list_entries(catalog: Catalog, arguments: ListArguments) -> dict[str, Any]:
+def list_entries(catalog: Caller, arguments: ListArguments) -> dict[str, Any]:
     """List what is in a namespace, namespaces first, each kind by name."""
     namespace = _parse(arguments.namespace)
     entries = _entries_of(catalog, namespace)
@@ -156,7 +156,7 @@ def list_entries(catalog: Catalog, arguments: ListArguments) -> dict[str, Any]:
     return {**answer, "left_out": f"There are more: call again with after={kept[-1]['id']}"} if has_more else answer
 
 
-def _entries_of(catalog: Catalog, namespace: TypedId) -> Iterator[dict[str, str]]:
+def _entries_of(catalog: Caller, namespace: TypedId) -> Iterator[dict[str, str]]:
     from tiltyard.cli.session.catalog import list_namespaces, list_tables
 
     for kind, names in ("namespace", list_namespaces), ("table", list_tables):
@@ -164,7 +164,7 @@ def _entries_of(catalog: Catalog, namespace: TypedId) -> Iterator[dict[str, str]
             yield {"id": format_id((*namespace, name)), "kind": kind}
 
 
-def describe(catalog: Catalog, arguments: DescribeArguments) -> dict[str, Any]:
+def describe(catalog: Caller, arguments: DescribeArguments) -> dict[str, Any]:
     """Describe a table with its columns, or a namespace."""
     from tiltyard.cli.browsing.description import describe_object, schema_records, visible_schema
 
@@ -178,7 +178,7 @@ def describe(catalog: Catalog, arguments: DescribeArguments) -> dict[str, Any]:
     return {**answer, "left_out": "Not all columns fit."} if has_more else answer
 
 
-def search(catalog: Catalog, arguments: SearchArguments) -> dict[str, Any]:
+def search(catalog: Caller, arguments: SearchArguments) -> dict[str, Any]:
     """Search by text, by vector, or by both. Raises CommandError without either."""
     from tiltyard.cli.browsing.search import Search, find_rows
 
@@ -191,7 +191,7 @@ def search(catalog: Catalog, arguments: SearchArguments) -> dict[str, Any]:
     return read_bounded(find_rows(catalog, table, Search(**fields)))
 
 
-def query(catalog: Catalog, arguments: QueryArguments) -> dict[str, Any]:
+def query(catalog: Caller, arguments: QueryArguments) -> dict[str, Any]:
     """Read rows."""
     from tiltyard.cli.browsing.description import readable_columns
     from tiltyard.cli.browsing.rows import parse_order
@@ -216,7 +216,7 @@ def query(catalog: Catalog, arguments: QueryArguments) -> dict[str, Any]:
     return read_bounded(rows)
 
 
-def count(catalog: Catalog, arguments: CountArguments) -> dict[str, Any]:
+def count(catalog: Caller, arguments: CountArguments) -> dict[str, Any]:
     """Count rows."""
     from tiltyard.cli.session.catalog import resolve_version
 
@@ -248,7 +248,7 @@ TOOLS = (
 def sql_tool(sql_server: str | None) -> ReadOnlyTool:
     """Return the tool for SQL, which is served at an address; None is the default one."""
 
-    def run(catalog: Catalog, arguments: SqlArguments) -> dict[str, Any]:
+    def run(catalog: Caller, arguments: SqlArguments) -> dict[str, Any]:
         from tiltyard.cli.browsing.sql import run_query
 
         return read_bounded(run_query(catalog, arguments.query, sql_server))

@@ -1,10 +1,10 @@
-"""What commands use of a catalog, wherever it is: its operations, pages of lists, versions by number or tag."""
+"""What commands ask of a catalog: lists of names, versions by number or tag, the nearest names of what is missing."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError, NamespaceNotFoundError
 
@@ -12,54 +12,24 @@ from tiltyard.cli.session.failures import CommandError
 from tiltyard.cli.session.ids import TypedId, format_id, suggest
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from tiltyard.calls.caller import Caller
 
 PAGE_ROWS = 1000
 MAX_NAMES_COMPARED = 20_000
 """How many names are looked through for one that is meant."""
 
 
-class Catalog(Protocol):
-    """Runs operations of the specification by their names; `address` is what people call it."""
-
-    address: str
-    key: str
-    is_local: bool
-
-    def call(self, name: str, /, **request: Any) -> Any:
-        """Run an operation with a JSON request; return its response."""
-
-    def read(self, name: str, /, **request: Any) -> pa.RecordBatchReader:
-        """Run an operation that returns rows."""
-
-    def write(self, name: str, rows: pa.RecordBatchReader, /, key: str, **request: Any) -> Any:
-        """Run an operation that takes rows."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
-def list_namespaces(catalog: Catalog, parent: TypedId) -> Iterator[str]:
+def list_namespaces(catalog: Caller, parent: TypedId) -> Iterator[str]:
     """Yield the names of the namespaces in a namespace, page by page. Raises lance_namespace.errors."""
-    yield from _list_names(catalog, "ListNamespaces", "namespaces", parent)
+    return catalog.entries("ListNamespaces", "namespaces", id=list(parent), limit=PAGE_ROWS)
 
 
-def list_tables(catalog: Catalog, parent: TypedId) -> Iterator[str]:
+def list_tables(catalog: Caller, parent: TypedId) -> Iterator[str]:
     """Yield the names of the tables and views in a namespace, page by page. Raises lance_namespace.errors."""
-    yield from _list_names(catalog, "ListTables", "tables", parent)
+    return catalog.entries("ListTables", "tables", id=list(parent), limit=PAGE_ROWS)
 
 
-def _list_names(catalog: Catalog, operation: str, field: str, parent: TypedId) -> Iterator[str]:
-    token: str | None = None
-    while True:
-        page = catalog.call(operation, id=list(parent), page_token=token, limit=PAGE_ROWS)
-        yield from page[field]
-        token = page.get("page_token")
-        if not token:
-            return
-
-
-def resolve_version(catalog: Catalog, table: TypedId, text: str | None) -> int | None:
+def resolve_version(catalog: Caller, table: TypedId, text: str | None) -> int | None:
     """Return the version that a number or a tag names; None for None. Raises CommandError, lance_namespace.errors."""
     if text is None:
         return None
@@ -71,7 +41,7 @@ def resolve_version(catalog: Catalog, table: TypedId, text: str | None) -> int |
     return int(tag["version"])
 
 
-def describe_missing(catalog: Catalog, names: TypedId) -> str | None:
+def describe_missing(catalog: Caller, names: TypedId) -> str | None:
     """Return a sentence on an object that does not exist, with the nearest names; None where there is more to say."""
     if not names:
         return None
@@ -90,7 +60,7 @@ def describe_missing(catalog: Catalog, names: TypedId) -> str | None:
     return f"There is no {names}. Did you mean {' or '.join(near)}?" if near else None
 
 
-def describe_missing_namespace(catalog: Catalog, namespace: TypedId) -> str | None:
+def describe_missing_namespace(catalog: Caller, namespace: TypedId) -> str | None:
     """Return a sentence on a namespace that something new was to be in, and on how to create it.
 
     None where it exists, or cannot be looked for.
@@ -103,7 +73,7 @@ def describe_missing_namespace(catalog: Catalog, namespace: TypedId) -> str | No
     return f"{near} If not, {create}." if near else f"There is no namespace {namespace}: {create}."
 
 
-def _is_missing(catalog: Catalog, namespace: TypedId) -> bool:
+def _is_missing(catalog: Caller, namespace: TypedId) -> bool:
     if not namespace:
         return False
     try:

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 if TYPE_CHECKING:
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_TILTYARD_COMPLETE"
@@ -54,7 +54,7 @@ def complete_id(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         return []
 
 
-def find_ids(catalog: Catalog, incomplete: str) -> list[str]:
+def find_ids(catalog: Caller, incomplete: str) -> list[str]:
     """Return ids that begin as `incomplete` does, those of namespaces with a dot; a single one of them is opened.
 
     Raises lance_namespace.errors; ValueError for what begins no id.
@@ -72,7 +72,7 @@ def find_ids(catalog: Catalog, incomplete: str) -> list[str]:
         parent, start = TypedId((*parent, namespaces[0])), ""
 
 
-def _names_from(catalog: Catalog, operation: str, field: str, parent: Any, start: str) -> list[str]:
+def _names_from(catalog: Caller, operation: str, field: str, parent: Any, start: str) -> list[str]:
     """Return the first names with a beginning: pages are by name, and a page begins after any name."""
     token = start[:-1] + chr(ord(start[-1]) - 1) + "\U0010fffd" if start and start[-1] > "!" else None
     page = catalog.call(operation, id=list(parent), page_token=token, limit=MAX_COMPLETIONS)

@@ -17,14 +17,12 @@ from tiltyard.model.addresses import is_server_address
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tiltyard.calls.caller import Caller
     from tiltyard.lake import Lake
     from tiltyard.pipeline.jobs import RegisteredJob
-    from tiltyard.pipeline.operation_client import OperationClient
     from tiltyard.pipeline.session import LazySession
     from tiltyard.pipeline.table_location import CatalogConnection
 
-FIRST_CALL_SECONDS = 5.0
-"""How long a command retries a server that does not answer, before it has begun anything."""
 _CREDENTIALS = frozenset({"header.authorization", "header.x-api-key"})
 """Client properties, in lower case, that authenticate the caller: with one of them no stored key is sent."""
 
@@ -65,11 +63,12 @@ class JobTarget:
             conf=parse_pairs(self.conf),
         )
 
-    def calls(self, *, creates: bool = False) -> OperationClient:
+    def calls(self, *, creates: bool = False) -> Caller:
         """Return a client of the catalog's operations for the first calls: it soon fails where the address is wrong."""
-        from tiltyard.pipeline.operation_client import OperationClient
 
-        return OperationClient(self.connection(creates=creates), FIRST_CALL_SECONDS)
+        from tiltyard.calls.caller import COMMAND_RETRY_SECONDS
+
+        return self.connection(creates=creates).caller(COMMAND_RETRY_SECONDS)
 
     def session(self, job: RegisteredJob, conf: Mapping[str, str] | None = None) -> SparkSession | LazySession | None:
         """Return the Spark session, if the job needs one; `conf` is overridden by --conf. Raises SparkMissingError.

@@ -16,13 +16,15 @@ from tiltyard.cli.session.ids import TypedId
 from tiltyard.model.addresses import is_server_address
 
 if TYPE_CHECKING:
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
+    from tiltyard.calls.in_process_caller import InProcessCaller
+    from tiltyard.config import Settings
     from tiltyard.pipeline.table_location import CatalogConnection
 
 _OPTIONS = (
     ("--server", "server", "URL of the server; also TILTYARD_SERVER."),
     ("--root", "root", "Root of a catalog to open here, without a server; also TILTYARD_ROOT."),
-    ("--db", "db", "Catalog database of --root, where it is not inside; also TILTYARD_DB."),
+    ("--db", "db", "Caller database of --root, where it is not inside; also TILTYARD_DB."),
     ("--profile", "profile", "A profile that `tiltyard login` has stored; also TILTYARD_PROFILE."),
     ("--key", "key", "API key for --server; the variable TILTYARD_KEY is safer."),
 )
@@ -91,26 +93,56 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def open_catalog(target: Target, *, creates: bool = False) -> Catalog:
+def open_catalog(target: Target, *, creates: bool = False) -> Caller:
     """Open the catalog; a new one in this process only if the command `creates`. Raises CommandError."""
     if target.url:
-        from tiltyard.cli.session.server_catalog import ServerCatalog
+        from tiltyard.calls.http_caller import HttpCaller, key_headers
 
-        return ServerCatalog(target.url, target.key)
-    from tiltyard.cli.session.local_catalog import LocalCatalog
+        return HttpCaller(target.url, key_headers(target.key))
     from tiltyard.config import ConfigError, load_settings
 
     try:
         settings = load_settings({"root": target.root or None, "db": target.db or None, "log_level": "error"})
     except ConfigError as error:
         raise CommandError(str(error), ExitStatus.USAGE) from error
-    return LocalCatalog(settings, creates=creates)
+    return open_root(settings, creates=creates)
+
+
+def open_root(settings: Settings, *, creates: bool = False, database_alone: bool = False) -> InProcessCaller:
+    """Open a catalog in this process, with all privileges; a new one only where the command `creates`.
+
+    It takes a second: everything of a server is imported. Operations that need the `database_alone` run without the
+    storage and the mounts. Raises CommandError.
+    """
+    from tiltyard.runtime.lazy_imports import import_lazily
+
+    import_lazily()
+    from lance_namespace.errors import LanceNamespaceError
+
+    from tiltyard.bootstrap import open_services
+    from tiltyard.calls.in_process_caller import InProcessCaller
+    from tiltyard.config import ConfigError
+    from tiltyard.model.principals import OPERATOR
+    from tiltyard.runtime.fatal import describe
+    from tiltyard.storage import StorageError
+    from tiltyard.store import StoreVersionError, database_exists
+
+    try:
+        if not creates and not database_exists(settings.database_url):
+            raise CommandError(
+                f"There is no catalog at {settings.database_url}: look at --root and --db, or import a file.",
+                ExitStatus.NOT_FOUND,
+            )
+        services = open_services(settings, database_alone=database_alone)
+    except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
+        raise CommandError(describe(error)) from error
+    return InProcessCaller(services, OPERATOR, on_close=services.close)
 
 
 @contextmanager
 def opened_catalog(
     target: Target, ids: tuple[TypedId, ...] = (), *, new_ids: tuple[TypedId, ...] = (), creates: bool = False
-) -> Iterator[Catalog]:
+) -> Iterator[Caller]:
     """Yield the catalog; what its operations raise ends the command with one sentence.
 
     `ids` are the objects that have to exist: where one does not, the nearest names are told. `new_ids` are those that
@@ -130,7 +162,7 @@ def opened_catalog(
         catalog.close()
 
 
-def _describe_missing(catalog: Catalog, ids: tuple[TypedId, ...], new_ids: tuple[TypedId, ...]) -> str | None:
+def _describe_missing(catalog: Caller, ids: tuple[TypedId, ...], new_ids: tuple[TypedId, ...]) -> str | None:
     """Return a sentence on the first of these that is missing; None where there is nothing more to say."""
     from tiltyard.cli.session.catalog import describe_missing, describe_missing_namespace
 

@@ -19,7 +19,7 @@ from tiltyard.cli.session.target import catalog_command
 from tiltyard.runtime.durability import put_in_place
 
 if TYPE_CHECKING:
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
 
 _FORMATS = {
     ".parquet": Format.PARQUET,
@@ -48,7 +48,7 @@ _FORMATS = {
 @click.option("--force", is_flag=True, help="Replace a file that exists.")
 @catalog_command
 def export_file(
-    catalog: Catalog,
+    catalog: Caller,
     table: TypedId,
     file: str,
     format_name: str | None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tiltyard.cli.session.catalog import Catalog
+    from tiltyard.calls.caller import Caller
     from tiltyard.cli.transfer.import_source import ImportSource
     from tiltyard.cli.transfer.import_state import ImportFile, ImportState
     from tiltyard.pipeline.sources.readers import Piece
@@ -110,7 +110,7 @@ def import_file(
         click.echo(f"{state.rows} rows are in {table}, as version {version}")
 
 
-def _table_schema(catalog: Catalog, table: TypedId) -> pa.Schema | None:
+def _table_schema(catalog: Caller, table: TypedId) -> pa.Schema | None:
     """Return the columns of a table that has a version; None for one that does not exist, or is only declared."""
     from lance_namespace.errors import TableNotFoundError
 
@@ -123,7 +123,7 @@ def _table_schema(catalog: Catalog, table: TypedId) -> pa.Schema | None:
     return read_schema(catalog, table) if versions else None
 
 
-def _check_exists(catalog: Catalog, table: TypedId) -> None:
+def _check_exists(catalog: Caller, table: TypedId) -> None:
     """Raise CommandError for a table that does not exist: to append to a mistyped one creates none."""
     from lance_namespace.errors import TableNotFoundError
 
@@ -156,7 +156,7 @@ def _advise(size: int) -> None:
 
 
 def _import(
-    target: Target, catalog: Catalog, table: TypedId, mode: str, source: ImportSource
+    target: Target, catalog: Caller, table: TypedId, mode: str, source: ImportSource
 ) -> tuple[ImportState, int]:
     """Send all parts that have not arrived, and publish them; return the state and the version.
 
@@ -178,8 +178,8 @@ def _import(
 
     def publish() -> int:
         _send_parts(catalog, table, mode, source, parts, state, file)
-        request = {"upload_id": state.upload_id, "source": source.path}
-        return int(catalog.call("CompleteMultipartWrite", id=list(table), **request)["version"])
+        request: dict[str, Any] = {"id": list(table), "upload_id": state.upload_id, "source": source.path}
+        return int(catalog.call("CompleteMultipartWrite", **request)["version"])
 
     try:
         version = _observed(target, table, source, state, publish)
@@ -219,7 +219,7 @@ def _observed(
     return int(str(figures["version"]))
 
 
-def _index_lineage(catalog: Catalog, table: TypedId, version: int) -> None:
+def _index_lineage(catalog: Caller, table: TypedId, version: int) -> None:
     """Have the catalog index what the version was made from, which its commit says: a failure is a warning."""
     from lance_namespace.errors import LanceNamespaceError
 
@@ -236,7 +236,7 @@ def _keyed_parts(source: ImportSource) -> list[tuple[str, tuple[Piece, ...]]]:
     return [(part_key(piece.key for piece in part), part) for part in source.parts()]
 
 
-def _state_file(catalog: Catalog, table: TypedId, mode: str, source: ImportSource) -> ImportFile:
+def _state_file(catalog: Caller, table: TypedId, mode: str, source: ImportSource) -> ImportFile:
     """Return the file that holds the state of this import."""
     from tiltyard.cli.transfer.import_state import ImportFile
 
@@ -244,7 +244,7 @@ def _state_file(catalog: Catalog, table: TypedId, mode: str, source: ImportSourc
     return ImportFile(catalog.address, *table, mode, source.key, *keys)
 
 
-def _begin(catalog: Catalog, table: TypedId) -> ImportState:
+def _begin(catalog: Caller, table: TypedId) -> ImportState:
     """Declare the table if there is none, and start a multipart write. Raises lance_namespace.errors."""
     from lance_namespace.errors import TableNotFoundError
 
@@ -260,7 +260,7 @@ def _begin(catalog: Catalog, table: TypedId) -> ImportState:
 
 
 def _send_parts(
-    catalog: Catalog,
+    catalog: Caller,
     table: TypedId,
     mode: str,
     source: ImportSource,
@@ -287,7 +287,7 @@ def _send_parts(
 
 
 def _send_part(
-    catalog: Catalog,
+    catalog: Caller,
     table: TypedId,
     mode: str,
     read: Callable[[], pa.RecordBatchReader],
@@ -316,7 +316,7 @@ def _send_part(
         pause = min(pause * 2, _MAX_PAUSE_SECONDS)
 
 
-def _give_up(catalog: Catalog, table: TypedId, state: ImportState, file: ImportFile, error: Exception) -> NoReturn:
+def _give_up(catalog: Caller, table: TypedId, state: ImportState, file: ImportFile, error: Exception) -> NoReturn:
     """Remove what an import has left that cannot succeed, and raise what has stopped it."""
     from contextlib import suppress
 

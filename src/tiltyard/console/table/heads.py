@@ -9,6 +9,7 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.policies import MaskKind
+from tiltyard.calls.caller import schema_query
 from tiltyard.console.navigation import TABLE_TABS
 from tiltyard.console.table.schema_tree import read_columns
 
@@ -80,7 +81,7 @@ def _hidden_of_view(page: PageRequest, columns: Sequence[Column]) -> dict[str, s
     be read, as its rows will say.
     """
     try:
-        with page.calls.rows(id=list(page.path), k=0, vector={}) as answer:
+        with page.calls.rows(**schema_query(page.path)) as answer:
             readable = set(answer.schema.names)
     except LanceNamespaceError:
         return {}

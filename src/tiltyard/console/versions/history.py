@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import UnsupportedOperationError
 
+from tiltyard.calls.in_process_caller import find_handler
 from tiltyard.change_feed.version_change import ROW_COUNTS
-from tiltyard.console.calls import find_operation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,8 +109,8 @@ def _changes_in_audit(calls: Calls, path: Id, entries: Sequence[Any]) -> list[An
 def is_change(record: Any) -> bool:
     """Whether an audit record is of an operation that changes something, and that succeeded."""
     try:
-        _, handler = find_operation(record.operation)
-    except (KeyError, UnsupportedOperationError):  # a call that is no operation, or one of another release
+        handler = find_handler(record.operation)
+    except UnsupportedOperationError:  # a call that is no operation, or one of another release
         return False
     return bool(record.status < 400 and handler.changes)
 

@@ -43,7 +43,6 @@ from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.registered import function_code
 from tiltyard.pipeline.jobs import Alias, ColumnNames, check_client_code_allowed, job
 from tiltyard.pipeline.lineage import own_rows_lineage
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import ColumnRun
 from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import absolute_path, delete_files
@@ -123,7 +122,7 @@ def backfill(
         code = digest_code(json.dumps(sorted(each.identity for each in columns)))
         job_table.lineage = own_rows_lineage("backfill", target, int(dataset.version), job_table.branch, code)
         host = _SparkHost(run, spark, job_table, function, udf_version, concurrency, batch_rows, rows_per_task)
-        only = parked_conditions(OperationClient(catalog), target, dataset, column) if parked else None
+        only = parked_conditions(catalog.caller(), target, dataset, column) if parked else None
         return ColumnRefresh(host, str(target), columns, filter, only).run()
 
 

@@ -18,8 +18,8 @@ from tiltyard.model.columns.blob_columns import is_blob
 if TYPE_CHECKING:
     import lance
 
+    from tiltyard.calls.caller import Caller
     from tiltyard.pipeline.catalog_client import Table
-    from tiltyard.pipeline.operation_client import OperationClient
 
 _FRAGMENT_BITS = 32
 _MAX_RECORDS = 100_000
@@ -46,7 +46,7 @@ class _Recorded:
         return self.cut_fragments | {address >> _FRAGMENT_BITS for address in self.errors}
 
 
-def parked_rows(calls: OperationClient, table: Table, dataset: lance.LanceDataset, column: str) -> pa.Table:
+def parked_rows(calls: Caller, table: Table, dataset: lance.LanceDataset, column: str) -> pa.Table:
     """Return the parked rows of a column, with PARKED_SCHEMA and the columns of the rows, other than blobs.
 
     Raises TableColumnNotFoundError, TableNotFoundError.
@@ -68,15 +68,13 @@ def parked_rows(calls: OperationClient, table: Table, dataset: lance.LanceDatase
     return pa.concat_tables(parts)
 
 
-def parked_conditions(
-    calls: OperationClient, table: Table, dataset: lance.LanceDataset, column: str
-) -> Mapping[int, str]:
+def parked_conditions(calls: Caller, table: Table, dataset: lance.LanceDataset, column: str) -> Mapping[int, str]:
     """Return, for each fragment that has parked rows, the SQL condition that they meet."""
     conditions = _conditions(dataset, _read_errors(calls, table, dataset, column), column)
     return {number: condition for number, condition in conditions.items() if _scan(dataset, number, condition).num_rows}
 
 
-def _read_errors(calls: OperationClient, table: Table, dataset: lance.LanceDataset, column: str) -> _Recorded:
+def _read_errors(calls: Caller, table: Table, dataset: lance.LanceDataset, column: str) -> _Recorded:
     if column not in dataset.schema.names:
         raise TableColumnNotFoundError(f"The table has no column '{column}'; it has {', '.join(dataset.schema.names)}.")
     response = calls.call("ListFunctionErrors", id=table.id, column=column, limit=_MAX_RECORDS)

@@ -20,10 +20,10 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
+from tiltyard.calls.caller import Caller
 from tiltyard.model.ids import Id
 from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRY_MS, RETRYABLE
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
 from tiltyard.pipeline.session import LazySession, describe_application
@@ -93,7 +93,7 @@ def new_owner() -> str:
 class CatalogRun:
     """A run of a queued job. A thread renews its lease, reports its figures, and checks whether it was canceled."""
 
-    def __init__(self, client: OperationClient, job: QueuedJob, owner: str, lease_ms: int = LEASE_MS) -> None:
+    def __init__(self, client: Caller, job: QueuedJob, owner: str, lease_ms: int = LEASE_MS) -> None:
         """Run a job whose lease `owner` has. Raises lance_namespace.errors if its checkpoints cannot be read."""
         self.figures = Figures()
         self.is_released = False
@@ -183,10 +183,11 @@ class CatalogRun:
 
     def _call_as_owner(self, operation: str, **fields: Any) -> dict[str, Any]:
         try:
-            return self._client.call(operation, id=[self.id], owner=self._owner, **fields)
+            response: dict[str, Any] = self._client.call(operation, id=[self.id], owner=self._owner, **fields)
         except (ConcurrentModificationError, TransactionNotFoundError) as error:
             self._lost.set()
             raise RunCanceledError(self.id) from error
+        return response
 
     def _renew_lease(self) -> None:
         """Extend the lease, and report figures that have changed. Raises ServiceUnavailableError."""
@@ -226,11 +227,11 @@ class CatalogRun:
             log.warning("job %s stopped here, but is not canceled: %s", self.id, error)
 
 
-def _load_checkpoints(client: OperationClient, job_id: str) -> list[tuple[str, str]]:
+def _load_checkpoints(client: Caller, job_id: str) -> list[tuple[str, str]]:
     return [part for page in client.pages("ListJobParts", id=[job_id]) for part in page["parts"].items()]
 
 
-def submit_job(client: OperationClient, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:
+def submit_job(client: Caller, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:
     """Queue a job; with `owner`, claim it at once. `fields` are those of SubmitJob.
 
     A stream of this process waits for as long as that of a killed one may count as alive. Raises InvalidInputError,
@@ -252,7 +253,7 @@ def submit_job(client: OperationClient, job: RegisteredJob, arguments: Mapping[s
             time.sleep(TAKEOVER_POLL_SECONDS)
 
 
-def describe_stopped(client: OperationClient, job_id: str) -> Mapping[str, Any]:
+def describe_stopped(client: Caller, job_id: str) -> Mapping[str, Any]:
     """Return the description of a stopped job. Raises PermissionDeniedError where the catalog has failed it."""
     job: Mapping[str, Any] = client.call("DescribeJob", id=[job_id])["job"]
     if job["status"] in ("Failed", "Lost") and job.get("error"):
@@ -261,7 +262,7 @@ def describe_stopped(client: OperationClient, job_id: str) -> Mapping[str, Any]:
 
 
 def claim_job(
-    client: OperationClient,
+    client: Caller,
     job_id: str,
     owner: str,
     lease_ms: int = LEASE_MS,

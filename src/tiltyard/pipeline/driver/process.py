@@ -32,7 +32,6 @@ from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, drive_job
 from tiltyard.pipeline.java import SparkEndedError, detect_jvm_end
 from tiltyard.pipeline.jobs import check_client_code_allowed, find_job
 from tiltyard.pipeline.openlineage.emitter import configure
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.private_variables import adopt_variables
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
@@ -88,7 +87,7 @@ class Driver:
         """Connect. Raises what the catalog's client raises."""
         self._orders = orders
         self._catalog = connection(orders.uri, orders.properties)
-        self._client = OperationClient(self._catalog)
+        self._client = self._catalog.caller()
         self._run: CatalogRun | None = None
         self._is_leaving = False
 

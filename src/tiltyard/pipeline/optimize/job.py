@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated
 from lance.optimize import RewriteResult
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
+from tiltyard.calls.caller import Caller
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.jobs import job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.optimize.tasks import CompactFragments, ExtendIndex
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession
@@ -66,7 +66,7 @@ def optimize(
     if rows_per_fragment < 1:
         raise InvalidInputError("A fragment holds at least one row: set rows_per_fragment to 1 or more.")
     target = catalog_client.table(catalog, table)
-    client = OperationClient(catalog)
+    client = catalog.caller()
     figures: dict[str, object] = {}
     if indexes:  # first: Lance compacts only fragments together that the same indexes hold
         figures |= _extend_indexes(run, spark, target, rows_per_fragment if compact else SMALL_SEGMENT_ROWS)
@@ -82,7 +82,7 @@ def optimize(
     return {**figures, "version": int(target.dataset().version)}
 
 
-def _find_changing_job(client: OperationClient, run: Run, table: Table) -> str:
+def _find_changing_job(client: Caller, run: Run, table: Table) -> str:
     """Describe another job that changes the table now; empty if there is none."""
     for name in sorted(CHANGING_JOBS):
         for page in client.pages("ListJobs", name=name, status="Running"):

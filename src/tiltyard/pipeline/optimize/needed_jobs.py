@@ -17,11 +17,11 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.calls.caller import Caller
 from tiltyard.model.columns.computed_columns import VIEW
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.upkeep.needs import TableState, find_needs
 from tiltyard.upkeep.thresholds import DELETED_SHARE, UpkeepOptions, upkeep_options
 
@@ -62,7 +62,7 @@ class NeededJob:
 
 
 def queue_needed_jobs(
-    client: OperationClient, tables: Sequence[str], thresholds: Thresholds, *, dry_run: bool = False
+    client: Caller, tables: Sequence[str], thresholds: Thresholds, *, dry_run: bool = False
 ) -> Iterator[NeededJob]:
     """Queue the jobs that these tables need, or all tables; yield each job. One that waits or runs is not queued twice.
 
@@ -98,9 +98,7 @@ def queue_needed_jobs(
                 yield replace(needed, job_id=queued.id)
 
 
-def _find_needed_jobs(
-    client: OperationClient, path: Id, thresholds: Thresholds, *, is_named: bool
-) -> Iterator[NeededJob]:
+def _find_needed_jobs(client: Caller, path: Id, thresholds: Thresholds, *, is_named: bool) -> Iterator[NeededJob]:
     """Yield the jobs that a table needs. Raises TableNotFoundError, InvalidTableStateError (no data yet)."""
     name = str(path)
     table = client.call("DescribeTable", id=list(path), load_detailed_metadata=True)
@@ -116,7 +114,7 @@ def _find_needed_jobs(
         yield NeededJob(name, REFRESH, "it is a view that refreshes by itself")
 
 
-def _state(client: OperationClient, path: Id, table: Mapping[str, Any], stats: Mapping[str, Any]) -> TableState:
+def _state(client: Caller, path: Id, table: Mapping[str, Any], stats: Mapping[str, Any]) -> TableState:
     """Return the state of a table as its catalog tells it: deleted rows are of all its fragments together."""
     deleted = (table.get("stats") or {}).get("num_deleted_rows") or 0
     return TableState(
@@ -126,17 +124,17 @@ def _state(client: OperationClient, path: Id, table: Mapping[str, Any], stats: M
     )
 
 
-def _indexes(client: OperationClient, path: Id) -> Iterator[dict[str, Any]]:
+def _indexes(client: Caller, path: Id) -> Iterator[dict[str, Any]]:
     for page in client.pages("ListTableIndices", id=list(path)):
         yield from page["indexes"]
 
 
-def _all_tables(client: OperationClient) -> Iterator[str]:
+def _all_tables(client: Caller) -> Iterator[str]:
     for page in client.pages("ListAllTables", limit=500):
         yield from page["tables"]
 
 
-def _unfinished_jobs(client: OperationClient, job: str) -> Iterator[tuple[str, str]]:
+def _unfinished_jobs(client: Caller, job: str) -> Iterator[tuple[str, str]]:
     """Yield the tables for which a job waits or runs, with the job's id."""
     for status in UNFINISHED:
         for page in client.pages("ListJobs", name=job, status=status):

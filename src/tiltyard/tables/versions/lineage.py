@@ -57,7 +57,7 @@ class Direction(StrEnum):
 # Recording
 
 
-@operation(needs=on_table(Privilege.WRITE), audited=False)
+@operation(needs=on_table(Privilege.WRITE), audited=False, keyed=False)
 def record_table_lineage(ctx: Context, request: models.RecordTableLineageRequest) -> models.RecordTableLineageResponse:
     """Index the lineage that a version's commit holds; `recorded` is false for one without, or indexed already.
 

@@ -1,0 +1,1 @@
+"""Calls of operations by HTTP and in this process."""

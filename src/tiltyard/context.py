@@ -12,6 +12,7 @@ import msgspec
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.runtime.contention import Contention
+from tiltyard.runtime.counts import Counts
 from tiltyard.runtime.recent_keys import RecentKeys
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.version_cache import Snapshot
     from tiltyard.store import NamespaceRecord, RequestClaim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
-    from tiltyard.tables.query.memory_search import SearchCall
-    from tiltyard.tables.query.plan import Search
+    from tiltyard.tables.query.routes.route import CountOffer, Offer
     from tiltyard.tables.upkeep.change_log import ChangeLog
 
 
@@ -90,6 +90,8 @@ class Services:
     commit_routing: CommitRouting = route_to_storage
     recent_keys: RecentKeys = field(default_factory=RecentKeys)
     contention: Contention = field(default_factory=Contention)
+    route_counts: Counts = field(default_factory=Counts)
+    """How many queries each route has answered."""
     sql_processes: QueryProcesses | None = None
 
     def close(self) -> None:
@@ -118,14 +120,12 @@ class Services:
 class OpenTable:
     """A table's record in the catalog, and a snapshot of it.
 
-    `search` is the request's search of it, where that was planned to choose how the request is executed, and
-    `search_call` its rows, where they are found in memory together with those of others.
+    `offer` is how a route answers the request, where one was asked to choose how the request is executed.
     """
 
     record: TableRecord
     snapshot: Snapshot
-    search: Search | None = None
-    search_call: SearchCall | None = None
+    offer: Offer | CountOffer | None = None
 
     @property
     def dataset(self) -> lance.LanceDataset:

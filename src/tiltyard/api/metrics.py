@@ -7,7 +7,7 @@ import logging
 import os
 import uuid
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from enum import StrEnum
 from ipaddress import ip_address
@@ -95,6 +95,8 @@ class ProcessCounts(msgspec.Struct):
     running: int
     tallies: list[Tally]
     loads: dict[str, float] = {}  # msgspec copies it
+    routes: dict[str, int] = {}
+    """Queries that each route has answered."""
 
 
 class Metrics:
@@ -110,6 +112,8 @@ class Metrics:
         self._tallies: dict[tuple[str, int], Tally] = {}
         self.read_loads: Callable[[], Mapping[str, float]] = dict
         """Reads the loads of this process, once whoever knows them has said how."""
+        self.read_routes: Callable[[], Mapping[str, int]] = dict
+        """Reads how many queries each route has answered, likewise."""
         folder = os.environ.get(SHARED_FOLDER)
         self._file = Path(folder) / f"{os.getpid()}-{uuid.uuid4().hex}.json" if folder else None
         self._share_timer: asyncio.TimerHandle | None = None
@@ -142,8 +146,10 @@ class Metrics:
 
     def encoded(self) -> bytes:
         """Return the counts of this process until now."""
-        counts = ProcessCounts(os.getpid(), self._running, list(self._tallies.values()), dict(self.read_loads()))
-        return msgspec.json.encode(counts)
+        loads, routes = dict(self.read_loads()), dict(self.read_routes())
+        return msgspec.json.encode(
+            ProcessCounts(os.getpid(), self._running, list(self._tallies.values()), loads, routes)
+        )
 
     def read_processes(self, counts: bytes) -> list[ProcessCounts]:
         """Return the counts of all processes of this server, this one's first, `counts` (`encoded`)."""
@@ -213,10 +219,16 @@ class _Requests(Collector):
             "Time from a request's head to the first byte of its response.",
             ((tally, tally.first_within, tally.first_seconds) for tally in tallies),
         )
+        routes: Counter[str] = Counter()
+        for process in self._processes:
+            routes.update(process.routes)
+        queries = CounterMetricFamily("tiltyard_queries", "Queries by the route that answered.", labels=("route",))
+        for route, number in routes.items():
+            queries.add_metric((route,), number)
         running = GaugeMetricFamily("tiltyard_requests_running", "Requests that have not ended.")
         # A process that was killed runs no requests, whatever it shared last.
         running.add_metric((), sum(process.running for process in self._processes if is_alive(process.pid)))
-        yield from (ended, durations, first_bytes, running)
+        yield from (ended, durations, first_bytes, queries, running)
 
 
 def _histogram(

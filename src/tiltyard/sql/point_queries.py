@@ -27,8 +27,8 @@ from tiltyard.sql.parameters import read_parameters
 from tiltyard.sql.read_grounds import ReadGrounds, authorize_reading
 from tiltyard.sql.tables import namespace_of_schema
 from tiltyard.tables.opening import open_for_reading
-from tiltyard.tables.query.point_lookups import MANY_ROWS, lookup_columns
 from tiltyard.tables.query.query import query_table
+from tiltyard.tables.query.routes.point_lookup import MANY_ROWS, lookup_columns
 
 if TYPE_CHECKING:
     import lance

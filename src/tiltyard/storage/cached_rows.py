@@ -100,12 +100,12 @@ class CachedRows:
         self.response_schemas: dict[tuple[str, ...], pa.Schema] = {}
         """Schemas of responses with these columns, by their names."""
 
-    def find(self, name: str, integers: Integers) -> pa.UInt64Array | None:
+    def find(self, name: str, integers: Integers, *, is_counted: bool = True) -> pa.UInt64Array | None:
         """Return the addresses of the rows with an integer in a column, ascending; None where Lance has to find them.
 
-        That is so for the first look-ups, until they have cost as much as it takes to sort the column.
+        That is so for the first look-ups that are counted, until they have cost as much as it takes to sort the column.
         """
-        column = self._sorted_column(name)
+        column = self._sorted_column(name, is_counted=is_counted)
         return None if column is None else column.find(integers)
 
     def find_ids(self, ids: tuple[int, ...]) -> pa.UInt64Array | None:
@@ -120,16 +120,15 @@ class CachedRows:
         column = self._sorted_column(name)
         return None if column is None else column.count(integers)
 
-    def count_at_once(self, name: str, integers: Integers) -> int | None:
-        """Return how many rows have an integer in a column that is sorted already; None for other columns."""
-        column = self._sorted.get(name)
-        return None if column is None else column.count(integers)
+    def is_in_order(self, name: str) -> bool:
+        """Return whether a column is sorted already."""
+        return self._sorted.get(name) is not None
 
-    def _sorted_column(self, name: str) -> _SortedColumn | None:
+    def _sorted_column(self, name: str, *, is_counted: bool = True) -> _SortedColumn | None:
         """Return a column in order, once there were enough look-ups; None for what `_sort` cannot order."""
         if name not in self._sorted:
             if self._lookups < _LOOKUPS_BEFORE_SORT:
-                self._lookups += 1
+                self._lookups += is_counted
                 return None
             self._sorted[name] = self._sort(name)
         return self._sorted[name]

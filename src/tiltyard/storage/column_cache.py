@@ -176,12 +176,19 @@ class ColumnCache:
             return sum(table.size for table in self._tables.values())
 
     def rows(
-        self, key: BranchKey, dataset: lance.LanceDataset, names: Names, *, may_wait: bool = False
+        self,
+        key: BranchKey,
+        dataset: lance.LanceDataset,
+        names: Names,
+        *,
+        may_wait: bool = False,
+        is_counted: bool = True,
     ) -> CachedRows | None:
         """Return columns of a table's latest version if all are cached; else start to read them.
 
         None also for columns that are not worth their size yet, or cannot be cached. A caller that `may_wait` reads
-        the few rows that a new version brings, and is the only one to do so; others never wait for Lance.
+        the few rows that a new version brings, and is the only one to do so; others never wait for Lance. What is not
+        `is_counted` is no use of the columns: it starts nothing in the background.
         """
         if not self._max_bytes:
             return None
@@ -190,10 +197,16 @@ class ColumnCache:
             if names in (known := table.selections.get(dataset, {})):
                 return known[names]
         with table.reading if may_wait else nullcontext():
-            return self._find(key, table, dataset, names, may_wait)
+            return self._find(key, table, dataset, names, may_wait, is_counted)
 
     def _find(
-        self, key: BranchKey, table: _Table, dataset: lance.LanceDataset, names: Names, may_wait: bool
+        self,
+        key: BranchKey,
+        table: _Table,
+        dataset: lance.LanceDataset,
+        names: Names,
+        may_wait: bool,
+        is_counted: bool,
     ) -> CachedRows | None:
         version = self._version(dataset)
         if version is None or not version.columns.keys() >= set(names) or version.size(names) > self._max_bytes:
@@ -203,18 +216,23 @@ class ColumnCache:
         with self._lock:
             if names in (known := table.selections.get(dataset, {})):
                 return known[names]  # read while this query waited
-            table.credit = min(table.credit + _CREDIT_PER_QUERY_BYTES, self._max_bytes)
-            if not table.pages and table.credit < version.size(names):
+            credit = min(table.credit + _CREDIT_PER_QUERY_BYTES, self._max_bytes)
+            if is_counted:
+                table.credit = credit
+            if not table.pages and credit < version.size(names):
                 return None
             missing = [page for page in version.pages(names) if page.key not in table.pages]
             if not missing:
                 return self._select(table, dataset, version, names)
             cost = sum(page.size for page in missing)
-            if self._is_closed or table.credit < cost or not table.may_read(names, version.rows):
+            if self._is_closed or credit < cost or not table.may_read(names, version.rows):
                 return None
-            table.credit -= cost
+            is_read_at_once = may_wait and table.pages and cost <= _AT_ONCE_BYTES
+            if not (is_counted or is_read_at_once):
+                return None
+            table.credit = credit - cost
             table.is_loading = True
-            if not (may_wait and table.pages and cost <= _AT_ONCE_BYTES):
+            if not is_read_at_once:
                 self._threads.submit(self._fill, key, table, dataset, version, names, missing)
                 return None
         self._fill(key, table, dataset, version, names, missing)
@@ -222,11 +240,14 @@ class ColumnCache:
             is_complete = all(page.key in table.pages for page in missing)
             return self._select(table, dataset, version, names) if is_complete else None
 
-    def has(self, key: BranchKey, dataset: lance.LanceDataset, names: Names) -> bool:
-        """Whether queries for these columns are answered from memory already."""
+    def known(self, key: BranchKey, dataset: lance.LanceDataset, names: Names) -> CachedRows | None:
+        """Return columns of a version that a query had from memory before; None for others. Nothing is read for it."""
         with self._lock:
             table = self._tables.get(key)
-            return table is not None and table.selections.get(dataset, {}).get(names) is not None
+            rows = None if table is None else table.selections.get(dataset, {}).get(names)
+            if rows is not None:
+                self._tables.move_to_end(key)
+            return rows
 
     def load(self, key: BranchKey, dataset: lance.LanceDataset, names: Sequence[str] | None) -> None:
         """Read columns now, None for all cacheable ones. Raises UnsupportedOperationError for what cannot be cached."""

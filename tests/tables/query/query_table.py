@@ -12,6 +12,7 @@ import pyarrow as pa
 from tiltyard.context import Context, OpenTable
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.spec import models
+from tiltyard.runtime.counts import Counts
 from tiltyard.runtime.budgets import MemoryBudget
 from tiltyard.storage.datasets import Datasets
 from tiltyard.tables.query import query
@@ -34,6 +35,7 @@ def context(datasets: Datasets) -> Context:
     services = SimpleNamespace(
         storage=SimpleNamespace(datasets=datasets),
         query_memory=MemoryBudget(4 << 30),
+        route_counts=Counts(),
         settings=SimpleNamespace(workers=1),
     )
     return Context(cast("Services", services))
@@ -74,26 +76,14 @@ class Table:
         self.uri = uri
         self.datasets = Datasets(64 << 20, 64 << 20)
         self.caching = Datasets(0, 0, column_cache_bytes=64 << 20)
-        monkeypatch.setattr(query, "open_for_reading", self._open)
         monkeypatch.setattr(query, "open_with_policies", self._open_with_policies)
-
-    def _open(
-        self,
-        ctx: Context,
-        names: list[str] | None,
-        *,
-        branch: Branch = MAIN,
-        version: int | None = None,
-        by_catalog: bool = False,
-    ) -> OpenTable:
-        record = cast("Any", SimpleNamespace(location=self.uri))
-        return OpenTable(record, self.datasets.open_snapshot(self.uri, {}, branch, version))
 
     def _open_with_policies(
         self, ctx: Context, names: list[str] | None, branch: Branch = MAIN, version: int | None = None
     ) -> tuple[OpenTable, None]:
         """Open the table for a principal without policies."""
-        return self._open(ctx, names, branch=branch, version=version), None
+        record = cast("Any", SimpleNamespace(location=self.uri))
+        return OpenTable(record, self.datasets.open_snapshot(self.uri, {}, branch, version)), None
 
     def query(self, **request: Any) -> pa.Table:
         """Return the rows of QueryTable; `k` is 10 by default."""

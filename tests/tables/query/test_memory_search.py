@@ -18,8 +18,9 @@ from tiltyard.model.branches import MAIN
 from tiltyard.model.spec import models
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.vector_cache import cache, index
-from tiltyard.tables.query.memory_search import MemorySearch
 from tiltyard.tables.query.plan import plan_search
+from tiltyard.tables.query.routes.index_in_memory import IndexInMemory
+from tiltyard.tables.query.routes.route import Caches, Purpose, Query, Refused
 
 DIMENSION = 16
 
@@ -44,7 +45,6 @@ class Searched:
         self.dataset = lance.write_dataset(table, uri, max_rows_per_file=900)
         self.dataset.create_index("vec", "IVF_FLAT", metric=metric, num_partitions=2)
         self.datasets = Datasets(1 << 20, 1 << 20, vector_cache_bytes=max_bytes)
-        self.memory = MemorySearch((uri, MAIN), self.datasets.vector_cache, self.datasets.column_cache)
 
     def request(self, query: Any, **fields: Any) -> models.QueryTableRequest:
         request = {"vector": {"single_vector": query}, "k": 10, "with_row_id": True} | fields
@@ -52,14 +52,21 @@ class Searched:
 
     def search(self, query: Any, **fields: Any) -> pa.Table | None:
         """Return the rows that memory finds, None where Lance answers."""
-        search = plan_search(self.datasets.open_snapshot(self.uri, {}), self.request(query, **fields))
-        readers = self.memory.readers(search)
-        return None if readers is None else pa.Table.from_batches(readers[0].batches, readers[0].schema)
+        offer = IndexInMemory().ask(self.asked(query, Purpose.RUN, **fields))
+        if isinstance(offer, Refused):
+            return None
+        (reader,) = offer.readers()
+        return pa.Table.from_batches(reader, reader.schema)
 
-    def explain(self, query: Any, **fields: Any) -> str | None:
-        return self.memory.explain(
-            plan_search(self.datasets.open_snapshot(self.uri, {}), self.request(query, **fields))
-        )
+    def explain(self, query: Any, **fields: Any) -> str:
+        """Return how memory answers, or why it does not."""
+        offer = IndexInMemory().ask(self.asked(query, Purpose.EXPLAIN, **fields))
+        return offer.reason if isinstance(offer, Refused) else offer.describe()
+
+    def asked(self, query: Any, purpose: Purpose, **fields: Any) -> Query:
+        caches = Caches((self.uri, MAIN), self.datasets.column_cache, self.datasets.vector_cache)
+        search = plan_search(self.datasets.open_snapshot(self.uri, {}), self.request(query, **fields))
+        return Query(search, caches, purpose)
 
     def warm(self, query: Any) -> None:
         """Search until the index is built and up to date."""
@@ -221,10 +228,10 @@ def test_null_vectors_are_never_found_and_rows_come_back_by_a_restore(tmp_path: 
 def test_the_plan_says_what_answers(tmp_path: Path, rng: np.random.Generator) -> None:
     table = Searched(str(tmp_path / "t"), rows(rng, 0, 600))
     query = rng.normal(size=DIMENSION).tolist()
-    assert table.explain(query) == "VectorCache: answered by Lance: too few searches yet."
+    assert table.explain(query) == "Lance searches: too few searches yet"
     table.warm(query)
-    plan = str(table.explain(query))
-    assert plan.startswith("VectorCache: answered by the index in memory, which reads "), plan
+    plan = table.explain(query)
+    assert plan.startswith("the index in memory answers, which reads "), plan
     assert "partitions and compares" in plan
     for fields, reason in (
         ({"bypass_vector_index": True}, "bypasses indexes"),
@@ -234,7 +241,7 @@ def test_the_plan_says_what_answers(tmp_path: Path, rng: np.random.Generator) ->
         ({"fast_search": True}, "fast_search"),
         ({"columns": {"column_aliases": {"x": "id + 1"}}}, "whole columns"),
     ):
-        assert reason in str(table.explain(query, **fields))
+        assert reason in table.explain(query, **fields)
         assert table.search(query, **fields) is None
 
 
@@ -243,7 +250,7 @@ def test_what_cannot_be_kept_is_left_to_lance(tmp_path: Path, rng: np.random.Gen
     query = rng.normal(size=DIMENSION).tolist()
     table.warm(query)
     assert table.search(query) is None
-    assert "vector_cache_bytes" in str(table.explain(query))
+    assert "vector_cache_bytes" in table.explain(query)
     assert table.datasets.vector_cache.size == 0
 
 
@@ -257,21 +264,20 @@ def test_vectors_that_are_not_finite_are_left_to_lance(tmp_path: Path, rng: np.r
     query = rng.normal(size=DIMENSION).tolist()
     table.warm(query)
     assert table.search(query) is None
-    assert "not finite" in str(table.explain(query))
+    assert "not finite" in table.explain(query)
 
 
 def test_the_index_searched_least_recently_is_dropped(tmp_path: Path, rng: np.random.Generator) -> None:
     first = Searched(str(tmp_path / "a"), rows(rng, 0, 1000), max_bytes=400_000)
     second = Searched(str(tmp_path / "b"), rows(rng, 0, 1000))
     second.datasets = first.datasets
-    second.memory = MemorySearch((second.uri, MAIN), first.datasets.vector_cache, first.datasets.column_cache)
     query = rng.normal(size=DIMENSION).tolist()
     first.warm(query)
     assert first.search(query) is not None
     second.warm(query)
     assert second.search(query) is not None
     assert first.search(query) is None
-    assert "took its memory" in str(first.explain(query))
+    assert "took its memory" in first.explain(query)
     assert first.datasets.vector_cache.size <= 400_000
     first.datasets.evict(second.uri)
     assert first.datasets.vector_cache.size == 0

@@ -17,8 +17,9 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.vector_cache.cache import VectorCache
 from tiltyard.store.access.grants import TABLE
-from tiltyard.tables.query.memory_search import query_inline, search_together, waiting_search
 from tiltyard.tables.query.query import query_table
+from tiltyard.tables.query.routes.chooser import query_on_loop
+from tiltyard.tables.query.routes.index_in_memory import search_together, waiting_search
 
 PLACES = np.random.default_rng(5).normal(size=(600, 8)).astype(np.float32)
 ROWS = pa.table({"id": range(600), "vec": vectors(PLACES, pa.float32())})
@@ -45,9 +46,9 @@ def warm(server: Server) -> None:
 
 def test_searches_all_in_memory_run_inline(server: Server) -> None:
     datasets = server.ctx.storage.datasets
-    assert query_inline(server.ctx, query(id="nowhere")) is None
+    assert query_on_loop(server.ctx, query(id="nowhere")) is None
     warm(server)
-    ctx = query_inline(server.ctx, query())
+    ctx = query_on_loop(server.ctx, query())
     assert ctx is not None
     before = datasets.vector_cache.searches
     response = query_table(ctx, query())
@@ -55,10 +56,10 @@ def test_searches_all_in_memory_run_inline(server: Server) -> None:
     assert datasets.vector_cache.searches == before + 1
     assert inline["id"][0].as_py() == 3
     for fields in ({"filter": "id > 5"}, {"k": 500}, {"version": 1}, {"bypass_vector_index": True}):
-        assert query_inline(server.ctx, query(**fields)) is None
-    assert query_inline(server.ctx, query(vector={"single_vector": [1.0]})) is None  # refused in a thread
+        assert query_on_loop(server.ctx, query(**fields)) is None
+    assert query_on_loop(server.ctx, query(vector={"single_vector": [1.0]})) is None  # refused in a thread
     server.open("t").delete("id = 3")
-    assert query_inline(server.ctx, query()) is None  # the new version was not read yet
+    assert query_on_loop(server.ctx, query()) is None  # the new version was not read yet
     response = query_table(server.ctx, query())
     assert 3 not in pa.Table.from_batches(response.batches, response.schema)["id"].to_pylist()
     datasets.vector_cache.close()
@@ -73,7 +74,7 @@ def test_searches_that_wait_are_done_together_each_with_its_own_rows(server: Ser
         for place in range(0, 600, 40)
     ]
     requests.append(query(columns={"column_names": ["_distance", "id"]}, nprobes=7, with_row_id=True))
-    contexts = [query_inline(server.ctx, request) for request in requests]
+    contexts = [query_on_loop(server.ctx, request) for request in requests]
     calls = [call for ctx in contexts if ctx is not None and (call := waiting_search(ctx)) is not None]
     assert len(calls) == len(requests)
     before = datasets.vector_cache.searches
@@ -92,7 +93,7 @@ def test_searches_that_wait_are_done_together_each_with_its_own_rows(server: Ser
 def test_a_search_is_not_used_for_a_table_that_has_its_name_now(server: Server) -> None:
     """What authorization finds counts: the rows of a search are those of the table that it was planned for."""
     warm(server)
-    ctx = query_inline(server.ctx, query())
+    ctx = query_on_loop(server.ctx, query())
     assert ctx is not None
     call = waiting_search(ctx)
     assert call is not None
@@ -115,7 +116,7 @@ def test_a_grantee_searches_once_too(server: Server) -> None:
     (_, handler) = bound_operations()["QueryTable"]
     assert handler is not None
     before = datasets.vector_cache.searches
-    authorized = handler.authorize(query_inline(ann, query()), query())
+    authorized = handler.authorize(query_on_loop(ann, query()), query())
     call = waiting_search(authorized)
     assert call is not None
     search_together([call])

@@ -13,17 +13,12 @@ from tests.tables.served import Server, ask
 from tiltyard.model.spec import models
 from tiltyard.storage import cached_rows
 from tiltyard.tables.indexes.indexes import prewarm_table_page_cache
-from tiltyard.tables.query import point_lookups
 from tiltyard.tables.query.plan import NO_LIMIT
-from tiltyard.tables.query.point_lookups import (
-    PAUSE_SECONDS,
-    SLOW_SECONDS,
-    LookupPace,
-    count_inline,
-    point_lookup_inline,
-    unlimited_lookup,
-)
 from tiltyard.tables.query.query import count_table_rows, query_table
+from tiltyard.tables.query.routes import route
+from tiltyard.tables.query.routes.chooser import count_on_loop, query_on_loop
+from tiltyard.tables.query.routes.point_lookup import lookup_columns
+from tiltyard.tables.query.routes.route import PAUSE_SECONDS, SLOW_SECONDS, Pace
 
 ROWS = pa.table(
     {
@@ -57,7 +52,7 @@ def query(**fields: Any) -> models.QueryTableRequest:
 
 def query_rows(server: Server, *, inline: bool = False, **fields: Any) -> list[dict[str, Any]]:
     """Return the rows of a query, as in a thread or, `inline`, as on the event loop."""
-    ctx = point_lookup_inline(server.ctx, query(**fields)) if inline else server.ctx
+    ctx = query_on_loop(server.ctx, query(**fields)) if inline else server.ctx
     assert ctx is not None, "no look-up"
     response = query_table(ctx, query(**fields))
     rows: list[dict[str, Any]] = pa.Table.from_batches(response.batches, response.schema).to_pylist()
@@ -138,7 +133,7 @@ def test_integer_that_is_looked_up_often_is_found_without_lance(
 @pytest.mark.parametrize("fields", LISTS_AND_RANGES, ids=str)
 @pytest.mark.usefixtures("table")
 def test_list_or_range_runs_on_the_loop_once_it_is_found_in_memory(fields: dict[str, Any], server: Server) -> None:
-    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    assert query_on_loop(server.ctx, query(**fields)) is None
     expected = query_rows(server, **fields)
     for _ in range(cached_rows._LOOKUPS_BEFORE_SORT):
         query_rows(server, **fields)
@@ -175,7 +170,7 @@ def test_rows_by_ids_are_found_by_lance_where_rows_are_deleted(
 ) -> None:
     table.delete("id = 7 OR id = 4500")
     prewarm(server)
-    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    assert query_on_loop(server.ctx, query(**fields)) is None
     expected = server.open("t").to_table(filter=fields["filter"], limit=min(fields.get("k", 10), 100))
     assert response_of(server, fields).select(expected.schema.names).equals(expected)
 
@@ -196,7 +191,7 @@ def test_rows_by_ids_that_are_no_addresses_are_found_by_lance(server: Server) ->
     server.create("t", ROWS, max_rows_per_file=1500, enable_stable_row_ids=True)
     prewarm(server)
     fields = {"filter": "_rowid IN (4501, 7)", "k": NO_LIMIT}
-    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    assert query_on_loop(server.ctx, query(**fields)) is None
     assert [row["id"] for row in query_rows(server, **fields)] == [7, 4501]
 
 
@@ -223,7 +218,7 @@ def test_more_rows_than_a_look_up_orders_are_found_by_lance(
 
 def count(server: Server, predicate: str, *, inline: bool = False) -> int:
     request = ask(models.CountTableRowsRequest, id="t", predicate=predicate)
-    ctx = count_inline(server.ctx, request) if inline else server.ctx
+    ctx = count_on_loop(server.ctx, request) if inline else server.ctx
     assert ctx is not None, "not counted in memory"
     return count_table_rows(ctx, request)
 
@@ -233,10 +228,10 @@ def test_count_by_integers_is_that_of_lance_and_needs_no_thread_once_the_column_
     predicate: str, server: Server, table: lance.LanceDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = table.count_rows(predicate)
-    assert count_inline(server.ctx, ask(models.CountTableRowsRequest, id="t", predicate=predicate)) is None
+    assert count_on_loop(server.ctx, ask(models.CountTableRowsRequest, id="t", predicate=predicate)) is None
     for _ in range(cached_rows._LOOKUPS_BEFORE_SORT + 1):
         assert count(server, predicate) == expected
-    monkeypatch.setattr("tiltyard.tables.query.query.make_scanner", refuse_scanner)
+    monkeypatch.setattr("tiltyard.tables.query.routes.scan.make_scanner", refuse_scanner)
     assert count(server, predicate, inline=True) == expected
 
 
@@ -257,7 +252,7 @@ def test_count_by_integers_sees_deleted_and_new_rows(server: Server, table: lanc
 )
 @pytest.mark.usefixtures("table")
 def test_other_counts_are_left_to_lance(predicate: str, server: Server) -> None:
-    assert count_inline(server.ctx, ask(models.CountTableRowsRequest, id="t", predicate=predicate)) is None
+    assert count_on_loop(server.ctx, ask(models.CountTableRowsRequest, id="t", predicate=predicate)) is None
 
 
 def refuse_scanner(*_: Any) -> Any:
@@ -315,12 +310,12 @@ def test_deleted_rows_are_not_found_in_memory(server: Server, table: lance.Lance
 @pytest.mark.parametrize("fields", OTHERS, ids=str)
 @pytest.mark.usefixtures("table")
 def test_other_queries_take_a_thread(fields: dict[str, Any], server: Server) -> None:
-    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    assert query_on_loop(server.ctx, query(**fields)) is None
 
 
 def test_rows_that_are_not_in_memory_take_a_thread(server: Server) -> None:
     server.create("t", ROWS).create_scalar_index("id", "BTREE")
-    assert point_lookup_inline(server.ctx, query(filter="id = 5")) is None
+    assert query_on_loop(server.ctx, query(filter="id = 5")) is None
 
 
 def test_commit_is_seen_and_rows_outside_the_index_take_a_thread(server: Server, table: lance.LanceDataset) -> None:
@@ -328,10 +323,10 @@ def test_commit_is_seen_and_rows_outside_the_index_take_a_thread(server: Server,
     assert query_rows(server, inline=True, **fields) == []
     fresh = {"id": [50000], "kind": ["k"], "few": [1], "free": [1]}
     lance.write_dataset(pa.table(fresh), table.uri, mode="append")
-    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    assert query_on_loop(server.ctx, query(**fields)) is None
     assert [row["id"] for row in query_rows(server, **fields)] == [50000]
     prewarm(server)
-    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    assert query_on_loop(server.ctx, query(**fields)) is None
     server.open("t").optimize.optimize_indices()
     query_rows(server, **fields)
     assert [row["id"] for row in query_rows(server, inline=True, **fields)] == [50000]
@@ -342,27 +337,26 @@ def test_limit_is_left_out_until_a_value_is_seen_to_have_many_rows(server: Serve
     assert snapshot is not None
     for column, value, stays in (("few", "333", True), ("kind", "'k1'", False)):
         expression = f"{column} = {value}"
-        assert unlimited_lookup(snapshot, expression) is not None
+        assert snapshot.fact(lookup_columns).has_few_rows(column)
         assert len(query_rows(server, filter=expression, k=2)) == 2
-        assert (unlimited_lookup(snapshot, expression) is not None) is stays
+        assert snapshot.fact(lookup_columns).has_few_rows(column) is stays
         assert len(query_rows(server, filter=expression, k=2)) == 2
-    assert unlimited_lookup(snapshot, "free = 5") is None
-    assert unlimited_lookup(snapshot, "id > 5") is None
+    assert not snapshot.fact(lookup_columns).has_few_rows("free")
 
 
 @pytest.mark.usefixtures("table")
 def test_slow_look_ups_take_a_thread_for_a_while(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(point_lookups, "monotonic", lambda: now[0])
-    monkeypatch.setattr(point_lookups, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(route, "monotonic", lambda: now[0])
+    monkeypatch.setattr(route, "SLOW_SECONDS", 0.0)
     assert len(query_rows(server, inline=True, filter="id = 7")) == 1
-    assert point_lookup_inline(server.ctx, query(filter="id = 7")) is None
+    assert query_on_loop(server.ctx, query(filter="id = 7")) is None
     now[0] += PAUSE_SECONDS
     assert len(query_rows(server, inline=True, filter="id = 7")) == 1
 
 
 def test_pace_is_an_average() -> None:
-    pace = LookupPace()
+    pace = Pace()
     pace.record(SLOW_SECONDS * 4)
     assert pace.is_fast
     for _ in range(4):

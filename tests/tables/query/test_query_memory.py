@@ -16,8 +16,10 @@ from tests.tables.query.query_table import context, vectors
 from tiltyard.model.spec import models
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.version_cache import Snapshot
-from tiltyard.tables.query import plan, query
+from tiltyard.tables.query import plan
 from tiltyard.tables.query.plan import STREAM_BYTES, plan_search
+from tiltyard.tables.query.routes.route import Query, Refused
+from tiltyard.tables.query.routes.scan import ScanOffer
 
 ROWS, DIMENSION = 3000, 8
 VECTOR: dict[str, Any] = {"vector": {"single_vector": [0.5] * DIMENSION}}
@@ -77,7 +79,7 @@ def test_response_gives_its_memory_back_when_it_is_read_closed_or_dropped(
     search = plan_search(Snapshot(dataset), request)
 
     def respond() -> Any:
-        return query._read_response(ctx, search, None).batches
+        return ScanOffer(Query(search, Refused("no caches"))).answer(ctx).batches
 
     read = respond()
     assert budget.used == search.memory_bytes

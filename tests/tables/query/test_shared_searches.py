@@ -14,17 +14,17 @@ import pytest
 from tests.tables.query.query_table import rows
 
 from tiltyard.storage.version_cache import Snapshot
-from tiltyard.tables.query import shared_searches
 from tiltyard.tables.query.plan import Search
-from tiltyard.tables.query.shared_searches import MAX_BATCH, SharedSearches, can_share
+from tiltyard.tables.query.routes import shared_search
+from tiltyard.tables.query.routes.shared_search import MAX_BATCH, SharedSearches, can_share
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiltyard.tables.query.shared_searches import _Queue
+    from tiltyard.tables.query.routes.shared_search import _Queue
 
 SECONDS = 60.0
-make_scanner = shared_searches.make_scanner
+make_scanner = shared_search.make_scanner
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def run_all(searches: list[Search], gate: Gate, shared: SharedSearches, monkeypa
     """Run searches at once; see that each finds what it finds alone, and that nothing is left behind."""
     expected = [alone(one) for one in searches]
     with monkeypatch.context() as patch, ThreadPoolExecutor(len(searches)) as threads:
-        patch.setattr(shared_searches, "make_scanner", gate.make)
+        patch.setattr(shared_search, "make_scanner", gate.make)
         found = [future.result(SECONDS) for future in [threads.submit(shared.find, one, 1) for one in searches]]
     assert [table.combine_chunks() for table in found] == [table.combine_chunks() for table in expected]
     assert not shared._queues
@@ -146,7 +146,7 @@ def test_as_many_run_at_once_as_there_are_processors(snapshot: Snapshot, monkeyp
         both.wait(SECONDS)
         return make_scanner(dataset, options, nearest)
 
-    monkeypatch.setattr(shared_searches, "make_scanner", make)
+    monkeypatch.setattr(shared_search, "make_scanner", make)
     with ThreadPoolExecutor(2) as threads:
         futures = [threads.submit(shared.find, search(snapshot, seed), 2) for seed in range(2)]
         assert [future.result(SECONDS).num_rows for future in futures] == [7, 7]

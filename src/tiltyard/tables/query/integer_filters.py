@@ -35,6 +35,11 @@ class IntegerFilter:
     column: str
     integers: Integers
 
+    @property
+    def is_one(self) -> bool:
+        """Whether it is a single integer."""
+        return isinstance(self.integers, tuple) and len(self.integers) == 1
+
 
 @lru_cache(maxsize=32)
 def parse_integer_filter(expression: str) -> IntegerFilter | None:

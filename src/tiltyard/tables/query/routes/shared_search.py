@@ -1,4 +1,4 @@
-"""Answer vector searches that wait for a processor together: Lance plans and runs a batch of query vectors once.
+"""Search for vectors that wait for a processor together: Lance plans and runs a batch of them once.
 
 Four searches in one batch take Lance less than half of the processor time of four (IVF_PQ, 100,000 rows), and each
 finds the same rows. So as many run at once as the process has processors; those that come meanwhile are the next batch,
@@ -10,20 +10,24 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from tiltyard.tables.query.plan import QUERY_INDEX, column_names
+from tiltyard.tables.query.routes.cached_columns import CachedReader
+from tiltyard.tables.query.routes.route import BatchReader, Cost, LanceOffer, Refused
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import lance
+    from lance.dataset import LanceScanner
 
     from tiltyard.tables.query.plan import Search
+    from tiltyard.tables.query.routes.route import OutputRows, Query, Reader, SearchOffer
 
 MAX_BATCH = 8
 """Searches in one batch: bounds how long the first of them waits for the last, and what they hold in memory."""
@@ -32,6 +36,48 @@ _NEAREST_OPTIONS = frozenset(
     {"column", "k", "maximum_nprobes", "metric", "minimum_nprobes", "nprobes", "q", "refine_factor", "use_index"}
 )
 """Options with which a batch was seen to find what each of its searches finds alone."""
+_NOT_ALIKE = Refused("only searches of one vector of floats, without a filter and further options, are run together")
+
+
+class SharedSearch:
+    """The route of searches of one vector that run together with others where they wait for a processor."""
+
+    name: ClassVar[str] = "shared_search"
+
+    def ask(self, query: Query) -> SearchOffer | Refused:
+        """Return a search that others may share, or why none can."""
+        if len(query.search.nearest) != 1 or "filter" in query.search.options:
+            return _NOT_ALIKE
+        if isinstance(output := query.output, Refused):
+            return output
+        assert not isinstance(query.caches, Refused)  # or there would be no output
+        search = query.addresses(output)
+        return Sharing(query, output, search, query.caches.processors) if can_share(search) else _NOT_ALIKE
+
+
+@dataclass(slots=True)
+class Sharing(LanceOffer):
+    """A search by Lance for the addresses of rows, whose columns are in memory."""
+
+    route: ClassVar[str] = SharedSearch.name
+    query: Query
+    output: OutputRows
+    search: Search
+    processors: int
+
+    @property
+    def cost(self) -> Cost:
+        return Cost.TABLE
+
+    def describe(self) -> str:
+        return "Lance finds the rows, for all searches at once that wait for a processor; their columns are in memory"
+
+    def readers(self) -> Iterator[Reader]:
+        found = self.search.snapshot.fact(_new_shared_searches).find(self.search, self.processors)
+        yield CachedReader(BatchReader(found.schema, tuple(found.to_batches())), self.output, self.query)
+
+    def scanners(self) -> Iterator[LanceScanner]:
+        return self.search.scanners()
 
 
 @dataclass(slots=True)
@@ -116,11 +162,6 @@ def can_share(search: Search) -> bool:
     if not _NEAREST_OPTIONS.issuperset(nearest) or not isinstance(nearest["q"], pa.FloatArray):
         return False
     return isinstance(search.options.get("columns"), list) and QUERY_INDEX not in column_names(search.snapshot)
-
-
-def find_shared(search: Search, processors: int) -> pa.Table:
-    """Return the rows of a search that `can_share`, alone or together with others. Raises Lance's errors."""
-    return search.snapshot.fact(_new_shared_searches).find(search, processors)
 
 
 def _new_shared_searches(_: lance.LanceDataset) -> SharedSearches:

@@ -1,7 +1,8 @@
 """Answer vector searches from an index in memory (storage/vector_cache), with the rows and columns that Lance returns.
 
-It answers the searches that a vector index of Lance would answer approximately; all others go to Lance. A filter is
-evaluated by Lance, policies' filters with it, and selects the rows that the search may return.
+It answers the searches that a vector index of Lance would answer approximately. A filter is evaluated by Lance,
+policies' filters with it, and selects the rows that the search may return. Searches on the event loop that need nothing
+but what is in memory are done together.
 """
 
 from __future__ import annotations
@@ -9,23 +10,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.access.authorization import effective_policy_of
-from tiltyard.context import OpenTable
-from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
-from tiltyard.model.ids import table_id
 from tiltyard.storage.vector_cache.cache import VectorKey
 from tiltyard.storage.vector_cache.index import Effort
-from tiltyard.tables.opening import open_cached
 from tiltyard.tables.query.integer_filters import ROW_ID
-from tiltyard.tables.query.plan import STREAMING_OPTION_NAMES, plan_search
-from tiltyard.tables.query.point_lookups import LookupPace, point_lookup_inline
+from tiltyard.tables.query.plan import STREAMING_OPTION_NAMES
+from tiltyard.tables.query.routes.route import BatchReader, Cost, Pace, Purpose, Refused, SearchOffer
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
@@ -34,11 +29,13 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.model.spec import models
-    from tiltyard.storage.column_cache import BranchKey, ColumnCache
-    from tiltyard.storage.vector_cache.cache import VectorCache
+    from tiltyard.storage.cached_rows import CachedRows
     from tiltyard.storage.vector_cache.version_rows import Allowed, VersionRows
     from tiltyard.tables.query.plan import Search
+    from tiltyard.tables.query.routes.route import Caches, Query
+
+    Found = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+    """Addresses and distances of the rows that a search found, nearest first."""
 
 _DISTANCE = "_distance"
 _OPTIONS = frozenset(
@@ -52,140 +49,120 @@ _MAX_FILTERS = 16
 """Filters whose rows are remembered for a version."""
 _MAX_FOUND = 10_000
 """Rows of a search, those that its offset skips included, beyond which Lance finds them."""
-_MAX_INLINE_ROWS = 100
-_MAX_INLINE_DIMENSION = 2048
+MAX_LOOP_DIMENSION = 2048
+"""Numbers of a vector up to which it is searched for on the event loop."""
 _SLOW_SECONDS = 0.004
 """What a search may take on average to run on the event loop: up to 16 block it together."""
 _CALL_OR_CLOCK = re.compile(r"(?!(?:in|and|or|not)\b)\b\w+\s*\(|\b(?:current_|local)", re.IGNORECASE)
 """Parts of a filter that may be true of other rows a moment later."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemorySearch:
-    """Where a table's latest version may be searched in memory: its key, the indexes, and the cached columns."""
+_OFF = Refused("the server keeps no vectors in memory (vector_cache_bytes)")
+_NO_VECTOR = Refused("it has no query vector")
+_NO_DIRECTION = Refused("a query vector has no direction, which the distance type compares")
+_NEEDS_MORE = Refused("it needs more than what is in memory")
 
-    table: BranchKey
-    vectors: VectorCache
-    columns: ColumnCache
 
-    def readers(self, search: Search) -> list[BatchReader] | None:
-        """Return the response to each query vector; None for searches that Lance answers. Raises Lance's errors."""
-        if not self.vectors.max_bytes or not search.nearest or _reason(search) is not None:
-            return None
-        key = self._key(search)
-        rows = self.vectors.rows(key, search.dataset)
+class IndexInMemory:
+    """The route of an index in memory: in a thread, or on the event loop together with others."""
+
+    name: ClassVar[str] = "index_in_memory"
+
+    def ask(self, query: Query) -> SearchOffer | Refused:
+        """Return the search in memory, or why Lance has to search."""
+        search, caches = query.search, query.caches
+        if not search.nearest:
+            return _NO_VECTOR
+        if isinstance(caches, Refused):
+            return caches
+        if not caches.vectors.max_bytes:
+            return _OFF
+        if (reason := _reason(search)) is not None:
+            return Refused(reason)
+        on_loop = query.purpose is Purpose.LOOP
+        if on_loop and (len(search.nearest) > 1 or "filter" in search.options or not _pace(search).is_fast):
+            return _NEEDS_MORE
+        key = _key(search, caches)
+        vectors = [vector for nearest in search.nearest if (vector := _vector(nearest["q"], key.metric)) is not None]
+        if len(vectors) < len(search.nearest):
+            return _NO_DIRECTION
+        columns = _stored_names(search)
+        known = caches.columns.known(caches.key, search.dataset, columns) if columns else None
+        is_ready = caches.vectors.is_ready(caches.key, key.column, search.dataset)
+        is_in_memory = is_ready and (known is not None or not columns)
+        if on_loop and not is_in_memory:
+            return _NEEDS_MORE
+        rows = caches.vectors.rows(key, search.dataset) if query.purpose is not Purpose.EXPLAIN else None
         if rows is None:
-            return None
-        queries = [query for nearest in search.nearest if (query := _query(nearest["q"], key.metric)) is not None]
-        if len(queries) < len(search.nearest):
-            return None
-        allowed = _allowed(search, rows)
-        response = _Response(search, self)
-        nearest = search.nearest[0]  # the others differ in their vectors alone
-        found = self.vectors.search(rows, np.stack(queries), nearest["k"], allowed, _effort(nearest))
-        return [response.reader(rows_found) for rows_found in found]
-
-    def call(self, search: Search) -> SearchCall | None:
-        """Return a search of one vector that needs nothing but what is in memory already; None for all others."""
-        if len(search.nearest) > 1 or "filter" in search.options or _reason(search) is not None:
-            return None
-        names = tuple(name for name in _output_names(search) or () if name not in (_DISTANCE, ROW_ID))
-        if names and not self.columns.has(self.table, search.dataset, names):
-            return None
-        key, nearest = self._key(search), search.nearest[0]
-        if not self.vectors.is_ready(self.table, key.column, search.dataset):
-            return None
-        rows, query = self.vectors.rows(key, search.dataset), _query(nearest["q"], key.metric)
-        return None if rows is None or query is None else SearchCall(self, search, rows, query, _effort(nearest))
-
-    def explain(self, search: Search) -> str | None:
-        """Return a line for the plan of a search; None where no vectors are kept in memory or searched."""
-        if not self.vectors.max_bytes or not search.nearest:
-            return None
-        state = _reason(search) or self.vectors.state(self._key(search), search.dataset)
-        if isinstance(state, str):
-            return f"VectorCache: answered by Lance: {state}."
-        how = state.index.describe()
-        return f"VectorCache: answered by the index in memory, which {how}; this would be Lance's plan."
-
-    def _key(self, search: Search) -> VectorKey:
-        nearest = search.nearest[0]
-        metric = search.snapshot.fact(_index_metrics)[nearest["column"]]
-        return VectorKey(self.table, nearest["column"], len(nearest["q"]), metric)
+            state = caches.vectors.state(key, search.dataset)
+            if isinstance(state, str):
+                return Refused(f"Lance searches: {state}")
+            rows = state
+        cost = Cost.MEMORY if is_in_memory and "filter" not in search.options else Cost.TABLE
+        return MemorySearch(query, caches, rows, vectors, _effort(search.nearest[0]), cost)
 
 
 @dataclass(slots=True)
-class SearchCall:
-    """A search for the event loop: `search_together` finds its rows with those of others, and `reader` has them."""
+class MemorySearch(SearchOffer):
+    """A search of the index in memory: `search_together` finds its rows with those of others, or `readers` does."""
 
-    memory: MemorySearch
-    search: Search
+    route: ClassVar[str] = IndexInMemory.name
+    query: Query
+    caches: Caches
     rows: VersionRows
-    query: np.ndarray[Any, Any]
+    vectors: list[np.ndarray[Any, Any]]
     effort: Effort
-    found: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+    cost: Cost
+    found: list[Found] | None = None
 
     @property
     def count(self) -> int:
-        count: int = self.search.nearest[0]["k"]
+        count: int = self.query.search.nearest[0]["k"]
         return count
 
-    def reader(self) -> BatchReader:
-        """Return the response."""
+    def describe(self) -> str:
+        return f"the index in memory answers, which {self.rows.index.describe()}"
+
+    def readers(self) -> Iterator[BatchReader]:
         if self.found is None:
-            search_together([self])
-        assert self.found is not None
-        return _Response(self.search, self.memory).reader(self.found)
+            allowed = _allowed(self.query.search, self.rows)
+            self.found = self.caches.vectors.search(self.rows, np.stack(self.vectors), self.count, allowed, self.effort)
+        response = _Response(self.query, self.caches)
+        return iter([response.reader(found) for found in self.found])
 
 
-def search_together(calls: Sequence[SearchCall]) -> None:
-    """Find the rows of several searches: at once for those of one version that look for as many rows as widely."""
-    groups: dict[tuple[int, int, Effort], list[SearchCall]] = {}
-    for call in calls:
-        groups.setdefault((id(call.rows), call.count, call.effort), []).append(call)
+def search_together(searches: Sequence[MemorySearch]) -> None:
+    """Find the rows of searches on the event loop: at once for those of one version that look as widely for as many."""
+    groups: dict[tuple[int, int, Effort], list[MemorySearch]] = {}
+    for search in searches:
+        groups.setdefault((id(search.rows), search.count, search.effort), []).append(search)
     for group in groups.values():
         first, started = group[0], perf_counter()
-        queries = np.stack([call.query for call in group])
-        found = first.memory.vectors.search(first.rows, queries, first.count, first.rows.live, first.effort)
-        for call, rows in zip(group, found, strict=True):
-            call.found = rows
-        first.search.snapshot.fact(_search_pace).record((perf_counter() - started) / len(group), _SLOW_SECONDS)
+        queries = np.stack([search.vectors[0] for search in group])
+        found = first.caches.vectors.search(first.rows, queries, first.count, first.rows.live, first.effort)
+        for search, rows in zip(group, found, strict=True):
+            search.found = [rows]
+        _pace(first.query.search).record((perf_counter() - started) / len(group), _SLOW_SECONDS)
 
 
-def waiting_search(ctx: Context) -> SearchCall | None:
-    """Return the search in memory that an inline request waits for; None for other requests."""
-    return None if ctx.open_table is None else ctx.open_table.search_call
+def waiting_search(ctx: Context) -> MemorySearch | None:
+    """Return the search in memory that a request on the event loop waits for; None for other requests."""
+    offer = None if ctx.open_table is None else ctx.open_table.offer
+    return offer if isinstance(offer, MemorySearch) else None
 
 
-def query_inline(ctx: Context, request: models.QueryTableRequest) -> Context | None:
-    """For `inline`: return a context for a point look-up, or for a search of one vector that is all in memory."""
-    if (lookup := point_lookup_inline(ctx, request)) is not None:
-        return lookup
-    datasets, vector = ctx.storage.datasets, request.vector
-    others = (request.version, request.branch, request.full_text_query, request.filter, request.order_by)
-    if not datasets.vector_cache.max_bytes or request.k > _MAX_INLINE_ROWS or any(others):
-        return None
-    if vector is None or not vector.single_vector or len(vector.single_vector) > _MAX_INLINE_DIMENSION:
-        return None
-    if request.columns is not None and request.columns.column_names is None:
-        return None
-    try:
-        table = open_cached(ctx, request.id)
-        if table is None or effective_policy_of(ctx, table.record) is not None:
-            return None
-        memory = MemorySearch((table.record.location, MAIN), datasets.vector_cache, datasets.column_cache)
-        if not memory.vectors.is_ready(memory.table, None, table.dataset):
-            return None
-        search = plan_search(table.snapshot, request)  # reads nothing: a search of this version was planned before
-    except LanceNamespaceError:
-        return None  # the operation raises it again, in a thread
-    if not table.snapshot.fact(_search_pace).is_fast or (call := memory.call(search)) is None:
-        return None
-    return ctx.with_open_table(table_id(request.id), OpenTable(table.record, table.snapshot, search, call))
+def _key(search: Search, caches: Caches) -> VectorKey:
+    nearest = search.nearest[0]
+    metric = search.snapshot.fact(_index_metrics)[nearest["column"]]
+    return VectorKey(caches.key, nearest["column"], len(nearest["q"]), metric)
 
 
-def _search_pace(_: lance.LanceDataset) -> LookupPace:
-    return LookupPace()
+def _pace(search: Search) -> Pace:
+    return search.snapshot.fact(_new_pace)
+
+
+def _new_pace(_: lance.LanceDataset) -> Pace:
+    return Pace()
 
 
 def _index_metrics(dataset: lance.LanceDataset) -> Mapping[str, str]:
@@ -244,6 +221,11 @@ def _output_names(search: Search) -> tuple[str, ...] | None:
     return (*names, ROW_ID) if search.options.get("with_row_id") else names
 
 
+def _stored_names(search: Search) -> tuple[str, ...]:
+    """Return the columns of the response that are stored, of a search whose columns are whole ones."""
+    return tuple(name for name in _output_names(search) or () if name not in (_DISTANCE, ROW_ID))
+
+
 @dataclass(frozen=True, slots=True)
 class _Schema:
     """The schema of a version: Lance makes it anew each time. `plain_names` are whole columns, and the distance."""
@@ -259,7 +241,7 @@ def _read_schema(dataset: lance.LanceDataset) -> _Schema:
     return _Schema(schema, tuple(schema.names), frozenset({_DISTANCE, *plain}))
 
 
-def _query(values: Any, metric: str) -> np.ndarray[Any, Any] | None:
+def _vector(values: Any, metric: str) -> np.ndarray[Any, Any] | None:
     """Return a query vector as the index has it; None for one without a direction."""
     numbers: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False).astype(np.float32)
     if metric != "cosine":
@@ -292,28 +274,17 @@ def _allowed(search: Search, rows: VersionRows) -> Allowed:
     return allowed
 
 
-@dataclass(frozen=True, slots=True)
-class BatchReader:
-    """A response that is in memory."""
-
-    schema: pa.Schema
-    batches: tuple[pa.RecordBatch, ...]
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return iter(self.batches)
-
-
 class _Response:
     """The columns of found rows, from the column cache or by Lance."""
 
-    def __init__(self, search: Search, memory: MemorySearch) -> None:
-        self._search = search
+    def __init__(self, query: Query, caches: Caches) -> None:
+        self._search = search = query.search
         names = _output_names(search)
         assert names is not None
-        self._names = tuple(name for name in names if name not in (_DISTANCE, ROW_ID))
-        self._cached = None
+        self._names = _stored_names(search)
+        self._cached: CachedRows | None = None
         if self._names:
-            self._cached = memory.columns.rows(memory.table, search.dataset, self._names, may_wait=True)
+            self._cached = caches.columns.rows(caches.key, search.dataset, self._names, may_wait=True)
         schema = search.snapshot.fact(_read_schema).fields
         virtual = {_DISTANCE: pa.field(_DISTANCE, pa.float32()), ROW_ID: pa.field(ROW_ID, pa.uint64())}
         self._schema = pa.schema([virtual.get(name) or schema.field(name) for name in names], schema.metadata)

@@ -160,7 +160,7 @@ class Tiltyard(Subject):
             plan = call_json(
                 self.server.address, of_table(TABLE, "explain_plan"), {"query": self.body(vectors.queries[0], None)}
             )
-            if "index in memory" in plan:
+            if "Route: index_in_memory" in plan:
                 return time.monotonic() - began
             time.sleep(0.5)
         raise RuntimeError("The index in memory is not built.")

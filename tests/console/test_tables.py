@@ -250,6 +250,8 @@ def test_search_by_words_needs_an_index_and_says_so(http: httpx.Client) -> None:
 def test_plan_of_a_search_is_a_tree(http: httpx.Client, plan: str) -> None:
     params = {"mode": "like", "row": "3", "filter": "year > 1950", "plan": plan}
     text = main_of(http.get("/search/cinema/films", params=params))
+    assert re.search(r"Answered by <strong>(scan|cached_columns)</strong>: Lance finds the rows", text)
+    assert ("<dt>view</dt>" in text) == (plan == "explain")
     steps = re.findall(r"<strong>(\w+)</strong>", text)
     assert len(steps) > 2 and text.count("<ul>") >= 2
     assert ("output rows" in text) == (plan == "analyze")

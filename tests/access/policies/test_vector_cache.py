@@ -42,7 +42,7 @@ def test_searches_in_memory_find_visible_rows_alone(tmp_path: Path) -> None:
         index = {"column": "place", "index_type": "IVF_FLAT", "distance_type": "l2"}
         good(call(admin, "CreateTableIndex", **index))
         deadline = time.monotonic() + 60
-        while "index in memory" not in (plan := good(call(admin, "ExplainTableQueryPlan", query=near))):
+        while "Route: index_in_memory" not in (plan := good(call(admin, "ExplainTableQueryPlan", query=near))):
             assert time.monotonic() < deadline, plan
             rows(admin, **near)
             time.sleep(0.1)

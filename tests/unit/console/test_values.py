@@ -101,7 +101,7 @@ def test_nested_values_are_bounded() -> None:
 
 
 def test_plan_is_read_as_a_tree_without_the_folders_of_its_files() -> None:
-    [root] = read_plan(ANALYZED)
+    [root] = read_plan(ANALYZED).steps
     assert (root.name, root.elapsed, [step.name for step in root.inputs]) == (
         "AnalyzeExec",
         "5ms",
@@ -111,6 +111,13 @@ def test_plan_is_read_as_a_tree_without_the_folders_of_its_files() -> None:
     assert read.metrics == [("output rows", "5"), ("bytes read", "3.3 K")] and read.elapsed == "4ms"
     assert "uri=films.lance/data" in read.detail and "home" not in read.detail
     assert read.inputs[0].name == "MatchQuery" and "query=[x]" in read.inputs[0].detail
+
+
+def test_plan_names_the_route_that_answers_and_why_no_other_does() -> None:
+    plan = read_plan("Route: scan: Lance finds: all.\nNot view: it is a table.\nLanceRead: uri=a\n  Take: b")
+    assert (plan.route, plan.how, plan.others) == ("scan", "Lance finds: all.", [("view", "it is a table.")])
+    assert [step.name for step in plan.steps] == ["LanceRead"]
+    assert [step.name for step in plan.steps[0].inputs] == ["Take"]
 
 
 def test_ranks_of_two_searches_are_joined() -> None:

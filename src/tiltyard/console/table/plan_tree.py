@@ -1,4 +1,4 @@
-"""The plan of a query as a tree: each step with what it does, and where it was measured, how long and how much."""
+"""The plan of a query: the route that answers, and the steps as a tree, those that were measured with their figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 MAX_STEPS = 500
 MAX_DETAIL = 400
+_ROUTE = re.compile(r"Route: (\w+): (.*)")
+_OTHER_ROUTE = re.compile(r"Not (\w+): (.*)")
 _METRICS = re.compile(r",?\s*metrics=\[(.*)\]\s*$")
 _ELAPSED = re.compile(r"elapsed=([^,\s]+)(?:,\s*)?")
 _FOLDER = re.compile(r"uri=[^,\s]*/(?=[^/,\s]+/data\b)")
@@ -48,18 +50,34 @@ class Step:
     inputs: list[Step] = field(default_factory=list)
 
 
-def read_plan(text: str) -> list[Step]:
-    """Read an indented plan; lines beyond MAX_STEPS are left out."""
-    roots: list[Step] = []
+@dataclass(slots=True)
+class QueryPlan:
+    """The name of the route that answers a query, and how; why each other does not; and the steps of what it runs."""
+
+    route: str = ""
+    how: str = ""
+    others: list[tuple[str, str]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+def read_plan(text: str) -> QueryPlan:
+    """Read the plan of a query, whose steps are indented; lines beyond MAX_STEPS are left out."""
+    plan = QueryPlan()
     above: list[tuple[int, Step]] = []
     for line in [line for line in text.splitlines() if line.strip()][:MAX_STEPS]:
+        if (match := _ROUTE.fullmatch(line)) is not None:
+            plan.route, plan.how = match[1], match[2][:MAX_DETAIL]
+            continue
+        if (match := _OTHER_ROUTE.fullmatch(line)) is not None:
+            plan.others.append((match[1], match[2][:MAX_DETAIL]))
+            continue
         indent = len(line) - len(line.lstrip())
         step = _step(line.strip())
         while above and above[-1][0] >= indent:
             above.pop()
-        (above[-1][1].inputs if above else roots).append(step)
+        (above[-1][1].inputs if above else plan.steps).append(step)
         above.append((indent, step))
-    return roots
+    return plan
 
 
 def _step(line: str) -> Step:

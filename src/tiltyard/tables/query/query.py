@@ -68,7 +68,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     """
     branch = Branch.parse(request.branch)
     if (opened := _open(ctx, request.id, branch, request.version)) is None:
-        return _counted(ctx, choose(ViewQuery(ctx, request))).answer(ctx)
+        return _counted(ctx, choose(ViewQuery(request))).answer(ctx)
     table, scope = opened
 
     def answer(table: OpenTable) -> ArrowAnswer:
@@ -190,7 +190,7 @@ def _plan(
     """Return what is shown of a query, with notes on where its table is read from. Raises as `query_table` does."""
     branch = Branch.parse(request.branch)
     if (opened := _open(ctx, request.id, branch, request.version)) is None:
-        return show(ViewQuery(ctx, request), [])
+        return show(ViewQuery(request), [])
     table, scope = opened
     if scope is not None:  # the policy was set after the request was authorized
         raise PermissionDeniedError("Policies restrict you on this table: plans of its queries are not shown.")

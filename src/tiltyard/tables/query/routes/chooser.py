@@ -29,7 +29,6 @@ from tiltyard.tables.query.routes.route import (
     Query,
     Refused,
     ViewQuery,
-    join_plans,
 )
 from tiltyard.tables.query.routes.row_count import RowCount
 from tiltyard.tables.query.routes.rows_in_memory import RowsInMemory
@@ -107,7 +106,7 @@ def explain(ctx: Context, query: Query | ViewQuery, notes: list[str], *, is_verb
             for name, answer in answers
             if answer is not offer
         ]
-    plan = join_plans(ctx, offer.scanners(), lambda scanner: scanner.explain_plan(is_verbose))
+    plan = offer.plan(ctx, is_verbose=is_verbose)
     others = [f"Not {name}: {reason}." for name, reason in refusals]
     return "\n".join([_line(offer), *others, *notes, *offer.notes, *filter(None, [plan])])
 

@@ -107,9 +107,9 @@ class Offer(ABC):
     def answer(self, ctx: Context) -> ArrowAnswer:
         """Answer the query. Raises Lance's errors, InvalidInputError, and ThrottlingError for its memory."""
 
-    def scanners(self) -> Iterator[LanceScanner]:
-        """Yield what Lance runs for it: none where Lance is not asked. Raises Lance's errors."""
-        return iter(())
+    def plan(self, ctx: Context, *, is_verbose: bool) -> str:
+        """Return the plan of what Lance runs for it: "" where Lance is not asked. Raises as `answer` does."""
+        return ""
 
     @property
     def notes(self) -> list[str]:
@@ -144,9 +144,16 @@ class LanceOffer(SearchOffer):
 
     __slots__ = ()
 
+    @abstractmethod
+    def scanners(self) -> Iterator[LanceScanner]:
+        """Yield what Lance runs. Raises Lance's errors."""
+
     @property
     def notes(self) -> list[str]:
         return [] if self.query.effort is None else [self.query.effort.line]
+
+    def plan(self, ctx: Context, *, is_verbose: bool) -> str:
+        return join_plans(ctx, self.scanners(), lambda scanner: scanner.explain_plan(is_verbose))
 
     def measure(self, ctx: Context) -> list[str]:
         """Run the query, and what Lance does for it once more, for its figures; return both."""
@@ -231,9 +238,8 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class ViewQuery:
-    """A query of a view, which has no version to plan a search of; for its reader, who is the context's principal."""
+    """A query of a view, which has no version to plan a search of."""
 
-    ctx: Context
     request: models.QueryTableRequest
 
 

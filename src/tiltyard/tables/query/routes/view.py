@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import TypeAlias
 
-    from lance.dataset import LanceScanner
-
     from tiltyard.context import Context
     from tiltyard.model.spec import models
     from tiltyard.tables.query.routes.route import ViewQuery
@@ -95,18 +93,18 @@ class ViewOffer(Offer):
         with query_errors(snapshot.dataset):
             return self._search(snapshot).answer(ctx)
 
-    def scanners(self) -> Iterator[LanceScanner]:
-        """Yield what Lance would run on the view's rows, of which none is read."""
-        ctx, request = self.query.ctx, self.query.request
+    def plan(self, ctx: Context, *, is_verbose: bool) -> str:
+        """Return what Lance would run on the view's rows, of which none is read; "" for a scan."""
+        request = self.query.request
         if self._is_scan:
             _close(_scan(ctx, msgspec.structs.replace(request, k=0)))
-            return
+            return ""
         self._check_text()
         answer = _read(ctx, request, ViewRead((), limit=0))
         _close(answer)
         snapshot = _in_memory([], answer.schema)
         with query_errors(snapshot.dataset):
-            yield from self._search(snapshot).scanners()
+            return self._search(snapshot).plan(ctx, is_verbose=is_verbose)
 
     @property
     def _is_scan(self) -> bool:

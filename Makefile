@@ -18,7 +18,10 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope -
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --extra sql --custom-compile-command "make lock" --quiet
 
-.PHONY: advisories cli-docs docs help compatibility demo test test-all soak lint format spec lock bench services clean
+# Two at a time: the longest begins.
+CHECKS := check-types check-security check-style check-generated
+
+.PHONY: $(CHECKS) advisories cli-docs docs help compatibility demo test test-all soak lint format spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,10 +37,20 @@ test-all: test ## The same, then what multiplies it: PostgreSQL and S3, clusters
 	$(PYTEST) -m extended $(PYTEST_ARGS)
 
 lint: $(DEV) ## Style, types, direction of imports, and whether generated files are current.
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(CHECKS)
+
+check-types:
+	$(BIN)/mypy
+
+check-security:
+	$(BIN)/bandit -q -r src -c pyproject.toml
+
+check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(BIN)/bandit -q -r src -c pyproject.toml & bandit=$$!; $(BIN)/mypy && wait $$bandit
 	$(BIN)/lint-imports
+
+check-generated:
 	$(BIN)/python scripts/make_models.py --check
 	$(BIN)/python scripts/make_cli_docs.py --check
 	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py --check $(SPEC_FOLDER); fi

@@ -16,6 +16,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.services.jvm import use_light_jvms
+from tests.services.tls_context import share_tls_context
 
 # The same examples in each run: what fails here fails there, and a suite that was green does not find by chance what
 # it never looked for. `HYPOTHESIS_PROFILE=default` looks further; how long an example may take is the machine's affair.
@@ -28,6 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 use_light_jvms()
+share_tls_context()
 
 TESTS = Path(__file__).parent
 SPARK_SESSIONS = 2

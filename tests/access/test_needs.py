@@ -54,8 +54,7 @@ def nobodies(secured: Secured) -> dict[str, httpx.Client]:
         store.revoke_key(revoked.record.id)
     keys = {"bad": secured.keys["owner"][:-2] + "xx", "expired": expired.text, "revoked": revoked.text}
     clients = {
-        name: httpx.Client(base_url=secured.url, headers={"x-api-key": key}, timeout=60, verify=False)
-        for name, key in keys.items()
+        name: httpx.Client(base_url=secured.url, headers={"x-api-key": key}, timeout=60) for name, key in keys.items()
     }
     return {NOBODY[0]: secured.http(), **clients}
 

@@ -62,7 +62,7 @@ class Raw:
     """HTTP without a client library: what the wire really carries."""
 
     def __init__(self, url: str) -> None:
-        self.http = httpx.Client(base_url=url, timeout=60, verify=False)  # it never meets a certificate
+        self.http = httpx.Client(base_url=url, timeout=60)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return self.http.post(path, json={} if body is None else body, **options)

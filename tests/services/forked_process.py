@@ -13,6 +13,7 @@ an order gets the id of the process, and later its exit status.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -275,6 +276,8 @@ def _main(address: str, *modules: str) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen(128)
+    gc.collect()
+    gc.freeze()  # else each process, as it runs and as it ends, looks through all that was imported here
     os.write(1, b"ready\n")
     _run_order(_Starter(listener).run())
 

@@ -18,7 +18,7 @@ from tiltyard.column_refresh.refresh import CHECKPOINT_SECONDS
 from tiltyard.pipeline.indexes.segments import ROWS_PER_MERGE, ROWS_PER_SEGMENT
 from tiltyard.pipeline.sources.discovery import TASK_BYTES
 from tiltyard.pipeline.sources.filesystem import READ_AHEAD_BYTES
-from tiltyard.pipeline.upsert.job import ROWS_PER_TASK
+from tiltyard.pipeline.upsert.plan import ROWS_PER_TASK
 from tiltyard.pipeline.upsert.tasks import MAX_KEYS_IN_MEMORY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/scale.md"

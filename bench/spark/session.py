@@ -22,17 +22,17 @@ from bench.spark.line_processes import answer
 from bench.spark.single import index as index_alone
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
-from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.delete.job import delete
 from tiltyard.pipeline.indexes.job import index
-from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.spark_tasks import tune_allocator
-from tiltyard.pipeline.upsert.job import upsert
 from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.row_sources import FrameRows
 from tiltyard.pipeline.writing.target_table import WriteMode
+from tiltyard.pipeline.writing.write_job import write_source
 
 MASTER, CATALOG = sys.argv[1:3] if len(sys.argv) > 2 else ("local[2]", "")
 spark = spark_session(MASTER, config={"spark.ui.enabled": "false", "spark.driver.memory": "2g"})
@@ -86,9 +86,9 @@ def framed(source: str, name: str) -> float:
     which Spark has no type, are such again in the table."""
     frame = spark.read.parquet(source)
     started_at = time.perf_counter()
-    write_frame(
+    write_source(
         LocalRun(),
-        frame,
+        FrameRows(frame),
         table(where, name),
         WriteOptions(WriteMode.OVERWRITE, ColumnSelection(types={"vector": SCHEMA.field("vector").type})),
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # imported on first use: `__getattr__`
     from tiltyard.lake import (
         CallOptions,
+        FileOptions,
         Jdbc,
         Lake,
         Run,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # imported on first use: `__getattr__`
 
 __all__ = [
     "CallOptions",
+    "FileOptions",
     "Jdbc",
     "Lake",
     "Namespace",

@@ -81,8 +81,9 @@ def test_rows_are_ingested_written_upserted_and_read(lake: tiltyard.Lake, name: 
     }  # fmt: skip
     assert films.write([{"id": 100, "title": "appended"}]).version == 2
     changed = pd.DataFrame({"id": [5, 200], "title": ["five", "new"]})
-    assert films.upsert(changed, on="id").figures | {"version": ""} == {
-        "version": "", "rows": "2", "updated": "1", "inserted": "1", "replaced": "1", "rejected": "0"
+    assert films.upsert(changed, on="id").figures | {"version": "", "bytes": ""} == {
+        "version": "", "rows": "2", "updated": "1", "inserted": "1", "replaced": "1", "rejected": "0", "fragments": "1",
+        "bytes": "",
     }  # fmt: skip
     assert (films.count(), films.count("id >= 100"), films.version) == (102, 2, 3)
     assert films.to_arrow("title, id", "id = 5").to_pylist() == [{"title": "five", "id": 5}]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
-from tiltyard.pipeline.datasource.dataframes import write_frame
-from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import is_connect, spark_session, task_slots
 from tiltyard.pipeline.spark_tasks import run_tasks
-from tiltyard.pipeline.upsert.job import upsert
 from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.row_sources import FrameRows
+from tiltyard.pipeline.writing.write_job import write_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ def main() -> None:
     )
     films = spark.read.format("tiltyard").options(uri=options.uri, table="films").load()
     frame = films.filter("id < 10")
-    write_frame(LocalRun(), frame, table(catalog, "few"), WriteOptions())
+    write_source(LocalRun(), FrameRows(frame), table(catalog, "few"), WriteOptions())
     changed = frame.selectExpr("id + 5 as id", "upper(v) as v", "twice")
     changed.write.format("tiltyard").options(uri=options.uri, table="few", on="id").mode("append").save()
     result = {"connect": is_connect(spark), "slots": task_slots(spark), "rows": figures["rows"], "count": films.count()}

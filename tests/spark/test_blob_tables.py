@@ -18,10 +18,9 @@ from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.export import tasks
 from tiltyard.pipeline.export.job import export
-from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

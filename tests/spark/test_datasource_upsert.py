@@ -21,8 +21,8 @@ from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.datasource.options import DataSourceOptions
 from tiltyard.pipeline.datasource.spark_types import spark_schema
 from tiltyard.pipeline.datasource.writer import TableWriter
+from tiltyard.pipeline.ingest.job import upsert
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.upsert.job import upsert
 from tiltyard.pipeline.writing.commit import JobTable
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ import pytest
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
 
 from tiltyard.pipeline.catalog_client import table as table_of
-from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.sources import discovery, inspection
-from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,9 +15,8 @@ from lance_namespace.errors import InvalidInputError
 from tests.services.server import ServerProcess
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
-from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from tiltyard.cli import main
 from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.pipeline.openlineage import emitter as events
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.writing import options
+from tiltyard.pipeline.writing import write_job
 from tiltyard.pipeline.writing.distribution_checks import find_last_profiles
 from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target
 
@@ -134,7 +134,7 @@ def test_distribution_measured_by_spark_is_that_of_this_process(
     rows = pa.table({"price": pa.array([None, *(float(number % 997) for number in range(5000)), float("nan")])})
     kept = []
     for most in (1_000_000, 0):
-        monkeypatch.setattr(options, "MAX_KEYS_IN_DRIVER", most)
+        monkeypatch.setattr(write_job, "MAX_KEYS_IN_DRIVER", most)
         table = lake.table(fresh("prices"))
         table.ingest(rows, checks="distribution(price, 0.1)")
         kept.append(find_last_profiles(prepare_target(LocalRun(), table._table, WriteMode.APPEND))["price"])

@@ -30,14 +30,13 @@ from tiltyard.pipeline.delete.job import delete
 from tiltyard.pipeline.driver.lease import LEASE_MS, CatalogRun, drive_job, new_owner, submit_job
 from tiltyard.pipeline.export.job import export
 from tiltyard.pipeline.indexes.job import index
-from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.optimize.needed_jobs import Thresholds, queue_needed_jobs
 from tiltyard.pipeline.plans.job import pipeline
 from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.upsert.job import upsert
 from tiltyard.pipeline.views.job import refresh
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
 

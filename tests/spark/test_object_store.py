@@ -17,9 +17,8 @@ from tests.services.server import ServerProcess
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
 from tiltyard.pipeline.indexes.job import index
-from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,16 +18,16 @@ from tests.services.server import ServerProcess
 from tests.spark.job_processes import transaction, wait_for
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.catalog_client import table as table_of
-from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
-from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.upsert.job import upsert
 from tiltyard.pipeline.writing.commit import DuplicateKeyError, NullKeyError
 from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.row_sources import FrameRows
 from tiltyard.pipeline.writing.target_table import WriteMode
+from tiltyard.pipeline.writing.write_job import write_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,7 +86,7 @@ def writers(
                 upsert(LocalRun(), catalog, spark, str(file), name, on=["name"])
             elif kind == "frame":
                 selection = WriteOptions(WriteMode.APPEND, ColumnSelection((), {}, {}, ()))
-                write_frame(LocalRun(), frame, table_of(catalog, name), selection)
+                write_source(LocalRun(), FrameRows(frame), table_of(catalog, name), selection)
             elif kind == "data source":
                 by_source.save()
             elif kind == "data source upsert":

@@ -15,9 +15,8 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.catalog_client import table as table_of
-from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

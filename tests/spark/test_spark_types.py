@@ -20,10 +20,11 @@ from pyspark.errors import PySparkException
 from tests.services.server import ServerProcess
 from tests.spark.every_type import every_type
 from tiltyard.pipeline.catalog_client import table as table_of
-from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.row_sources import FrameRows
+from tiltyard.pipeline.writing.write_job import write_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +78,7 @@ def test_ingest_of_files_keeps_every_type_and_value(
 
 def test_write_frame_keeps_every_type_and_value(catalog: CatalogConnection, frame: DataFrame, fresh: Fresh) -> None:
     name = fresh("types")
-    write_frame(LocalRun(), frame, table_of(catalog, name), WriteOptions())
+    write_source(LocalRun(), FrameRows(frame), table_of(catalog, name), WriteOptions())
     assert_same(plain(catalog, name), every_type())
 
 
@@ -126,7 +127,7 @@ def test_write_of_a_type_that_arrow_lacks_names_the_column_and_makes_no_table(
     name, intervals = fresh("odd"), spark.sql("SELECT 1 AS n, make_ym_interval(1, 2) AS odd_one")
     writer = intervals.write.format("tiltyard").options(uri=shared_server.url, table=name).mode("append")
     writes = {
-        "frame": lambda: write_frame(LocalRun(), intervals, table_of(catalog, name), WriteOptions()),
+        "frame": lambda: write_source(LocalRun(), FrameRows(intervals), table_of(catalog, name), WriteOptions()),
         "source": writer.save,
     }
     with pytest.raises((InvalidInputError, PySparkException), match="Column 'odd_one' is interval year to month"):

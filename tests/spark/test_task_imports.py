@@ -15,11 +15,11 @@ from tests.spark.task_payloads import Sent, clients_imported, recorded
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.delete import job as deleting
 from tiltyard.pipeline.indexes import segments
-from tiltyard.pipeline.ingest import job as ingesting
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.optimize import job as optimizing
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.upsert import job as upserting
+from tiltyard.pipeline.upsert import plan as upserting
+from tiltyard.pipeline.writing import row_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,8 +30,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """Record what Spark is sent from now on: functions and their payloads. Everything runs in tasks."""
     payloads = recorded(monkeypatch)
     for module, limits in (
-        (ingesting, ("MAX_DRIVER_BYTES",)),
-        (upserting, ("MAX_DRIVER_BYTES", "MAX_DRIVER_ROWS")),
+        (row_sources, ("MAX_DRIVER_BYTES",)),
+        (upserting, ("MAX_DRIVER_ROWS",)),
         (deleting, ("MAX_DRIVER_ROWS",)),
         (segments, ("MAX_DRIVER_ROWS",)),
         (optimizing, ("MAX_DRIVER_BYTES", "MAX_DRIVER_ROWS")),

@@ -41,7 +41,7 @@ def ids(films: Table) -> list[int]:
 def opened(films: Table, folder: Path, name: str = "films", **options: Any) -> tuple[StreamTable, FolderSource]:
     """A stream as a job opens it."""
     target = StreamTable(LocalRun(), films, StreamOptions(name, **options))
-    return target, FolderSource(str(folder), None, {}, dict(target.open() or {}))
+    return target, FolderSource(str(folder), {}, {}, dict(target.open() or {}))
 
 
 def step(target: StreamTable, source: FolderSource) -> None:

@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
@@ -106,6 +106,19 @@ def _choose_server(url: str, profile: str, key: str, *, is_database_named: bool)
         if key:
             raise CommandError("--key is for a server: name it by --url, or --profile.", ExitStatus.USAGE)
     return "", ""
+
+
+def typed_options(options: type) -> Callable[[Command], Command]:
+    """Add an option for each field of a TypedDict of texts and lists of texts; one that is absent is None or empty."""
+
+    def decorate(command: Command) -> Command:
+        for name, hint in reversed(get_type_hints(options, include_extras=True).items()):
+            kind, text, *_ = get_args(hint)
+            is_list = any(get_origin(each) is list for each in get_args(kind))
+            command = click.option(f"--{name.replace('_', '-')}", name, multiple=is_list, help=text)(command)
+        return command
+
+    return decorate
 
 
 def parse_pairs(texts: tuple[str, ...]) -> dict[str, str]:

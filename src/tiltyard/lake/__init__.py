@@ -20,10 +20,12 @@ from tiltyard.lake.sources import Jdbc, Source
 from tiltyard.lake.table import Table
 from tiltyard.lake.views import View
 from tiltyard.pipeline.functions.call_options import CallOptions
+from tiltyard.pipeline.sources.file_options import FileOptions
 
 __all__ = [
     "CallOptions",
     "Changes",
+    "FileOptions",
     "Jdbc",
     "Lake",
     "LakeNamespace",

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import Function, function_name
-from tiltyard.pipeline.functions.call_options import CallOptions
+from tiltyard.pipeline.functions.call_options import CallOptions, pick_call_options
 from tiltyard.pipeline.jobs import split_names
-from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.filesystem import absolute_path
-from tiltyard.pipeline.sources.types import parse_type, type_name
-from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
-from tiltyard.pipeline.writing.options import WriteOptions, parse_function
-from tiltyard.pipeline.writing.quality_checks import parse_check
-from tiltyard.pipeline.writing.target_table import WriteMode
+from tiltyard.pipeline.sources.file_options import FileOptions, given_options
+from tiltyard.pipeline.sources.types import type_name
+from tiltyard.pipeline.writing.options import WriteJobOptions, WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,8 +25,6 @@ Names: TypeAlias = "str | Sequence[str]"
 
 DataType: TypeAlias = "str | pa.DataType"
 """A type of a column: pyarrow's, or its name (`int32`, `float32[128]`)."""
-
-FILE_OPTIONS = ("format", "split", "delimiter", "schema", "partitions", "null_value", "multiline", "task_mb")
 
 
 def list_names(value: Names | None, argument: str) -> list[str] | None:
@@ -68,52 +62,44 @@ def present(**values: Any) -> dict[str, Any]:
     }
 
 
-def write_arguments(
-    *,
-    select: Names | None,
-    rename: Mapping[str, str] | None,
-    cast: Mapping[str, DataType] | None,
-    null: Names | None,
-    udf: Function | None,
-    rejects: str | os.PathLike[str] | None,
-    null_value: Names | None,
-    **values: Any,
-) -> dict[str, Any]:
-    """Return the arguments that `ingest` and `upsert` have in common. Raises InvalidInputError."""
-    return present(
-        select=list_names(select, "select"),
-        rename=rename,
-        cast=None if cast is None else {name: name_type(value) for name, value in cast.items()},
-        null=list_names(null, "null"),
-        udf=None if udf is None else function_name(udf, "udf"),
-        rejects=rejects,
-        null_value=list_texts(null_value, "null_value"),
-        **values,
-    )
+class RowOptions(FileOptions, CallOptions, total=False):
+    """How rows become those of a table: the options of `tiltyard job ingest`, in Python's own types."""
+
+    select: Names | None
+    rename: Mapping[str, str] | None
+    cast: Mapping[str, DataType] | None
+    null: Names | None
+    udf: Function | None
+    rejects: str | os.PathLike[str] | None
+    checks: Names | None
+    rows_per_file: int | None
 
 
-def write_options(arguments: Mapping[str, Any], kind: str) -> WriteOptions:
+def write_arguments(options: RowOptions) -> dict[str, Any]:
+    """Return options as jobs take them. Raises InvalidInputError, TypeError for another argument."""
+    values: dict[str, Any] = dict(options)
+    if unknown := values.keys() - WriteJobOptions.__annotations__.keys():
+        raise TypeError(f"There is no argument '{min(unknown)}'.")
+    call = call_arguments(pick_call_options(values))
+    for name in ("select", "null"):
+        values[name] = list_names(values.get(name), name)
+    for name in ("checks", "null_value"):
+        values[name] = list_texts(values.get(name), name)
+    if (types := values.get("cast")) is not None:
+        values["cast"] = {name: name_type(value) for name, value in types.items()}
+    if values.get("udf") is not None:
+        values["udf"] = function_name(values["udf"], "udf")
+    return {**present(**values), **call}
+
+
+def write_options(arguments: Mapping[str, Any], kind: str, mode: str, on: Sequence[str] = ()) -> WriteOptions:
     """Return how rows that are no files are written, of which `kind` says what they are.
 
     Raises InvalidInputError for an option that only files have, RefusedError for one that cannot be.
     """
-    if of_files := [name for name in FILE_OPTIONS if name in arguments]:
+    if of_files := given_options(arguments):
         raise InvalidInputError(f"{of_files[0]} is an option of files, and source is a {kind}: leave it out.")
-    types = {name: parse_type(text) for name, text in arguments.get("cast", {}).items()}
-    rows_per_file = arguments.get("rows_per_file", ROWS_PER_FILE)
-    if rows_per_file < 1:
-        raise InvalidInputError(f"rows_per_file is {rows_per_file}: it is at least 1.")
-    rejects = arguments.get("rejects")
-    return WriteOptions(
-        WriteMode(arguments.get("mode", "append")),
-        ColumnSelection(
-            tuple(arguments.get("select", ())), arguments.get("rename", {}), types, tuple(arguments.get("null", ()))
-        ),
-        parse_function(arguments.get("udf"), rejects, pick_call_options(arguments)),
-        tuple(parse_check(text) for text in arguments.get("checks", ())),
-        absolute_path(rejects) if rejects else None,
-        rows_per_file,
-    )
+    return WriteOptions.of(arguments, mode, on)
 
 
 def call_arguments(options: CallOptions) -> dict[str, Any]:
@@ -126,12 +112,6 @@ def call_arguments(options: CallOptions) -> dict[str, Any]:
     if values.get("resources"):
         values["resources"] = {name: str(amount) for name, amount in values["resources"].items()}
     return present(**values)
-
-
-def pick_call_options(arguments: Mapping[str, Any]) -> CallOptions:
-    """Return those of a job's arguments that say how a function is called."""
-    chosen = {name: arguments[name] for name in CallOptions.__annotations__ if name in arguments}
-    return cast("CallOptions", chosen)
 
 
 def index_parameters(values: Mapping[str, Any]) -> dict[str, str] | None:

@@ -8,7 +8,7 @@ tells of.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -20,10 +20,10 @@ from tiltyard.calls.caller import COMMAND_RETRY_SECONDS
 from tiltyard.lake.arguments import (
     DataType,
     Names,
+    RowOptions,
     call_arguments,
     index_parameters,
     list_names,
-    list_texts,
     name_type,
     present,
     write_arguments,
@@ -38,18 +38,19 @@ from tiltyard.model.columns.computed_columns import UdfDeclaration
 from tiltyard.model.index_types import check_parameter_names
 from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows
-from tiltyard.pipeline.lineage import frame_lineage, memory_lineage
+from tiltyard.pipeline.lineage import frame_sources, memory_source
 from tiltyard.pipeline.openlineage.emitter import observe, record_frame
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.types import parse_type
-from tiltyard.pipeline.writing.row_sources import FrameRows, Rows, StreamRows, ingest_rows, upsert_rows
+from tiltyard.pipeline.writing.row_sources import FrameRows, StreamRows
+from tiltyard.pipeline.writing.write_job import RowSource, write_source
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from tiltyard.lake.runs import Run
-    from tiltyard.model.lineage import JobLineage
     from tiltyard.pipeline.functions.call_options import CallOptions
     from tiltyard.pipeline.runs import LocalRun
-    from tiltyard.pipeline.writing.options import WriteOptions
 
 Mode = Literal["create", "append", "overwrite"]
 _NO_WORKER = "rows of this process cannot be read by a worker"
@@ -65,25 +66,9 @@ class Table(TableReader):
         source: Source,
         *,
         mode: Mode = "create",
-        select: Names | None = None,
-        rename: Mapping[str, str] | None = None,
-        cast: Mapping[str, DataType] | None = None,
-        null: Names | None = None,
-        udf: Function | None = None,
-        checks: Names | None = None,
-        rejects: str | os.PathLike[str] | None = None,
-        format: str | None = None,  # noqa: A002  # as in Spark
-        split: str | None = None,
-        delimiter: str | None = None,
-        schema: Literal["union", "first", "strict"] | None = None,
-        partitions: str | None = None,
-        null_value: Names | None = None,
-        multiline: bool | None = None,
-        rows_per_file: int | None = None,
-        task_mb: int | None = None,
         wait: bool = True,
         submit: bool | None = None,
-        **call: Unpack[CallOptions],
+        **options: Unpack[RowOptions],
     ) -> Run:
         """Write the rows of a source in one commit: nothing is visible until all are written and checked.
 
@@ -93,26 +78,11 @@ class Table(TableReader):
         through `select`, `rename` (old to new), `cast` (a type by column), then `udf`, a function of a
         pyarrow.RecordBatch that returns one; `null` names columns that the source lacks. A row that does not fit fails
         the run, unless `rejects` is a folder for such rows. `checks` are `rows >= 9`, `not_null(a)`,
-        `between(a, 0, 1)`, `unique(a)`, …; the figure `checks` reports on them. `call` says how the function is called
-        (`tiltyard.CallOptions`). The other options are of files. Raises InvalidInputError,
+        `between(a, 0, 1)`, `unique(a)`, …; the figure `checks` reports on them. `tiltyard.CallOptions` say how the
+        function is called, `tiltyard.FileOptions` how files are read. Raises InvalidInputError,
         TableAlreadyExistsError, TableNotFoundError (to append to), and as `Run.wait` does.
         """
-        arguments = write_arguments(
-            mode=mode, select=select, rename=rename, cast=cast, null=null, udf=udf, rejects=rejects, format=format,
-            split=split, delimiter=delimiter, schema=schema, partitions=partitions, null_value=null_value,
-            multiline=multiline, rows_per_file=rows_per_file, task_mb=task_mb, checks=list_texts(checks, "checks"),
-            **call_arguments(call),
-        )  # fmt: skip
-        if (path := path_of(source)) is not None:
-            return self._run("ingest", {"source": path, **arguments}, wait=wait, submit=submit)
-        job_options = {"source": "", "table": str(self._table), **arguments}
-        self._lake.check_arguments("ingest", job_options)
-        with translate():
-            options = write_options(arguments, type(source).__name__)
-            rows = self._open(source)
-        lineage = self._lineage("ingest", source, rows, options)
-        work = partial(ingest_rows, rows=rows, table=self._table, options=options, lineage=lineage)
-        return self._run_rows("ingest", work, rows, job_options, wait=wait, submit=submit)
+        return self._write("ingest", source, {"mode": mode}, write_arguments(options), wait=wait, submit=submit)
 
     def write(self, source: Source, *, mode: Mode = "append", **options: Any) -> Run:
         """Append rows to a table that exists: `ingest`, with its modes, options and errors, but another default."""
@@ -123,41 +93,17 @@ class Table(TableReader):
         source: Source,
         *,
         on: Names,
-        select: Names | None = None,
-        rename: Mapping[str, str] | None = None,
-        cast: Mapping[str, DataType] | None = None,
-        null: Names | None = None,
-        udf: Function | None = None,
-        rejects: str | os.PathLike[str] | None = None,
-        format: str | None = None,  # noqa: A002  # as in Spark
-        delimiter: str | None = None,
-        schema: Literal["union", "first", "strict"] | None = None,
-        partitions: str | None = None,
-        null_value: Names | None = None,
-        multiline: bool | None = None,
         wait: bool = True,
         submit: bool | None = None,
-        **call: Unpack[CallOptions],
+        **options: Unpack[RowOptions],
     ) -> Run:
         """Replace the rows whose key (`on`) the source has, and insert its other rows, in one commit.
 
-        The options are those of `ingest`. A key that is null, or twice in the source, fails the run. Raises
-        InvalidInputError, TableNotFoundError, and as `Run.wait` does.
+        The options are those of `ingest`. A key that is null, or twice in the source, fails the run; with `rejects`,
+        rows whose key is null are set aside. Raises InvalidInputError, TableNotFoundError, and as `Run.wait` does.
         """
-        arguments = write_arguments(
-            select=select, rename=rename, cast=cast, null=null, udf=udf, rejects=rejects, format=format,
-            delimiter=delimiter, schema=schema, partitions=partitions, null_value=null_value, multiline=multiline,
-            **call_arguments(call),
-        )  # fmt: skip
         keys = list_names(on, "on")
-        if (path := path_of(source)) is not None:
-            return self._run("upsert", {"source": path, "on": keys, **arguments}, wait=wait, submit=submit)
-        with translate():
-            options = write_options(arguments, type(source).__name__)
-            rows = self._open(source)
-        lineage = self._lineage("upsert", source, rows, options)
-        work = partial(upsert_rows, rows=rows, table=self._table, options=options, on=keys or (), lineage=lineage)
-        return self._run_rows("upsert", work, rows, arguments, wait=wait, submit=submit)
+        return self._write("upsert", source, {"on": keys}, write_arguments(options), wait=wait, submit=submit)
 
     def delete(self, filter: str, *, wait: bool = True, submit: bool | None = None) -> Run:  # noqa: A002  # Lance's own name
         """Delete the rows that meet an SQL condition, in one commit. Raises InvalidInputError, TableNotFoundError."""
@@ -347,41 +293,44 @@ class Table(TableReader):
     def _run(self, job: str, arguments: Mapping[str, Any], *, wait: bool, submit: bool | None) -> Run:
         return self._lake.run_job(job, {"table": str(self._table), **arguments}, wait=wait, submit=submit)
 
-    def _run_rows(
+    def _write(
         self,
         job: str,
-        work: Callable[[Any], Mapping[str, object]],
-        rows: Rows,
+        source: Source,
+        own: Mapping[str, Any],
         arguments: Mapping[str, Any],
         *,
         wait: bool,
         submit: bool | None,
     ) -> Run:
-        """Write rows of this process, in a run without a record."""
-        named = {**arguments, "table": str(self._table)}
+        """Write the rows of a source by a job; those of this process in a run without a record."""
+        named = {**own, **arguments, "table": str(self._table)}
+        if (path := path_of(source)) is not None:
+            return self._lake.run_job(job, {"source": path, **named}, wait=wait, submit=submit)
+        self._lake.check_arguments(job, {"source": "", **named})
+        with translate():
+            mode, on = own.get("mode", "append"), own.get("on") or ()
+            options = write_options(arguments, type(source).__name__, mode, on)
+            rows = self._open(source)
 
-        def recorded(run: Any) -> Mapping[str, object]:
+        def write(run: Any) -> Mapping[str, object]:
             if isinstance(rows, FrameRows):
                 record_frame(run, str(self._table), rows.frame, {}, named)
-            return work(run)
+            return write_source(run, rows, self._table, options, job)
 
         def observed(run: LocalRun) -> Mapping[str, object]:
-            return observe(job, run, self._lake.catalog, named, recorded)
+            return observe(job, run, self._lake.catalog, named, write)
 
         return self._lake.run_here(job, observed, wait=wait, submit=submit, why=_NO_WORKER)
 
-    def _lineage(self, job: str, source: Source, rows: Rows, options: WriteOptions) -> JobLineage:
-        """Return what the rows of a source that is no files are made from."""
-        if isinstance(rows, FrameRows) and not isinstance(source, Jdbc):
-            return frame_lineage(job, rows.frame, options.udf, self._lake.catalog)
-        return memory_lineage(job, source, options.udf)
-
-    def _open(self, source: Source) -> Rows:
+    def _open(self, source: Source) -> RowSource:
         """Return the rows of a source that is no files. Raises InvalidInputError."""
         if isinstance(source, Jdbc):
-            return FrameRows(source.read(self._lake.spark))
+            return FrameRows(source.read(self._lake.spark), (memory_source(source),))
         if is_frame(source):
-            return FrameRows(source)  # type: ignore[arg-type]  # by the name of its class
-        if hasattr(source, "to_spark") and type(source).__module__.startswith("pyspark.pandas"):
-            return FrameRows(source.to_spark())
-        return StreamRows(open_stream(source), lambda: self._lake.spark)
+            frame: DataFrame = source  # type: ignore[assignment]  # by the name of its class
+        elif hasattr(source, "to_spark") and type(source).__module__.startswith("pyspark.pandas"):
+            frame = source.to_spark()
+        else:
+            return StreamRows(open_stream(source), lambda: self._lake.spark, (memory_source(source),))
+        return FrameRows(frame, frame_sources(frame, self._lake.catalog))

@@ -48,7 +48,7 @@ PIPELINE_JOBS: Mapping[str, str] = {
     "export": "tiltyard.pipeline.export.job",
     "refresh": "tiltyard.pipeline.views.job",
     "stream": "tiltyard.pipeline.streams.job",
-    "upsert": "tiltyard.pipeline.upsert.job",
+    "upsert": "tiltyard.pipeline.ingest.job",
 }
 """The modules of the pipeline's jobs, by name: a server queues them, drivers run them (docs/pipeline.md)."""
 

@@ -25,38 +25,30 @@ INDEX_SECONDS = 10.0
 """For how long a server that does not answer is asked to index a commit."""
 
 
-def file_lineage(kind: str, source: str, function: GuardedFunction | None = None) -> JobLineage:
-    """Return the lineage of a job that writes the rows of files, which a function may change."""
-    return JobLineage(kind, (LineageSource.of_uri(source),), function_digest(function))
+def memory_source(source: object) -> LineageSource:
+    """Return rows of this process as a source, named by the class of their object."""
+    return LineageSource(f"memory:{type(source).__module__.partition('.')[0]}.{type(source).__qualname__}")
 
 
-def memory_lineage(kind: str, source: object, function: GuardedFunction | None) -> JobLineage:
-    """Return the lineage of a job that writes rows of this process, named by the class of their object."""
-    name = f"{type(source).__module__.partition('.')[0]}.{type(source).__qualname__}"
-    return JobLineage(kind, (LineageSource(f"memory:{name}"),), function_digest(function))
-
-
-def frame_lineage(
-    kind: str, frame: DataFrame, function: GuardedFunction | None, catalog: CatalogConnection
-) -> JobLineage:
-    """Return the lineage of a job that writes a DataFrame: the tables and files that its plan reads.
+def frame_sources(frame: DataFrame, catalog: CatalogConnection) -> tuple[LineageSource, ...]:
+    """Return the tables and files that the plan of a DataFrame reads.
 
     What else it reads, and all of it in Spark Connect, which has no plans, is named by the class. Raises what looking
     the location of a table up raises.
     """
     if is_connect(frame.sparkSession):
-        return memory_lineage(kind, frame, function)
+        return (memory_source(frame),)
     from tiltyard.pipeline.openlineage.plan_columns import read_relations, reads_table, relation_names  # noqa: PLC0415  # for frames
 
     sources: list[LineageSource] = []
     for relation in read_relations(frame):
         if not (names := relation_names(relation)):
-            sources += memory_lineage(kind, frame, None).sources
+            sources.append(memory_source(frame))
         elif reads_table(relation):
             sources.append(_read_table(catalog, names[0], relation.options()))
         else:
             sources += map(LineageSource.of_uri, names)
-    return JobLineage(kind, tuple(dict.fromkeys(sources)), function_digest(function))
+    return tuple(dict.fromkeys(sources))
 
 
 def _read_table(catalog: CatalogConnection, name: str, options: Any) -> LineageSource:

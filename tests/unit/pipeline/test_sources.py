@@ -23,6 +23,7 @@ from tiltyard.pipeline.sources import discovery, inspection
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones
 from tiltyard.pipeline.sources.csv_records import CsvDialect, split_records
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
+from tiltyard.pipeline.sources.file_options import given_options, pick_file_options
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
 from tiltyard.pipeline.sources.readers import Format, Piece
 from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
@@ -33,7 +34,10 @@ from tiltyard.pipeline.table_location import scan_fragments
 
 def rows_of(path: Path | str, table: pa.Schema | None = None, **options: Any) -> tuple[pa.Table, list[str]]:
     """Return the rows of a source as a job reads them, and the reasons of rejected rows."""
-    source = find_source(SourceOptions(str(path), **options))
+    files = pick_file_options(options)
+    source = find_source(
+        SourceOptions(str(path), files, **{name: options[name] for name in options.keys() - files.keys()})
+    )
     reading = source.reader if table is None else adapt_to_table(source.reader, table, ColumnSelection())
     rows = [row for piece in source.pieces for row in reading.read(piece)]
     batches = [row for row in rows if not isinstance(row, RejectedRow)]
@@ -239,7 +243,7 @@ def test_csv_only_the_empty_unquoted_field_is_null(tmp_path: Path) -> None:
     assert rows["code"].to_pylist() == ["NA", "N/A", "null", "nan", "", None]
     assert rows["empty"].to_pylist() == [None, "", None, None, None, None]
     assert rows["n"].to_pylist() == ["1", None, "2", "3", "4", "NA"]
-    more = read(file, nulls=("NA", "nan"))
+    more = read(file, null_value=["NA", "nan"])
     assert more["code"].to_pylist() == [None, "N/A", "null", None, "", None]
     assert more["n"].to_pylist() == [1, None, 2, 3, 4, None]
 
@@ -427,7 +431,7 @@ def test_csv_is_cut_only_where_a_record_begins(tmp_path: Path) -> None:
     random = Random(7)
     for _ in range(300):
         text = "".join(random.choices(["a", ",", '"', "\n", '""', ',"', '"\n'], k=random.randint(1, 60))).encode()
-        ends, is_open = split_records(text, ",")
+        ends, is_open = split_records(text, CsvDialect())
         path, part = tmp_path / "text.csv", random.randint(1, 12)
         path.write_bytes(text)
         ranges = [(start, min(start + part, len(text))) for start in range(0, len(text), part)]
@@ -453,7 +457,7 @@ def test_split_records_with_quotes_anywhere_finds_the_ends_of_records() -> None:
         (b'a,"b\nc\n', [], True),
         (b'5" x\n"y\n', [5], True),
     ]:
-        offsets, opened = split_records(text, ",")
+        offsets, opened = split_records(text, CsvDialect())
         assert (offsets.tolist(), opened) == (ends, is_open), text
 
 
@@ -559,10 +563,8 @@ def test_json_fields_of_all_files_are_columns(tmp_path: Path) -> None:
 
 def test_pipeline_file_takes_the_options_of_sources_for_files_alone() -> None:
     options = {"schema": "strict", "partitions": "year/month", "null_value": ["NA"], "multiline": True}
-    source_options = parse_plan({"tables": {"a": {"files": "flights", **options}}}).tables["a"].source_options({})
-    assert source_options == SourceOptions(
-        "flights", schema=SchemaMode.STRICT, partitions="year/month", nulls=("NA",), multiline=True
-    )
+    table = parse_plan({"tables": {"a": {"files": "flights", **options}}}).tables["a"]
+    assert {name: table.options[name] for name in given_options(table.options)} == options
     for name, value in options.items():
         with pytest.raises(PlanError, match=f"tables.a: '{name}' is of files, not of SQL"):
             parse_plan({"tables": {"a": {"sql": "SELECT 1", name: value}}})

@@ -35,7 +35,7 @@ def test_blocks_of_any_ranges_are_each_line_once(lines: list[bytes], ended: bool
 
 def test_parse_invalid_lines_are_rejected_alone() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
-    [block] = read_record_blocks([b"1,x\nno,y\n3\n4,z\n"], ",")
+    [block] = read_record_blocks([b"1,x\nno,y\n3\n4,z\n"], CsvDialect())
     parsed = list(parse_records(block, make_csv_parser(schema.names, schema, CsvDialect())))
     assert [(part.row, part.line) for part in parsed if isinstance(part, RejectedRow)] == [("no,y", 2), ("3", 3)]
     assert [row for part in parsed if isinstance(part, pa.Table) for row in part.to_pylist()] == [

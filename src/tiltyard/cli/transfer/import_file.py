@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from tiltyard.cli.options import typed_options
 from tiltyard.cli.output.formats import Format, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import Target, defer_imports, opened_catalog, target_options
+from tiltyard.pipeline.sources.file_options import CsvOptions, pick_file_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,8 +48,7 @@ CREATE, APPEND, OVERWRITE = "create", "append", "overwrite"
     type=click.Choice(["parquet", "arrow", "csv", "json", "images"]),
     help="The file's format, if its name does not tell it.",
 )
-@click.option("--delimiter", help="The separator of CSV values.")
-@click.option("--null-value", "null_values", multiple=True, help="An unquoted CSV value that is null (NA).")
+@typed_options(CsvOptions)
 @click.option("--cast", "casts", multiple=True, metavar="COLUMN=TYPE", help="The type of a column: float32[128], …")
 @click.option("--null", "nulls", multiple=True, metavar="COLUMN", help="A column of the table that the file lacks.")
 @click.option("--dry-run", is_flag=True, help="Only show the columns and the size.")
@@ -59,12 +60,11 @@ def import_file(
     table: TypedId,
     mode: str | None,
     file_format: str | None,
-    delimiter: str | None,
-    null_values: tuple[str, ...],
     casts: tuple[str, ...],
     nulls: tuple[str, ...],
     dry_run: bool,
     form: Format,
+    **csv: Any,
 ) -> None:
     """Bring FILE into TABLE: CSV, JSON lines, Parquet or Arrow, a folder or pattern of such files, a folder of images.
 
@@ -93,11 +93,9 @@ def import_file(
         source = open_source(
             file,
             schema if mode == APPEND else None,
-            file_format=file_format,
-            delimiter=delimiter,
+            files=pick_file_options({**csv, "format": file_format}),
             casts=parse_pairs(casts),
             nulls=nulls,
-            null_values=null_values,
         )
         if dry_run:
             _show(source, form)

@@ -21,9 +21,9 @@ from tiltyard.pipeline.sources.casts import (
     select_columns,
 )
 from tiltyard.pipeline.sources.discovery import Source, SourceOptions, find_source, group_pieces
+from tiltyard.pipeline.sources.file_options import FileOptions
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.inspection import adapt_to_table
-from tiltyard.pipeline.sources.readers import Format as FileFormat
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.types import parse_type
 
@@ -89,11 +89,9 @@ def open_source(
     path: str,
     table: pa.Schema | None,
     *,
-    file_format: str | None,
-    delimiter: str | None,
+    files: FileOptions,
     casts: Mapping[str, str],
     nulls: Sequence[str],
-    null_values: Sequence[str],
 ) -> ImportSource:
     """Find a file's rows, and how they become those of `table`, the columns of one that exists.
 
@@ -102,14 +100,7 @@ def open_source(
     """
     try:
         types = {name: parse_type(text) for name, text in casts.items()}
-        options = SourceOptions(
-            absolute_path(path),
-            None if file_format is None else FileFormat(file_format),
-            delimiter=delimiter,
-            types=types,
-            nulls=tuple(null_values),
-            multiline=True,
-        )
+        options = SourceOptions(absolute_path(path), files, types, is_whole=True)
     except RefusedError as error:
         raise CommandError(str(error), ExitStatus.USAGE) from error
     try:

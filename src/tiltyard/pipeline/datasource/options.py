@@ -21,7 +21,7 @@ _OPTION_NAMES = frozenset(
     {
         URI, "table", "path", "version", "tag", "branch", "filter", "columns", "vector", "vector_column", "k",
         "nprobes", "refine_factor", "metric", "text", "text_columns", "limit", "prefilter", "batch_rows", "partitions",
-        "on", "null", "rows_per_file", "stream", "batch", "changes", "since", "until",
+        "on", "null", "rows_per_file", "checks", "rejects", "stream", "batch", "changes", "since", "until",
     }
 )  # fmt: skip
 
@@ -99,6 +99,16 @@ class DataSourceOptions:
             return None
         names = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
         return [str(name) for name in names]
+
+    def row_arguments(self) -> dict[str, Any]:
+        """Return the options of written rows, as jobs take them. Raises RefusedError."""
+        checks = self.values.get("checks")
+        return {
+            "null": self.names("null"),
+            "rows_per_file": self.number("rows_per_file"),
+            "checks": checks and (json.loads(checks) if checks.startswith("[") else [checks]),
+            "rejects": self.values.get("rejects"),
+        }
 
     def number(self, option: str) -> int | None:
         """Return an option as an integer; None if it is not set. Raises RefusedError."""

@@ -66,7 +66,7 @@ def reads_table(node: Any) -> bool:
 def relation_names(node: Any) -> Sequence[str]:
     """Return the table of a node that reads one by the data source `tiltyard`, or the paths of one that reads files.
 
-    These are the names of the lineage's sources (`tiltyard.pipeline.lineage.frame_lineage`).
+    These are the names of the lineage's sources (`tiltyard.pipeline.lineage.frame_sources`).
     """
     if reads_table(node):
         return (str(node.options().get("table")),)

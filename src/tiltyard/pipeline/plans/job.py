@@ -32,7 +32,7 @@ from tiltyard.pipeline.plans.rows import (
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.writing.options import count_written
+from tiltyard.pipeline.writing.write_job import count_written
 from tiltyard.publishing import PublishConflictError
 
 if TYPE_CHECKING:

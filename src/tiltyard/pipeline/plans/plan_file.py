@@ -10,7 +10,7 @@ import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -18,20 +18,12 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.functions.call_options import CallOptions
-from tiltyard.pipeline.functions.call_policy import OnError
 from tiltyard.pipeline.indexes.job import make_spec, with_metric
 from tiltyard.pipeline.indexes.tasks import IndexSpec
-from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.discovery import SourceOptions
+from tiltyard.pipeline.sources.file_options import given_options
 from tiltyard.pipeline.sources.filesystem import absolute_path, is_remote
-from tiltyard.pipeline.sources.partitions import HIVE
-from tiltyard.pipeline.sources.readers import Format
-from tiltyard.pipeline.sources.types import SchemaMode, parse_type, type_name
-from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
-from tiltyard.pipeline.writing.options import WriteOptions, parse_function
-from tiltyard.pipeline.writing.quality_checks import parse_check
-from tiltyard.pipeline.writing.target_table import WriteMode
+from tiltyard.pipeline.sources.types import type_name
+from tiltyard.pipeline.writing.options import WriteJobOptions, WriteOptions
 
 if TYPE_CHECKING:
     import yaml
@@ -55,7 +47,16 @@ class IndexPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return make_spec(self.column, self.type, self.name, with_metric(self.parameters, self.metric))
 
 
-class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+def _option_fields() -> list[tuple[str, Any, Any]]:
+    """Return the options of jobs that write rows, as fields of a table; what is left out is None."""
+    hints = get_type_hints(WriteJobOptions)
+    return [(name, hints[name], None) for name in WriteJobOptions.__annotations__]
+
+
+_RowOptions: Any = msgspec.defstruct("_RowOptions", _option_fields(), frozen=True)
+
+
+class TablePlan(_RowOptions, frozen=True, forbid_unknown_fields=True, omit_defaults=True):  # type: ignore[call-arg,misc]  # made above
     """A table and how its rows are produced; the names are those of the options of `ingest`.
 
     Its rows come from `files`, or from `sql` over what the plan `reads` and the tables before it: of those, the query
@@ -65,80 +66,16 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     files: str | None = None
     sql: str | None = None
     mode: Literal["create", "append", "overwrite"] = "create"
-    format: Literal["parquet", "arrow", "csv", "json", "lance", "images", "orc", "avro"] | None = None
-    split: str | None = None
-    delimiter: str | None = None
-    schema: Literal["union", "first", "strict"] = "union"
-    partitions: str = HIVE
-    null_value: list[str] = []
-    multiline: bool = False
-    select: list[str] = []
-    rename: dict[str, str] = {}
-    cast: dict[str, str] = {}
-    null: list[str] = []
-    udf: str | None = None
-    rejects: str | None = None
-    on_error: OnError | None = None
-    retry_on: list[str] = []
-    retries: int | None = None
-    batch_seconds: float | None = None
-    batch_mb: float | None = None
-    memory_mb: int | None = None
-    requirements: list[str] = []
-    resources: dict[str, str] = {}
-    checks: list[str] = []
-    rows_per_file: int = ROWS_PER_FILE
-    indexes: list[IndexPlan] = []
+    indexes: list[IndexPlan] = msgspec.field(default_factory=list)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of its rows."""
+        return {name: getattr(self, name) for name in WriteJobOptions.__annotations__}
 
     def write_options(self) -> WriteOptions:
         """Return how the rows are transformed and written. Raises RefusedError, InvalidInputError."""
-        return WriteOptions(
-            WriteMode(self.mode),
-            ColumnSelection(tuple(self.select), self.rename, self._types(), tuple(self.null)),
-            parse_function(self.udf, self.rejects, self._call_options()),
-            tuple(parse_check(text) for text in self.checks),
-            self.rejects,
-            self.rows_per_file,
-        )
-
-    def source_options(self, storage: Mapping[str, str]) -> SourceOptions:
-        """Return the options of its source files. Raises InvalidInputError."""
-        assert self.files is not None
-        old_names = {new: old for old, new in self.rename.items()}
-        types = {old_names.get(name, name): dtype for name, dtype in self._types().items()}
-        format_ = Format(self.format) if self.format else None
-        return SourceOptions(
-            self.files,
-            format_,
-            self.split,
-            self.delimiter,
-            types,
-            dict(storage),
-            SchemaMode(self.schema),
-            self.partitions,
-            (*self.select, *self.rename) if self.select else (),
-            tuple(self.null_value),
-            self.multiline,
-        )
-
-    def _call_options(self) -> CallOptions:
-        return CallOptions(
-            on_error=self.on_error,
-            retry_on=self.retry_on,
-            retries=self.retries,
-            batch_seconds=self.batch_seconds,
-            batch_mb=self.batch_mb,
-            memory_mb=self.memory_mb,
-            requirements=self.requirements,
-            resources=self.resources,
-        )
-
-    def _types(self) -> dict[str, Any]:
-        return {name: parse_type(text) for name, text in self.cast.items()}
-
-
-_NO_OPTIONS = TablePlan()
-FILE_OPTIONS = ("format", "split", "delimiter", "schema", "partitions", "null_value", "multiline")
+        return WriteOptions.of(self.options, self.mode)
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -217,7 +154,7 @@ def _check_table(name: str, table: TablePlan) -> None:
     path: tuple[str | int, ...] = ("tables", name)
     if (table.files is None) == (table.sql is None):
         raise PlanError(path, "say where its rows come from, either 'files' or 'sql'.")
-    files_only = [name for name in FILE_OPTIONS if getattr(table, name) != getattr(_NO_OPTIONS, name)]
+    files_only = given_options(table.options)
     if table.sql is not None and files_only:
         raise PlanError(path, f"'{files_only[0]}' is of files, not of SQL.")
     try:

@@ -12,25 +12,30 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
-from tiltyard.model.refusals import RefusedError
 from tiltyard.model.views.definitions import parse_sources
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.datasource.dataframes import frame_write_spec, plan_version_scan, read_frame, write_partitions
-from tiltyard.pipeline.ingest.job import WITHDRAWN, adapt_source, reset_checkpoints, source_write_spec, write_source
+from tiltyard.pipeline.datasource.dataframes import plan_version_scan, read_frame
 from tiltyard.pipeline.jobs import is_worker_driver
-from tiltyard.pipeline.lineage import file_lineage, function_digest, table_source
+from tiltyard.pipeline.lineage import function_digest, table_source
 from tiltyard.pipeline.openlineage.emitter import record_frame
-from tiltyard.pipeline.plans.plan_file import FILE_OPTIONS, Plan, TablePlan
+from tiltyard.pipeline.plans.plan_file import Plan, TablePlan
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
-from tiltyard.pipeline.sources.discovery import TASK_BYTES, find_source, spark_inspector
-from tiltyard.pipeline.sources.spark_formats import read_spark_files, spark_format
 from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.writing.fragments import FragmentRows, fragment_files_exist
-from tiltyard.pipeline.writing.options import check_written
+from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.row_sources import FrameRows, open_files
 from tiltyard.pipeline.writing.target_table import TargetTable, prepare_target
 from tiltyard.pipeline.writing.tasks import WriteResult
+from tiltyard.pipeline.writing.write_job import (
+    WITHDRAWN,
+    RowSource,
+    WrittenRows,
+    discarding,
+    withdraw_results,
+    write_uncommitted,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -114,14 +119,19 @@ def write_table(
     `readable` are the views that its SQL may read. Raises InvalidInputError for rows that do not fit, RunCanceledError,
     what `prepare_target` raises.
     """
-    lineage = _lineage_of(plan, readable)
-    target = prepare_target(run, catalog_client.table(catalog, name), plan.write_options().mode, lineage)
+    options = plan.write_options()
+    lineage = _lineage_of(plan, options, readable)
+    target = prepare_target(run, catalog_client.table(catalog, name), options.mode, lineage)
+    results: list[WriteResult] = []
     try:
         table = _load_checkpoint(run, name, plan, target)
         if table is None or not fragment_files_exist(target.location, table.fragments):
-            table = _write_rows(run, catalog, spark, name, plan, target, readable)
-    except (RefusedError, InvalidInputError) as error:
-        target.discard_writes(reset_checkpoints(run))
+            with discarding(run, target, results, can_resume=True):
+                source = _open_source(run, catalog, spark, name, plan, readable)
+            with discarding(run, target, results, can_resume=source.can_resume):
+                written = write_uncommitted(run, source, target, options, results)
+            table = _keep(run, name, plan, target, written)
+    except InvalidInputError as error:
         raise InvalidInputError(f"{name}: {error}") from error
     return table
 
@@ -147,46 +157,35 @@ def _load_checkpoint(run: TableRun, name: str, plan: TablePlan, target: TargetTa
     return WrittenTable(name, plan, run, target, results, schema, state.get("properties", {}))
 
 
-def _write_rows(
+def _open_source(
     run: TableRun,
     catalog: CatalogConnection,
     spark: SparkSession,
     name: str,
     plan: TablePlan,
-    target: TargetTable,
     readable: ReadableViews,
-) -> WrittenTable:
-    options = plan.write_options()
-    if plan.files is not None and (kind := spark_format(plan.files, plan.format)) is not None:
-        own = {name: getattr(plan, name) for name in FILE_OPTIONS}
-        frame = read_spark_files(spark, plan.files, kind, own)
-        spec = frame_write_spec(run, frame, target, options)
-        results = write_partitions(run, frame, spec)
-    elif plan.files is not None:
-        files = find_source(plan.source_options(dict(catalog.storage)), spark_inspector(run, spark))
-        source = adapt_source(run, files, target, options)
-        spec = source_write_spec(run, spark, source, target, options)
-        results = write_source(run, spark, source, spec, TASK_BYTES)
-    else:
-        frame = _query(spark, plan.sql or "", readable.frames)
-        views = {view: source.name for view, source in readable.sources.items()}
-        own = {option: getattr(plan, option) for option in ("select", "rename", "cast", "null", "udf")}
-        record_frame(run.pipeline_run, name, frame, views, own)
-        spec = frame_write_spec(run, frame, target, options)
-        results = write_partitions(run, frame, spec)
-    checked = check_written(run, spark, target, spec, results)
-    run.progress(**checked.figures)
-    schema = spec.target.schema
-    state = {"parts": [result.to_json() for result in results], "schema": schema.serialize().to_pybytes().hex()}
-    state["properties"] = checked.properties
-    run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(state))
-    return WrittenTable(name, plan, run, target, tuple(results), schema, checked.properties)
+) -> RowSource:
+    if plan.files is not None:
+        return open_files(run, catalog, spark, plan.files, plan.options, plan.write_options().columns)
+    frame = _query(spark, plan.sql or "", readable.frames)
+    views = {view: source.name for view, source in readable.sources.items()}
+    record_frame(run.pipeline_run, name, frame, views, plan.options)
+    return FrameRows(frame)
+
+
+def _keep(run: TableRun, name: str, plan: TablePlan, target: TargetTable, written: WrittenRows) -> WrittenTable:
+    """Keep what was written, for the driver that publishes it."""
+    run.progress(**{name: text for name, text in written.figures.items() if name == "checks"})
+    schema = written.schema.serialize().to_pybytes().hex()
+    state = {"parts": [result.to_json() for result in written.results], "schema": schema}
+    run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({**state, "properties": written.properties}))
+    return WrittenTable(name, plan, run, target, tuple(written.results), written.schema, written.properties)
 
 
 def discard_tables(tables: Iterable[WrittenTable]) -> None:
     """Delete the files of tables, and the tables that this run declared."""
     for table in tables:
-        reset_checkpoints(table.run)
+        withdraw_results(table.run)
         table.run.save_checkpoint(_CHECKPOINT_KEY, WITHDRAWN)
         table.target.discard_writes(table.fragments)
 
@@ -199,17 +198,17 @@ class ReadableViews:
     sources: dict[str, LineageSource] = field(default_factory=dict)
 
 
-def _lineage_of(plan: TablePlan, views: ReadableViews) -> JobLineage:
+def _lineage_of(plan: TablePlan, options: WriteOptions, views: ReadableViews) -> JobLineage:
     """Return what the rows of a table are made from: its files, or the tables that its SQL names."""
-    function = plan.write_options().udf
+    digest = function_digest(options.udf)
     if plan.files is not None:
-        return file_lineage("pipeline", plan.files, function)
+        return JobLineage("pipeline", (LineageSource.of_uri(plan.files),), digest)
     try:
         names = parse_sources(plan.sql or "")
     except InvalidInputError:  # the query of a driver of the user's own: it may read more than these views
         names = tuple(views.sources)
     sources = tuple(views.sources[name] for name in names if name in views.sources)
-    return JobLineage("pipeline", sources, digest_code(f"{plan.sql}{function_digest(function)}"))
+    return JobLineage("pipeline", sources, digest_code(f"{plan.sql}{digest}"))
 
 
 @contextmanager

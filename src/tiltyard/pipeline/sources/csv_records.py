@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from tiltyard.model.refusals import RefusedError
+from tiltyard.pipeline.sources.file_options import CsvOptions
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.text_types import infer_type, parse_text
 
@@ -28,12 +29,27 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 Parser = Callable[[bytes], pa.Table]
 
 
+TAB = r"\t"
+"""How a tab is written where it cannot be typed."""
+
+
 @dataclass(frozen=True, slots=True)
 class CsvDialect:
     """How CSV is written: the delimiter, and the unquoted texts that mean null besides the empty one."""
 
     delimiter: str = ","
     nulls: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: CsvOptions, path: str) -> CsvDialect:
+        """Return the dialect of a file: by its name (.tsv) where no option names the delimiter. Raises RefusedError."""
+        by_name = "\t" if path.lower().removesuffix(".gz").endswith(".tsv") else ","
+        delimiter = options.get("delimiter") or by_name
+        if delimiter == TAB:
+            delimiter = "\t"
+        if len(delimiter) != 1 or not delimiter.isascii():
+            raise RefusedError(f"--delimiter is one character of ASCII, or {TAB} for a tab, not {delimiter!r}.")
+        return cls(delimiter, tuple(options.get("null_value") or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +70,34 @@ class RecordBlock:
         return self.line + count_line_breaks(self.data[: int(self.ends[-2])] if len(self.ends) > 1 else b"")
 
 
-def split_records(data: bytes, delimiter: str, *, is_open: bool = False) -> tuple[np.ndarray, bool]:
+def split_records(data: bytes, dialect: CsvDialect, *, is_open: bool = False) -> tuple[np.ndarray, bool]:
     """Return the offsets after all line breaks that end a record, and whether the text ends within quotes.
 
     `is_open` says whether it begins within quotes.
     """
     breaks = _line_break_ends(data)
-    runs, states = _quote_states(data, delimiter, is_open=is_open)
+    runs, states = _quote_states(data, dialect, is_open=is_open)
     if not len(runs):
         return (breaks[:0] if is_open else breaks), is_open
     return breaks[~states[np.searchsorted(runs, breaks)]], bool(states[-1])
 
 
-def scan_lines(data: bytes, delimiter: str, *, is_open: bool) -> tuple[int | None, bool]:
+def scan_lines(data: bytes, dialect: CsvDialect, *, is_open: bool) -> tuple[int | None, bool]:
     """Return the offset where the first record of some lines begins, None without one, and whether they end in quotes.
 
     `is_open` says whether they begin within quotes.
     """
-    _, states = _quote_states(data, delimiter, is_open=is_open)
+    _, states = _quote_states(data, dialect, is_open=is_open)
     if not is_open:
         return 0, bool(states[-1])
     for size in (_SEARCH_BYTES, len(data)):
-        ends, _ = split_records(data[:size], delimiter, is_open=True)
+        ends, _ = split_records(data[:size], dialect, is_open=True)
         if len(ends):
             return (int(ends[0]) if ends[0] < len(data) else None), bool(states[-1])
     return None, bool(states[-1])
 
 
-def _quote_states(data: bytes, delimiter: str, *, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
+def _quote_states(data: bytes, dialect: CsvDialect, *, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the offsets of runs of quotes that may open or close a value, and whether the text is within quotes.
 
     The second is first how the text begins, then how it goes on behind each run. Only runs of an odd number count: an
@@ -95,14 +111,14 @@ def _quote_states(data: bytes, delimiter: str, *, is_open: bool) -> tuple[np.nda
     firsts = np.flatnonzero(np.diff(quotes, prepend=-2) != 1)
     runs = quotes[firsts[np.diff(firsts, append=len(quotes)) % 2 == 1]]
     begins_value = np.zeros(256, bool)
-    begins_value[list(delimiter.encode() + b"\n\r")] = True
+    begins_value[list(dialect.delimiter.encode() + b"\n\r")] = True
     toggles = begins_value[buffer[np.maximum(runs, 1) - 1]] | (runs == 0)
     count = np.cumsum(toggles)
     count_at_close = np.maximum.accumulate(np.where(toggles, -int(is_open), count))
     return runs, np.append(is_open, (count - count_at_close) % 2 == 1)
 
 
-def read_record_blocks(chunks: Iterable[bytes], delimiter: str, line: int = 1) -> Iterator[RecordBlock]:
+def read_record_blocks(chunks: Iterable[bytes], dialect: CsvDialect, line: int = 1) -> Iterator[RecordBlock]:
     """Split text, whose first byte begins a record, into blocks of whole records.
 
     The last block holds the remainder, which may end within quotes. Raises RefusedError for a record that does not end.
@@ -110,7 +126,7 @@ def read_record_blocks(chunks: Iterable[bytes], delimiter: str, line: int = 1) -
     remainder = b""
     for chunk in chunks:
         data = remainder + chunk if remainder else chunk
-        ends, _ = split_records(data, delimiter)
+        ends, _ = split_records(data, dialect)
         cut = int(ends[-1]) if len(ends) else 0
         if cut:
             yield RecordBlock(data[:cut], ends, line)
@@ -120,7 +136,7 @@ def read_record_blocks(chunks: Iterable[bytes], delimiter: str, line: int = 1) -
             size = f"{MAX_RECORD_BYTES >> 20} MiB"
             raise RefusedError(f"line {line}: a quote is opened here and not closed within {size}.")
     if remainder:
-        ends, is_open = split_records(remainder, delimiter)
+        ends, is_open = split_records(remainder, dialect)
         yield RecordBlock(remainder, np.append(ends, len(remainder)), line, is_open)
 
 
@@ -146,7 +162,7 @@ def _parse_range(block: RecordBlock, parser: Parser, first: int, last: int) -> I
         yield from _parse_range(block, parser, middle, last)
 
 
-def read_header(head: bytes, delimiter: str, path: str) -> tuple[tuple[str, ...], int]:
+def read_header(head: bytes, dialect: CsvDialect, path: str) -> tuple[tuple[str, ...], int]:
     """Return the column names of a file's first record, and the offset after it.
 
     Raises RefusedError for names that are invalid.
@@ -156,7 +172,7 @@ def read_header(head: bytes, delimiter: str, path: str) -> tuple[tuple[str, ...]
     begin = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
     while head[begin : begin + 1] in (b"\n", b"\r"):
         begin += 1
-    ends, _ = split_records(head[begin:], delimiter)
+    ends, _ = split_records(head[begin:], dialect)
     end = begin + (int(ends[0]) if len(ends) else len(head) - begin)
     try:
         text = head[begin:end].decode()
@@ -164,7 +180,7 @@ def read_header(head: bytes, delimiter: str, path: str) -> tuple[tuple[str, ...]
         raise RefusedError(
             f"{path}, line 1: the names of its columns are not UTF-8: write the file as UTF-8."
         ) from error
-    names = next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), [])
+    names = next(csv.reader([text.rstrip("\r\n")], delimiter=dialect.delimiter), [])
     if not names:
         raise RefusedError(f"{path} has no line with the names of its columns: write one as its first line.")
     positions: dict[str, int] = {}

@@ -16,7 +16,9 @@ import pyarrow as pa
 from tiltyard.model.columns.blob_columns import check_no_blobs
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.session import LazySession
+from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.csv_records import CsvDialect
+from tiltyard.pipeline.sources.file_options import FileOptions, check_csv_only, pick_csv_options
 from tiltyard.pipeline.sources.filesystem import FileInfo, base_folder, list_files
 from tiltyard.pipeline.sources.inspection import (
     HEAD_BYTES,
@@ -25,7 +27,6 @@ from tiltyard.pipeline.sources.inspection import (
     InspectedFile,
     InspectionTask,
     csv_reader,
-    dialect_by_name,
     json_reader,
 )
 from tiltyard.pipeline.sources.partitions import HIVE, read_partitions
@@ -79,10 +80,6 @@ class Inspector(Protocol):
     def __call__(self, task: SplittableTask[R], /) -> list[R]: ...
 
 
-TAB = r"\t"
-"""How a tab is written where it cannot be typed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """Files of one format: how to read their rows, and the pieces that tasks read."""
@@ -98,35 +95,62 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options for reading a source: `format` and `delimiter` (None: by file name), `split` of a data set.
+    """Options for reading a source: those of its `files`, and what its reader makes of the rows.
 
     `types` replace inferred ones (text formats), and files may differ in such columns; `columns` are those that are
-    needed (empty: all). `nulls` are unquoted texts of CSV that mean null, besides the empty one; with `multiline`, CSV
-    files are not split. `storage` are Lance's options of the object store.
+    needed (empty: all). `storage` are Lance's options of the object store. With `is_whole` text files are not split.
     """
 
     path: str
-    format: Format | None = None
-    split: str | None = None
-    delimiter: str | None = None
+    files: FileOptions = field(default_factory=FileOptions)
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict)
-    schema: SchemaMode = SchemaMode.UNION
-    partitions: str = HIVE
     columns: tuple[str, ...] = ()
-    nulls: tuple[str, ...] = ()
-    multiline: bool = False
+    is_whole: bool = False
+
+    @classmethod
+    def of(cls, path: str, files: FileOptions, selection: ColumnSelection, storage: Mapping[str, str]) -> SourceOptions:
+        """Return the options of a source of which a caller has chosen columns."""
+        old_names = {new: old for old, new in (selection.renamed or {}).items()}
+        types = {old_names.get(name, name): dtype for name, dtype in (selection.types or {}).items()}
+        columns = (*selection.names, *(selection.renamed or {})) if selection.names else ()
+        return cls(path, files, types, storage, columns)
+
+    @property
+    def format(self) -> Format | None:
+        """Return the format that is named."""
+        name = self.files.get("format")
+        return Format(name) if name else None
+
+    @property
+    def mode(self) -> SchemaMode:
+        """Return what is done about files that differ."""
+        return SchemaMode(self.files.get("schema") or SchemaMode.UNION)
+
+    @property
+    def task_bytes(self) -> int:
+        """Return how much of the source a task reads. Raises RefusedError."""
+        if (size := self.files.get("task_mb")) is None:
+            return TASK_BYTES
+        if size < 1:
+            raise RefusedError(f"--task-mb is {size}: it is at least 1.")
+        return size << 20
 
 
 def find_source(options: SourceOptions, inspect: Inspector | None = None) -> Source:
-    """Inspect all files of a source. Raises RefusedError if there are none, or if their format is not clear."""
+    """Inspect all files of a source.
+
+    Raises RefusedError if there are none, if their format is not clear, for an option that is not of their format.
+    """
     if options.format is Format.LANCE or (options.format is None and options.path.rstrip("/").endswith(".lance")):
+        check_csv_only(options.files, options.path, Format.LANCE)
         return _lance_source(options.path.rstrip("/"), options.storage, options.columns)
     files = list_files(options.path, options.storage)
     format_ = options.format or _detect_format(options.path, files)
     if len(files) > 1 and not options.format:
         files = _files_of_format(format_, files)
-    files = _files_of_split(files, options) if options.split else files
+    files = _files_of_split(files, options) if options.files.get("split") else files
+    check_csv_only(options.files, files[0].path, format_)
     inspect = inspect or inspect_in_threads
     if format_ is Format.IMAGES:
         return _image_source(files, options, inspect)
@@ -208,36 +232,17 @@ def _is_image_metadata(file: FileInfo) -> bool:
 
 def _files_of_split(files: Sequence[FileInfo], options: SourceOptions) -> list[FileInfo]:
     """Return the files of one split by their names: `train/…`, `train-00000-of-00002.parquet`, `data/train.csv`."""
-    part = re.compile(rf"(^|[/_.-]){re.escape(options.split or '')}([/_.-]|$)")
+    part = re.compile(rf"(^|[/_.-]){re.escape(options.files.get('split') or '')}([/_.-]|$)")
     matching = [file for file in files if part.search(file.path.removeprefix(options.path))]
     if not matching:
-        raise RefusedError(f"No file at {options.path} is of the split {options.split!r}.")
+        raise RefusedError(f"No file at {options.path} is of the split {options.files.get('split')!r}.")
     return matching
-
-
-def _chosen_dialect(format_: Format, file: FileInfo, options: SourceOptions) -> CsvDialect | None:
-    """Return the dialect of CSV files whose delimiter is named; None where their names tell it. Raises RefusedError."""
-    delimiter = "\t" if options.delimiter == TAB else options.delimiter
-    if not delimiter:
-        return None
-    if format_ is not Format.CSV:
-        raise RefusedError(f"--delimiter is for CSV files, and {file.path} is {format_.value}: leave it out.")
-    check_delimiter(delimiter)
-    return CsvDialect(delimiter, options.nulls)
-
-
-def check_delimiter(delimiter: str) -> None:
-    """Raise RefusedError for what no CSV file is separated by."""
-    if delimiter != TAB and (len(delimiter) != 1 or not delimiter.isascii()):
-        raise RefusedError(f"--delimiter is one character of ASCII, or {TAB} for a tab, not {delimiter!r}.")
 
 
 def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> Source:
     """Merge the schemas of files of one format, with the columns of their folders."""
-    dialect = _chosen_dialect(format_, files[0], options)
-    task = InspectionTask(
-        format_, tuple(files), options.storage, dialect, options.nulls, head_bytes=HEAD_BYTES, whole=options.multiline
-    )
+    csv, whole = pick_csv_options(options.files), options.is_whole or bool(options.files.get("multiline"))
+    task = InspectionTask(format_, tuple(files), options.storage, csv, head_bytes=HEAD_BYTES, whole=whole)
     inspected = _inspect_files(task, inspect)
     if format_ is Format.CSV:
         inspected = _cut_at_records(inspected, options.storage, inspect)
@@ -245,14 +250,14 @@ def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOpti
     if not pieces:
         raise RefusedError(f"{files[0].path} holds no rows.")
     if format_ is Format.CSV:
-        csv_dialect = dialect or dialect_by_name(files[0], options.nulls)
-        reader = csv_reader(inspected, options.schema, options.types, csv_dialect, options.storage)
+        dialect = CsvDialect.of(csv, files[0].path)
+        reader = csv_reader(inspected, options.mode, options.types, dialect, options.storage)
     elif format_ is Format.JSON:
-        reader = json_reader(format_, inspected, options.schema, options.types, options.storage)
+        reader = json_reader(format_, inspected, options.mode, options.types, options.storage)
     else:
         schemas = (FileSchema(file.path, file.schema) for file in inspected)
         reader = SourceReader(
-            format_, merge_schemas(schemas, options.schema, options.types, options.columns), options.storage
+            format_, merge_schemas(schemas, options.mode, options.types, options.columns), options.storage
         )
     return _add_partition_columns(Source(reader, pieces), inspected, options)
 
@@ -284,7 +289,7 @@ def _cut_at_records(
 def _add_partition_columns(source: Source, inspected: Sequence[InspectedFile], options: SourceOptions) -> Source:
     """Add the columns that a source's folders hold. Raises RefusedError for one that a file has, too."""
     reader, paths = source.reader, [file.path for file in inspected]
-    partitions = read_partitions(options.partitions, base_folder(options.path), paths)
+    partitions = read_partitions(options.files.get("partitions") or HIVE, base_folder(options.path), paths)
     if not partitions.names:
         return source
     for file in inspected:
@@ -337,7 +342,7 @@ def _image_source(files: Sequence[FileInfo], options: SourceOptions, inspect: In
     inspected = _inspect_files(
         InspectionTask(Format.JSON, tuple(metadata), options.storage, head_bytes=HEAD_BYTES), inspect
     )
-    reader = json_reader(Format.IMAGES, inspected, options.schema, options.types, options.storage)
+    reader = json_reader(Format.IMAGES, inspected, options.mode, options.types, options.storage)
     if "file_name" not in reader.schema.names:
         raise RefusedError(f"{metadata[0].path} has no 'file_name' that names the image of each row.")
     count = max(len(metadata), -(-sum(file.size for file in images) // RANGE_BYTES))

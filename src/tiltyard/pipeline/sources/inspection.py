@@ -9,7 +9,7 @@ import gzip
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -24,6 +24,7 @@ from tiltyard.pipeline.sources.csv_records import (
     read_header,
     split_records,
 )
+from tiltyard.pipeline.sources.file_options import CsvOptions
 from tiltyard.pipeline.sources.filesystem import FileInfo, open_file
 from tiltyard.pipeline.sources.json_lines import infer_json_schema, profile_json
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
@@ -65,8 +66,7 @@ class InspectionTask:
     format: Format
     files: tuple[FileInfo, ...]
     storage: Mapping[str, str]
-    dialect: CsvDialect | None = None
-    nulls: tuple[str, ...] = ()
+    csv: CsvOptions = field(default_factory=CsvOptions)
     head_bytes: int = HEAD_BYTES
     whole: bool = False
 
@@ -115,12 +115,12 @@ class InspectionTask:
             raise RefusedError(f"{file.path} is not an Arrow file or stream: {error}") from error
 
     def _inspect_csv(self, file: FileInfo) -> InspectedFile:
-        dialect = self.dialect or dialect_by_name(file, self.nulls)
+        dialect = CsvDialect.of(self.csv, file.path)
         head, complete = read_head(file, self.storage, self.head_bytes)
-        names, start = read_header(head, dialect.delimiter, file.path)
-        if self.dialect is None:
+        names, start = read_header(head, dialect, file.path)
+        if not self.csv.get("delimiter"):
             _check_delimiter(names, dialect, file.path)
-        ends, _ = split_records(head[start:], dialect.delimiter)
+        ends, _ = split_records(head[start:], dialect)
         end = len(head) if complete else start + (int(ends[-1]) if len(ends) else 0)
         try:
             schema = infer_csv_schema(head[start:end], names, dialect)
@@ -165,7 +165,7 @@ class CsvSampleTask:
     def _add_samples(self, file: InspectedFile) -> InspectedFile:
         schema, names, dialect = file.schema, file.pieces[0].names, file.pieces[0].dialect or CsvDialect()
         for sample in _samples(file.pieces, self.storage):
-            ends, _ = split_records(sample, dialect.delimiter)
+            ends, _ = split_records(sample, dialect)
             records = sample[: int(ends[-1])] if len(ends) else b""
             schema = _merge_csv_schemas(schema, infer_csv_schema(records, names, dialect))
         return replace(file, schema=schema)
@@ -200,11 +200,6 @@ def _check_delimiter(names: Sequence[str], dialect: CsvDialect, path: str) -> No
         )
 
 
-def dialect_by_name(file: FileInfo, nulls: tuple[str, ...]) -> CsvDialect:
-    """Return the dialect of a CSV file by its name, where none is named: tab-separated for .tsv."""
-    return CsvDialect("\t" if file.path.lower().removesuffix(".gz").endswith(".tsv") else ",", nulls)
-
-
 def read_head(file: FileInfo, storage: Mapping[str, str], size: int = HEAD_BYTES) -> tuple[bytes, bool]:
     """Return the beginning of a text file, and whether that is all of it. Raises RefusedError."""
     with open_file(file.path, storage) as opened:
@@ -234,8 +229,8 @@ def csv_reader(
     chosen |= {name: pa.string() for name, dtype in types.items() if _is_text_dictionary(dtype)}
     inferred: dict[str, pa.DataType] = {}
     for file in files:
-        for field in file.schema:
-            inferred[field.name] = merge_inferred_types(inferred.get(field.name, field.type), field.type)
+        for column in file.schema:
+            inferred[column.name] = merge_inferred_types(inferred.get(column.name, column.type), column.type)
     merged = {name: _null_to_string(dtype) for name, dtype in inferred.items()} | chosen
     schemas = [pa.schema([field.with_type(merged[field.name]) for field in file.schema]) for file in files]
     schema = merge_schemas((FileSchema(file.path, fields) for file, fields in zip(files, schemas, strict=True)), mode)

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any
@@ -99,7 +99,7 @@ class SourceReader:
     @property
     def key(self) -> str:
         """Return a key of how rows are read: other options give another key."""
-        options = [self.format, self.dialect.delimiter, self.dialect.nulls, self.partitions]
+        options = [self.format, *astuple(self.dialect), self.partitions]
         text = json.dumps([*options, sorted(self.inferred), sorted(self.numbers_as_text), self.ignores_unknown_fields])
         return hashlib.sha256(self.schema.serialize().to_pybytes() + text.encode()).hexdigest()
 
@@ -168,8 +168,8 @@ class SourceReader:
         dialect = piece.dialect or self.dialect
         parser = make_csv_parser(names, self.schema, dialect, self.inferred)
         with TextReader.open(piece, self.storage) as text:
-            chunks = text.after_header(dialect.delimiter)
-            for block in read_record_blocks(chunks, dialect.delimiter, text.line):
+            chunks = text.after_header(dialect)
+            for block in read_record_blocks(chunks, dialect, text.line):
                 if block.is_open and not text.is_at_end():
                     raise RefusedError(
                         f"{piece.path}, {text.locate(block.last_line)}: a value goes on behind byte {piece.part[1]}, "
@@ -258,13 +258,13 @@ class TextReader:
             yield next(blocks, b"").removeprefix(codecs.BOM_UTF8)
         yield from blocks
 
-    def after_header(self, delimiter: str) -> Iterator[bytes]:
+    def after_header(self, dialect: CsvDialect) -> Iterator[bytes]:
         """Yield the lines after the header record at the beginning of the file, which is read immediately."""
         blocks = self.blocks()
         if self.start:
             return blocks
         first = next(blocks, b"")
-        _, end = read_header(first, delimiter, self.piece.path)
+        _, end = read_header(first, dialect, self.piece.path)
         self.line = 1 + count_line_breaks(first[:end])
         return itertools.chain([first[end:]], blocks)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 from tiltyard.pipeline.sources import text_blocks
-from tiltyard.pipeline.sources.csv_records import scan_lines
+from tiltyard.pipeline.sources.csv_records import CsvDialect, scan_lines
 from tiltyard.pipeline.sources.filesystem import open_file
 from tiltyard.pipeline.sources.readers import Piece
 
@@ -34,7 +34,7 @@ class RangeScan:
 
 @dataclass(frozen=True, slots=True)
 class ScanTask:
-    """Scan pieces of CSV files with the delimiters of their dialects; the pieces are byte ranges."""
+    """Scan pieces of CSV files in their dialects; the pieces are byte ranges."""
 
     pieces: tuple[Piece, ...]
     storage: Mapping[str, str]
@@ -49,7 +49,7 @@ class ScanTask:
             assert piece.dialect is not None
             start, end = piece.part
             with open_file(piece.path, self.storage) as file:
-                scans.append(scan_range(file, start, end, piece.dialect.delimiter))
+                scans.append(scan_range(file, start, end, piece.dialect))
         return scans
 
     def split(self, count: int) -> list[ScanTask]:
@@ -58,7 +58,7 @@ class ScanTask:
         return [replace(self, pieces=part) for part in parts]
 
 
-def scan_range(file: IO[bytes], start: int, end: int, delimiter: str) -> RangeScan:
+def scan_range(file: IO[bytes], start: int, end: int, dialect: CsvDialect) -> RangeScan:
     """Scan the lines that begin in the bytes from `start` to `end`."""
     position = text_blocks.find_line(file, start, end)
     file.seek(0)
@@ -67,7 +67,7 @@ def scan_range(file: IO[bytes], start: int, end: int, delimiter: str) -> RangeSc
     for block in text_blocks.read_line_blocks(file, position, end, _BLOCK_BYTES) if position < end else ():
         text = block if position else block.removeprefix(codecs.BOM_UTF8)
         position += len(block) - len(text)
-        scans = {is_open: scan_lines(text, delimiter, is_open=is_open) for is_open in set(are_open)}  # mostly one, soon
+        scans = {is_open: scan_lines(text, dialect, is_open=is_open) for is_open in set(are_open)}  # mostly one, soon
         for case in (0, 1):
             begin, are_open[case] = scans[are_open[case]]
             if records[case] is None and begin is not None:

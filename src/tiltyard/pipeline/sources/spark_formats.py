@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tiltyard.model.refusals import RefusedError
+from tiltyard.pipeline.sources.file_options import FileOptions, given_options
 from tiltyard.pipeline.task_errors import clean_message
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SPARK_FORMATS = ("orc", "avro")
-_OWN_OPTIONS: Mapping[str, Any] = {
-    "split": None,
-    "delimiter": None,
-    "schema": "union",
-    "partitions": "hive",
-    "null_value": [],
-    "multiline": False,
-}
-"""Options of the formats that tasks read themselves, with their defaults."""
 
 
 def spark_format(path: str, format_: str | None) -> str | None:
@@ -31,17 +22,16 @@ def spark_format(path: str, format_: str | None) -> str | None:
     return extension if extension in SPARK_FORMATS else None
 
 
-def read_spark_files(spark: SparkSession, path: str, format_: str, options: Mapping[str, Any]) -> DataFrame:
+def read_spark_files(spark: SparkSession, path: str, format_: str, options: FileOptions) -> DataFrame:
     """Return the rows of files as a DataFrame.
 
-    `options` are those of other formats, none of which may be set. Raises RefusedError, also for files that are not
-    there, and where Spark lacks the format's package.
+    `options` are those of other formats, none of which may be set but `format` itself. Raises RefusedError, also for
+    files that are not there, and where Spark lacks the format's package.
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415  # an extra
 
-    for name, default in _OWN_OPTIONS.items():
-        if options[name] != default:
-            raise RefusedError(f"{name} is no option of {format_}, which Spark reads: leave it out.")
+    if given := [name for name in given_options(options) if name != "format"]:
+        raise RefusedError(f"{given[0]} is no option of {format_}, which Spark reads: leave it out.")
     try:
         return spark.read.format(format_).load(path)
     except AnalysisException as error:

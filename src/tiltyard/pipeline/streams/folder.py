@@ -17,10 +17,10 @@ import pyarrow as pa
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import Source, SourceOptions, find_source
+from tiltyard.pipeline.sources.file_options import FileOptions
 from tiltyard.pipeline.sources.filesystem import FileInfo, file_exists, list_files
 from tiltyard.pipeline.sources.inspection import adapt_to_table
 from tiltyard.pipeline.sources.partitions import OFF
-from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.streams.batches import BatchLimits, Position, StreamBatch, with_sequence
 
@@ -36,16 +36,15 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class FolderSource:
-    """The files that match a path; `delimiter` is that of CSV files.
+    """The files that match a path, read by the `options` of files.
 
     `position` has the finished pieces of each file, FINISHED for all of them.
     """
 
     path: str
-    format: Format | None
+    options: FileOptions
     storage: Mapping[str, str]
     position: dict[str, int]
-    delimiter: str | None = None
     _listed: dict[str, FileInfo] = field(default_factory=dict)
 
     def read(self, schema: pa.Schema | None, limits: BatchLimits, check: Callable[[], None]) -> StreamBatch | None:
@@ -59,10 +58,10 @@ class FolderSource:
             time.sleep(min(left, POLL_SECONDS))
             if time.monotonic() >= deadline:
                 unread = self._list_unread()
-        batch = _FileBatch(self.storage, schema, self.delimiter)
+        batch = _FileBatch(self.storage, schema, self.options)
         for key, file in list(unread.items())[:MAX_FILES_IN_BATCH]:
             check()
-            if batch.add_file(file, self.format, key, self.position.get(key, 0), limits):
+            if batch.add_file(file, key, self.position.get(key, 0), limits):
                 break
         self.position.update(batch.position)
         return batch.finish()
@@ -100,7 +99,7 @@ class _FileBatch:
 
     storage: Mapping[str, str]
     schema: pa.Schema | None
-    delimiter: str | None = None
+    options: FileOptions
     rows: list[pa.RecordBatch] = field(default_factory=list)
     rejected: list[RejectedRow] = field(default_factory=list)
     position: dict[str, int] = field(default_factory=dict)
@@ -108,14 +107,14 @@ class _FileBatch:
     size: int = 0
     _starts: list[tuple[int, str]] = field(default_factory=list)
 
-    def add_file(self, file: FileInfo, format_: Format | None, key: str, finished: int, limits: BatchLimits) -> bool:
+    def add_file(self, file: FileInfo, key: str, finished: int, limits: BatchLimits) -> bool:
         """Add the pieces of a file after the finished ones; return whether the batch is complete.
 
         A file that cannot be read is rejected as a whole from there on.
         """
         self._starts.append((self.count, file.path))
         try:
-            source = self._open(file, format_)
+            source = self._open(file)
             for number, piece in enumerate(source.pieces[finished:], finished + 1):
                 if piece.size > MAX_PIECE_BYTES:
                     raise RefusedError(
@@ -138,9 +137,8 @@ class _FileBatch:
         """Return the batch."""
         return StreamBatch(self.rows, self.position, self._describe, rejected=self.rejected)
 
-    def _open(self, file: FileInfo, format_: Format | None) -> Source:
-        options = SourceOptions(file.path, format_, storage=self.storage, delimiter=self.delimiter, partitions=OFF)
-        source = find_source(options)
+    def _open(self, file: FileInfo) -> Source:
+        source = find_source(SourceOptions(file.path, {**self.options, "partitions": OFF}, storage=self.storage))
         if self.schema is None:
             return source
         return Source(adapt_to_table(source.reader, self.schema, ColumnSelection()), source.pieces)

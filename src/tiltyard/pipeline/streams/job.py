@@ -14,19 +14,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import ColumnNames, job
-from tiltyard.pipeline.lineage import file_lineage
 from tiltyard.pipeline.outages import is_outage
 from tiltyard.pipeline.runs import Run, RunCanceledError
-from tiltyard.pipeline.sources.discovery import check_delimiter
+from tiltyard.pipeline.sources.csv_records import CsvDialect
+from tiltyard.pipeline.sources.file_options import CsvOptions, check_csv_only, given_options, pick_file_options
 from tiltyard.pipeline.sources.filesystem import absolute_path, base_folder, is_remote, local_path
-from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.streams.avro import AvroDecoder
 from tiltyard.pipeline.streams.batches import BatchLimits, StreamSource
 from tiltyard.pipeline.streams.folder import FolderSource
@@ -92,10 +92,10 @@ def stream(
         "The address of the schema registry of change events in Avro; its user and password are in the file of "
         "--kafka (schema.registry.basic.auth.user.info).",
     ] = None,
-    delimiter: Annotated[str | None, "The separator of CSV values."] = None,
     name: Annotated[
         str | None, "What identifies the stream in the table's history [default: its source]. It goes on by its name."
     ] = None,
+    **csv: Unpack[CsvOptions],
 ) -> Mapping[str, object]:
     """Append or upsert what arrives in a folder or a topic, each row exactly once, until the job is canceled.
 
@@ -116,7 +116,7 @@ def stream(
         drift == "evolve",
         absolute_path(rejects) if rejects else None,
         storage,
-        file_lineage("stream", path),
+        JobLineage("stream", (LineageSource.of_uri(path),)),
     )
 
     def open_stream() -> tuple[StreamTable, StreamSource]:
@@ -124,12 +124,13 @@ def stream(
         found = target.open()
         position = dict(found or {})
         if path.startswith(SCHEME):
-            if delimiter is not None:
-                raise RefusedError("--delimiter is for files, and source is a topic: leave it out.")
+            if given := given_options(csv):
+                flag = given[0].replace("_", "-")
+                raise RefusedError(f"--{flag} is for files, and source is a topic: leave it out.")
             from_newest = start == "latest"
             reader = _open_topic(path, format, options, kafka, schema_registry, position, from_newest=from_newest)
         else:
-            reader = _open_folder(path, format, options, kafka or schema_registry, position, delimiter)
+            reader = _open_folder(path, format, options, kafka or schema_registry, position, csv)
         if found is None:
             target.begin(reader.position)
         return target, reader
@@ -170,20 +171,20 @@ def _open_folder(
     options: StreamOptions,
     of_topics: str | None,
     position: dict[str, int],
-    delimiter: str | None,
+    csv: CsvOptions,
 ) -> StreamSource:
     """Open a folder; one on a disk has to be there, or a mistyped one would be waited for. Raises RefusedError."""
     if format_ == "debezium" or of_topics is not None:
         raise RefusedError(
             "--kafka, --schema-registry and the format debezium are for topics (kafka://HOST:PORT/TOPIC)."
         )
-    if delimiter:  # here, or each file would be rejected for it
-        check_delimiter(delimiter)
-        if format_ not in (None, Format.CSV):
-            raise RefusedError(f"--delimiter is for CSV files, and --format is {format_}: leave it out.")
+    CsvDialect.of(csv, path)  # here, or each file would be rejected for it
+    if format_ is not None:
+        check_csv_only(csv, "--format", format_)
     if not is_remote(path) and not local_path(base_folder(path)).exists():
         raise RefusedError(f"There is no folder {base_folder(path)}: create it, or look at the name.")
-    return FolderSource(path, Format(format_) if format_ else None, options.storage, position, delimiter)
+    files = pick_file_options({**csv, "format": format_})
+    return FolderSource(path, files, options.storage, position)
 
 
 def _limits(rows: int, seconds: float) -> BatchLimits:

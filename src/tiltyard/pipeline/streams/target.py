@@ -37,7 +37,7 @@ from tiltyard.pipeline.streams.positions import (
     find_position,
     find_writer,
 )
-from tiltyard.pipeline.upsert.job import UpsertPlan
+from tiltyard.pipeline.upsert.plan import UpsertPlan
 from tiltyard.pipeline.upsert.tasks import KeysInMemory
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, CommitConflictError, JobTable, check_column_list
 from tiltyard.pipeline.writing.fragments import (
@@ -326,7 +326,7 @@ class StreamTable:
         """Commit rows and the deletion of all that have one of the keys."""
         assert self._job_table is not None
         run = _UnreportedRun(self.run)
-        plan = UpsertPlan(keys, parse_fragments(fragments), dataset, None)
+        plan = UpsertPlan(keys, parse_fragments(fragments), dataset)
         plan.match_keys(run, None)
         for _ in range(MAX_CONFLICTS):
             self.run.check()

@@ -92,12 +92,11 @@ class MatchFragments:
 
     keys: Keys
     version: int
-    branch: str | None
     fragments: tuple[int, ...]
 
     def __call__(self) -> list[MatchedFragment]:
         """Return the fragments in which a row has one of the keys."""
-        dataset = self.keys.location.open(self.version, self.branch)
+        dataset = self.keys.location.open(self.version)
         return match_fragments(dataset, self.fragments, self.keys)
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind, query_columns
-from tiltyard.pipeline.datasource.dataframes import TaskRows, plan_version_scan, read_frame, write_partitions
+from tiltyard.pipeline.datasource.dataframes import TaskRows, plan_version_scan, read_frame
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction
@@ -40,6 +40,7 @@ from tiltyard.pipeline.views.tasks import (
     write_groups,
 )
 from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, parse_fragments
+from tiltyard.pipeline.writing.row_sources import write_partitions
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec
 from tiltyard.view_refresh.added_columns import AddedColumns
 from tiltyard.view_refresh.net_changes import NetChanges

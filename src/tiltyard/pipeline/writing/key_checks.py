@@ -6,7 +6,6 @@ compared in this process. Keys that contain a null equal no other, and refer to 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -65,20 +64,32 @@ class ReferencedColumn:
 
 
 def count_duplicate_keys(
-    spark: SparkSession | None, location: TableLocation, columns: Sequence[str], fresh: Sequence[str], version: int
+    spark: SparkSession | None,
+    location: TableLocation,
+    columns: Sequence[str],
+    fresh: Sequence[str],
+    version: int,
+    on: Sequence[str] = (),
 ) -> int:
     """Count the keys that occur more than once in the fragments `fresh` and the table at `version` (0: none).
 
+    With `on`, rows of the table that have one of these values of the new rows are left out: an upsert replaces them.
     Without a session they are counted in this process, whose memory then holds them.
     """
-    tasks = new_rows(location, fresh) + _table_rows(location, version)
-    if not tasks:
+    new, old = new_rows(location, fresh), _table_rows(location, version)
+    if not new and not old:
         return 0
     if spark is None:
-        counts = pc.value_counts(_read_here(tasks, columns)).field("counts")
+        replaced = _read_here(new, on) if on else None
+        keys = [*_read_here(new, columns).chunks, *_read_here(old, columns, on, replaced).chunks]
+        counts = pc.value_counts(pa.chunked_array(keys, pa.binary())).field("counts")
         return int(pc.sum(pc.greater(counts, 1)).as_py() or 0)
-    keys = _read_in_tasks(spark, tasks, columns)
-    return int(keys.groupBy("k").count().where("count > 1").count())
+    known = _read_in_tasks(spark, old, columns, on) if old else None
+    if known is not None and on and new:
+        known = known.join(_read_in_tasks(spark, new, on).selectExpr("k AS o").distinct(), "o", "left_anti")
+    parts = [frame.select("k") for frame in (_read_in_tasks(spark, new, columns) if new else None, known) if frame]
+    keys_of_all = parts[0] if len(parts) == 1 else parts[0].unionAll(parts[1])
+    return int(keys_of_all.where("k IS NOT NULL").groupBy("k").count().where("count > 1").count())
 
 
 def count_missing_keys(
@@ -92,7 +103,7 @@ def count_missing_keys(
         keys = pc.unique(_read_here(tasks, [column]))
         is_known = pc.is_in(keys, value_set=_read_here(known_tasks, [other.column]))
         return int(pc.sum(pc.invert(is_known)).as_py() or 0)
-    new_keys = _read_in_tasks(spark, tasks, [column]).distinct()
+    new_keys = _read_in_tasks(spark, tasks, [column]).where("k IS NOT NULL").distinct()
     if not known_tasks:
         return int(new_keys.count())
     return int(new_keys.join(_read_in_tasks(spark, known_tasks, [other.column]), "k", "left_anti").count())
@@ -108,14 +119,29 @@ def _table_rows(location: TableLocation, version: int) -> list[FragmentRows]:
     return [FragmentRows(location, version, part) for part in _split(numbers)]
 
 
-def _read_here(tasks: Sequence[FragmentRows], columns: Sequence[str]) -> pa.ChunkedArray:
-    return pa.chunked_array([_to_binary(batch) for task in tasks for batch in task.read(columns)], pa.binary())
+def _read_here(
+    tasks: Sequence[FragmentRows],
+    columns: Sequence[str],
+    on: Sequence[str] = (),
+    replaced: pa.ChunkedArray | None = None,
+) -> pa.ChunkedArray:
+    """Return the keys; not those of rows whose values of `on` are among the `replaced` ones."""
+    chunks = []
+    for batch in (batch for task in tasks for batch in task.read([*dict.fromkeys((*columns, *on))])):
+        keys = _to_binary(batch.select(columns))
+        if replaced is not None:
+            keys = keys.filter(pc.invert(pc.is_in(_to_binary(batch.select(on)), value_set=replaced)))
+        chunks.append(keys.drop_null())
+    return pa.chunked_array(chunks, pa.binary())
 
 
-def _read_in_tasks(spark: SparkSession, tasks: Sequence[FragmentRows], columns: Sequence[str]) -> DataFrame:
-    """Return the keys in the column `k`, a Spark task for each."""
-    count = len(tasks)
-    return spark.range(0, count, 1, count).mapInArrow(_read_keys(tasks, columns, task_variables(spark)), "k binary")
+def _read_in_tasks(
+    spark: SparkSession, tasks: Sequence[FragmentRows], columns: Sequence[str], on: Sequence[str] = ()
+) -> DataFrame:
+    """Return the keys in the column `k`, and with `on` those of these columns in `o`, a Spark task for each."""
+    count, schema = len(tasks), "k binary, o binary" if on else "k binary"
+    read = _read_keys(tasks, columns, on, task_variables(spark))
+    return spark.range(0, count, 1, count).mapInArrow(read, schema)
 
 
 def _split(parts: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -123,24 +149,25 @@ def _split(parts: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [tuple(parts[first : first + size]) for first in range(0, len(parts), size)] if parts else []
 
 
-def _read_keys(tasks: Sequence[FragmentRows], columns: Sequence[str], variables: Mapping[str, str]) -> Any:
+def _read_keys(
+    tasks: Sequence[FragmentRows], columns: Sequence[str], on: Sequence[str], variables: Mapping[str, str]
+) -> Any:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         set_task_variables(variables)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for keys in tasks[number].read(columns):
-                    yield pa.record_batch([_to_binary(keys)], ["k"])
+                for rows in tasks[number].read([*dict.fromkeys((*columns, *on))]):
+                    keys = {"k": _to_binary(rows.select(columns)), **({"o": _to_binary(rows.select(on))} if on else {})}
+                    yield pa.record_batch(keys)
 
     return run
 
 
 def _to_binary(keys: pa.RecordBatch) -> pa.Array:
-    """Encode keys as bytes, equal only for equal keys; keys with a null are left out.
+    """Encode keys as bytes, equal only for equal keys; null for keys with a null.
 
     Of several columns, each text but the last is preceded by its length.
     """
-    valid = [column.is_valid() for column in keys.columns]
-    keys = keys.filter(functools.reduce(pc.and_, valid))
     texts = [_to_text(column) for column in keys.columns]
     encoded = texts[-1]
     for text in reversed(texts[:-1]):

@@ -1,91 +1,186 @@
-"""Rows that are not files, of a DataFrame or of an Arrow stream in this process: ingest and upsert them.
+"""The sources of a write job: files, a DataFrame of Spark, an Arrow stream of this process.
 
-A DataFrame's partitions are written by Spark's tasks. An Arrow stream is written by this process as it is read, batch
-by batch, without Spark and without temporary files; the commit is the same.
+Files are read by Spark's tasks, or by threads of this process where they are small, piece by piece; what pieces have
+become is kept, so that a driver that goes on does not repeat it. A DataFrame's partitions are written by Spark's tasks.
+A stream is written by this process as it is read, batch by batch, without temporary files.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
-from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.catalog_client import Table
-from tiltyard.pipeline.runs import Run, RunCanceledError
-from tiltyard.pipeline.session import LazySession
-from tiltyard.pipeline.sources.casts import check_time_zones, select_columns
-from tiltyard.pipeline.sources.text_blocks import RejectedRow
-from tiltyard.pipeline.upsert.job import upsert_fragments
-from tiltyard.pipeline.writing.commit import KEY_ERRORS, check_column_list
-from tiltyard.pipeline.writing.fragments import parse_fragments
-from tiltyard.pipeline.writing.options import (
-    WriteOptions,
-    check_written,
-    count_written,
-    make_write_spec,
+from tiltyard.model.lineage import LineageSource
+from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.session import LazySession, started, task_slots
+from tiltyard.pipeline.sources.casts import ColumnSelection
+from tiltyard.pipeline.sources.discovery import Source, SourceOptions, find_source, group_pieces, spark_inspector
+from tiltyard.pipeline.sources.file_options import pick_file_options
+from tiltyard.pipeline.sources.filesystem import absolute_path
+from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
+from tiltyard.pipeline.sources.spark_formats import read_spark_files, spark_format
+from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
+from tiltyard.pipeline.writing.fragments import delete_fragment_files, fragment_files_exist
+from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.tasks import (
+    PieceGroup,
+    WriteResult,
+    WriteSpec,
+    infer_partition_schema,
+    infer_schema,
+    write_partition,
+    write_pieces,
+    write_rows,
 )
-from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode, prepare_target
-from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, transform_rows, write_rows
+from tiltyard.pipeline.writing.write_job import RowSource, count_written, fragments_of, saved_results
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame, SparkSession
 
-    from tiltyard.model.lineage import JobLineage
+    from tiltyard.pipeline.table_location import CatalogConnection
 
+MAX_DRIVER_BYTES = 128 << 20
+"""Files of up to so many bytes are written by threads of this process: starting Spark's tasks takes longer."""
 MAX_BATCH_ROWS = 1 << 16
 """A batch of an Arrow stream is written in slices of at most so many rows, between which a run can be canceled."""
+_TRIAL_ROWS = 100
+"""Rows of a DataFrame on which a user's function is tried, to learn its columns."""
+_SLOTS_KEY = "shares"
 
-_REFUSALS = (RefusedError, InvalidInputError, RunCanceledError, *KEY_ERRORS)
-"""Errors of a commit after which nothing is visible; after any other one, what happened may be unknown."""
+
+def open_files(
+    run: Run,
+    catalog: CatalogConnection,
+    spark: SparkSession | LazySession,
+    path: str,
+    arguments: Mapping[str, Any],
+    selection: ColumnSelection,
+) -> RowSource:
+    """Open files by the arguments of a job: as a DataFrame where Spark reads them. Raises RefusedError."""
+    files, path = pick_file_options(arguments), absolute_path(path)
+    if (kind := spark_format(path, files.get("format"))) is not None:
+        frame = read_spark_files(started(spark), path, kind, files)
+        return FrameRows(frame, (LineageSource.of_uri(path),))
+    options = SourceOptions.of(path, files, selection, dict(catalog.storage))
+    return FileRows(find_source(options, spark_inspector(run, spark)), spark, options.task_bytes, path)
 
 
-class Rows(Protocol):
-    """Rows to write, which can be read once."""
+@dataclass(slots=True)
+class FileRows:
+    """The rows of files."""
 
-    def write_spec(self, run: Run, target: TargetTable, options: WriteOptions) -> WriteSpec:
-        """Return how the rows become rows of the table. Raises RefusedError."""
+    source: Source
+    spark: SparkSession | LazySession
+    task_bytes: int
+    path: str
+    made_from: tuple[LineageSource, ...] = field(init=False)
+    can_resume: bool = field(init=False, default=True)
+
+    def __post_init__(self) -> None:
+        self.made_from = (LineageSource.of_uri(self.path),)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.source.reader.schema
+
+    @property
+    def lookup(self) -> SparkSession | LazySession | None:
+        return self.spark
+
+    def adapt(self, table: pa.Schema, options: WriteOptions) -> None:
+        self.source = replace(self.source, reader=adapt_to_table(self.source.reader, table, options.columns))
+
+    def try_function(self, run: Run, trial: WriteSpec) -> pa.Schema | None:
+        work = partial(infer_schema, trial, self.source.reader)
+        resources = trial.resources
+        return run_tasks(self.spark, run, work, self.source.pieces[:1], name="try the UDF", resources=resources)[0]
+
+    def figures(self) -> dict[str, object]:
+        """Return the figure `guessed` where types were inferred: options that would choose them."""
+        text = inferred_casts(self.source.reader)
+        return {"guessed": text} if text else {}
 
     def write(self, run: Run, spec: WriteSpec) -> list[WriteResult]:
-        """Write the rows, without a version that names them. Raises RefusedError, RunCanceledError."""
+        """Write all piece groups.
 
-    @property
-    def session(self) -> SparkSession | None:
-        """The Spark session that the rows come from; None for rows of this process."""
+        Groups that an earlier driver of this run has written are skipped if their files still exist.
+        """
+        is_small = spec.udf is None and self.source.size <= MAX_DRIVER_BYTES
+        session = None if is_small else self.spark
+        checkpoints = run.checkpoints()
+        slots = int(checkpoints[_SLOTS_KEY]) if _SLOTS_KEY in checkpoints else task_slots(session)  # of all drivers
+        if _SLOTS_KEY not in checkpoints:
+            run.save_checkpoint(_SLOTS_KEY, str(slots))
+        key, pieces = self.source.reader.key, group_pieces(self.source.pieces, slots, self.task_bytes)
+        groups = [PieceGroup(part, key) for part in pieces]
+        saved, location = saved_results(run), spec.target.location
+        reusable = {group.key: saved[group.key] for group in groups if group.key in saved}
+        results = {key: result for key, result in reusable.items() if fragment_files_exist(location, result.fragments)}
+        remaining = [group for group in groups if group.key not in results]
+        stale = [result for key, result in saved.items() if key not in reusable]  # their source files have changed
+        delete_fragment_files(location, fragments_of(stale))
 
-    @property
-    def check_session(self) -> SparkSession | LazySession:
-        """The Spark session that checks more keys than this process holds."""
+        def save(position: int, result: WriteResult) -> None:
+            run.save_checkpoint(remaining[position].key, result.to_json())
+            results[remaining[position].key] = result
+            counts = count_written(list(results.values()))
+            shown = {name: counts[name] for name in ("rows", "fragments", "bytes")}
+            run.progress(**shown, tasks=len(results), tasks_total=len(groups))
+
+        work, name = partial(write_pieces, spec, self.source.reader), f"write {run.id}"
+        run_tasks(session, run, work, remaining, on_result=save, name=name, resources=spec.resources)
+        return [results[group.key] for group in groups]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FrameRows:
     """The rows of a DataFrame of Spark."""
 
     frame: DataFrame
+    made_from: tuple[LineageSource, ...] = ()
+    can_resume: bool = field(init=False, default=False)
 
-    def write_spec(self, run: Run, target: TargetTable, options: WriteOptions) -> WriteSpec:
-        from tiltyard.pipeline.datasource.dataframes import frame_write_spec  # noqa: PLC0415  # an extra: PySpark
+    @property
+    def schema(self) -> pa.Schema:
+        from tiltyard.pipeline.datasource.spark_types import arrow_schema  # noqa: PLC0415  # an extra: PySpark
 
-        return frame_write_spec(run, self.frame, target, options)
+        return arrow_schema(self.frame.schema)
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.frame.sparkSession
+
+    @property
+    def lookup(self) -> SparkSession | LazySession | None:
+        return self.frame.sparkSession
+
+    def adapt(self, table: pa.Schema, options: WriteOptions) -> None:
+        """Do nothing: its types are known."""
+
+    def try_function(self, run: Run, trial: WriteSpec) -> pa.Schema | None:
+        rows, work = self.frame.limit(_TRIAL_ROWS).coalesce(1), partial(infer_partition_schema, trial)
+        schemas = run_partitions(self.spark, run, rows, work, name="try the UDF", resources=trial.resources)
+        return next((inferred for inferred in schemas if inferred is not None), None)
+
+    def figures(self) -> dict[str, object]:
+        return {}
 
     def write(self, run: Run, spec: WriteSpec) -> list[WriteResult]:
-        from tiltyard.pipeline.datasource.dataframes import write_partitions  # noqa: PLC0415  # an extra: PySpark
-
         return write_partitions(run, self.frame, spec)
 
-    @property
-    def session(self) -> SparkSession | None:
-        return self.frame.sparkSession
 
-    @property
-    def check_session(self) -> SparkSession | LazySession:
-        return self.frame.sparkSession
+def write_partitions(run: Run, frame: DataFrame, spec: WriteSpec) -> list[WriteResult]:
+    """Write the rows of each partition, without a version that names them. Raises RefusedError, RunCanceledError."""
+    work, session = partial(write_partition, spec), frame.sparkSession
+    name = f"write {run.id}"
+    return run_partitions(session, run, frame, work, name=name, reports_tasks=True, resources=spec.resources)
 
 
 @dataclass(slots=True)
@@ -94,36 +189,35 @@ class StreamRows:
 
     reader: pa.RecordBatchReader
     start_session: Callable[[], SparkSession]
+    made_from: tuple[LineageSource, ...] = ()
+    can_resume: bool = field(init=False, default=False)
     _first: pa.RecordBatch | None = None
 
-    def write_spec(self, run: Run, target: TargetTable, options: WriteOptions) -> WriteSpec:
-        """Return how the rows become rows of the table; a user's function is tried on the first ones."""
-        columns = tuple(select_columns(self.reader.schema, options.columns))
-        schema = pa.schema([column.field for column in columns])
-        storage = dict(target.table.connection.storage)
-        if options.udf is not None:
-            trial = WriteSpec(run.id, target.fragment_target(schema), columns, options.udf, rejects=options.rejects)
-            self._first = next((batch for batch in self._slices() if batch.num_rows), None)
-            results = transform_rows(trial, [] if self._first is None else [self._first])
-            inferred = next((batch.schema for batch in results if not isinstance(batch, RejectedRow)), None)
-            if inferred is None:
-                raise RefusedError("The UDF takes none of the first rows.")
-            schema = inferred
-        spec = make_write_spec(run, target, options, chosen_schema=schema, columns=columns, storage=storage)
-        if options.udf is None:
-            check_time_zones(schema, spec.target.schema)
-        return spec
+    @property
+    def schema(self) -> pa.Schema:
+        return self.reader.schema
+
+    @property
+    def spark(self) -> LazySession:
+        return LazySession(self.start_session)
+
+    @property
+    def lookup(self) -> SparkSession | LazySession | None:
+        """Return None: rows of this process need no Spark."""
+        return None
+
+    def adapt(self, table: pa.Schema, options: WriteOptions) -> None:
+        """Do nothing: its types are known."""
+
+    def try_function(self, run: Run, trial: WriteSpec) -> pa.Schema | None:
+        self._first = next((batch for batch in self._slices() if batch.num_rows), None)
+        return infer_partition_schema(trial, 0, iter([] if self._first is None else [self._first]))
+
+    def figures(self) -> dict[str, object]:
+        return {}
 
     def write(self, run: Run, spec: WriteSpec) -> list[WriteResult]:
         return [write_rows(spec, self._counted(run), "stream")]
-
-    @property
-    def session(self) -> SparkSession | None:
-        return None
-
-    @property
-    def check_session(self) -> SparkSession | LazySession:
-        return LazySession(self.start_session)
 
     def _slices(self) -> Iterator[pa.RecordBatch]:
         for batch in self.reader:
@@ -137,72 +231,3 @@ class StreamRows:
             rows += batch.num_rows
             run.progress(rows=rows)
             yield batch
-
-
-def ingest_rows(
-    run: Run, rows: Rows, table: Table, options: WriteOptions, lineage: JobLineage | None = None
-) -> Mapping[str, object]:
-    """Write rows to a table in one commit, checked; return the figures.
-
-    Raises InvalidInputError, RunCanceledError, what `prepare_target`, the rows themselves and the commit raise; nothing
-    is visible then.
-    """
-    target = prepare_target(run, table, options.mode, lineage)
-    with _discarding(target) as results:
-        spec = rows.write_spec(run, target, options)
-        results.extend(rows.write(run, spec))
-        figures = count_written(results)
-        run.progress(**{name: figures[name] for name in ("rows", "fragments", "bytes")})
-        checked = check_written(run, rows.check_session, target, spec, results)
-    with _discarding(target, results, _REFUSALS):
-        version = target.commit(run, _fragments(results), spec.target.schema, checked.properties)
-    return {**figures, "version": version, **checked.figures}
-
-
-def upsert_rows(
-    run: Run,
-    rows: Rows,
-    table: Table,
-    options: WriteOptions,
-    on: Sequence[str],
-    lineage: JobLineage | None = None,
-) -> Mapping[str, object]:
-    """Replace the rows of a table that have a key of these, and insert the others; return the figures.
-
-    Raises TableNotFoundError, what `upsert_fragments` and the rows themselves raise; nothing is visible then.
-    """
-    target = prepare_target(run, table, WriteMode.APPEND)
-    if target.schema is None:
-        raise TableNotFoundError(f"{table} has no rows yet: ingest into it first.")
-    with _discarding(target) as results:
-        check_column_list(target.schema, on, "The key (on)")
-        spec = rows.write_spec(run, target, replace(options, mode=WriteMode.APPEND))
-        results.extend(rows.write(run, spec))
-    with _discarding(target, results, _REFUSALS):
-        fragments = parse_fragments(_fragments(results))
-        upserted = upsert_fragments(run, table, rows.session, fragments, on, since=target.base, lineage=lineage)
-    return {**upserted.figures(), "rejected": sum(result.rejected for result in results)}
-
-
-def _fragments(results: Sequence[WriteResult]) -> list[str]:
-    return [fragment for result in results for fragment in result.fragments]
-
-
-@contextmanager
-def _discarding(
-    target: TargetTable,
-    results: list[WriteResult] | None = None,
-    errors: tuple[type[BaseException], ...] = (BaseException,),
-) -> Iterator[list[WriteResult]]:
-    """Yield the list of what is written; if the block fails with one of these errors, nothing of it was committed.
-
-    Its files are deleted then, with the table where this run has declared it. A RefusedError becomes InvalidInputError.
-    """
-    written = [] if results is None else results
-    try:
-        yield written
-    except errors as error:
-        target.discard_writes(_fragments(written))
-        if isinstance(error, RefusedError):
-            raise InvalidInputError(str(error)) from error
-        raise

@@ -124,6 +124,13 @@ class TargetTable:
                 continue
         raise ConcurrentModificationError(f"{self.table} keeps changing: {_MAX_COMMITS} commits conflicted.")
 
+    def find_commit(self, run: Run) -> int | None:
+        """Return the version that another driver of this run has committed, if any."""
+        if not self.table.latest_version():
+            return None
+        version = find_run_version(self.table.dataset(), self.base, run.id)
+        return None if version is None else self.index_lineage(version)
+
     def transaction(
         self,
         run: Run,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.calls import GuardedFunction
@@ -34,8 +35,9 @@ class WriteSpec:
     """How rows of a source become rows of the table: select `columns`, apply `udf`, map to `table_columns`.
 
     `rejects` is a folder for rows that do not fit, with the run's id in the names of its files; without it, such a row
-    ends the job, and is quoted in the error unless `hides_rows`: a job's error has more readers than its source. With
-    `added`, the rows are those of a view's query, and get the columns that were added to the view.
+    ends the job, and is quoted in the error unless `hides_rows`: a job's error has more readers than its source. Rows
+    in which one of the `keys` is null do not fit. With `added`, the rows are those of a view's query, and get the
+    columns that were added to the view.
     """
 
     run: str
@@ -46,6 +48,7 @@ class WriteSpec:
     checks: tuple[QualityCheck, ...] = ()
     rejects: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
     hides_rows: bool = False
     added: AddedColumns | None = None
 
@@ -129,15 +132,10 @@ def write_partition(spec: WriteSpec, number: int, batches: Iterator[pa.RecordBat
     return write_rows(spec, batches, f"partition-{number}")
 
 
-def infer_piece_schema(spec: WriteSpec, reader: SourceReader, piece: Piece) -> pa.Schema:
-    """Return what the user's function makes of a piece's first rows. Runs in a task.
-
-    Raises RefusedError if it takes none.
-    """
-    for batch in transform_rows(spec, reader.read(piece)):
-        if not isinstance(batch, RejectedRow):
-            return batch.schema
-    raise RefusedError(f"The UDF takes none of the rows of {piece.path}.")
+def infer_schema(spec: WriteSpec, reader: SourceReader, piece: Piece) -> pa.Schema | None:
+    """Return what the user's function makes of a piece's first rows; None if it takes none. Runs in a task."""
+    batches = transform_rows(spec, reader.read(piece))
+    return next((batch.schema for batch in batches if not isinstance(batch, RejectedRow)), None)
 
 
 def infer_partition_schema(spec: WriteSpec, _: int, batches: Iterator[pa.RecordBatch]) -> pa.Schema | None:
@@ -155,10 +153,12 @@ def transform_rows(spec: WriteSpec, rows: RowStream) -> Iterator[pa.RecordBatch 
     for row in rows:
         for selected in _map_columns(row, spec.columns):
             if spec.udf is None or function is None or isinstance(selected, RejectedRow):
-                yield from _map_columns(selected, spec.table_columns)
-                continue
-            for computed in apply_function(selected, function, spec.udf.policy, spec.table_columns):
-                yield from _map_columns(computed, spec.table_columns)
+                computed = iter([selected])
+            else:
+                computed = apply_function(selected, function, spec.udf.policy, spec.table_columns)
+            for made in computed:
+                for mapped in _map_columns(made, spec.table_columns):
+                    yield from _reject_null_keys(mapped, spec.keys)
 
 
 def _map_columns(
@@ -168,6 +168,20 @@ def _map_columns(
         yield row
     else:
         yield from cast_batch(row, columns)
+
+
+def _reject_null_keys(
+    rows: pa.RecordBatch | RejectedRow, keys: Sequence[str]
+) -> Iterator[pa.RecordBatch | RejectedRow]:
+    if isinstance(rows, RejectedRow):
+        yield rows
+        return
+    for name in keys:
+        if rows.column(name).null_count:
+            is_null = rows.column(name).is_null()
+            yield from (RejectedRow(row, f"the key '{name}' is null") for row in rows.filter(is_null).to_pylist())
+            rows = rows.filter(pc.invert(is_null))
+    yield rows
 
 
 def _add_path(rows: RowStream, piece: Piece) -> Iterator[pa.RecordBatch | RejectedRow]:

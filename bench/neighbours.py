@@ -31,7 +31,7 @@ from bench.servers import Server, tiltyard
 from bench.wire import of_table, post, request, stream, with_key
 from tiltyard.config import Settings
 from tiltyard.identity.keys import NewKeyOptions, create_key
-from tiltyard.server.file_limits import raise_descriptor_limit
+from tiltyard.server.connection_balancing import raise_descriptor_limit
 from tiltyard.store import open_store, wall_clock
 
 TABLES = 200

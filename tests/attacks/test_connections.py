@@ -15,7 +15,7 @@ from tests.attacks.watchdog import attacked_server, resident_mib
 from tests.identity.test_startup import certificate
 from tests.services.secured import make_keys
 from tests.services.sockets import connect, exchange, read_response
-from tiltyard.server.file_limits import raise_descriptor_limit
+from tiltyard.server.connection_balancing import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

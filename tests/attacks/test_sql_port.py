@@ -25,7 +25,7 @@ from tiltyard.flight.frames import MAX_BLOCK_BYTES
 from tiltyard.flight.handles import QueryHandle
 from tiltyard.flight.messages import MESSAGES
 from tiltyard.flight.places import MAX_CALLS_OF_CALLER, MAX_WAITING
-from tiltyard.server.file_limits import raise_descriptor_limit
+from tiltyard.server.connection_balancing import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -33,7 +33,7 @@ from lancedb.query import FullTextOperator, MatchQuery, PhraseQuery
 from tests.conformance.conftest import Raw
 from tests.services.lossy import wait_for
 from tests.services.server import ServerProcess
-from tiltyard.model.index_types import IndexType
+from tiltyard.model.columns.index_types import IndexType
 
 pytestmark = pytest.mark.parametrize("server", ["embedded"], indirect=True)
 

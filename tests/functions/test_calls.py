@@ -15,8 +15,8 @@ from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction, call_in_parts, call_with_retries, error_kind
 from tiltyard.pipeline.functions.child_process import CallError
-from tiltyard.pipeline.functions.resources import resource_profile
-from tiltyard.pipeline.user_functions import UserFunction
+from tiltyard.pipeline.functions.user_functions import UserFunction
+from tiltyard.pipeline.spark_tasks import resource_profile
 
 ROWS = pa.record_batch({"n": list(range(16))})
 

@@ -25,7 +25,7 @@ from tiltyard.pipeline.functions.environments import FOLDER_VARIABLE, lock_packa
 from tiltyard.pipeline.functions.host import read_message
 from tiltyard.pipeline.functions.host_process import FunctionProcess, function_process
 from tiltyard.pipeline.functions.registered import function_code
-from tiltyard.pipeline.user_functions import UserFunction
+from tiltyard.pipeline.functions.user_functions import UserFunction
 
 
 def code_of(definition: Any, initialization: str = "{}", **secrets: str) -> FunctionCode:

@@ -10,7 +10,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 import tiltyard
-from tiltyard.model.table_history import read_transaction
+from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.pipeline.writing.distribution_checks import PROFILES_PROPERTY, QUANTILES, Profile, compare
 from tiltyard.pipeline.writing.quality_checks import parse_check
 

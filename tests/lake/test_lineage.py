@@ -19,8 +19,8 @@ from lance_namespace.errors import (
 
 import tiltyard
 from tiltyard.calls.caller import Caller
+from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.lineage import CommitLineage, LineageSource
-from tiltyard.model.table_history import read_transaction
 
 
 @pytest.fixture(scope="module")

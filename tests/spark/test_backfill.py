@@ -23,14 +23,14 @@ from pyspark import cloudpickle
 from tests.services.server import ServerProcess
 from tests.spark import functions
 from tests.spark.functions import Counting, Late
+from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.column_refresh import refresh
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, UdfDeclaration
-from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline.backfill import job as backfilling
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, connection, table
+from tiltyard.pipeline.functions.user_functions import UserFunction
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.user_functions import UserFunction
 from tiltyard.pipeline.writing.commit import JobTable
 
 if TYPE_CHECKING:

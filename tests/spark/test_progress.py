@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tiltyard.pipeline.progress import Figures
+from tiltyard.pipeline.driver.progress import Figures
 
 
 class Clock:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
+from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.lineage import CommitLineage, LineageSource
-from tiltyard.model.table_history import read_transaction
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError

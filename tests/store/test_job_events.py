@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError, TransactionNotFoundError
 from tests.store.conftest import Clock
 from tiltyard.model.modes import TransactionStatus as Status
 from tiltyard.store import JobFilter, Store
-from tiltyard.store.job_events import MAX_EVENTS
+from tiltyard.store.jobs.events import MAX_EVENTS
 
 
 def allow(record: object) -> None:

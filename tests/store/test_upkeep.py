@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import FinalManifest, NewVersion
-from tiltyard.store.jobs import JobFilter
+from tiltyard.store.jobs.jobs import JobFilter
 from tiltyard.store.tables.upkeep import LOOK_MS, MAX_ENDED, UPKEEP, UPKEEP_DELAY_MS
 
 if TYPE_CHECKING:

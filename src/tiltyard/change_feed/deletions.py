@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tiltyard.model.table_history import get_fragment, split_by_fragment
+from tiltyard.change_feed.table_history import get_fragment, split_by_fragment
 from tiltyard.runtime.client_arrow.reading import read_table
 from tiltyard.runtime.file_forms import (
     BITMAP_BYTES,

@@ -23,10 +23,10 @@ from tiltyard.change_feed.groups import (
     RewrittenRows,
 )
 from tiltyard.change_feed.row_identity import RowList, match_rows
+from tiltyard.change_feed.table_history import field_ids, is_same_fragment, open_version, read_transaction
 from tiltyard.change_feed.version_rows import VersionRows
 from tiltyard.model.columns.blob_columns import check_no_blobs
 from tiltyard.model.refusals import RefusedError
-from tiltyard.model.table_history import field_ids, is_same_fragment, open_version, read_transaction
 
 if TYPE_CHECKING:
     import lance

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from tiltyard.change_feed.comparison import differing_rows
 from tiltyard.change_feed.groups import CHANGE_FIELDS, Change, ChangedRows, ChangeGroup, RewrittenRows
+from tiltyard.change_feed.table_history import get_fragment
 from tiltyard.change_feed.version_rows import take_rows
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.nested_types import cast_array
-from tiltyard.model.table_history import get_fragment
 
 if TYPE_CHECKING:
     from datetime import datetime

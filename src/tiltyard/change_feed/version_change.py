@@ -14,7 +14,7 @@ from lance import LanceOperation
 
 from tiltyard.change_feed.groups import Change
 from tiltyard.change_feed.planning import count_changed_rows
-from tiltyard.model.table_history import open_version, read_transaction
+from tiltyard.change_feed.table_history import open_version, read_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tiltyard.change_feed.deletions import read_deletions
 from tiltyard.change_feed.groups import RowSelection
-from tiltyard.model.table_history import get_fragment
+from tiltyard.change_feed.table_history import get_fragment
 
 if TYPE_CHECKING:
     import lance

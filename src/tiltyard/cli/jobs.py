@@ -40,8 +40,8 @@ from tiltyard.pipeline.driver.lease import (
     short_message,
     submit_job,
 )
+from tiltyard.pipeline.driver.progress import figure_reader
 from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job, split_names
-from tiltyard.pipeline.progress import figure_reader
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError, describe_canceled
 from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.runtime.fatal import refuse

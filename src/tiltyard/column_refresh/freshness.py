@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.model.table_history import field_ids, read_transactions
+from tiltyard.change_feed.table_history import field_ids, read_transactions
 
 if TYPE_CHECKING:
     import lance

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lance import LanceOperation
 from lance_namespace.errors import ConcurrentModificationError
 
+from tiltyard.change_feed.table_history import field_ids, fragments_by_id, read_transactions
 from tiltyard.column_refresh.fragment_files import FilledFragment, FragmentPlan, NewFile
 from tiltyard.column_refresh.freshness import (
     ComputedColumn,
@@ -27,7 +28,6 @@ from tiltyard.column_refresh.freshness import (
     fragment_states,
     without_fields,
 )
-from tiltyard.model.table_history import field_ids, fragments_by_id, read_transactions
 
 if TYPE_CHECKING:
     import lance

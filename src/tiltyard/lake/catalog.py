@@ -22,10 +22,9 @@ from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
 from tiltyard.lake.snapshots import Snapshot, create_snapshot, find_snapshot, list_snapshots
 from tiltyard.lake.table import Table
 from tiltyard.lake.views import View, create_view
-from tiltyard.model.addresses import is_server_address
 from tiltyard.model.ids import Id
 from tiltyard.model.lineage import DEFAULT_DEPTH
-from tiltyard.model.typed_ids import format_id, parse_typed_id
+from tiltyard.model.typed_ids import format_id, is_server_address, parse_typed_id
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.jobs import RegisteredJob, find_job
 from tiltyard.pipeline.session import LazySession, spark_session

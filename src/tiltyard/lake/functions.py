@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.user_functions import PICKLE_PREFIX
+from tiltyard.pipeline.functions.user_functions import PICKLE_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,8 +27,8 @@ from tiltyard.pipeline.driver.lease import (
     new_owner,
     submit_job,
 )
+from tiltyard.pipeline.driver.progress import figure_reader
 from tiltyard.pipeline.jobs import RegisteredJob
-from tiltyard.pipeline.progress import figure_reader
 from tiltyard.pipeline.runs import LocalRun, describe_canceled
 from tiltyard.pipeline.table_location import CatalogConnection
 

@@ -35,7 +35,7 @@ from tiltyard.lake.runs import start_run
 from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
 from tiltyard.lake.table_reader import TableReader
 from tiltyard.model.columns.computed_columns import UdfDeclaration
-from tiltyard.model.index_types import check_parameter_names
+from tiltyard.model.columns.index_types import check_parameter_names
 from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows
 from tiltyard.pipeline.lineage import frame_sources, memory_source

@@ -7,14 +7,23 @@ import os
 from typing import TYPE_CHECKING, Unpack
 
 import lance_namespace as upstream
+import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.lake.arguments import call_arguments, present
 from tiltyard.lake.errors import translate
 from tiltyard.lake.table import Table
-from tiltyard.model.views.definitions import ViewDefinition
+from tiltyard.model.views.definitions import ViewDefinition, parse_sources
+from tiltyard.pipeline.datasource.spark_types import arrow_schema
+from tiltyard.pipeline.session import isolate_session
+from tiltyard.pipeline.table_location import CatalogConnection
+from tiltyard.pipeline.views.query_analysis import analyze_query, check_reads_only
+from tiltyard.pipeline.views.row_writer import register_schemas
+from tiltyard.pipeline.views.sources import pin_sources
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tiltyard.lake.catalog import Lake
     from tiltyard.lake.runs import Run
     from tiltyard.pipeline.functions.call_options import CallOptions
@@ -62,7 +71,6 @@ class View(Table):
 
 def create_view(lake: Lake, path: tuple[str, ...], sql: str) -> View:
     """Create a view without rows, after Spark has analyzed its query. Raises as `Lake.create_view` does."""
-    from tiltyard.pipeline.views.schema import infer_view_schema  # noqa: PLC0415  # an extra: PySpark
 
     with translate():
         schema = infer_view_schema(lake.catalog, lake.spark, sql)
@@ -74,3 +82,18 @@ def create_view(lake: Lake, path: tuple[str, ...], sql: str) -> View:
     )
     lake.catalog.client().create_materialized_view(request)
     return View(lake, path)
+
+
+def infer_view_schema(catalog: CatalogConnection, spark: SparkSession, query: str) -> pa.Schema:
+    """Return the columns of a query over tables of the catalog.
+
+    Raises InvalidInputError for a query that a refresh would refuse, UnsupportedOperationError for a session of Spark
+    Connect, what `pin_sources` raises (a table that does not exist), RefusedError for a type that Spark lacks.
+    """
+    sources = pin_sources(catalog, parse_sources(query), None, None)
+    session = isolate_session(spark)
+    check_reads_only(session, query, sources)
+    register_schemas(session, sources)
+    frame = analyze_query(session, query)
+    # A declaration of the source (how a column is computed, that it has no nulls) is none of the view's.
+    return pa.schema([field.remove_metadata().with_nullable(True) for field in arrow_schema(frame.schema)])

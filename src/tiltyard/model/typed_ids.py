@@ -1,4 +1,4 @@
-"""Ids as people write them: `library.books`; a name with a dot in it stands in double quotes."""
+"""What people type: ids (`library.books`; a name with a dot stands in double quotes), and addresses of catalogs."""
 
 from __future__ import annotations
 
@@ -65,3 +65,8 @@ def suggest(name: str, existing: Iterable[str]) -> list[str]:
     lowered = {other.lower(): other for other in existing}
     close = difflib.get_close_matches(name.lower(), lowered, MAX_SUGGESTIONS, 0.6)
     return [lowered[match] for match in close]
+
+
+def is_server_address(uri: str) -> bool:
+    """Return whether a URI is that of a server; all else is the root of a catalog in this process."""
+    return uri.startswith(("http://", "https://"))

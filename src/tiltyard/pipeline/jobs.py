@@ -38,20 +38,22 @@ import functools
 import importlib
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
-from lance_namespace.errors import InvalidInputError, PermissionDeniedError
+from lance_namespace.errors import InternalError, InvalidInputError, PermissionDeniedError, ServiceUnavailableError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.model.jobs import DRIVER_VARIABLE, UDFS_VARIABLE, pipeline_jobs
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.openlineage.emitter import observe
-from tiltyard.pipeline.outages import translating_outages
+from tiltyard.pipeline.task_errors import clean_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +68,10 @@ MAX_ECHO = 40
 """How many characters of a value a message repeats."""
 DRIVER_PARAMETERS = 3
 """How many parameters of a job function the driver supplies: run, catalog, spark."""
+_OUTAGE = re.compile(
+    r"service unavailable|failed to (execute request|read response body)|error response: status=50[234]", re.IGNORECASE
+)
+"""What is said of a server that refused the connection, ended in the middle of a response, or was being replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,3 +302,28 @@ def check_client_code_allowed() -> None:
 def is_worker_driver() -> bool:
     """Return whether this process drives jobs for a worker: then SQL comes from others than the user of the process."""
     return os.environ.get(DRIVER_VARIABLE) == "worker"
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether a server did not answer.
+
+    Lance's client raises InternalError for a connection that was cut, and Lance an OSError with the same text.
+    """
+    if isinstance(error, ServiceUnavailableError):
+        return True
+    return isinstance(error, (OSError, InternalError)) and _OUTAGE.search(str(error)) is not None
+
+
+@contextmanager
+def translating_outages() -> Iterator[None]:
+    """Raise the outages of the block as ServiceUnavailableError, with a sentence that says what to look at."""
+    try:
+        yield
+    except ServiceUnavailableError:
+        raise
+    except (OSError, InternalError) as error:
+        if not is_outage(error):
+            raise
+        raise ServiceUnavailableError(
+            f"The catalog's server did not answer, or not to the end: is it running? ({clean_message(error)})"
+        ) from error

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.functions.resources import resource_profile
 from tiltyard.pipeline.private_variables import set_task_variables, variables_for_tasks
 from tiltyard.pipeline.session import LazySession, is_connect, started, task_slots
 from tiltyard.runtime.allocator import retain_freed_memory
@@ -352,3 +351,27 @@ def freeze_imports(kind: str) -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def resource_profile(spark: SparkSession, resources: Sequence[tuple[str, str]]) -> ResourceProfile | None:
+    """Return Spark's profile of tasks with these resources; None for none.
+
+    Raises RefusedError where Spark runs in one process, and reserves nothing.
+    """
+    if not resources:
+        return None
+    master = "" if is_connect(spark) else str(spark.sparkContext.master)
+    if master.split("[", 1)[0] == "local":
+        raise RefusedError(
+            f"resources: Spark runs in one process ({master}), which reserves nothing for tasks: leave them out, or "
+            "name a cluster (spark://…, YARN, Kubernetes)."
+        )
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests  # noqa: PLC0415  # an extra
+
+    requests = TaskResourceRequests()
+    for name, amount in resources:
+        if name == "cpus":
+            requests.cpus(int(float(amount)))
+        else:
+            requests.resource(name, float(amount))
+    return ResourceProfileBuilder().require(requests).build

@@ -11,7 +11,7 @@ import lance_namespace as upstream
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.change_feed.planning import plan_changes
-from tiltyard.model.primary_keys import PROPERTY, unenforced_key
+from tiltyard.model.columns.primary_keys import PROPERTY, unenforced_key
 
 if TYPE_CHECKING:
     import lance

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.model.table_history import field_ids, fragments_by_id, ids_of_field, is_same_fragment, read_transactions
+from tiltyard.change_feed.table_history import (
+    field_ids,
+    fragments_by_id,
+    ids_of_field,
+    is_same_fragment,
+    read_transactions,
+)
 
 if TYPE_CHECKING:
     import lance

@@ -21,8 +21,8 @@ from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, T
 from obstore.store import LocalStore
 from pydantic import BaseModel
 
+from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.object_stores import open_object_store
-from tiltyard.model.table_history import read_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -18,6 +18,7 @@ import fcntl
 import logging
 import mmap
 import os
+import resource
 import socket
 import ssl
 import struct
@@ -29,7 +30,6 @@ from typing import Any, cast
 import uvloop
 
 from tiltyard.runtime.shared_file import shared_file
-from tiltyard.server.file_limits import descriptor_limit
 
 log = logging.getLogger("tiltyard")
 
@@ -52,6 +52,9 @@ HANDSHAKES = 4
 
 _COUNT = struct.Struct("<i")
 _UNUSED = -1
+log = logging.getLogger("tiltyard")
+MAX_DESCRIPTORS = 1 << 16
+"""The limit that is set where the system allows more: so many connections take more memory than most machines have."""
 
 
 class ConnectionCounts:
@@ -289,3 +292,30 @@ class ConnectionShedding:
         self._mine_before = mine if must_shed else None
         self._next = now + self._pause
         return must_shed
+
+
+def raise_descriptor_limit() -> None:
+    """Raise this process's limit of descriptors as far as allowed: the usual 1,024 is for programs that use select."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def descriptor_limit() -> int:
+    """Return the limit of descriptors of this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def connection_limit(max_connections: int) -> int:
+    """Return how many connections a process may have, at most `max_connections` if that is not 0.
+
+    Half of the descriptors are for the database, for files of tables, and for threads that read bodies.
+    """
+    half = descriptor_limit() // 2
+    if max_connections > half:
+        log.warning(
+            "max_connections is %d, and the limit of descriptors (ulimit -n) leaves %d of them", max_connections, half
+        )
+    return min(max_connections, half) if max_connections else half

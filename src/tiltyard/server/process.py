@@ -23,8 +23,8 @@ from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.runtime.fatal import describe, refuse
 from tiltyard.runtime.tracing import flush_spans
+from tiltyard.server.connection_balancing import connection_limit, raise_descriptor_limit
 from tiltyard.server.console_mount import ConsoleMount, is_console_path
-from tiltyard.server.file_limits import connection_limit, raise_descriptor_limit
 from tiltyard.server.flight_address import FlightAddress
 from tiltyard.server.flight_listener import FlightListener
 from tiltyard.server.http_protocol import HttpProtocol

@@ -17,9 +17,9 @@ from lance.fragment import RowIdSequence
 from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.change_feed.deletions import write_deletions
+from tiltyard.change_feed.table_history import field_ids
 from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.model.columns.vector_columns import quote_path
-from tiltyard.model.table_history import field_ids
 from tiltyard.storage.errors import translate_error
 from tiltyard.storage.writing import discard, write_rows
 

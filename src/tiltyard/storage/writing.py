@@ -19,7 +19,7 @@ import pyarrow as pa
 from lance.fragment import write_fragments
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
-from tiltyard.model.table_history import ids_of_field
+from tiltyard.change_feed.table_history import ids_of_field
 from tiltyard.runtime.durability import WrittenFile
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import is_conflict, lance_errors, may_have_committed

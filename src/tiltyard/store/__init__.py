@@ -6,7 +6,7 @@
   records), deleted versions, appends queued for one commit, multipart uploads, the trash, folders scheduled for
   deletion, overlap of locations, upkeep (which tables got commits, and what gc and repair ask)
 - `publications`: tables that are registered in other catalogs, with their entries there
-- `transactions` (long-running operations), `jobs` (those that drivers run), `job_events` (what happened to them),
+- `jobs/`: transactions (long-running operations), jobs (those that drivers run), events (what happened to them);
   `idempotency` (requests with a key)
 - `processes`: servers and workers that are alive
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
@@ -35,7 +35,8 @@ from tiltyard.store.functions.definitions import FunctionRecord, FunctionUse, Ne
 from tiltyard.store.functions.errors import FragmentErrors
 from tiltyard.store.functions.secrets import SecretRecord
 from tiltyard.store.idempotency import RequestLeaseLostError
-from tiltyard.store.jobs import JobFilter
+from tiltyard.store.jobs.jobs import JobFilter
+from tiltyard.store.jobs.transactions import RunKeyTakenError
 from tiltyard.store.mounts.mounts import LocationDroppedError, LocationTakenError, MountRecord
 from tiltyard.store.mounts.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
 from tiltyard.store.processes import ProcessRecord
@@ -66,7 +67,6 @@ from tiltyard.store.tables.queued_appends import RETURNED, AppendNotWaitingError
 from tiltyard.store.tables.tables import ViewRecord
 from tiltyard.store.tables.upkeep import TableUpkeep
 from tiltyard.store.tables.versions import FinalManifest
-from tiltyard.store.transactions import RunKeyTakenError
 
 __all__ = [
     "CREATING",

@@ -22,8 +22,9 @@ from tiltyard.store.functions.definitions import Functions
 from tiltyard.store.functions.errors import FunctionErrors
 from tiltyard.store.functions.secrets import Secrets
 from tiltyard.store.idempotency import KeyedRequests
-from tiltyard.store.job_events import JobEvents
-from tiltyard.store.jobs import Jobs
+from tiltyard.store.jobs.events import JobEvents
+from tiltyard.store.jobs.jobs import Jobs
+from tiltyard.store.jobs.transactions import Transactions
 from tiltyard.store.mounts.mounts import Mounts
 from tiltyard.store.mounts.publications import Publications
 from tiltyard.store.mounts.table_moves import TableMoves
@@ -39,7 +40,6 @@ from tiltyard.store.tables.trash import Trash
 from tiltyard.store.tables.upkeep import Upkeep
 from tiltyard.store.tables.uploads import Uploads
 from tiltyard.store.tables.versions import DeletedVersions, Versions
-from tiltyard.store.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.model.table_history import (
+from tiltyard.change_feed.table_history import (
     field_ids,
     fragments_by_id,
     is_same_fragment,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import lance
 
 from tests.faults.soak.journal import Row
-from tiltyard.model.table_history import read_transaction
+from tiltyard.change_feed.table_history import read_transaction
 
 COLUMNS = ["key", "by"]
 _MARK = re.compile(r"by <> '([^']+)'")

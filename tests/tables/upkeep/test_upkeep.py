@@ -26,7 +26,7 @@ from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import parse_privileges
 from tiltyard.model.spec import models
 from tiltyard.store.access.grants import SERVER
-from tiltyard.store.jobs import JobFilter
+from tiltyard.store.jobs.jobs import JobFilter
 from tiltyard.store.tables.upkeep import MAX_ENDED, UPKEEP
 from tiltyard.tables.indexes.build_job import CREATE_INDEX
 from tiltyard.tables.indexes.indexes import create_table_index

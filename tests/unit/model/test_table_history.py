@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from lance import LanceOperation
 
-from tiltyard.model.table_history import read_transaction, read_transactions
+from tiltyard.change_feed.table_history import read_transaction, read_transactions
 from tiltyard.model.views.definitions import ViewLineage
 from tiltyard.tables.commits.idempotency_marks import REQUESTS, marked_rows
 
@@ -46,7 +46,7 @@ def test_pylance_cannot_read_a_compaction_that_remapped_an_index(
         else:
             entry()
             pytest.fail(
-                f"pylance {lance.__version__} reads it: the work-around in tiltyard.model.table_history can go."
+                f"pylance {lance.__version__} reads it: the work-around in tiltyard.change_feed.table_history can go."
             )
 
 

@@ -14,8 +14,8 @@ from tiltyard.column_refresh.freshness import FragmentState
 from tiltyard.pipeline.backfill import checkpoints
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, FillFragment, Output
 from tiltyard.pipeline.functions.call_policy import CallPolicy
+from tiltyard.pipeline.functions.user_functions import UserFunction
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
-from tiltyard.pipeline.user_functions import UserFunction
 from tiltyard.storage.files import FileEntry
 from tiltyard.tables.upkeep.references import FileKind, classify
 

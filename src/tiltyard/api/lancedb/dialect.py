@@ -27,7 +27,7 @@ from tiltyard.api.deadlines import Deadline
 from tiltyard.api.lancedb.databases import DATABASE_HEADER
 from tiltyard.api.lancedb.query import query_request
 from tiltyard.context import Context
-from tiltyard.model.index_types import IndexType
+from tiltyard.model.columns.index_types import IndexType
 from tiltyard.model.operations import Handler
 from tiltyard.model.paging import namespaces_scope, tables_scope
 from tiltyard.model.schemas.arrow_json import from_json, to_json, to_remote_json

@@ -12,7 +12,7 @@ from tiltyard.access.databases import check_job_in_database
 from tiltyard.access.needs import DESCRIBE_JOB_STATE
 from tiltyard.model.operations import ArrowAnswer, Pool, operation
 from tiltyard.model.spec import ARROW_STREAM
-from tiltyard.store.job_events import JobEvent
+from tiltyard.store.jobs.events import JobEvent
 from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:

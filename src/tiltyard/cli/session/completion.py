@@ -36,7 +36,7 @@ def complete_id(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     """Return the ids that begin as `incomplete` does; nothing where the catalog cannot be asked."""
     from tiltyard.cli.session.failures import CommandError
     from tiltyard.cli.session.target import choose_target, defer_imports, open_catalog
-    from tiltyard.model.addresses import is_server_address
+    from tiltyard.model.typed_ids import is_server_address
 
     defer_imports()
     from lance_namespace.errors import LanceNamespaceError

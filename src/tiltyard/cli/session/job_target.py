@@ -12,7 +12,7 @@ import click
 
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure
-from tiltyard.model.addresses import is_server_address
+from tiltyard.model.typed_ids import is_server_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

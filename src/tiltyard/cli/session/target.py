@@ -13,7 +13,7 @@ import click
 
 from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure, status_of
 from tiltyard.cli.session.ids import TypedId
-from tiltyard.model.addresses import is_server_address
+from tiltyard.model.typed_ids import is_server_address
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller

@@ -14,9 +14,9 @@ from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.pipeline.backfill.new_column import try_code
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, Output
 from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.functions.user_functions import PickledFunction
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession
-from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
 
 if TYPE_CHECKING:

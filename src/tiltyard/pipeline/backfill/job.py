@@ -18,6 +18,7 @@ import pyarrow as pa
 from lance import LanceOperation
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
+from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.column_refresh.fragment_files import BATCH_ROWS, FilledFragment, FragmentPlan
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.column_refresh.refresh import ColumnRefresh
@@ -32,7 +33,6 @@ from tiltyard.model.columns.computed_columns import (
 )
 from tiltyard.model.lineage import digest_code
 from tiltyard.model.schemas.column_names import check_column_name
-from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.backfill.new_column import NewColumn, try_code
 from tiltyard.pipeline.backfill.parked import parked_conditions
@@ -41,6 +41,7 @@ from tiltyard.pipeline.delete.job import check_condition
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.registered import function_code
+from tiltyard.pipeline.functions.user_functions import PickledFunction, UserFunction, parse_user_function
 from tiltyard.pipeline.jobs import Alias, ColumnNames, check_client_code_allowed, job
 from tiltyard.pipeline.lineage import own_rows_lineage
 from tiltyard.pipeline.runs import ColumnRun
@@ -49,7 +50,6 @@ from tiltyard.pipeline.sources.filesystem import absolute_path, delete_files
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.user_functions import PickledFunction, UserFunction, parse_user_function
 from tiltyard.pipeline.version_diff import group_fragments
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
 

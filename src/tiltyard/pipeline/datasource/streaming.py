@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.refusals import RefusedError
-from tiltyard.model.table_history import read_transaction
 from tiltyard.pipeline.datasource.reader import FragmentGroup, PinnedTable, read_fragment_group
 from tiltyard.pipeline.datasource.writer import TableWriter, WrittenPartition
 from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id

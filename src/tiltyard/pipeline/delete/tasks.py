@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiltyard.model.table_history import get_fragment
+from tiltyard.change_feed.table_history import get_fragment
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata

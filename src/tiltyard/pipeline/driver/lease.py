@@ -23,8 +23,8 @@ from lance_namespace.errors import (
 from tiltyard.calls.caller import Caller
 from tiltyard.model.ids import Id
 from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRY_MS, RETRYABLE
+from tiltyard.pipeline.driver.progress import Figures
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
 from tiltyard.pipeline.session import LazySession, describe_application
 from tiltyard.pipeline.sources.filesystem import absolute_path

@@ -19,7 +19,7 @@ from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.child_process import CallError, ChildProcess, ProcessCache
 from tiltyard.pipeline.functions.environments import python_for
 from tiltyard.pipeline.functions.host import BATCH, TABLE, from_ipc, to_ipc
-from tiltyard.pipeline.user_functions import Loadable
+from tiltyard.pipeline.functions.user_functions import Loadable
 
 _START = """
 import json, sys

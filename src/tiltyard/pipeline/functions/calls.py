@@ -14,8 +14,8 @@ from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy, pa
 from tiltyard.pipeline.functions.call_process import call_in_process
 from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.host import class_names
+from tiltyard.pipeline.functions.user_functions import Loadable
 from tiltyard.pipeline.task_errors import RowsFailedError
-from tiltyard.pipeline.user_functions import Loadable
 
 R = TypeVar("R")
 

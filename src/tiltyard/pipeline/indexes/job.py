@@ -18,7 +18,7 @@ import msgspec
 from lance.schema import LanceSchema
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
-from tiltyard.model.index_types import (
+from tiltyard.model.columns.index_types import (
     GRANULARITY,
     LIST_ELEMENT,
     IndexType,

@@ -20,7 +20,7 @@ import lance
 from lance.dataset import Index, IndexFile
 from lance.indices import IndexConfig
 
-from tiltyard.model.index_types import IndexType
+from tiltyard.model.columns.index_types import IndexType
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.indexes.tasks import (
     LIGHT_TYPES,

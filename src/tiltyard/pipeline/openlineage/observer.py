@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.jobs import ENDLESS_JOBS
 from tiltyard.model.lineage import CommitLineage, LineageSource, strip_credentials
-from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.openlineage.column_lineage import SourceColumn, option_columns
 from tiltyard.pipeline.runs import RunCanceledError

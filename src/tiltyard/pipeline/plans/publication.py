@@ -15,7 +15,7 @@ from lance_namespace.errors import (
     TableTagAlreadyExistsError,
 )
 
-from tiltyard.model.index_types import parse_index_type
+from tiltyard.model.columns.index_types import parse_index_type
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.indexes.job import validate_spec
 from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index, create_whole_index

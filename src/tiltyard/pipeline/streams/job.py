@@ -21,8 +21,7 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.model.lineage import JobLineage, LineageSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.jobs import ColumnNames, job
-from tiltyard.pipeline.outages import is_outage
+from tiltyard.pipeline.jobs import ColumnNames, is_outage, job
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.sources.csv_records import CsvDialect
 from tiltyard.pipeline.sources.file_options import CsvOptions, check_csv_only, given_options, pick_file_options

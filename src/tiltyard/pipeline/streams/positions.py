@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from lance import LanceOperation
 from lance_namespace.errors import InvalidTableStateError
 
-from tiltyard.model.table_history import read_transaction
+from tiltyard.change_feed.table_history import read_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.change_feed.table_history import get_fragment, split_by_fragment
 from tiltyard.model.refusals import RefusedError
-from tiltyard.model.table_history import get_fragment, split_by_fragment
 from tiltyard.pipeline.writing.fragments import read_data_files
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from lance_namespace.errors import (
     InvalidTableStateError,
 )
 
+from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.lineage import refresh_lineage
 from tiltyard.model.refusals import RefusedError
-from tiltyard.model.table_history import read_transaction
 from tiltyard.model.views.definitions import (
     LINEAGE_PROPERTY,
     ViewDefinition,

@@ -21,12 +21,12 @@ from tiltyard.pipeline.datasource.dataframes import TaskRows, plan_version_scan,
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.calls import GuardedFunction
+from tiltyard.pipeline.functions.user_functions import PickledFunction
 from tiltyard.pipeline.openlineage.emitter import record_frame
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
-from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.views.group_keys import GroupKeys
 from tiltyard.pipeline.views.planning import Part
 from tiltyard.pipeline.views.query_analysis import analyze_query

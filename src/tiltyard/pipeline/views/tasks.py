@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.calls import GuardedFunction, describe_error
+from tiltyard.pipeline.functions.user_functions import PickledFunction
 from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batches
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RowsFailedError
-from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.writing.fragments import FragmentTarget, read_fragments, write_batches
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, write_rows
 from tiltyard.view_refresh.value_filters import values_filter

@@ -27,8 +27,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.lineage import RUN_PROPERTY, JobLineage
-from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline.lineage import index_commit
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.model.table_history import read_transactions
+from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.pipeline.private_variables import set_task_variables
 from tiltyard.pipeline.spark_tasks import task_variables
 from tiltyard.pipeline.writing.fragments import FragmentRows

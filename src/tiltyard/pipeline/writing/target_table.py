@@ -26,11 +26,11 @@ from lance_namespace.errors import (
     TableSchemaValidationError,
 )
 
+from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.lineage import RUN_PROPERTY, JobLineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.schemas.nested_types import map_renamings, with_standard_maps
-from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.lineage import index_commit
 from tiltyard.pipeline.runs import Run

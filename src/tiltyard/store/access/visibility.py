@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.store.jobs import NEWEST as NEWEST_JOB
+from tiltyard.store.jobs.jobs import NEWEST as NEWEST_JOB
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
 from tiltyard.store.repository import Repository, reads
@@ -20,7 +20,7 @@ from tiltyard.store.tables.trash import NEWEST as NEWEST_REMOVAL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.store.jobs import JobFilter
+    from tiltyard.store.jobs.jobs import JobFilter
 
 # The grants say where tables are, so that an index of them has those of a page in order; the tables themselves decide.
 # In a subquery with one value that is not null, as PostgreSQL expects of most: for a join, EXISTS or a comparison it

@@ -24,9 +24,9 @@ from lance_namespace.errors import (
 from msgspec import structs
 
 from tiltyard.model.branches import Branch
+from tiltyard.model.columns.primary_keys import PrimaryKey
 from tiltyard.model.ids import table_id
 from tiltyard.model.modes import parse_mode
-from tiltyard.model.primary_keys import PrimaryKey
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.runtime.durability import WrittenFile

@@ -23,9 +23,9 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+from tiltyard.change_feed.table_history import read_transaction, read_transactions
 from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
-from tiltyard.model.table_history import read_transaction, read_transactions
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileTooLargeError
 from tiltyard.tables.commits.finalizing import finalize_pending

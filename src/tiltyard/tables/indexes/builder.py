@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from lance.indices import IndexConfig
 from lance.query import DocumentGranularity
 
+from tiltyard.model.columns.index_types import GRANULARITY, IndexType
 from tiltyard.model.columns.vector_columns import VectorColumn, train_exact_model
-from tiltyard.model.index_types import GRANULARITY, IndexType
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.commits.child_commits import Parent, RemoteCommits, open_in_child, run_in_child
 from tiltyard.tables.schema.field_paths import arrow_field

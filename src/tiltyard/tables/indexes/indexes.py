@@ -20,8 +20,8 @@ from tiltyard.access.needs import on_table
 from tiltyard.catalog.jobs.authorization import submitter_payload
 from tiltyard.context import Context, OpenTable
 from tiltyard.model.branches import Branch
+from tiltyard.model.columns.index_types import IndexType, check_parameters, parse_index_type, spec_index_type
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.index_types import IndexType, check_parameters, parse_index_type, spec_index_type
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.model.primary_keys import PrimaryKey
+from tiltyard.model.columns.primary_keys import PrimaryKey
 from tiltyard.tables.keys.enforcement import MAX_KEYS, check_new_keys, is_checked, key_lookup
 from tiltyard.tables.keys.errors import duplicate_error
 from tiltyard.tables.keys.key_values import key_hashes, key_tuples, matching_keys

@@ -16,8 +16,8 @@ from msgspec import structs
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import MAIN, Branch
+from tiltyard.model.columns.primary_keys import MAX_COLUMNS, PROPERTY, PrimaryKey, is_key_type, unenforced_key
 from tiltyard.model.operations import operation
-from tiltyard.model.primary_keys import MAX_COLUMNS, PROPERTY, PrimaryKey, is_key_type, unenforced_key
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, lance_errors

@@ -31,7 +31,7 @@ from lance_namespace.errors import InvalidInputError
 from msgspec import structs
 
 from tiltyard.model.branches import Branch
-from tiltyard.model.primary_keys import PrimaryKey, is_key_type
+from tiltyard.model.columns.primary_keys import PrimaryKey, is_key_type
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, message_of, versions_folder
 from tiltyard.storage.manifest_rows import RowChange, column_numbers, compare_rows

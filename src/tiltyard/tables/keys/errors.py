@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError, TableSchemaValidationError
 
 from tiltyard.access.authorization import effective_policy_of, table_privileges
-from tiltyard.model.primary_keys import format_key
+from tiltyard.model.columns.primary_keys import format_key
 from tiltyard.model.privileges import Privilege
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
-    from tiltyard.model.primary_keys import PrimaryKey
+    from tiltyard.model.columns.primary_keys import PrimaryKey
     from tiltyard.store import TableRecord
     from tiltyard.tables.keys.key_values import Key
 

@@ -21,8 +21,8 @@ from lance.dataset import ColumnOrdering
 from lance_namespace.errors import InvalidInputError
 from msgspec import structs
 
+from tiltyard.model.columns.index_types import GRANULARITY, LIST_ELEMENT
 from tiltyard.model.columns.vector_columns import VectorColumn, vector_columns
-from tiltyard.model.index_types import GRANULARITY, LIST_ELEMENT
 from tiltyard.tables.query.batch_sizes import ORDER_BYTES, SMALL_RESPONSE_ROWS, batch_options, estimate_ordering
 from tiltyard.tables.query.full_text import FullTextQueryBuilder
 from tiltyard.tables.query.integer_filters import ROW_ID, parse_row_ids

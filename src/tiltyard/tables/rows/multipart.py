@@ -22,6 +22,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.needs import on_table
+from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.branches import Branch
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.modes import InsertMode
@@ -29,7 +30,6 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
-from tiltyard.model.table_history import read_transactions
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.writing import (
     ColumnsChangedError,

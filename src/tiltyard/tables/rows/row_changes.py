@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
-from tiltyard.model.primary_keys import unenforced_key
+from tiltyard.model.columns.primary_keys import unenforced_key
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.next_manifest import COMMIT_HOOKS
 from tiltyard.storage.version_cache import VersionInfo

@@ -24,13 +24,13 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.catalog.jobs.authorization import authorize_submitter
+from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage
 from tiltyard.model.refusals import RefusedError
-from tiltyard.model.table_history import read_transactions
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage, query_columns
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.version_cache import Snapshot

@@ -17,10 +17,10 @@ from lance_namespace.errors import (
 
 from tiltyard.access.authorization import authorize_table
 from tiltyard.access.stored_definitions import Definer
+from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege
-from tiltyard.model.table_history import read_transactions
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import ViewRecord

@@ -22,6 +22,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access.authorization import authorize_table, caller_rights, is_administrator
 from tiltyard.access.needs import on_table
+from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.lineage import DEFAULT_DEPTH, MAX_NAME, CommitLineage, LineageSource, strip_credentials
@@ -29,7 +30,6 @@ from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import Needs, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.model.table_history import read_transaction
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.lineage import LineageRecord

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.branches import MAIN
-from tiltyard.model.primary_keys import PROPERTY
+from tiltyard.model.columns.primary_keys import PROPERTY
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local

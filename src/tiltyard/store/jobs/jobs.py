@@ -11,11 +11,11 @@ from lance_namespace.errors import ConcurrentModificationError, TransactionNotFo
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.job_events import CLAIM_EVENT, add_event
+from tiltyard.store.jobs.events import CLAIM_EVENT, add_event
+from tiltyard.store.jobs.transactions import refusing_second_run
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import TransactionRecord
 from tiltyard.store.repository import Repository, reads, writes
-from tiltyard.store.transactions import refusing_second_run
 
 CLAIM = f"""
     UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,

@@ -14,7 +14,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableNotFoundErr
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.tracing import is_tracing, trace_headers
 from tiltyard.store.backend import UniqueError
-from tiltyard.store.job_events import CLAIM_EVENT, COMPLETE_EVENT, add_event
+from tiltyard.store.jobs.events import CLAIM_EVENT, COMPLETE_EVENT, add_event
 from tiltyard.store.paths import placeholders
 from tiltyard.store.records import Properties, TransactionRecord, encode
 from tiltyard.store.repository import Repository, reads, writes

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import lance
     from lance_namespace.errors import LanceNamespaceError
 
-    from tiltyard.access.rights import RightsCache
     from tiltyard.config import Settings
     from tiltyard.model.freshness import Freshness
     from tiltyard.model.paging import Paging
@@ -27,18 +26,83 @@ if TYPE_CHECKING:
     from tiltyard.mounts.registry.mounts import Mounts
     from tiltyard.runtime.budgets import MemoryBudget
     from tiltyard.runtime.outage_log import OutageLog
-    from tiltyard.sql.processes import QueryProcesses
-    from tiltyard.sql.sessions import SqlSessions
     from tiltyard.storage import Storage
     from tiltyard.storage.commit_route import CommitRoute
     from tiltyard.storage.version_cache import Snapshot
-    from tiltyard.store import NamespaceRecord, RequestClaim, Store, TableRecord, UnitOfWork
-    from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
-    from tiltyard.tables.query.routes.route import CountOffer, Offer
-    from tiltyard.tables.upkeep.change_log import ChangeLog
+    from tiltyard.store import (
+        FinalManifest,
+        NamespaceRecord,
+        RequestClaim,
+        Store,
+        TableRecord,
+        UnitOfWork,
+        VersionRecord,
+    )
 
 
 Response = TypeVar("Response")
+
+
+class RightsCache(Protocol):
+    """The rights of principals, each a `tiltyard.access.rights.Rights`."""
+
+    def get(self, principal: Principal) -> Any: ...
+    def refresh_next(self) -> None: ...
+
+
+class FinalizedLog(Protocol):
+    """Versions that this process has finalized and not marked yet: see tiltyard.tables.commits."""
+
+    def add(self, manifests: Iterable[FinalManifest]) -> None: ...
+    def has(self, record: VersionRecord) -> bool: ...
+    def is_latest(self, table_id: int, branch: str, version: int, scheme: str) -> bool: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class FinalizingBackoff(Protocol):
+    """When versions that could not be finalized are tried again: see tiltyard.tables.commits."""
+
+    def next_tables(self, pending_tables: Callable[[int, int], list[int]], now: int) -> list[int]: ...
+    def add_failure(self, table_id: int, now: int) -> int: ...
+    def reset(self, table_id: int) -> None: ...
+
+
+class KnownTables(Protocol):
+    """Records of tables that commits were made to: see tiltyard.tables.commits."""
+
+    def get_all(self, paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], TableRecord] | None: ...
+    def add(self, path: Id, table: TableRecord) -> None: ...
+
+
+class ChangeLog(Protocol):
+    """Tables that were changed, of which upkeep has to know: see tiltyard.tables.upkeep."""
+
+    def add(self, table_id: int) -> None: ...
+    def flush(self) -> None: ...
+
+
+class SqlSessions(Protocol):
+    """Sessions for SQL queries in this process: see tiltyard.sql.sessions."""
+
+    @property
+    def running(self) -> int: ...
+    def acquire(self) -> Any: ...
+    def release(self, session: Any, *, is_reusable: bool, has_failed: bool = False) -> None: ...
+    def close(self) -> None: ...
+
+
+class QueryProcesses(Protocol):
+    """Processes that run SQL queries: see tiltyard.sql.processes."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def used_bytes(self) -> int: ...
+    def prestart(self) -> None: ...
+    def acquire(self, principal: str | None) -> Any: ...
+    def release(self, process: Any, principal: str | None, *, is_idle: bool) -> None: ...
+    def close(self) -> None: ...
 
 
 class CommitRouting(Protocol):
@@ -120,12 +184,13 @@ class Services:
 class OpenTable:
     """A table's record in the catalog, and a snapshot of it.
 
-    `offer` is how a route answers the request, where one was asked to choose how the request is executed.
+    `offer` is how a route (`tables.query.routes`) answers the request, where one was asked to choose how the request is
+    executed.
     """
 
     record: TableRecord
     snapshot: Snapshot
-    offer: Offer | CountOffer | None = None
+    offer: Any = None
 
     @property
     def dataset(self) -> lance.LanceDataset:

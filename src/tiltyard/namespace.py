@@ -40,7 +40,7 @@ from tiltyard.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.tables.commits.process_state import FinalizedLog
+    from tiltyard.context import FinalizedLog
 
 STOP_SECONDS = 5.0
 

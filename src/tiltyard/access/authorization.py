@@ -34,7 +34,8 @@ _ALL_PRIVILEGES = Privilege(ALL)
 
 def caller_rights(ctx: Context) -> Rights:
     """Return the caller's rights; not for administrators, who have all. Raises ServiceUnavailableError."""
-    return ctx.rights_cache.get(ctx.principal)
+    rights: Rights = ctx.rights_cache.get(ctx.principal)
+    return rights
 
 
 def is_administrator(ctx: Context) -> bool:
@@ -49,7 +50,7 @@ def effective_policy_of(ctx: Context, record: TableRecord) -> EffectivePolicy | 
     """
     if ctx.principal.administrator:
         return None
-    return ctx.rights_cache.get(ctx.principal).effective_policy(record.id)
+    return caller_rights(ctx).effective_policy(record.id)
 
 
 def table_privileges(ctx: Context, record: TableRecord) -> Privilege:

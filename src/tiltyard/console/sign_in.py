@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import quote
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError, UnauthenticatedError
@@ -17,14 +17,13 @@ from tiltyard.console.openid import OpenIdSignIn, PendingSignIn
 from tiltyard.console.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import TypeAlias
 
     from starlette.requests import Request
 
     from tiltyard.api.request_log import LoggedRequest
-    from tiltyard.console.app import Console
-    from tiltyard.console.sessions import Session
+    from tiltyard.console.sessions import Seals, Session
     from tiltyard.context import Services
     from tiltyard.identity import Authenticator
     from tiltyard.identity.credentials import SessionIdentity
@@ -58,8 +57,24 @@ class SignIn:
         return provider
 
 
+T = TypeVar("T")
+
+
+class ConsolePages(Protocol):
+    """What signing in needs of the console."""
+
+    sign_in: SignIn
+
+    @property
+    def seals(self) -> Seals: ...
+
+    async def run_in_thread(self, work: Callable[[], T]) -> T: ...
+
+    def respond_page(self, page: Page, session: Session | None = None) -> Response: ...
+
+
 async def show(
-    console: Console, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
 ) -> Response:
     """Show the form to sign in, to those whose form came too late with the reason."""
     problem = ENDED if "ended" in request.query_params else ""
@@ -67,7 +82,7 @@ async def show(
 
 
 async def by_key(
-    console: Console, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
 ) -> Response:
     """Sign in by an API key: start a session, or show the form again."""
     logged.operation = OPERATION
@@ -84,7 +99,7 @@ async def by_key(
 
 
 async def end(
-    console: Console, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
 ) -> Response:
     """Sign out."""
     response = RedirectResponse(f"{HOME}sign-in", 303, HEADERS)
@@ -93,7 +108,7 @@ async def end(
 
 
 async def at_provider(
-    console: Console, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
 ) -> Response:
     """Send the browser to a provider."""
     provider = console.sign_in.find(request.path_params["provider"])
@@ -105,7 +120,7 @@ async def at_provider(
 
 
 async def from_provider(
-    console: Console, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
 ) -> Response:
     """Finish a sign-in at a provider: start a session.
 
@@ -143,7 +158,7 @@ def safe_address(text: str) -> str:
     return quote(text, safe="/?&=%:;,+@!$'()*~#[]") if is_own else HOME
 
 
-def _start(console: Console, request: Request, response: Response, identity: SessionIdentity) -> None:
+def _start(console: ConsolePages, request: Request, response: Response, identity: SessionIdentity) -> None:
     Cookies(console.seals, request).set_session(response, console.seals.start_session(identity))
 
 
@@ -154,7 +169,7 @@ def _callback(request: Request, provider: str) -> str:
 
 
 def _form_page(
-    console: Console, request: Request, session: Session | None, following: str, problem: str, status: int
+    console: ConsolePages, request: Request, session: Session | None, following: str, problem: str, status: int
 ) -> Response:
     values = {"next": following, "problem": problem, "providers": list(console.sign_in.providers)}
     return console.respond_page(Page("sign_in.html", values, status), session)

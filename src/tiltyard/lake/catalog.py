@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -18,7 +17,8 @@ from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
 from tiltyard.lake.lineage import Lineage, read_lineage
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
-from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
+from tiltyard.lake.runs import Run
+from tiltyard.lake.session import LakeSession, SparkSessions
 from tiltyard.lake.snapshots import Snapshot, create_snapshot, find_snapshot, list_snapshots
 from tiltyard.lake.table import Table
 from tiltyard.lake.views import View, create_view
@@ -26,17 +26,12 @@ from tiltyard.model.ids import Id
 from tiltyard.model.lineage import DEFAULT_DEPTH
 from tiltyard.model.typed_ids import format_id, is_server_address, parse_typed_id
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.jobs import RegisteredJob, find_job
-from tiltyard.pipeline.session import LazySession, spark_session
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.runs import LocalRun
     from tiltyard.pipeline.table_location import CatalogConnection
 
 PAGE_SIZE = 1000
@@ -73,19 +68,6 @@ def connect(
     all_properties = {**own_code, **(properties or {}), **({} if api_key is None else {API_KEY_PROPERTY: api_key})}
     sessions = SparkSessions(master, remote, dict(conf or {}))
     return Lake(place, connection(place, all_properties, storage), sessions, submit=submit)
-
-
-@dataclass(slots=True)
-class SparkSessions:
-    """Where Spark runs: `get` returns this process's session, or starts it."""
-
-    master: str | None = None
-    remote: str | None = None
-    conf: Mapping[str, str] = field(default_factory=dict)
-
-    def get(self) -> SparkSession:
-        """Return the session. Raises SparkMissingError."""
-        return spark_session(self.master, remote=self.remote, config=self.conf)
 
 
 class LakeNamespace:
@@ -163,7 +145,7 @@ class LakeNamespace:
                 return
 
 
-class Lake(LakeNamespace):
+class Lake(LakeSession, LakeNamespace):
     """A catalog with its tables: what `tiltyard.connect` returns. Its own tables are those of the root."""
 
     table_class: ClassVar[type[Table]] = Table
@@ -177,17 +159,8 @@ class Lake(LakeNamespace):
         submit: bool = False,
         is_recorded: bool = True,
     ) -> None:
-        super().__init__(self, ())
-        self.location = location
-        self.catalog = catalog
-        self._sessions = sessions
-        self._submits = submit
-        self._is_recorded = is_recorded
-
-    @property
-    def spark(self) -> SparkSession:
-        """Return the Spark session of this process; it starts when it is first needed. Raises SparkMissingError."""
-        return self._sessions.get()
+        LakeNamespace.__init__(self, self, ())
+        LakeSession.__init__(self, location, catalog, sessions, submit=submit, is_recorded=is_recorded)
 
     def view(self, name: str) -> View:
         """Return a materialized view by its id; it need not exist. Raises InvalidInputError."""
@@ -309,51 +282,6 @@ class Lake(LakeNamespace):
             **({} if rejects is None else {"rejects": absolute_path(os.fspath(rejects))}),
         }
         return self.run_job("stream", arguments, wait=available_now if wait is None else wait, submit=submit)
-
-    def run(self, run_id: str) -> Run:
-        """Return the run of a job that the catalog has recorded, by its id. Raises TransactionNotFoundError."""
-        return find_run(self.catalog, run_id)
-
-    def run_job(self, name: str, arguments: Mapping[str, Any], *, wait: bool = True, submit: bool | None = None) -> Run:
-        """Run a job with its own arguments, as `tiltyard job NAME` does; return its run, which has ended with `wait`.
-
-        With `submit` a worker of the server runs it, else a thread of this process. Raises InvalidInputError, with
-        `wait` what the job fails with.
-        """
-        job = find_job(name)
-        with translate():
-            checked = job.validate(arguments)
-        if self._submits if submit is None else submit:
-            if not self._is_recorded:
-                raise InvalidInputError("submit: jobs within a publication run in this process: leave it out.")
-            run = queue_run(self.catalog, job, checked)
-        elif self._is_recorded:
-            run = drive_run(self.catalog, job, checked, self._session_for(job))
-        else:
-            spark = self._session_for(job)
-            run = start_run(name, lambda local: job.run(local, self.catalog, spark, checked))
-        return run.wait() if wait else run
-
-    def _session_for(self, job: RegisteredJob) -> SparkSession | LazySession | None:
-        if not job.spark:
-            return None
-        return LazySession(lambda: self.spark) if job.lazy else self.spark
-
-    def check_arguments(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Raise InvalidInputError for arguments that a job does not take."""
-        find_job(name).validate(arguments)
-
-    def run_here(
-        self, name: str, work: Callable[[LocalRun], Mapping[str, object]], *, wait: bool, submit: bool | None, why: str
-    ) -> Run:
-        """Run `work` in a thread of this process, without a record; `why` says why no worker could.
-
-        Raises InvalidInputError where it was to be submitted.
-        """
-        if submit:
-            raise InvalidInputError(f"submit: {why}: leave it out.")
-        run = start_run(name, work)
-        return run.wait() if wait else run
 
     def __repr__(self) -> str:
         return f"<lake {self.location}>"

@@ -13,7 +13,7 @@ from tiltyard.lake.display import render_table
 from tiltyard.model.typed_ids import format_id
 
 if TYPE_CHECKING:
-    from tiltyard.lake.catalog import Lake
+    from tiltyard.lake.session import LakeSession
 
 NodeKind = Literal["table", "uri", "hidden", "dropped"]
 
@@ -79,7 +79,7 @@ class Lineage:
         return render_table(columns, rows)
 
 
-def read_lineage(lake: Lake, **request: Any) -> Lineage:
+def read_lineage(lake: LakeSession, **request: Any) -> Lineage:
     """Follow lineage; `request` has the fields of DescribeLineage. Raises InvalidInputError, TableNotFoundError."""
     for name in ("depth", "version"):
         check_whole_number(request.get(name), name)

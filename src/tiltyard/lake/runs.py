@@ -8,15 +8,18 @@ run.wait().rows
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
 from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
-from tiltyard.lake.display import render_run, show_progress
+from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import RunCanceledError, RunFailedError, translate
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.pipeline.driver.lease import (
@@ -31,6 +34,7 @@ from tiltyard.pipeline.driver.progress import figure_reader
 from tiltyard.pipeline.jobs import RegisteredJob
 from tiltyard.pipeline.runs import LocalRun, describe_canceled
 from tiltyard.pipeline.table_location import CatalogConnection
+from tiltyard.runtime.pool import run_in_background
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from tiltyard.pipeline.session import LazySession
 
 POLL_SECONDS = 0.5
+REFRESH_SECONDS = 0.5
+_HIDDEN = ("progress", "eta_seconds")
 
 
 class Run(ABC):
@@ -266,3 +272,45 @@ def start_run(name: str, work: Callable[[LocalRun], Mapping[str, object]]) -> Ru
     """Run `work` in a thread, without a record in the catalog."""
     run = LocalRun()
     return LocalThreadRun(name, run.id, lambda: work(run), figure_reader(run.figures), run.canceled.set)
+
+
+def render_run(run: Run) -> str:
+    """Return a run as HTML: a bar while it runs, and a table of its figures."""
+    figures, status = run.figures, run.status
+    head = f"<b>{escape(run.name)}</b> {escape(status)}"
+    if status in ("Queued", "Running"):
+        share = figures.get("progress")
+        value = "" if share is None else f' value="{float(share):.4f}"'
+        left = f" {escape(figures['eta_seconds'])} s left" if "eta_seconds" in figures else ""
+        head = f'{head} <progress max="1"{value}></progress>{left}'
+    rows = [(name, text) for name, text in figures.items() if name not in _HIDDEN]
+    return f"<div>{head}{render_table(('figure', 'value'), rows) if rows else ''}</div>"
+
+
+@contextmanager
+def show_progress(run: Run) -> Iterator[None]:
+    """Show a run's bar in the output of a notebook's cell while the block runs; elsewhere, do nothing."""
+    display = _notebook_display()
+    if display is None or run.has_ended:
+        yield
+        return
+    handle = display(run, display_id=True)
+
+    def refresh(done: threading.Event) -> None:
+        while not done.wait(REFRESH_SECONDS):
+            handle.update(run)
+        handle.update(run)
+
+    with run_in_background("bar", refresh):
+        yield
+
+
+def _notebook_display() -> Any:
+    """Return IPython's `display` in the kernel of a notebook, else None."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display  # type: ignore[import-not-found]  # noqa: PLC0415  # a notebook has it
+
+    return display

@@ -11,22 +11,24 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
 from tiltyard.lake.display import render_table
+from tiltyard.lake.publication import ChangedTable, open_publication
 from tiltyard.lake.table import Table
 from tiltyard.model.typed_ids import format_id
+from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
     import lance
     from pyspark.sql import DataFrame
 
-    from tiltyard.lake.catalog import Lake
     from tiltyard.lake.changes import Changes
     from tiltyard.lake.runs import Run
+    from tiltyard.lake.session import LakeSession
 
 
 class SnapshotTable(Table):
     """A table as a snapshot has it: it is read, and nothing changes it."""
 
-    def __init__(self, lake: Lake, path: tuple[str, ...], version: int, snapshot: str) -> None:
+    def __init__(self, lake: LakeSession, path: tuple[str, ...], version: int, snapshot: str) -> None:
         super().__init__(lake, path)
         self._version = version
         self._snapshot = snapshot
@@ -115,7 +117,7 @@ class SnapshotDiff:
 class Snapshot:
     """A named set of versions: `tables` has the version of each table, by its present name."""
 
-    def __init__(self, lake: Lake, facts: Mapping[str, Any]) -> None:
+    def __init__(self, lake: LakeSession, facts: Mapping[str, Any]) -> None:
         self._lake = lake
         self._paths = {format_id(tuple(table["id"])): tuple(table["id"]) for table in facts["tables"]}
         self.name: str = facts["name"]
@@ -151,12 +153,13 @@ class Snapshot:
         A table that is still at its version stays as it is, and must not be changed meanwhile either. Raises
         PublishConflictError (others changed one of the tables meanwhile), TableNotFoundError (one was dropped).
         """
-        with self._lake.publish() as change:
+        with open_publication(self._lake.catalog, Isolation.SERIALIZABLE, ()) as catalog:
+            block = self._lake.within(catalog)
             for name, version in self.tables.items():
-                if change.table(name).version != version:
-                    dataset = change.table(name).dataset(version=version)
-                    dataset.restore()  # type: ignore[no-untyped-call]  # pylance's
-        return {name: self._lake.table(name).version for name in self.tables}
+                table = ChangedTable(block, self._paths[name])
+                if table.version != version:
+                    table.dataset(version=version).restore()  # type: ignore[no-untyped-call]  # pylance's
+        return {name: Table(self._lake, path).version for name, path in self._paths.items()}
 
     def drop(self) -> None:
         """Drop the snapshot; its versions are kept no longer than others. Raises TableTagNotFoundError."""
@@ -169,22 +172,22 @@ class Snapshot:
         return render_table(("table", "version"), list(self.tables.items()))
 
 
-def create_snapshot(lake: Lake, name: str, paths: Sequence[tuple[str, ...]]) -> Snapshot:
+def create_snapshot(lake: LakeSession, name: str, paths: Sequence[tuple[str, ...]]) -> Snapshot:
     """Create a snapshot. Raises as `Lake.snapshot` does."""
     response = _client(lake).call("CreateSnapshot", name=name, tables=[list(path) for path in paths])
     return Snapshot(lake, response["snapshot"])
 
 
-def find_snapshot(lake: Lake, name: str) -> Snapshot:
+def find_snapshot(lake: LakeSession, name: str) -> Snapshot:
     """Return a snapshot. Raises TableTagNotFoundError."""
     return Snapshot(lake, _client(lake).call("DescribeSnapshot", name=name)["snapshot"])
 
 
-def list_snapshots(lake: Lake) -> list[Snapshot]:
+def list_snapshots(lake: LakeSession) -> list[Snapshot]:
     """Return all snapshots that the caller sees, by name."""
     pages = _client(lake).pages("ListSnapshots")
     return [Snapshot(lake, facts) for page in pages for facts in page["snapshots"]]
 
 
-def _client(lake: Lake) -> Caller:
+def _client(lake: LakeSession) -> Caller:
     return lake.catalog.caller(COMMAND_RETRY_SECONDS)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 
-    from tiltyard.lake.catalog import Lake
+    from tiltyard.lake.session import LakeSession
 
 
 class TableReader:
     """What reads a table, or a view; it need not exist yet."""
 
-    def __init__(self, lake: Lake, path: tuple[str, ...]) -> None:
+    def __init__(self, lake: LakeSession, path: tuple[str, ...]) -> None:
         self._lake = lake
         self.path = path
 

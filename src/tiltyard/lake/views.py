@@ -24,8 +24,8 @@ from tiltyard.pipeline.views.sources import pin_sources
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.lake.catalog import Lake
     from tiltyard.lake.runs import Run
+    from tiltyard.lake.session import LakeSession
     from tiltyard.pipeline.functions.call_options import CallOptions
 
 
@@ -69,7 +69,7 @@ class View(Table):
         return self._run("refresh", arguments, wait=wait, submit=submit)
 
 
-def create_view(lake: Lake, path: tuple[str, ...], sql: str) -> View:
+def create_view(lake: LakeSession, path: tuple[str, ...], sql: str) -> View:
     """Create a view without rows, after Spark has analyzed its query. Raises as `Lake.create_view` does."""
 
     with translate():

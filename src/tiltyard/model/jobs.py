@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tiltyard.context import Context
+from typing import Any
 
 
 class JobCanceledError(Exception):
@@ -88,7 +85,7 @@ ResultFunction = Callable[[Mapping[str, str]], Mapping[str, Any]]
 """Makes the result of a job that succeeded, as clients read it, from the properties of its transaction."""
 JOB_RESULTS: dict[str, ResultFunction] = {}
 
-JobFunction = Callable[["Context", Job], Mapping[str, str] | None]
+JobFunction = Callable[[Any, Job], Mapping[str, str] | None]
 
 JOBS: dict[str, JobFunction] = {}
 

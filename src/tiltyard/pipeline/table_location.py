@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import lance_namespace
 
     from tiltyard.calls.caller import Caller
-    from tiltyard.namespace import Namespace
 
 JOB_RETRY_SECONDS = 120.0
 """How long a call of a job under way is sent again: longer than a server that died takes to be replaced."""
@@ -65,8 +64,9 @@ class CatalogConnection:
         """Return what calls the catalog's operations, of a publication those of its catalog."""
         properties = dict(self.properties)
         if "uri" not in properties:
-            catalog: Namespace = _connect(self.implementation, self.properties)  # type: ignore[assignment]  # the only one without an address
-            return catalog.caller(retry_seconds)
+            catalog: Any = _connect(self.implementation, self.properties)  # ours: no other has no address
+            caller: Caller = catalog.caller(retry_seconds)
+            return caller
         from tiltyard.calls.http_caller import HttpCaller  # noqa: PLC0415  # see above
 
         names = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "ca_certs"}

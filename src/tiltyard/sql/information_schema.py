@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tiltyard.context import Context
-    from tiltyard.sql.tables import QueryTables
 
 INFORMATION_SCHEMA = "information_schema"
 CATALOG_NAME = "tiltyard"
@@ -88,9 +87,10 @@ class InformationSchema:
 
     table_names: frozenset[str] = frozenset()
 
-    def __init__(self, tables: QueryTables) -> None:
-        self._tables = tables
-        self._ctx = tables.ctx  # that of the view which names this schema, if one does
+    def __init__(self, ctx: Context, source: Callable[[RowSource], Any]) -> None:
+        """`ctx` is that of the view which names this schema, if one does; `source` makes a table of rows."""
+        self._ctx = ctx
+        self._source = source
 
     def table(self, name: str) -> Any:
         sources = {
@@ -98,7 +98,7 @@ class InformationSchema:
             "tables": RowSource(_TABLES, lambda _: self._list(_TABLES, _PAGE, self._table_rows)),
             "columns": RowSource(_COLUMNS, lambda _: self._list(_COLUMNS, _COLUMNS_PAGE, self._column_rows)),
         }
-        return self._tables.source(sources[name]) if name in sources else None
+        return self._source(sources[name]) if name in sources else None
 
     def table_exist(self, name: str) -> bool:
         return name in ("schemata", "tables", "columns")

@@ -19,8 +19,8 @@ from tiltyard.sql.processes import QueryEndedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.context import Context
-    from tiltyard.sql.processes import QueryProcess, QueryProcesses
+    from tiltyard.context import Context, QueryProcesses
+    from tiltyard.sql.processes import QueryProcess
     from tiltyard.sql.read_grounds import ReadGrounds
 
 MAX_PIECE_BYTES = 4 << 20

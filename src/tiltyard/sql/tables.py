@@ -254,5 +254,5 @@ class SessionCatalog:
         if self.tables is None:
             return None
         if name == INFORMATION_SCHEMA:
-            return InformationSchema(self.tables)
+            return InformationSchema(self.tables.ctx, self.tables.source)
         return NamespaceSchema(self.tables, self.tables.namespace(name))

@@ -20,6 +20,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.access.authorization import caller_rights
 from tiltyard.access.needs import on_namespace, on_parent
 from tiltyard.catalog.functions.pinned_secrets import find_secret_ids, may_have_secrets, read_definition
 from tiltyard.catalog.functions.secrets import find_namespace_id
@@ -226,9 +227,7 @@ def _used_by(ctx: Context, object_id: str, use: FunctionUse) -> str | None:
     if column is None:
         return None
     path = ctx.store.object_path(TABLE, table.id)
-    is_visible = ctx.principal.administrator or ctx.rights_cache.get(ctx.principal).on_table(
-        table.id, table.namespace_id
-    )
+    is_visible = ctx.principal.administrator or caller_rights(ctx).on_table(table.id, table.namespace_id)
     return f"'{column}' of the table {Id(path)}" if path is not None and is_visible else "of a table"
 
 

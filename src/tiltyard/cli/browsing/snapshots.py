@@ -136,7 +136,7 @@ def _members(facts: dict[str, Any]) -> list[str]:
 
 
 def _open(target: Target, name: str) -> Snapshot:
-    from tiltyard.lake.catalog import Lake, SparkSessions
+    from tiltyard.lake.session import LakeSession, SparkSessions
     from tiltyard.lake.snapshots import find_snapshot
 
-    return find_snapshot(Lake(target.url or target.root, target.connection(), SparkSessions()), name)
+    return find_snapshot(LakeSession(target.url or target.root, target.connection(), SparkSessions()), name)

@@ -12,8 +12,13 @@ from tiltyard.storage.vending.vendor import Credentials, Folder
 from tiltyard.store.access.grants import TABLE
 
 if TYPE_CHECKING:
-    from tiltyard.mounts.registry.mount import Mount
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from tiltyard.mounts.mounted_catalog import StorageCredentials
     from tiltyard.store import Store
+
+    VendFromBackend: TypeAlias = Callable[[Id, bool], StorageCredentials | None]
 
 UNKNOWN_LIFETIME_MS = 15 * 60 * 1000
 """Of credentials whose expiry the other catalog does not say."""
@@ -26,8 +31,10 @@ class NothingVendedError(Exception):
 class BackendVendor:
     """Vends what the catalog behind a mount vends; `CredentialCache` shares it."""
 
-    def __init__(self, mount: Mount, store: Store) -> None:
-        self._mount = mount
+    def __init__(self, path: Id, vend: VendFromBackend, store: Store) -> None:
+        """`path` is the mount's, `vend` asks the catalog behind it."""
+        self._path = path
+        self._vend = vend
         self._store = store
         self._locations: dict[Folder, str] = {}
 
@@ -40,12 +47,12 @@ class BackendVendor:
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
         """Raises NothingVendedError, PermissionDeniedError (they could write, and must not), what the backend does."""
         table = self._table_at(folder)
-        vended = self._mount.call(lambda backend: backend.vend_credentials(table, writable=writable))
+        vended = self._vend(table, writable)
         if vended is None:
             raise NothingVendedError
         if not writable and not vended.is_read_only:
             raise PermissionDeniedError(
-                f"The catalog behind {self._mount.path} has no credentials for reading alone: query the table through "
+                f"The catalog behind {self._path} has no credentials for reading alone: query the table through "
                 "the server."
             )
         now = wall_clock()
@@ -55,6 +62,6 @@ class BackendVendor:
         """Return the table whose folder it is, by its id in the other catalog. Raises NothingVendedError."""
         record = self._store.table_at(self._locations[folder])
         path = None if record is None else self._store.object_path(TABLE, record.id)
-        if path is None or path[: len(self._mount.path)] != self._mount.path:
+        if path is None or path[: len(self._path)] != self._path:
             raise NothingVendedError
-        return Id(path[len(self._mount.path) :])
+        return Id(path[len(self._path) :])

@@ -42,7 +42,7 @@ from tiltyard.store import LocationDroppedError, LocationTakenError, NamespaceRe
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, Page, Properties
+    from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, Page, Properties, StorageCredentials
     from tiltyard.store import Creator, MountRecord, Store, TableRecord
 
 T = TypeVar("T")
@@ -84,7 +84,12 @@ class Mount:
         self._calls = 0
         self._is_retired = False
         self._last_error: str | None = None
-        self._vendor = BackendVendor(weakref.proxy(self), store)  # no cycle: threads end with the last use of a mount
+        itself: Mount = weakref.proxy(self)  # no cycle: threads end with the last use of a mount
+
+        def vend(table: Id, writable: bool) -> StorageCredentials | None:
+            return itself.call(lambda backend: backend.vend_credentials(table, writable=writable))
+
+        self._vendor = BackendVendor(self.path, vend, store)
         self._credentials = CredentialCache(self._vendor, wall_clock)
 
     @property

@@ -28,7 +28,6 @@ from tiltyard.tables.query.full_text import FullTextQueryBuilder
 from tiltyard.tables.query.integer_filters import ROW_ID, parse_row_ids
 from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array
 from tiltyard.tables.query.scanners import make_scanner
-from tiltyard.tables.query.search_effort import index_types
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -440,3 +439,9 @@ def _choice(value: str | None, choices: tuple[str, ...], name: str) -> str | Non
     if value is None or value.lower() in choices:
         return value and value.lower()
     raise InvalidInputError(f"The {name} is one of {', '.join(choices)}; not '{value}'.")
+
+
+def index_types(dataset: lance.LanceDataset) -> Mapping[str, str]:
+    """Return the type of the vector index on each column that has one."""
+    indices = (index for index in dataset.describe_indices() if "metric_type" in index.details)
+    return {name: index.index_type.upper() for index in indices for name in index.field_names}

@@ -115,7 +115,8 @@ def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int
 
     def count(table: OpenTable) -> int:
         if table.offer is not None and not isinstance(table.offer, Offer) and scope is None:
-            return _counted(ctx, table.offer).count()
+            number: int = _counted(ctx, table.offer).count()
+            return number
         with nullcontext() if scope is None else redact_errors(), query_errors(table.dataset):
             predicate = request.predicate
             if scope is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError, UnsupportedOperationError
@@ -22,13 +22,21 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.runtime.budgets import Reservation
     from tiltyard.tables.query.plan import Search
-    from tiltyard.tables.query.routes.route import Reader
 
 SMALL_ROWS = 1000
 """Rows up to which a response is read as a whole, unless it has more than `_SMALL_BYTES`."""
 _SMALL_BYTES = 1 << 20
 _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
 _ROW_OFFSET = "_rowoffset"
+
+
+class Reader(Protocol):
+    """The part of a RecordBatchReader that a response uses."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from tiltyard.tables.query.plan import Search, index_types
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     import lance
 
-    from tiltyard.tables.query.plan import Search
 
 MIN_FLAT_ROWS = 10_240
 """Rows that are always compared one by one: some 65 ms, 40 more than a search of all partitions, which finds fewer."""
@@ -112,12 +112,6 @@ def _refine_factor(share: float, rows_to_find: int, rows: int) -> int:
 
 def _rows_left(matching: int, rows: int) -> str:
     return f"the {matching:,} rows of {rows:,} that the filter leaves"
-
-
-def index_types(dataset: lance.LanceDataset) -> Mapping[str, str]:
-    """Return the type of the vector index on each column that has one."""
-    indices = (index for index in dataset.describe_indices() if "metric_type" in index.details)
-    return {name: index.index_type.upper() for index in indices for name in index.field_names}
 
 
 def _count_matching(search: Search) -> int | None:

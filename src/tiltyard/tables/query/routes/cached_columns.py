@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from lance.dataset import LanceScanner
 
-    from tiltyard.tables.query.routes.route import OutputRows, Query, Reader, SearchOffer
+    from tiltyard.tables.query.response import Reader
+    from tiltyard.tables.query.routes.route import OutputRows, Query, SearchOffer
 
 
 class CachedColumns:

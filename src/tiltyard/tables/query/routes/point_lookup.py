@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import lance
     from lance.dataset import LanceScanner
 
-    from tiltyard.tables.query.routes.route import OutputRows, Query, Reader, SearchOffer
+    from tiltyard.tables.query.response import Reader
+    from tiltyard.tables.query.routes.route import OutputRows, Query, SearchOffer
 
 _LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(?:-?\d{1,19}|'[^'\\]{0,256}')\s*")
 _INDICES = frozenset({"btree", "bitmap"})

@@ -14,7 +14,7 @@ from lance.dataset import LanceScanner
 
 from tiltyard.tables.query.integer_filters import ROW_ID
 from tiltyard.tables.query.plan import STREAMING_OPTION_NAMES, column_names
-from tiltyard.tables.query.response import read_response
+from tiltyard.tables.query.response import Reader, read_response
 from tiltyard.tables.query.search_effort import choose_effort
 
 if TYPE_CHECKING:
@@ -66,15 +66,6 @@ class Refused:
     """A route's 'I cannot, because': the reason goes on from there, without a full stop."""
 
     reason: str
-
-
-class Reader(Protocol):
-    """The part of a RecordBatchReader that a response uses."""
-
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
 
 
 @dataclass(frozen=True, slots=True)

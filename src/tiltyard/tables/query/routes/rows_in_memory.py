@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from tiltyard.storage.cached_rows import CachedRows
     from tiltyard.storage.version_cache import Snapshot
     from tiltyard.tables.query.integer_filters import IntegerFilter
-    from tiltyard.tables.query.routes.route import Caches, CountQuery, OutputRows, Query, Reader
+    from tiltyard.tables.query.response import Reader
+    from tiltyard.tables.query.routes.route import Caches, CountQuery, OutputRows, Query
 
 _OTHER_FILTER = Refused("its filter does not select rows by integers of one column, alone")
 _NO_INDEX = Refused("its column has no BTREE or BITMAP that covers all rows")

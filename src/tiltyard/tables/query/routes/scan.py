@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiltyard.context import Context
-    from tiltyard.tables.query.routes.route import CountQuery, Query, Reader
+    from tiltyard.tables.query.response import Reader
+    from tiltyard.tables.query.routes.route import CountQuery, Query
 
 ROW_OFFSET = "_rowoffset"
 

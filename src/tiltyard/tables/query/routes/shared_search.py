@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
 
     from tiltyard.tables.query.plan import Search
-    from tiltyard.tables.query.routes.route import OutputRows, Query, Reader, SearchOffer
+    from tiltyard.tables.query.response import Reader
+    from tiltyard.tables.query.routes.route import OutputRows, Query, SearchOffer
 
 MAX_BATCH = 8
 """Searches in one batch: bounds how long the first of them waits for the last, and what they hold in memory."""

@@ -113,10 +113,13 @@ class Durability:
         a missing file, unless that is no fault (`missing_ok`): one that may be renamed or deleted meanwhile.
         """
         written = [WrittenFile(file) if isinstance(file, str) else file for file in files]
+        for copy in [file for file in written if file.is_copy]:  # not synced: a thread would take longer than its check
+            _check_and_sync(copy, missing_ok)
+        written = [file for file in written if not file.is_copy]
         if any(file.location.endswith("/") for file in written):
             written, listed = _list_files(written)
             folders = [*folders, *listed]
-        parents = {file.location.rpartition("/")[0] for file in written if not file.is_copy} | set(folders)
+        parents = {file.location.rpartition("/")[0] for file in written} | set(folders)
         chain = {folder for parent in parents for folder in _folders_up_to(parent, below)}
         if len(written) < _SYNCFS_THRESHOLD or _LIBC is None:
             self._sync_each(written, [folder for folder in chain if not self._is_synced(folder)], missing_ok)

@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -103,6 +103,8 @@ def versions_folder(branch: Branch) -> str:
     return "_versions" if branch.is_main else f"{branch.folder}/_versions"
 
 
+Field: TypeAlias = "tuple[int, int | bytes | None]"
+"""The number of a protobuf message's field, and the value of an integer, a message, bytes or a string."""
 CodeDeclaration: TypeAlias = frozenset[tuple[bytes, bytes]]
 """The pairs of a column's metadata that declare code for it: a computed column."""
 
@@ -116,7 +118,8 @@ class Manifest:
     `bases` are locations outside the table's folder that have files of it, `code_declarations` those of its columns,
     `backtick_columns` the names of columns with a backtick, which Lance cannot look up, `transaction_file` the name of
     a file in _transactions, which is not read where the manifest has the transaction inline, too (`has_transaction`),
-    `new_files` the files on a disk that it names and the version before it does not.
+    `new_files` the files on a disk that it names and the version before it does not, `previous` how the manifest of
+    that is named, if it was read. `fields` are those of its message, without fragments.
     """
 
     version: int = 0
@@ -126,6 +129,8 @@ class Manifest:
     code_declarations: list[CodeDeclaration] = field(default_factory=list)
     backtick_columns: list[str] = field(default_factory=list)
     new_files: list[WrittenFile] = field(default_factory=list)
+    previous: NamingScheme | None = None
+    fields: list[Field] = field(default_factory=list)
 
 
 def parse_manifest(content: bytes, version: int) -> Manifest:
@@ -156,10 +161,10 @@ def _read_manifest(content: bytes) -> Manifest | None:
     if not is_complete(content):
         return None
     try:
-        message = message_of(content)
-        for count, (key, value) in enumerate(message_fields(message, skipping=FRAGMENTS_FIELD)):
-            if count > _MAX_FIELDS:
-                return None
+        manifest.fields = list(islice(top_fields(content), _MAX_FIELDS + 1))
+        if len(manifest.fields) > _MAX_FIELDS:
+            return None
+        for key, value in manifest.fields:
             if isinstance(value, bytes):
                 _add_bytes_field(manifest, key, value)
             elif key == _VERSION_FIELD and isinstance(value, int):
@@ -327,8 +332,13 @@ def _backtick_names(column: bytes) -> list[str]:
     return [name.decode()] if isinstance(name, bytes) and b"`" in name and is_top_level else []
 
 
-def message_fields(message: bytes, *, skipping: int = 0) -> Iterator[tuple[int, int | bytes | None]]:
-    """Iterate over the fields of a protobuf message: numbers, and values of integers, messages, bytes and strings.
+def top_fields(content: bytes) -> Iterator[Field]:
+    """Iterate over the fields of a manifest but for its fragments."""
+    return message_fields(message_of(content), skipping=FRAGMENTS_FIELD)
+
+
+def message_fields(message: bytes, *, skipping: int = 0) -> Iterator[Field]:
+    """Iterate over the fields of a protobuf message.
 
     Values of the field `skipping` are left out: a manifest has thousands of fragments. The message is read to its end,
     so that a truncated one is noticed: raises IndexError.
@@ -349,7 +359,9 @@ def message_fields(message: bytes, *, skipping: int = 0) -> Iterator[tuple[int, 
             yield number, message[at : at + length]
             at += length
         elif wire == 0:
-            value, at = read_varint(message, at)
+            value, at = message[at], at + 1
+            if value >= 0x80:
+                value, at = read_varint(message, at - 1)
             yield number, value
         else:
             at += _FIXED_WIDTHS.get(wire, end + 1)

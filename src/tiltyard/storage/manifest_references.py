@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -13,11 +13,13 @@ from tiltyard.storage.manifest_format import (
     INLINE_TRANSACTION_FIELD,
     LENGTH,
     TRANSACTION_FIELD,
+    Field,
     byte_fields,
     message_fields,
     message_of,
     number_of,
     read_varint,
+    top_fields,
 )
 
 _ID_FIELD = 1
@@ -51,43 +53,45 @@ def referenced_files(content: bytes) -> list[str]:
 
 def files_of_bases(content: bytes) -> set[str]:
     """Return the locations of the data, deletion and index files that a valid manifest references in its bases."""
-    locate = _locator(content, "")
+    locate = _locator(top_fields(content), "")
     return {locate(file) for file in _references(content) if file.base is not None and not file.path.endswith("/")}
 
 
 def all_files(content: bytes, folder: str) -> set[str]:
     """Return the locations of the data, deletion and index files that a valid manifest names, as `new_files`."""
-    locate = _locator(content, folder)
+    locate = _locator(top_fields(content), folder)
     return {locate(file) for file in _references(content)}
 
 
-def new_files(content: bytes, previous: bytes | None, folder: str) -> list[tuple[str, FileReference]]:
+def new_files(
+    content: bytes, fields: Sequence[Field], previous: bytes | None, folder: str
+) -> list[tuple[str, FileReference]]:
     """List the files that a valid manifest names and the one before it does not, with their locations.
 
-    They are data, deletion and index files, and the file of the transaction; `folder` is that of the table or branch.
+    They are data, deletion and index files, and the file of the transaction; `folder` is that of the table or branch,
+    `fields` are the manifest's `top_fields`.
     Without one before it, those of its own folder: a branch and a clone begin with files of others.
     """
-    message = message_of(content)
-    before = b"" if previous is None else message_of(previous)
-    references = list(_new_fragment_files(message, before))
-    known = set[bytes]() if previous is None else set(_indices(previous, before))
-    references += [file for index in _indices(content, message) if index not in known for file in _index_files(index)]
-    if (transaction := _transaction_file(content, message)) is not None:
+    references = list(_new_fragment_files(message_of(content), b"" if previous is None else message_of(previous)))
+    if indices := list(_indices(content, fields)):
+        known = set[bytes]() if previous is None else set(_indices(previous, top_fields(previous)))
+        references += [file for index in indices if index not in known for file in _index_files(index)]
+    if (transaction := _transaction_file(content, fields)) is not None:
         references.append(transaction)
-    locate = _locator(content, folder)
+    locate = _locator(fields, folder)
     return [(locate(file), file) for file in references if file.base is None or previous is not None]
 
 
 def transaction_file(content: bytes, folder: str) -> tuple[str, FileReference] | None:
     """Return the file of the transaction that a valid manifest names, with its location; None without one."""
-    file = _transaction_file(content, message_of(content))
+    file = _transaction_file(content, top_fields(content))
     return None if file is None else (f"{folder}/{file.path}", file)
 
 
-def _transaction_file(content: bytes, message: bytes) -> FileReference | None:
+def _transaction_file(content: bytes, fields: Iterable[Field]) -> FileReference | None:
     """Return the file of a manifest's transaction; its size is that of the same one in the manifest, if it is there."""
-    fields = dict(message_fields(message, skipping=FRAGMENTS_FIELD))
-    name, position = fields.get(TRANSACTION_FIELD), fields.get(INLINE_TRANSACTION_FIELD)
+    values = dict(fields)
+    name, position = values.get(TRANSACTION_FIELD), values.get(INLINE_TRANSACTION_FIELD)
     if not isinstance(name, bytes) or not name:
         return None
     size = LENGTH.unpack_from(content, position)[0] if isinstance(position, int) else None
@@ -96,10 +100,9 @@ def _transaction_file(content: bytes, message: bytes) -> FileReference | None:
 
 def _references(content: bytes) -> Iterator[FileReference]:
     """Iterate over the data, deletion and index files that a valid manifest names."""
-    message = message_of(content)
-    for fragment in byte_fields(message, FRAGMENTS_FIELD):
+    for fragment in byte_fields(message_of(content), FRAGMENTS_FIELD):
         yield from _fragment_files(fragment)
-    for index in _indices(content, message):
+    for index in _indices(content, top_fields(content)):
         yield from _index_files(index)
 
 
@@ -173,9 +176,9 @@ def _fragment_files(fragment: bytes) -> Iterator[FileReference]:
         yield FileReference(_base_of(deletions, _BASE_FIELD), name, None, deleted_rows)
 
 
-def _indices(content: bytes, message: bytes) -> Iterator[bytes]:
+def _indices(content: bytes, fields: Iterable[Field]) -> Iterator[bytes]:
     """Iterate over the indices of a valid manifest."""
-    section = dict(message_fields(message, skipping=FRAGMENTS_FIELD)).get(INDICES_FIELD)
+    section = dict(fields).get(INDICES_FIELD)
     if isinstance(section, int):
         (length,) = LENGTH.unpack_from(content, section)
         yield from byte_fields(content[section + LENGTH.size : section + LENGTH.size + length], _INDEX_FIELD)
@@ -202,15 +205,15 @@ def _base_of(fields: Mapping[int, int | bytes | None], field: int) -> int | None
     return number_of(fields, field) if field in fields else None
 
 
-def _locator(content: bytes, own_folder: str) -> Callable[[FileReference], str]:
+def _locator(fields: Iterable[Field], own_folder: str) -> Callable[[FileReference], str]:
     """Return what says where a file of a valid manifest lies, whose table or branch has a folder of its own."""
     folders = dict[int, tuple[str, bool]]()
-    named = message_fields(message_of(content), skipping=FRAGMENTS_FIELD)
-    for fields in (dict(message_fields(base)) for key, base in named if key == BASES_FIELD and isinstance(base, bytes)):
-        path = fields[_BASE_PATH_FIELD]
+    for base in (value for key, value in fields if key == BASES_FIELD and isinstance(value, bytes)):
+        base_fields = dict(message_fields(base))
+        path = base_fields[_BASE_PATH_FIELD]
         assert isinstance(path, bytes)
         folder = path.decode().removeprefix("file://").rstrip("/")
-        folders[number_of(fields, _ID_FIELD)] = folder, bool(number_of(fields, _BASE_IS_TABLE_FIELD))
+        folders[number_of(base_fields, _ID_FIELD)] = folder, bool(number_of(base_fields, _BASE_IS_TABLE_FIELD))
 
     def locate(file: FileReference) -> str:
         if file.base is None:

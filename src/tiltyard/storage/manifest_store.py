@@ -21,6 +21,7 @@ from tiltyard.storage.locations import check_no_links, is_local, path_in_table
 from tiltyard.storage.manifest_format import (
     FINAL_NAME,
     MAX_NAME_BYTES,
+    Field,
     Manifest,
     NamingScheme,
     is_complete,
@@ -28,12 +29,13 @@ from tiltyard.storage.manifest_format import (
     naming_scheme_of,
     newest_manifest,
     parse_manifest,
+    top_fields,
     versions_folder,
 )
 from tiltyard.storage.manifest_references import FileReference, all_files, new_files, transaction_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tiltyard.model.branches import Branch
     from tiltyard.storage.datasets import Datasets
@@ -129,7 +131,9 @@ class ManifestStore:
         for base in manifest.bases:
             if not self._datasets.allows_base(location, base):
                 raise _foreign_files_error()
-        manifest.new_files = self.new_files(location, path, file.content, version)
+        if is_local(location):
+            manifest.previous, previous = self._read_previous(location, path, version)
+            manifest.new_files = _new_files(path, file.content, manifest.fields, previous)
         return file, manifest
 
     def new_files(self, location: str, path: str, content: bytes, version: int) -> list[WrittenFile]:
@@ -142,22 +146,20 @@ class ManifestStore:
         """
         if not is_local(location):
             return []
-        previous, folder = self.find_previous(location, path, version), path.rpartition("/_versions/")[0]
-        try:
-            named = new_files(content, previous, folder)
-        except (LookupError, ValueError, AssertionError, RuntimeError, struct.error) as error:
-            raise InvalidInputError("The staged file is not a Lance manifest: nothing was committed.") from error
-        if any(".." in file.path.split("/") for _, file in named):
-            raise _foreign_files_error()
-        return [_written(place, file) for place, file in named if is_local(place)]
+        return _new_files(path, content, None, self.find_previous(location, path, version))
 
     def find_previous(self, location: str, path: str, version: int) -> bytes | None:
         """Read the manifest of the version before a staged one; None if it is missing, not final yet, or not whole."""
-        folder = path.rpartition("/")[0]
-        names = (f"{folder}/{manifest_name(version - 1, scheme)}" for scheme in NamingScheme)
+        return self._read_previous(location, path, version)[1]
+
+    def _read_previous(self, location: str, path: str, version: int) -> tuple[NamingScheme | None, bytes | None]:
+        """Read the manifest of the version before a staged one, and tell how it is named; a name alone if not whole."""
+        folder, files = path.rpartition("/")[0], self._files(location)
         with lance_errors(location):
-            found = (_read_if_exists(self._files(location), name) for name in names)
-            return _if_complete(next((before for before in found if before), None))
+            for scheme in (NamingScheme.V2, NamingScheme.V1):
+                if content := _read_if_exists(files, f"{folder}/{manifest_name(version - 1, scheme)}"):
+                    return scheme, content if is_complete(content) else None
+        return None, None
 
     def version_files(self, location: str, branch: Branch, version: int) -> list[WrittenFile]:
         """List the manifest of a version that is in storage, and its new files, as `new_files` does; none if gone.
@@ -369,9 +371,16 @@ def _written(location: str, file: FileReference) -> WrittenFile:
     return WrittenFile(location, file.size, file.deleted_rows, is_copy)
 
 
-def _if_complete(content: bytes | None) -> bytes | None:
-    """Return the content of a manifest; None for one that a full disk or a loss of power has left damaged."""
-    return content if content is not None and is_complete(content) else None
+def _new_files(path: str, content: bytes, fields: Sequence[Field] | None, previous: bytes | None) -> list[WrittenFile]:
+    """List the files on a disk that a staged manifest names and the `previous` one does not; `fields` are its own."""
+    try:
+        fields = fields or list(top_fields(content))
+        named = new_files(content, fields, previous, path.rpartition("/_versions/")[0])
+    except (LookupError, ValueError, AssertionError, RuntimeError, struct.error) as error:
+        raise InvalidInputError("The staged file is not a Lance manifest: nothing was committed.") from error
+    if any(".." in file.path.split("/") for _, file in named):
+        raise _foreign_files_error()
+    return [_written(place, file) for place, file in named if is_local(place)]
 
 
 def _read_if_exists(files: Files, location: str) -> bytes | None:

@@ -68,6 +68,7 @@ class Roots:
         unnamed = [_unnamed_root(location, named, settings.storage_options) for location in locations]
         self.first = unnamed[0]
         self._roots = tuple(sorted({root.location: root for root in (*named, *unnamed)}.values(), key=_longest_first))
+        self._prefixes = [(root, f"{root.location.rstrip('/')}/") for root in self._roots]
         self.vends_credentials = any(root.vendor for root in self._roots)
         """Whether clients get credentials for any root."""
         self._database_file = _database_file(settings.db)
@@ -88,8 +89,8 @@ class Roots:
 
         Raises PermissionDeniedError for any other location, so that nothing there is read, written or handed out.
         """
-        for root in self._roots:
-            if is_within(location, root.location):
+        for root, prefix in self._prefixes:  # each use of a file asks
+            if location.startswith(prefix) or location == root.location:
                 return root
         raise PermissionDeniedError(
             "The location is not below the server's root or an allowed root: name its root in the server's setting "

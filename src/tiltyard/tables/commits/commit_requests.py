@@ -104,7 +104,7 @@ def _validate_version(
         check_declared(ctx, table_id(entry.id), table, branch, manifest.code_declarations)
     if manifest.backtick_columns:
         check_quoted(ctx, table, branch, manifest.backtick_columns)
-    if latest is not None or not _is_next(ctx, table, new, alone):
+    if latest is not None or not _is_next(ctx, table, new, alone, manifest.previous):
         _check_next(ctx, new, branch, latest)
     return _check_key(ctx, table, new, file.content)
 
@@ -328,12 +328,12 @@ def _is_recorded(ctx: Context, new: NewVersion) -> bool:
         return False
 
 
-def _is_next(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> bool:
+def _is_next(ctx: Context, table: TableRecord, new: NewVersion, alone: bool, previous: NamingScheme | None) -> bool:
     """Return whether storage has the version before, and not this one: two lookups, for less than opening a table.
 
     Right after a commit of this process there is one lookup at most: if others have taken the name since, finalizing
     meets it. On a disk, where lookups are quick, the version before is looked up even then: a restore by file copy may
-    have removed it.
+    have removed it. `previous` is how that is named, where its manifest was just read.
     """
     if new.version <= 1:
         return False
@@ -349,7 +349,7 @@ def _is_next(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> 
     final = f"{table.location}/{new.manifest_path}"
     with lance_errors():
         if is_local(table.location):
-            return files.is_file(before) and (follows_ours or not files.is_file(final))
+            return (previous is scheme or files.is_file(before)) and (follows_ours or not files.is_file(final))
         has_before, has_final = files.stat_all([before, final])
         return has_before is not None and has_final is None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,7 +24,8 @@ from tiltyard.model.spec.models import (
     MergeInsertIntoTableRequest,
     UpdateTableRequest,
 )
-from tiltyard.tables.commits import commit
+from tiltyard.runtime.failpoints import Point
+from tiltyard.tables.commits import recording
 from tiltyard.tables.indexes.indexes import create_table_index
 from tiltyard.tables.rows import create, update_delete
 from tiltyard.tables.rows.insert import insert_into_table
@@ -41,15 +41,15 @@ def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
     """Collect for each commit the files of tables that were not synced when it was recorded."""
     synced: dict[str, int] = {}
     unsynced: list[list[str]] = []
-    sync, record = os.fsync, commit.record_with_retry
+    sync = os.fsync
 
     def remember(descriptor: int) -> None:
         sync(descriptor)
         synced[str(Path(f"/proc/self/fd/{descriptor}").readlink())] = os.fstat(descriptor).st_mtime_ns
 
-    def look(*arguments: Any, **named: Any) -> Any:
+    def look(point: Point) -> None:
+        assert point is Point.BEFORE_RECORD
         unsynced.append(not_synced())
-        return record(*arguments, **named)
 
     def not_synced() -> list[str]:
         below = [path for path in Path(server.ctx.storage.root).rglob("*") if path.parts[-2:-1] != ("_versions",)]
@@ -57,7 +57,7 @@ def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
         return [str(path) for path in there if synced.get(str(path)) != path.stat().st_mtime_ns]
 
     monkeypatch.setattr(os, "fsync", remember)
-    monkeypatch.setattr(commit, "record_with_retry", look)
+    monkeypatch.setattr(recording, "reach", look)
     yield unsynced
     unsynced.append(not_synced())
     assert len(unsynced) > 1, "nothing was committed"

@@ -28,18 +28,15 @@ from tiltyard.model.ids import Id, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
-from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.commits.commit import ranges_to_delete
 from tiltyard.tables.commits.commit_requests import (
     check_commits_here,
-    check_same_manifest,
     explain_conflict,
-    make_durable,
-    record_with_retry,
     validate_versions,
 )
 from tiltyard.tables.commits.finalizing import finalize_batch, lost_version_error
+from tiltyard.tables.commits.recording import record_all, record_versions
 from tiltyard.tables.credentials import creator_storage_options
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.versions.deleted_versions import delete_versions, exclude_tagged
@@ -180,9 +177,7 @@ def _record(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> 
             )
         return models.BatchCommitTablesResponse(transaction_id=transaction.id, results=results)
 
-    make_durable(ctx, batch.news)
-    reach(Point.BEFORE_RECORD)
-    return record_with_retry(ctx, batch.news, lambda: ctx.transact(work))
+    return record_versions(ctx, batch.news, lambda: ctx.transact(work))
 
 
 def _steps(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> Iterator[Step]:
@@ -282,9 +277,9 @@ def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionR
             _check_unchanged(plan.path, table, plan.table)
         news = [structs.replace(plan.new, table_id=table.id) for plan, table in zip(planned, tables, strict=True)]
         results = []
-        for new, table, pair in zip(news, tables, catalog.record_versions(news), strict=True):
+        for new, table, recorded in zip(news, tables, record_all(catalog, news), strict=True):
             results.append(models.CommitTableResult())
-            batch.committed.append(_CommittedVersion(table, check_same_manifest(new, *pair), new, results[-1]))
+            batch.committed.append(_CommittedVersion(table, recorded, new, results[-1]))
         return results
 
     return step

@@ -6,37 +6,25 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from lance_namespace.errors import (
-    ConcurrentModificationError,
-    InvalidInputError,
-    LanceNamespaceError,
-    TableNotFoundError,
-)
 from msgspec import structs
 
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import map_successes
 from tiltyard.model.spec import models
-from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.locations import is_local
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.commits.commit_requests import (
-    check_keys_current,
-    check_same_manifest,
     create_version_response,
-    delete_lost_records,
-    make_durable,
     validate_version,
 )
 from tiltyard.tables.commits.finalizing import MAX_THREADS, finalize_each
+from tiltyard.tables.commits.recording import REFUSALS, record_each, record_independently
 from tiltyard.tables.opening import find_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tiltyard.context import Context
-
-_REFUSALS = (TableNotFoundError, InvalidInputError, ConcurrentModificationError)
 
 _Calls: TypeAlias = "Sequence[tuple[Context, models.CreateTableVersionRequest]]"
 _Tables: TypeAlias = "Mapping[tuple[str, ...], TableRecord]"
@@ -75,8 +63,8 @@ def _record_known_tables(calls: _Calls) -> list[_Recorded | Exception] | None:
         return None
     news = [structs.replace(new, expected_name=(table.namespace_id, table.name)) for table, new in validated]
     try:
-        records = _record_each(ctx, news)
-    except _REFUSALS:
+        records = record_each(ctx, news)
+    except REFUSALS:
         return None
     return _with_records(validated, records)
 
@@ -126,45 +114,4 @@ def _validate(ctx: Context, request: models.CreateTableVersionRequest, tables: _
         table = prefetched or find_table(ctx, request.id)
         return table, validate_version(ctx, table, request)
     except Exception as error:  # noqa: BLE001  # it is the outcome of this request alone
-        return error
-
-
-def record_independently(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
-    """Record versions in one transaction, or, if the catalog refuses one, each in its own."""
-    try:
-        return _record_each(ctx, news)
-    except _REFUSALS as error:
-        if len(news) == 1:
-            return [_refusal(ctx, news[0], error)]
-        return [record for new in news for record in record_independently(ctx, [new])]
-
-
-def _refusal(ctx: Context, new: NewVersion, error: LanceNamespaceError) -> LanceNamespaceError:
-    """Return the error to raise for a version that the catalog refused."""
-    if isinstance(error, TableNotFoundError):
-        try:
-            check_keys_current(ctx, [new], error)
-        except ConcurrentModificationError as changed:
-            return changed
-    return error
-
-
-def _record_each(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
-    """Record versions in one transaction, once they are durable.
-
-    The outcome is an error where another manifest has the version. Raises _REFUSALS.
-    """
-    make_durable(ctx, news)
-    reach(Point.BEFORE_RECORD)
-    pairs = ctx.store.record_versions(news)
-    blocked = [new for new, (record, inserted) in zip(news, pairs, strict=True) if not inserted and record.finalized]
-    if blocked and delete_lost_records(ctx, blocked):
-        pairs = ctx.store.record_versions(news)
-    return [_same_or_error(new, *pair) for new, pair in zip(news, pairs, strict=True)]
-
-
-def _same_or_error(new: NewVersion, record: VersionRecord, inserted: bool) -> VersionRecord | Exception:
-    try:
-        return check_same_manifest(new, record, inserted)
-    except ConcurrentModificationError as error:
         return error

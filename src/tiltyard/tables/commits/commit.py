@@ -16,23 +16,20 @@ from tiltyard.model.ids import table_id
 from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.commits.batched_commits import create_table_versions
 from tiltyard.tables.commits.commit_requests import (
     Entry,
     check_commits_here,
-    check_same_manifest,
     create_version_response,
     explain_conflict,
-    make_durable,
-    record_with_retry,
     trusted_version,
     validate_version,
     validate_versions,
     version_number,
 )
 from tiltyard.tables.commits.finalizing import finalize, finalize_batch
+from tiltyard.tables.commits.recording import record_all, record_versions
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.versions.deleted_versions import delete_versions, exclude_tagged
 from tiltyard.tables.versions.records import stored_versions, wire_version
@@ -78,27 +75,16 @@ def commit_staged(
         new = validate_version(ctx, table, entry)
     else:
         new = trusted_version(ctx, table, entry, checked_appends, content, durable=durable)
-    make_durable(ctx, [new], written_here=checked_appends is not None)
-    reach(Point.BEFORE_RECORD)
-    record = record_with_retry(ctx, [new], lambda: check_same_manifest(new, *_record(ctx, new, queued_appends)))
-    return finalize(ctx, table, record, new)
 
-
-def _record(
-    ctx: Context, new: NewVersion, queued_appends: Sequence[tuple[str, list[str]]]
-) -> tuple[VersionRecord, bool]:
-    """Record a version together with the idempotent requests that it fulfils, and the queued appends that it brings."""
-    if not ctx.claims and not queued_appends:
-        return ctx.store.record_version(new)
-
-    def work(catalog: UnitOfWork) -> tuple[VersionRecord, bool]:
+    def work(catalog: UnitOfWork) -> VersionRecord:
         for turn, ids in queued_appends:
             catalog.mark_appends_committed(ids, turn, new.version)
-        catalog.mark_requests_committed(ctx.claims, new.table_id, new.branch, new.version)
-        record, inserted = catalog.record_version(new)
-        return check_same_manifest(new, record, inserted), inserted
+        if ctx.claims:  # the idempotent requests that it fulfils
+            catalog.mark_requests_committed(ctx.claims, new.table_id, new.branch, new.version)
+        return record_all(catalog, [new])[0]
 
-    return ctx.store.transact(work)
+    recorded = record_versions(ctx, [new], lambda: ctx.store.transact(work), written_here=checked_appends is not None)
+    return finalize(ctx, table, recorded, new)
 
 
 @operation(needs=BATCH_CREATE_VERSIONS, entries="entries")
@@ -130,14 +116,7 @@ def _record_entries(
         for table, entry in zip(tables, entries, strict=True):
             check_commits_here(table_id(entry.id), table)
     news = validate_versions(ctx, list(zip(tables, entries, strict=True)))
-    make_durable(ctx, news)
-    reach(Point.BEFORE_RECORD)
-    records = record_with_retry(ctx, news, lambda: ctx.store.transact(lambda catalog: _record_all(catalog, news)))
-    return news, records
-
-
-def _record_all(catalog: UnitOfWork, news: Sequence[NewVersion]) -> list[VersionRecord]:
-    return [check_same_manifest(new, *pair) for new, pair in zip(news, catalog.record_versions(news), strict=True)]
+    return news, record_versions(ctx, news, lambda: ctx.store.transact(lambda catalog: record_all(catalog, news)))
 
 
 @operation(needs=on_table(Privilege.WRITE), entries="ranges")

@@ -1,24 +1,18 @@
-"""Validate requests to commit a staged manifest, and record them as versions of the catalog.
+"""Validate requests to commit a staged manifest; `recording` records them.
 
-A version that storage has already, because a commit bypassed the server, is a conflict. A version that
-storage has lost (a restore by file copy) is none: its record is deleted, so that a new commit can take its number.
+A version that storage has already, because a commit bypassed the server, is a conflict.
 """
 
 from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
-    InvalidTableStateError,
     LanceNamespaceError,
-    TableBranchNotFoundError,
-    TableNotFoundError,
-    TableVersionNotFoundError,
     UnsupportedOperationError,
 )
 from msgspec import structs
@@ -30,7 +24,7 @@ from tiltyard.model.modes import parse_mode
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.runtime.durability import WrittenFile
-from tiltyard.storage.errors import IncompleteFileError, lance_errors
+from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
@@ -40,8 +34,7 @@ from tiltyard.tables.keys.errors import taken_sentence
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
 from tiltyard.tables.versions.records import (
     delete_branch_records,
-    delete_records_without_manifest,
-    has_no_manifest,
+    latest_stored_version,
     wire_version,
 )
 
@@ -251,26 +244,6 @@ def trusted_version(
     return _check_key(ctx, table, new, content or b"" if file is None else file.content)
 
 
-def make_durable(ctx: Context, news: Iterable[NewVersion], *, written_here: bool = False) -> None:
-    """Check that the files of versions are whole, and make them durable: what comes before each record of a version.
-
-    Raises TableNotFoundError for a table that was dropped meanwhile; for a file that is missing or not whole
-    InvalidInputError, or IncompleteFileError where it was `written_here`.
-    """
-    try:
-        ctx.storage.make_durable(file for new in news for file in new.files)
-    except (IncompleteFileError, InvalidTableStateError) as error:
-        for number in {new.table_id for new in news} - {0}:  # 0: of a table that is declared with it
-            ctx.store.table_by_id(number)
-        if written_here:
-            raise IncompleteFileError from error
-        found = error.__cause__ if isinstance(error.__cause__, OSError) else None
-        name = str(found.filename).rpartition("/")[2] if found is not None else "a file"
-        raise InvalidInputError(
-            f"The staged manifest names {name}, which is missing or not whole: nothing was committed. Write it again."
-        ) from error
-
-
 def _check_staged_path(ctx: Context, table: TableRecord, branch: Branch, path: str) -> str:
     """Return the full path of a staged manifest. Raises InvalidInputError unless its branch's folder has it."""
     folder = versions_folder(branch)
@@ -388,81 +361,6 @@ def _scheme_at(ctx: Context, record: TableRecord, branch: Branch, version: int) 
     folder = f"{record.location}/{versions_folder(branch)}"
     is_file = ctx.storage.files(record.location).is_file
     return next((scheme for scheme in NamingScheme if is_file(f"{folder}/{manifest_name(version, scheme)}")), None)
-
-
-def latest_stored_version(ctx: Context, record: TableRecord, branch: Branch) -> int | None:
-    """Return the latest version of a branch in storage: 0 without data, None for a branch that is not there (yet)."""
-    try:
-        dataset = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location), branch)
-    except InvalidTableStateError:  # nothing but what is staged
-        return 0
-    except TableBranchNotFoundError:
-        return None
-    return int(dataset.version)
-
-
-def check_same_manifest(new: NewVersion, record: VersionRecord, inserted: bool) -> VersionRecord:
-    """Return the record, if it is of this manifest. Raises ConcurrentModificationError if another has the version."""
-    if not inserted and record.staged_path != new.staged_path:
-        raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase.")
-    return record
-
-
-def record_with_retry(ctx: Context, news: Iterable[NewVersion], record: Callable[[], T]) -> T:
-    """Call `record`, and once more if it met records of versions that storage has lost; return its result.
-
-    Raises what it raises: ConcurrentModificationError if another manifest has a version, or a table another key by now.
-    """
-    try:
-        return record()
-    except ConcurrentModificationError:
-        if not delete_lost_records(ctx, news):
-            raise
-        return record()
-    except TableNotFoundError as error:
-        check_keys_current(ctx, news, error)
-        raise
-
-
-def check_keys_current(ctx: Context, news: Iterable[NewVersion], error: TableNotFoundError) -> None:
-    """Raise ConcurrentModificationError if versions were refused since the primary key of a table was changed."""
-    for new in news:
-        with suppress(TableNotFoundError):
-            if ctx.store.table_by_id(new.table_id).primary_key != new.primary_key:
-                raise ConcurrentModificationError(
-                    "The primary key of this table was changed meanwhile: try again."
-                ) from error
-
-
-def delete_lost_records(ctx: Context, news: Iterable[NewVersion]) -> bool:
-    """Delete records that block new versions and whose manifests are gone from storage, as in a restore by file copy.
-
-    Only where the new version is the next one of those that storage has: storage may also lack one in the middle, which
-    was cleaned up. Return whether records were deleted.
-    """
-    has_deleted = False
-    for new in news:
-        try:
-            table = ctx.store.table_by_id(new.table_id)
-            blocking = ctx.store.describe_version(new.table_id, new.version, new.branch)
-        except (TableNotFoundError, TableVersionNotFoundError):
-            continue
-        if (
-            blocking.staged_path == new.staged_path
-            or not blocking.finalized
-            or not has_no_manifest(ctx, table, blocking)
-        ):
-            continue
-        finalize_pending(ctx, table.id)
-        ctx.storage.datasets.evict(table.location)
-        branch = Branch(new.branch)
-        if latest_stored_version(ctx, table, branch) != new.version - 1:
-            continue
-        count = delete_records_without_manifest(ctx, table, branch)
-        ctx.store.truncate_deleted_versions(table.id, branch.key, new.version)
-        has_deleted = has_deleted or count > 0
-        log.warning("%s versions of table %s are gone from storage: %s is next", count, table.id, new.version)
-    return has_deleted
 
 
 def create_version_response(table: TableRecord, record: VersionRecord) -> models.CreateTableVersionResponse:

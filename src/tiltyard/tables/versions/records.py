@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableBranchNotFoundError
 
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.primary_keys import PROPERTY
@@ -214,3 +214,14 @@ def has_no_manifest(ctx: Context, table: TableRecord, record: VersionRecord) -> 
     The final name is looked up last: a manifest gets it before it loses the other.
     """
     return all(ctx.storage.stat(table.location, path) is None for path in (record.staged_path, record.manifest_path))
+
+
+def latest_stored_version(ctx: Context, record: TableRecord, branch: Branch) -> int | None:
+    """Return the latest version of a branch in storage: 0 without data, None for a branch that is not there (yet)."""
+    try:
+        dataset = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location), branch)
+    except InvalidTableStateError:  # nothing but what is staged
+        return 0
+    except TableBranchNotFoundError:
+        return None
+    return int(dataset.version)

@@ -26,7 +26,7 @@ from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.store import VersionRecord
 from tiltyard.store.tables.tables import Tables
-from tiltyard.tables.commits import batch_commit, batched_commits, commit, commit_requests, finalizing
+from tiltyard.tables.commits import batch_commit, batched_commits, commit, commit_requests, finalizing, recording
 from tiltyard.tables.versions import versions
 
 ROWS = pa.table({"a": [1, 2, 3]})
@@ -227,7 +227,7 @@ def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refu
     path = stage(folder, 1, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=1, manifest_path=path, naming_scheme="V2")
     new = commit_requests.validate_version(server.ctx, table, request)
-    outcomes = batched_commits.record_independently(server.ctx, [structs.replace(new, table_id=99), new])
+    outcomes = recording.record_independently(server.ctx, [structs.replace(new, table_id=99), new])
     assert [type(outcome) for outcome in outcomes] == [TableNotFoundError, VersionRecord]
 
 

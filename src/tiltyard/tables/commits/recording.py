@@ -71,7 +71,7 @@ def record_all(catalog: UnitOfWork, news: Sequence[NewVersion]) -> list[VersionR
 
 
 def record_independently(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
-    """Record versions in one transaction, or, if the catalog refuses one, each in its own; return the outcome of each."""
+    """Record versions in one transaction, or, if the catalog refuses one, each in its own; return each outcome."""
     try:
         return record_each(ctx, news)
     except REFUSALS as error:

@@ -20,7 +20,6 @@ from tiltyard.storage.locks import TooBusyError
 from tiltyard.storage.writing import (
     ColumnsChangedError,
     UnopenedVersion,
-    append_transaction,
     commit_append,
     count_rows,
     discard,
@@ -30,6 +29,7 @@ from tiltyard.storage.writing import (
 from tiltyard.store import AppendNotWaitingError, RequestClaim
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.keys.checked_appends import check_append
+from tiltyard.tables.rows.append_routes import AppendRoute, log_route, make_here, why_not_made_here, why_not_queued
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
@@ -43,13 +43,10 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.writing import FastCommit
-    from tiltyard.store import QueuedAppend, TableRecord
+    from tiltyard.store import QueuedAppend
     from tiltyard.tables.keys.checked_appends import CheckedAppend
     from tiltyard.tables.rows.write_target import OpenedVersion, WriteTarget
 
-_MAX_SHARED_BYTES = 256 << 10
-"""Bytes of rows that go through the catalog: larger appends are committed by their own server."""
 _SHARED_GAP_SECONDS = 0.015
 """How long a server waits for the next of its callers where others commit, too: a version takes longer there."""
 _SHARED_SECONDS = 1.0
@@ -157,15 +154,19 @@ def _commit_with_other_servers(part: list[PendingItem[Append]], retry: ConflictR
     if not part:
         return part
     target = part[0].item.target
-    if not target.ctx.services.contention.is_contended(target.key) or not _can_be_shared(target.record, part):
+    rows, tables = [member.item.rows for member in part], {member.item.target.record.id for member in part}
+    if (obstacle := why_not_queued(target, rows, tables)) is not None:
+        log_route(target, AppendRoute.QUEUED, obstacle)
         return part
     dataset = target.open_to_append().dataset
     if not dataset.schema.names:
         return part
     with lance_errors(dataset):
-        rows, members = _adapt_rows(part, dataset.schema)
+        adapted, members = _adapt_rows(part, dataset.schema)
     queued = [
-        QueuedRows(table, member.item.claims) for table, member in zip(rows, members, strict=True) if table is not None
+        QueuedRows(table, member.item.claims)
+        for table, member in zip(adapted, members, strict=True)
+        if table is not None
     ]
     if not queued:
         return members
@@ -179,20 +180,11 @@ def _commit_with_other_servers(part: list[PendingItem[Append]], retry: ConflictR
         return members
     if committed.has_others:
         target.ctx.services.contention.extend(target.key)
+    log_route(target, AppendRoute.QUEUED)
     version = target.mark_written(committed.version)
     for member in members:
         member.outcome = version
     return []
-
-
-def _can_be_shared(record: TableRecord, part: Sequence[PendingItem[Append]]) -> bool:
-    """Return whether appends are small, and of a table whose commits the catalog decides, without a key to check."""
-    if not record.managed or record.declared or record.primary_key is not None or record.mount_id is not None:
-        return False
-    appends = [member.item for member in part]
-    if any(append.rows is None or append.target.record.id != record.id for append in appends):
-        return False
-    return sum(int(append.rows.nbytes) for append in appends if append.rows is not None) <= _MAX_SHARED_BYTES
 
 
 def _commit_queued(target: WriteTarget, turn: str, appends: Sequence[QueuedAppend]) -> int:
@@ -243,8 +235,9 @@ def _append_with_retry(
             try:
                 lock = target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds)
                 with lock if queued is None else nullcontext():
-                    fast = target.fast_commit(base.version, opened.manifest)
-                    committed = _commit_fragments(target, base, appends, written, retry, checked, fast, queued)
+                    committed = _commit_fragments(
+                        target, base, appends, written, retry, checked, opened.manifest, queued
+                    )
             except AppendNotWaitingError:
                 discard(target.ctx.storage, target.base, written)
                 raise
@@ -401,10 +394,13 @@ def _commit_fragments(
     written: Sequence[FragmentMetadata],
     retry: ConflictRetry,
     checked: CheckedAppend | None,
-    fast: FastCommit | None,
+    manifest: bytes | None,
     queued: tuple[str, list[str]] | None,
 ) -> lance.LanceDataset | UnopenedVersion | None:
-    """Commit written and uploaded fragments; return their version, None where there is not one row."""
+    """Commit written and uploaded fragments; return their version, None where there is not one row.
+
+    `manifest` is that of the version they were written on, if it was read.
+    """
     fragments = [*_uploaded(appends), *written]
     if not fragments:
         return None
@@ -415,10 +411,15 @@ def _commit_fragments(
         route.checked_appends.append(checked)
     if queued is not None and route is not None:
         route.queued_appends.append(queued)
-    if fast is not None and route is not None and read_version == base.version:
-        committed = fast.commit(append_transaction(fragments, read_version, properties), read_version, route)
-        if committed is not None:
-            return committed
+    obstacle = why_not_made_here(target, base.version, read_version, manifest)
+    if obstacle is None and route is not None and manifest is not None:
+        made = make_here(target, fragments, base.version, manifest, properties, route)
+        if made is not None:
+            log_route(target, AppendRoute.MADE_HERE)
+            return made
+        obstacle = "another commit came first, or only Lance can make this one"
+    log_route(target, AppendRoute.MADE_HERE, obstacle)
+    log_route(target, AppendRoute.LANCE)
     dataset = base.dataset if base.dataset.version == base.version else target.dataset()
     return commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, route)
 

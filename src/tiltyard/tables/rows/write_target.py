@@ -12,7 +12,6 @@ from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.writing import FastCommit
 from tiltyard.store import DROPPED
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.opening import finish_direct_commit, open_to_commit
@@ -189,16 +188,6 @@ class WriteTarget:
                 None if was_asked_for else pool.submit(storage.datasets.is_in_storage, self.location, dataset, version)
             )
             yield OpenedVersion(manifest, is_there)
-
-    def fast_commit(self, version: int, manifest: bytes | None) -> FastCommit | None:
-        """Return how to commit right after a version; None unless the catalog says that it is the latest.
-
-        `manifest` comes from `looking_up`.
-        """
-        recorded = recorded_latest(self.ctx, self.record, self.branch) if manifest is not None else None
-        if manifest is None or recorded is None or recorded.version != version:
-            return None
-        return FastCommit(self.ctx.storage, self.location, manifest)
 
     def exclusive_dataset(self) -> lance.LanceDataset:
         """Open the latest version as a handle that is not shared: Lance locks the handle it reads transactions through.

@@ -1,0 +1,103 @@
+"""Choose how appends are committed, and say why: the one place that knows all the ways.
+
+- **queued**: as one version with the appends of other servers that write to the table, too (`shared_appends`);
+- **made here**: this process makes the next manifest from the latest one, and puts it with one request;
+- **Lance**: `lance.LanceDataset.commit`, which lists versions and reads what it has written, and can do all there is.
+
+They are tried in this order, and the first without an obstacle commits. At the level debug the log `tiltyard.appends`
+says for each commit which way it was, and what was in the way of those before.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tiltyard.storage.locations import is_local
+from tiltyard.storage.writing import FastCommit, append_transaction
+from tiltyard.tables.versions.records import recorded_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+    from lance.fragment import FragmentMetadata
+
+    from tiltyard.storage.commit_route import CommitRoute
+    from tiltyard.storage.writing import UnopenedVersion
+    from tiltyard.tables.rows.write_target import WriteTarget
+
+log = logging.getLogger("tiltyard.appends")
+
+MAX_QUEUED_BYTES = 256 << 10
+"""Bytes of rows that go through the catalog: larger appends are committed by their own server."""
+
+
+class AppendRoute(StrEnum):
+    """A way to commit appends."""
+
+    QUEUED = "queued"
+    MADE_HERE = "made here"
+    LANCE = "Lance"
+
+
+def log_route(target: WriteTarget, route: AppendRoute, obstacle: str | None = None) -> None:
+    """Log that appends to a table are committed in a way, or what is in its way."""
+    log.debug("appends to %s, way '%s': %s", target.key, route, obstacle or "committed")
+
+
+def why_not_queued(target: WriteTarget, rows: Sequence[pa.Table | None], tables: set[int]) -> str | None:
+    """Return why appends are not queued with those of other servers; None if they are.
+
+    `rows` are those of each append, None where they are in files; `tables` are the ids of the tables they are for.
+    """
+    record = target.record
+    if not target.ctx.services.contention.is_contended(target.key):
+        return "no other server writes to the table"
+    if not record.managed:
+        return "the table's commits go straight to storage"
+    if record.declared:
+        return "it has no version yet"
+    if record.primary_key is not None:
+        return "its key is checked here"
+    if record.mount_id is not None:
+        return "it is below a mount"
+    if tables != {record.id}:
+        return "another table got its name"
+    sizes = [int(table.nbytes) for table in rows if table is not None]
+    if len(sizes) < len(rows):
+        return "rows are in files already"
+    return f"rows have more than {MAX_QUEUED_BYTES} bytes" if sum(sizes) > MAX_QUEUED_BYTES else None
+
+
+def why_not_made_here(target: WriteTarget, version: int, read_version: int, manifest: bytes | None) -> str | None:
+    """Return why the manifest after `version` is not made here; None if it is tried.
+
+    `manifest` is that of the version, if it was read; `read_version` is the first that fragments were written on.
+    """
+    if not target.record.managed:
+        return "the table's commits go straight to storage"
+    if is_local(target.location):
+        return "the table is on a disk, where Lance's requests cost nothing"
+    if not target.branch.is_main:
+        return "it is on a branch"
+    if manifest is None:
+        return "the latest manifest is large, of an older naming scheme, or names files of others"
+    if read_version != version:
+        return "rows were written on an earlier version"
+    recorded = recorded_latest(target.ctx, target.record, target.branch)
+    return None if recorded is not None and recorded.version == version else "another commit came meanwhile"
+
+
+def make_here(
+    target: WriteTarget,
+    fragments: Sequence[FragmentMetadata],
+    version: int,
+    manifest: bytes,
+    properties: Mapping[str, str],
+    route: CommitRoute,
+) -> UnopenedVersion | None:
+    """Commit fragments right after a version with this manifest; None if that is left to Lance, and nothing is done."""
+    transaction = append_transaction(fragments, version, properties)
+    return FastCommit(target.ctx.storage, target.location, manifest).commit(transaction, version, route)

@@ -21,8 +21,8 @@ from tests.services.lossy import LossyProxy
 from tests.services.server import ServerProcess
 from tests.streams.conftest import Put
 from tiltyard.lake.runs import Run
+from tiltyard.model import jobs
 from tiltyard.model.jobs import MAX_ATTEMPTS
-from tiltyard.pipeline.driver import lease
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.runs import RunCanceledError
@@ -77,7 +77,7 @@ def test_a_stream_of_a_publication_is_refused(tmp_path: Path) -> None:
 def test_a_stream_is_started_again_however_often(
     streams_server: ServerProcess, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "RETRY_MS", 0)
+    monkeypatch.setattr(jobs, "RETRY_MS", 0)
     lake = tiltyard.connect(streams_server.url)
     calls, job = lake.catalog.caller(), find_job("stream")
     job_id = submit_job(calls, job, {"source": str(folder), "table": "restarted", "available_now": True}).id

@@ -14,6 +14,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError
+
 
 class JobCanceledError(Exception):
     """The transaction was canceled, or another worker has its lease: the job stops, and cleans up after itself."""
@@ -63,8 +65,22 @@ def exclusive_run_key(name: str, table: str, arguments: Mapping[str, Any]) -> st
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
+LEASE_MS = 30_000
+"""How long a job is leased to a worker, or to a driver that does not say: by the database's clock."""
 RETRY_MS = 1_000
-"""How long a job waits at least before it is started again."""
+"""How long a job waits before it is started again, for the first time."""
+MAX_RETRY_MS = 30_000
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether a job may succeed if it is started again: a server or storage was away, or another commit came."""
+    return isinstance(error, ServiceUnavailableError | ConcurrentModificationError)
+
+
+def retry_wait_ms(attempts: int) -> int:
+    """Return how long a job waits that was started so often: twice as long each time, MAX_RETRY_MS at most."""
+    return min(RETRY_MS << min(max(attempts - 1, 0), 20), MAX_RETRY_MS)
+
 
 RETRYABLE = "retryable"
 """The property of a failed job that says whether it may succeed if it is submitted again: `true` or `false`."""

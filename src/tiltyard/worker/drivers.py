@@ -31,7 +31,7 @@ from lance_namespace.errors import (
 from tiltyard.catalog.jobs.submission import claim_next
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
-from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRY_MS, RETRYABLE, pipeline_jobs
+from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRYABLE, pipeline_jobs, retry_wait_ms
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.store import TransactionRecord, UnitOfWork
@@ -184,7 +184,7 @@ class DriverPool:
                 record.lease_owner or "",
                 status,
                 error=error if is_last_attempt else None,
-                available_at=self._services.clock() + RETRY_MS,
+                available_at=self._services.clock() + retry_wait_ms(record.attempts),
             )
             if is_last_attempt:
                 catalog.merge_properties(record.id, {RETRYABLE: "true"})

@@ -27,7 +27,16 @@ from tiltyard.catalog.garbage import sweep
 from tiltyard.catalog.jobs.lost_runs import end_lost_runs
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
-from tiltyard.model.jobs import JOBS, MAX_ATTEMPTS, RETRY_MS, RETRYABLE, Job, JobCanceledError
+from tiltyard.model.jobs import (
+    JOBS,
+    LEASE_MS,
+    MAX_ATTEMPTS,
+    RETRYABLE,
+    Job,
+    JobCanceledError,
+    is_transient,
+    retry_wait_ms,
+)
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.runtime.outage_log import OutageLog
@@ -44,7 +53,6 @@ Result = TypeVar("Result")
 
 log = logging.getLogger("tiltyard.worker")
 
-LEASE_MS = 30_000
 POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0
 SWEEP_EXPIRED_SECONDS = 60.0
@@ -226,17 +234,17 @@ class _Run:
 
     def _fail(self, error: Exception) -> None:
         """Queue the transaction again after a transient error; otherwise, or after `MAX_ATTEMPTS`, let it fail."""
-        is_transient = isinstance(error, (ServiceUnavailableError, ConcurrentModificationError))
+        can_retry = is_transient(error)
         self._services.outage_log.report(error)
-        if is_transient and self._record.attempts < MAX_ATTEMPTS:
+        if can_retry and self._record.attempts < MAX_ATTEMPTS:
             log.warning("transaction %s is retried: %s", self._record.id, error)
-            wait = RETRY_MS * 2**self._record.attempts
+            wait = retry_wait_ms(self._record.attempts)
             self._finish(TransactionStatus.QUEUED, error=str(error), wait_ms=wait)
             return
         log.error("transaction %s (%s) failed", self._record.id, self._record.kind, exc_info=error)
         is_public = isinstance(error, LanceNamespaceError)
         text = str(error) if is_public else "The server failed on this work; its log has the details under this id."
-        self._finish(TransactionStatus.FAILED, {RETRYABLE: str(is_transient).lower()}, error=text)
+        self._finish(TransactionStatus.FAILED, {RETRYABLE: str(can_retry).lower()}, error=text)
 
     def _finish(
         self,

@@ -13,13 +13,14 @@ from lance_namespace.errors import InvalidInputError, TableBranchNotFoundError
 from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 
+from tiltyard.model import jobs
 from tiltyard.model.spec import models
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table
 from tiltyard.tables.schema.views import create_materialized_view, refresh_materialized_view
 from tiltyard.tables.sql.select_queries import parse_select
 from tiltyard.tables.versions.branches import create_table_branch, delete_table_branch
-from tiltyard.worker import Worker, runner
+from tiltyard.worker import Worker
 
 QUERY = "SELECT x, x * 2 AS twice FROM table_branch('t', 'dev') WHERE x > 0"
 
@@ -99,7 +100,7 @@ def test_refresh_that_is_struck_before_its_commit_adds_its_rows_once(
     from tiltyard.tables.schema import select_views
 
     insert(server, 3)
-    monkeypatch.setattr(runner, "RETRY_MS", 0)
+    monkeypatch.setattr(jobs, "RETRY_MS", 0)
     commit, strikes = select_views.commit_next, iter([True])
 
     def struck(*arguments: Any) -> Any:

@@ -13,13 +13,14 @@ from lance_namespace.errors import ServiceUnavailableError
 from tests.tables.served import Server, ask
 
 from tiltyard.column_refresh import refresh
+from tiltyard.model import jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
 from tiltyard.store import TransactionRecord
 from tiltyard.tables.schema import expression_refresh
 from tiltyard.tables.schema.columns import alter_table_add_columns
 from tiltyard.tables.schema.computed_columns import alter_table_backfill_columns
-from tiltyard.worker import Worker, runner
+from tiltyard.worker import Worker
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_refresh_that_is_struck_between_its_commits_goes_on_from_them(
     server: Server, computed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refresh, "CHECKPOINT_SECONDS", 0)
-    monkeypatch.setattr(runner, "RETRY_MS", 0)
+    monkeypatch.setattr(jobs, "RETRY_MS", 0)
 
     def strike() -> None:
         raise ServiceUnavailableError("away")

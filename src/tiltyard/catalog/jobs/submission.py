@@ -33,7 +33,7 @@ from tiltyard.catalog.jobs.authorization import (
 from tiltyard.catalog.jobs.lost_runs import describe_loss, end_lost_runs
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.jobs import exclusive_run_key, pipeline_jobs
+from tiltyard.model.jobs import LEASE_MS, exclusive_run_key, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
 from tiltyard.model.privileges import Privilege
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import TransactionRecord, UnitOfWork
 
-LEASE_MS = 30_000
 MAX_LEASE_MS = 3_600_000
 MAX_PARTS = 1_000
 """The greatest number of checkpoints in one page."""

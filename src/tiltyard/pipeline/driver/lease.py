@@ -16,13 +16,12 @@ from lance_namespace.errors import (
     InvalidTableStateError,
     LanceNamespaceError,
     PermissionDeniedError,
-    ServiceUnavailableError,
     TransactionNotFoundError,
 )
 
 from tiltyard.calls.caller import Caller
 from tiltyard.model.ids import Id
-from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRY_MS, RETRYABLE
+from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRYABLE, is_transient, retry_wait_ms
 from tiltyard.pipeline.driver.progress import Figures
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.runs import RunCanceledError
@@ -114,6 +113,11 @@ class CatalogRun:
     def id(self) -> str:
         """Return the id of the job's transaction."""
         return self._job.id
+
+    @property
+    def attempts(self) -> int:
+        """Return how often the job was started."""
+        return self._job.attempts
 
     @property
     def is_endless(self) -> bool:
@@ -325,10 +329,9 @@ def _release(run: CatalogRun) -> None:
 
 def _fail(run: CatalogRun, error: Exception, *, can_retry: bool) -> None:
     """Write that a job failed, or queue it again after a transient error."""
-    is_transient = isinstance(error, ServiceUnavailableError | ConcurrentModificationError)
-    status, wait = ("Queued", RETRY_MS) if is_transient and can_retry else ("Failed", 0)
+    status, wait = ("Queued", retry_wait_ms(run.attempts)) if is_transient(error) and can_retry else ("Failed", 0)
     if status == "Failed":
-        run.figures.set({RETRYABLE: str(is_transient).lower()})
+        run.figures.set({RETRYABLE: str(is_transient(error)).lower()})
     try:
         run.finish(status, error=public_message(error, run.id), wait_ms=wait)
     except RunCanceledError:

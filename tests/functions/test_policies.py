@@ -14,10 +14,10 @@ from tests.functions.test_processes import code_of, with_source
 from tiltyard.column_refresh.fragment_files import ComputedRows
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, Output
-from tiltyard.pipeline.functions import calls, host_process
+from tiltyard.pipeline.functions import calls, processes
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.code import FunctionCode
-from tiltyard.pipeline.functions.host_process import FunctionProcess, function_process
+from tiltyard.pipeline.functions.processes import FunctionProcess, function_process
 from tiltyard.pipeline.task_errors import RowsFailedError
 
 ROWS = """
@@ -57,9 +57,9 @@ def sum_of(x: pa.Array, y: pa.Array) -> pa.Array:
 
 
 @pytest.fixture(autouse=True)
-def processes() -> Iterator[None]:
+def end_processes() -> Iterator[None]:
     yield
-    host_process._processes.clear()
+    processes._processes.clear()
 
 
 def rows_code() -> FunctionCode:

@@ -16,14 +16,14 @@ import pytest
 
 from tests.functions import definitions
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.functions import environments, host_process
+from tiltyard.pipeline.functions import environments, processes
 from tiltyard.pipeline.functions.call_options import make_policy
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import FOLDER_VARIABLE, lock_packages, python_for
 from tiltyard.pipeline.functions.host import read_message
-from tiltyard.pipeline.functions.host_process import FunctionProcess, function_process
+from tiltyard.pipeline.functions.processes import FunctionProcess, function_process
 from tiltyard.pipeline.functions.registered import function_code
 from tiltyard.pipeline.functions.user_functions import UserFunction
 
@@ -42,9 +42,9 @@ def with_source(code: FunctionCode, text: str) -> FunctionCode:
 
 
 @pytest.fixture(autouse=True)
-def processes() -> Iterator[None]:
+def end_processes() -> Iterator[None]:
     yield
-    host_process._processes.clear()
+    processes._processes.clear()
 
 
 def batch(**columns: list[Any]) -> pa.RecordBatch:

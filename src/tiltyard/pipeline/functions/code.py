@@ -51,4 +51,5 @@ class FunctionCode:
             "retry_on": policy.retry_on,
             "retries": policy.retries,
             "memory_bytes": policy.memory_bytes,
+            "worker_path": None,
         }

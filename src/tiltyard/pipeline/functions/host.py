@@ -1,8 +1,13 @@
 """The process of a function: a script that a Spark worker starts with the function's own Python.
 
 It reads messages from its standard input and answers each on its standard output: four bytes of length, then JSON or an
-Arrow stream. The first message is the function (see `FunctionCode.order`), every other one a batch of its inputs, or
-AGAIN. It imports pyarrow and the standard library, and none of Tiltyard: its environment is the function's.
+Arrow stream. The first message is an order, the function with its limits:
+
+- a registered function (see `FunctionCode.order`): every other message is a batch of its inputs, or AGAIN;
+- a function of the job itself, which has a `worker_path`, where it imports from behind its own packages: it comes
+  pickled, as the second message, and each call is two, what the rows are (BATCH or TABLE) and the rows.
+
+It imports pyarrow and the standard library, and none of Tiltyard: its environment is the function's.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import importlib.util
 import inspect
 import json
 import os
+import pickle
 import resource
 import signal
 import struct
@@ -30,6 +36,7 @@ AGAIN = b""
 """The message after which failed rows are called again. The worker sends it, after a pause."""
 BATCH, TABLE, ARRAY = "batch", "table", "array"
 """What an Arrow stream is read as."""
+_ARROW = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)
 _LENGTH = struct.Struct(">I")
 _PR_SET_PDEATHSIG = 1
 
@@ -80,7 +87,7 @@ def to_arrow(result: Any) -> Any:
     Arrow finds out their type: to be told one, it would cut fractions off. Raises pa.ArrowInvalid for values of several
     types.
     """
-    if isinstance(result, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table):
+    if isinstance(result, _ARROW):
         return result
     if isinstance(result, list | tuple):
         return pa.array(result)
@@ -262,11 +269,68 @@ def _serve(requests: Any, responses: Any) -> None:
     if first is None:
         return
     order = json.loads(first)
+    serve = _serve_registered if order["worker_path"] is None else _serve_pickled
+    serve(order, requests, responses)
+
+
+def _limit_memory(order: dict[str, Any]) -> None:
+    if (limit := order["memory_bytes"]) is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _serve_pickled(order: dict[str, Any], requests: Any, responses: Any) -> None:
+    """Serve a function of the job, which may return any arrays, batches and tables."""
+    behind = order["worker_path"]
+    sys.path = [path for path in sys.path if path not in behind] + behind
+    _limit_memory(order)
+    try:
+        function = pickle.loads(read_message(requests) or b"").load()  # noqa: S301  # from the worker that started this
+    except BaseException as error:  # noqa: BLE001 - also what a module raises to end the process
+        write_message(responses, _describe_failure(error))
+        return
+    write_message(responses, b"{}")
+    while (form := read_message(requests)) is not None:
+        try:
+            _write_result(responses, function(from_ipc(read_message(requests) or b"", form.decode())))
+        except Exception as error:  # noqa: BLE001 - the worker reports it
+            write_message(responses, _describe_failure(error))
+
+
+def _describe_failure(error: BaseException) -> bytes:
+    return json.dumps({"error": describe(error), "kinds": class_names(error)}).encode()
+
+
+def _write_result(stream: Any, result: Any) -> None:
+    """Write what a function returned: JSON that says what it is, then each part of it."""
+    is_list = not isinstance(result, _ARROW)
+    try:
+        if is_list and not (isinstance(result, list | tuple) and all(isinstance(part, _ARROW) for part in result)):
+            result = to_arrow(result)
+            is_list = not isinstance(result, _ARROW)
+        parts = [_to_part(part) for part in (result if is_list else [result])]
+    except TypeError:
+        write_message(stream, json.dumps({"other": type(result).__name__}).encode())
+        return
+    write_message(stream, json.dumps({"is_list": is_list, "forms": [form for form, _ in parts]}).encode())
+    for _, body in parts:
+        write_message(stream, body)
+
+
+def _to_part(part: Any) -> tuple[str, bytes]:
+    """Return what a part of a result is, and its Arrow stream. Raises TypeError for what is nothing of Arrow."""
+    if isinstance(part, pa.Array | pa.ChunkedArray):
+        return ARRAY, to_ipc(pa.table([part], names=["value"]))
+    if isinstance(part, pa.RecordBatch | pa.Table):
+        return (TABLE if isinstance(part, pa.Table) else BATCH), to_ipc(part)
+    raise TypeError(type(part).__name__)
+
+
+def _serve_registered(order: dict[str, Any], requests: Any, responses: Any) -> None:
+    """Serve a registered function, whose values have the type that it declares."""
     most = int(order["most_message"])
     os.environ.update(order.pop("variables"))
     try:
-        if (limit := order["memory_bytes"]) is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        _limit_memory(order)
         function = Function(order)
     except BaseException as error:  # noqa: BLE001 - also what a module raises to end the process
         write_message(responses, json.dumps({"error": describe(error, most)}).encode())
@@ -292,7 +356,7 @@ def _serve(requests: Any, responses: Any) -> None:
     function.close()
 
 
-def serve_in_folder(serve: Callable[[Any, Any], None]) -> None:
+def main() -> None:
     """Serve one function, in a folder of its own, until the worker closes the input; what it prints goes nowhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a loop in the function must not outlive the worker
@@ -302,8 +366,8 @@ def serve_in_folder(serve: Callable[[Any, Any], None]) -> None:
         os.dup2(nowhere, descriptor)
     with tempfile.TemporaryDirectory(prefix="tiltyard-function-") as folder:
         os.chdir(folder)
-        serve(requests, responses)
+        _serve(requests, responses)
 
 
 if __name__ == "__main__":
-    serve_in_folder(_serve)
+    main()

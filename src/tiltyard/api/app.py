@@ -40,6 +40,7 @@ from tiltyard.model.operations import bound_operations
 from tiltyard.model.principals import Principal
 from tiltyard.model.spec import JSON
 from tiltyard.runtime.current_request import is_tracked
+from tiltyard.storage.errors import is_panic
 
 Scope = dict[str, Any]
 
@@ -102,14 +103,16 @@ class Api:
                 await self._pages.serve(scope, headers, exchange)
             else:
                 await self._serve(scope, headers, exchange)
-        except Exception as error:  # the one place where every failure becomes a response
+        except asyncio.CancelledError:  # the server stops, and has no more time for those that still run
+            if not exchange.started:
+                await self._send_error(ServiceUnavailableError(STOPPING), headers, exchange)
+        except BaseException as error:  # the one place where every failure becomes a response
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             self._services.outage_log.report(error)
             if exchange.started:
                 raise
             await self._send_error(error, headers, exchange)
-        except asyncio.CancelledError:  # the server stops, and has no more time for those that still run
-            if not exchange.started:
-                await self._send_error(ServiceUnavailableError(STOPPING), headers, exchange)
 
     async def _serve(self, scope: Scope, headers: Headers, exchange: Exchange) -> None:
         """Serve a request of an operation. Raises what the operation raises, and HttpError."""
@@ -251,7 +254,7 @@ class Api:
             await idempotent.begin_response(exchange.begin(status), partial(idempotent.settle, status, body))
         await exchange.send(status, body, JSON)
 
-    async def _send_error(self, error: Exception, headers: Headers, exchange: Exchange) -> None:
+    async def _send_error(self, error: BaseException, headers: Headers, exchange: Exchange) -> None:
         """Send the error of a request that has no response yet."""
         status, body, error_headers = error_response(error, exchange.request_id)
         clear_tracebacks(error)

@@ -12,7 +12,7 @@ from lance_namespace.errors import ErrorCode, LanceNamespaceError
 from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.spec.models import ErrorResponse
 from tiltyard.mounts.registry.circuit_breaker import MountPausedError
-from tiltyard.storage.errors import StorageThrottledError
+from tiltyard.storage.errors import StorageThrottledError, is_panic
 
 log = logging.getLogger("tiltyard.api")
 
@@ -70,7 +70,8 @@ def error_response(error: BaseException, request_id: str) -> tuple[int, ErrorRes
             log.error("request %s failed", request_id, exc_info=error)
         return STATUS[error.code], _body(error, error.code, request_id), _headers(error)
     log.error("request %s failed", request_id, exc_info=error)
-    generic = Exception("The server failed on this request; its log has the details under the id in `instance`.")
+    who = "Lance" if is_panic(error) else "The server"
+    generic = Exception(f"{who} failed on this request; the log has the details under the id in `instance`.")
     return 500, _body(generic, ErrorCode.INTERNAL, request_id), ()
 
 

@@ -1,10 +1,10 @@
 """Inject faults at named points, for tests only: kill the process, raise an error, or pause.
 
 `TILTYARD_FAULT` has entries `point[=action][@file]`, separated by commas; without it a point costs one lookup in an
-empty dict. The actions are `kill` (SIGKILL, the default), `raise` (an unexpected error), `unavailable` (a
-ServiceUnavailableError) and `hold` (wait while the file exists, and create `<file>.reached` to report it). With a file,
-`kill`, `raise` and `unavailable` trigger only if it exists, and delete it first: so a test chooses the moment, and a
-fault triggers once, also if the process is restarted.
+empty dict. The actions are `kill` (SIGKILL, the default), `raise` (an unexpected error), `panic` (as Rust's are raised
+in Python), `unavailable` (a ServiceUnavailableError) and `hold` (wait while the file exists, and create
+`<file>.reached` to report it). With a file, all but `hold` trigger only if it exists, and delete it first: so a test
+chooses the moment, and a fault triggers once, also if the process is restarted.
 """
 
 from __future__ import annotations
@@ -48,12 +48,17 @@ class Action(StrEnum):
 
     KILL = "kill"
     RAISE = "raise"
+    PANIC = "panic"
     UNAVAILABLE = "unavailable"
     HOLD = "hold"
 
 
 class FaultError(RuntimeError):
     """Raised at a point by the action `raise`."""
+
+
+class PanicException(BaseException):  # named and derived as that of Rust's code
+    """Raised at a point by the action `panic`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class Fault:
     file: Path | None
 
     def trigger(self, point: Point) -> None:
-        """Perform the action. Raises FaultError, ServiceUnavailableError."""
+        """Perform the action. Raises FaultError, PanicException, ServiceUnavailableError."""
         if self.action is Action.HOLD:
             if self.file is not None and self.file.exists():
                 self.file.with_name(f"{self.file.name}.reached").touch()
@@ -75,6 +80,8 @@ class Fault:
             return
         if self.action is Action.RAISE:
             raise FaultError(f"a fault at {point}")
+        if self.action is Action.PANIC:
+            raise PanicException(f"a panic at {point}")
         if self.action is Action.UNAVAILABLE:
             raise ServiceUnavailableError(f"A fault at {point}.")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,5 +1,7 @@
 """Temporary folders that belong to a process, and go with it: where it was killed, the next process removes them.
 
+Systems remove old temporary files, these folders among them: one that is gone is made again when it is asked for.
+
 A folder's owner holds a lock of a file in it for as long as it lives. The kernel releases the lock with the process,
 however that ends, so a folder whose lock can be had belongs to nobody.
 """
@@ -11,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,26 +25,43 @@ log = logging.getLogger("tiltyard")
 
 
 class OwnedFolder:
-    """A folder that this process owns until it is removed. `path` is where it is; only this user can enter it."""
+    """A folder that this process owns until it is removed; only this user can enter it. Thread-safe."""
 
     def __init__(self, prefix: str, parent: str | None = None) -> None:
         """Make a folder whose name begins so, in `parent` or where temporary files are. Raises OSError.
 
         Those of the same prefix whose owners have ended are removed first.
         """
-        root = Path(parent or tempfile.gettempdir())
-        remove_abandoned(prefix, root)
-        unfinished = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{prefix}", dir=root))
-        self._lock = os.open(unfinished / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = unfinished.rename(root / unfinished.name.removeprefix(_UNFINISHED))
+        self._prefix = prefix
+        self._root = Path(parent or tempfile.gettempdir())
+        self._making = threading.Lock()
+        remove_abandoned(prefix, self._root)
+        self._path, self._lock = self._make()
+
+    @property
+    def path(self) -> Path:
+        """Return where it is; it is made again if somebody has removed it, or its lock. Raises OSError."""
+        with self._making:
+            if self._lock >= 0 and not (self._path / _LOCK).exists():
+                log.warning("%s was removed by another process: making it again", self._path)
+                os.close(self._lock)
+                shutil.rmtree(self._path, ignore_errors=True)
+                self._path, self._lock = self._make()
+            return self._path
 
     def remove(self) -> None:
         """Remove it, with all that is in it. Idempotent."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
+        with self._making:
+            shutil.rmtree(self._path, ignore_errors=True)
+            lock, self._lock = self._lock, -1
+            if lock >= 0:
+                os.close(lock)
+
+    def _make(self) -> tuple[Path, int]:
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{self._prefix}", dir=self._root))
+        lock = os.open(unfinished / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return unfinished.rename(self._root / unfinished.name.removeprefix(_UNFINISHED)), lock
 
 
 def remove_abandoned(prefix: str, root: Path) -> None:

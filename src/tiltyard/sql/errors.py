@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.sql.statements import NEGATED_MEMBERSHIP
-from tiltyard.storage.errors import translate_error
+from tiltyard.storage.errors import is_panic, translate_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,9 +33,41 @@ CORRELATED = (
     " LIMIT, also within LATERAL, and IN, ANY and EXISTS stand in WHERE. Write it as a join, with row_number() or max()"
     " for the first row of each."
 )
-_CORRELATED = re.compile(
-    r"outer_ref\(|OuterReferenceColumn|does not support logical expression (?:InSubquery|Exists|ScalarSubquery|SetComp)"
+_FAILED = "DataFusion failed on this query."
+_TOO_LARGE = (
+    "The query needs more memory, or more space to spill to, than one query may have (sql_memory_bytes, "
+    "sql_spill_bytes): narrow it, or aggregate before it joins or sorts."
 )
+_RULES: tuple[tuple[re.Pattern[str], type[LanceNamespaceError], str], ...] = tuple(
+    (re.compile(pattern), kind, message)
+    for pattern, kind, message in (
+        (
+            r"Failed to coerce types (.+?) in (\w+) expression",
+            InvalidInputError,
+            r"The types \1 of \2 have nothing in common: cast one.",
+        ),
+        (r"Internal error|panicked|bug in DataFusion|PyErr \{", InternalError, _FAILED),
+        (r"outer_ref\(|OuterReferenceColumn", UnsupportedOperationError, CORRELATED),
+        (
+            r"does not support logical expression (?:InSubquery|Exists|ScalarSubquery|SetComp)",
+            UnsupportedOperationError,
+            CORRELATED,
+        ),
+        (r"null_aware anti join", UnsupportedOperationError, NEGATED_MEMBERSHIP),
+        (r"(?:DDL|DML|Statement) not supported|Unsupported SQL statement", UnsupportedOperationError, READ_ONLY),
+        (
+            r"Resources exhausted|Not enough memory|[Mm]emory [Ll]imit|max_temp_directory_size",
+            InvalidInputError,
+            _TOO_LARGE,
+        ),
+        (
+            r"(?:value of|Can't cast value) (\S+) (?:is out of range|to type) (U?Int\d+)",
+            InvalidInputError,
+            r"The value \1 is out of the range of \2: cast to DECIMAL(38, 0) or DOUBLE.",
+        ),
+    )
+)
+"""Errors by what DataFusion's text has, the first one that fits; `\\1` of a message is a part of that text."""
 
 _PREFIXES = re.compile(
     r"^(?:Optimizer rule '\w+' failed\s+caused by\s+|(?:DataFusion error|FFI error|External error|Context"
@@ -44,11 +76,7 @@ _PREFIXES = re.compile(
 )
 _PARSER = re.compile(r'^(?:Parser|Tokenizer)Error\("(.*)"\)', re.DOTALL)
 """How the parser's errors are printed, whose message is in quotes."""
-_READ_ONLY = re.compile(r"(?:DDL|DML|Statement) not supported|Unsupported SQL statement")
-_RESOURCES = re.compile(r"Resources exhausted|Not enough memory|[Mm]emory [Ll]imit|max_temp_directory_size")
-_OUT_OF_RANGE = re.compile(r"(?:value of|Can't cast value) (\S+) (?:is out of range|to type) (U?Int\d+)")
 _MISSING = re.compile(r"table '([^']*)' not found")
-_INTERNAL = re.compile(r"Internal error|panicked|bug in DataFusion|PyErr \{")
 _OWN_CATALOG = re.compile(r"\btiltyard\.(?:current\.)?(?=[\w$\"])")
 _MAX_LENGTH = 500
 
@@ -91,23 +119,12 @@ def missing_table(error: BaseException) -> str | None:
 
 def translate_sql_error(error: BaseException) -> LanceNamespaceError:
     """Return the specification's error for one of DataFusion."""
+    if is_panic(error):
+        return InternalError(_FAILED)
     text = str(error)
-    if type(error).__name__ == "PanicException" or _INTERNAL.search(text):
-        return InternalError("DataFusion failed on this query.")
-    if _CORRELATED.search(text):
-        return UnsupportedOperationError(CORRELATED)
-    if "null_aware anti join" in text:
-        return UnsupportedOperationError(NEGATED_MEMBERSHIP)
-    if _READ_ONLY.search(text):
-        return UnsupportedOperationError(READ_ONLY)
-    if _RESOURCES.search(text):
-        return InvalidInputError(
-            "The query needs more memory, or more space to spill to, than one query may have (sql_memory_bytes, "
-            "sql_spill_bytes): narrow it, or aggregate before it joins or sorts."
-        )
-    if out_of_range := _OUT_OF_RANGE.search(text):
-        value, kind = out_of_range.groups()
-        return InvalidInputError(f"The value {value} is out of the range of {kind}: cast to DECIMAL(38, 0) or DOUBLE.")
+    for pattern, kind, message in _RULES:
+        if match := pattern.search(text):
+            return kind(match.expand(message))
     if name := missing_table(error):
         return InvalidInputError(f"There is no table '{_OWN_CATALOG.sub('', name)}': name tables as schema.table.")
     if type(error) in (ValueError, Exception):

@@ -84,10 +84,11 @@ class QueryProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it runs, has nothing to say, and has not kept much memory."""
+        """Whether it runs, has nothing to say, has not kept much memory, and can spill to its folder."""
         return (
             not self._is_killed
             and self._process.is_alive()
+            and self._folder.exists()
             and not self._poll.poll(0)
             and self._resident_bytes() <= self._most_bytes * REUSE_SHARE
         )

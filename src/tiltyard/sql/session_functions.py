@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,13 @@ _AGGREGATES = frozenset(
 _WINDOWS = frozenset(
     "cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number".split()  # noqa: SIM905
 )
+_CALLED = re.compile(r"([a-z]\w*)\(")
 _TABLE_FUNCTIONS = frozenset({"generate_series", "range"})
 """DataFusion's own, which are endless where their caller says so."""
 _IMPLIED = frozenset(
     """
-    array_agg array_has avg btrim coalesce count date_part first_value get_field last_value ltrim make_array max min
-    named_struct overlay row_number rtrim strpos substr sum
+    array_agg array_element array_has array_slice avg btrim coalesce count date_part first_value get_field last_value
+    ltrim make_array max min named_struct overlay row_number rtrim strpos substr sum
     """.split()  # noqa: SIM905
 )
 """Functions that DataFusion looks up for syntax, such as `TRIM(LEADING …)`, `DISTINCT ON` and `FULL JOIN … USING`."""
@@ -73,3 +75,16 @@ class SessionFunctions:
             for register in self._registrations[name]:
                 register()
         self._registered = wanted
+
+    def add(self, plan: Any) -> bool:
+        """Register the functions that a plan calls besides, for its operators: return whether there are any.
+
+        Then the statement has to be planned again. A filter that calls a function that its session has not, as `struct`
+        of `(a, b) = (1, 2)`, ends the process when Lance is handed it.
+        """
+        missing = self._registrations.keys() & set(_CALLED.findall(plan.display_indent())) - self._registered
+        self._registered = self._registered | missing
+        for name in missing:
+            for register in self._registrations[name]:
+                register()
+        return bool(missing)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import prod
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
@@ -84,7 +83,6 @@ def parse_statement(text: str, max_length: int) -> Statement:
         raise InvalidInputError("The query is empty.")
     check_depth(statement.text, _LABEL)
     tokens = _tokens(statement.text)
-    _check_operators(tokens)
     _check_escapes(tokens)
     _check_names(statement.text, tokens)
     words = _words(tokens)
@@ -125,13 +123,6 @@ def check_size(statement: Statement, views: Collection[Statement], sizes: Mappin
             f"The query may make values {growth:.0f} times as large as those it reads: {MAX_GROWTH} times at most."
         )
     return size
-
-
-def _check_operators(tokens: Sequence[re.Match[str]]) -> None:
-    """Raise UnsupportedOperationError for @> and <@: DataFusion aborts its process where a table is filtered by one."""
-    for token, following in pairwise(tokens):
-        if token.end() == following.start() and token[0] + following[0] in ("@>", "<@"):
-            raise UnsupportedOperationError("Write array_has_all(a, b) instead of a @> b, and of b <@ a.")
 
 
 def _check_escapes(tokens: Sequence[re.Match[str]]) -> None:

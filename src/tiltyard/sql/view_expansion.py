@@ -114,7 +114,10 @@ class ViewExpansion:
             self._session.functions.select(self._names)
             try:
                 with query_errors(self._tables):
-                    return self._plan_once(statement, parameters), size
+                    frame = self._plan_once(statement, parameters)
+                    if self._session.functions.add(frame.logical_plan()):
+                        frame = self._plan_once(statement, parameters)
+                    return frame, size
             except LanceNamespaceError:
                 if (ref := self._tables.take_view_to_plan()) is None:
                     raise

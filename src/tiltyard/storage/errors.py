@@ -195,6 +195,11 @@ def _clean_message(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}"
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is a panic of Rust code, of Lance or DataFusion: it is no Exception to Python."""
+    return type(error).__name__ == "PanicException"
+
+
 def is_conflict(error: BaseException) -> bool:
     """Whether a commit conflicted with another one, so that reading again and retrying can help."""
     return isinstance(error, ConcurrentModificationError) or CONFLICT.search(str(error)) is not None
@@ -214,8 +219,8 @@ def translate_error(error: BaseException, columns: Iterable[str] = ()) -> LanceN
         return error
     if isinstance(error, BrokenFileError):
         return IncompleteFileError()
-    if type(error).__name__ == "PanicException":
-        return InternalError("Lance failed on this request.")
+    if is_panic(error):
+        return InternalError("Lance failed on this request: the server's log has the details.")
     if isinstance(error, store_errors.BaseError | FileNotFoundError | PermissionError | TimeoutError | ConnectionError):
         return _translate_storage_error(error)
     if isinstance(error, OSError) and error.errno in _FAILED_WRITES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -39,3 +40,18 @@ def test_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path: Path) -
     other.remove()
     latest = OwnedFolder("spill-", str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {own.path.name, latest.path.name, "spill-of-others"}
+
+
+def test_folder_that_a_cleaner_has_removed_is_made_again(tmp_path: Path) -> None:
+    own = OwnedFolder("spill-", str(tmp_path))
+    before = own.path
+    assert own.path == before
+    shutil.rmtree(before)
+    assert own.path.is_dir(), "the folder was removed"
+    (own.path / "owner.lock").unlink()
+    (own.path / "rows").write_text("many")
+    again = own.path
+    OwnedFolder("spill-", str(tmp_path)).remove()
+    assert again.is_dir(), "it is owned again"
+    own.remove()
+    assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiltyard.api.bodies.arrow_responses import encode_response, media_type
+from tiltyard.storage.errors import is_panic
 
 if TYPE_CHECKING:
     from tiltyard.api.exchange import Exchange
@@ -69,7 +70,9 @@ class SharedCalls:
         calls = [(call, done) for call, done in calls if not done.done()]  # the others' requests were cancelled
         try:
             self._work.run([call for call, _ in calls])
-        except Exception as error:  # noqa: BLE001  # it is the outcome of each call
+        except BaseException as error:  # it is the outcome of each call, also a panic of Lance, which is no Exception
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             for _, done in calls:
                 done.set_exception(error)
         else:

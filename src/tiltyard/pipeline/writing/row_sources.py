@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tiltyard.model.lineage import LineageSource
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, started, task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection
@@ -178,9 +179,15 @@ class FrameRows:
 
 def write_partitions(run: Run, frame: DataFrame, spec: WriteSpec) -> list[WriteResult]:
     """Write the rows of each partition, without a version that names them. Raises RefusedError, RunCanceledError."""
-    work, session = partial(write_partition, spec), frame.sparkSession
-    name = f"write {run.id}"
-    return run_partitions(session, run, frame, work, name=name, reports_tasks=True, resources=spec.resources)
+    work, name = partial(write_partition, spec), f"write {run.id}"
+    outcomes = run_partitions(
+        frame.sparkSession, run, frame, work, name=name, reports_tasks=True, resources=spec.resources
+    )
+    results = [outcome for outcome in outcomes if isinstance(outcome, WriteResult)]
+    if len(results) < len(outcomes):
+        delete_fragment_files(spec.target.location, fragments_of(results))
+        raise RefusedError(next(outcome for outcome in outcomes if isinstance(outcome, str)))
+    return results
 
 
 @dataclass(slots=True)

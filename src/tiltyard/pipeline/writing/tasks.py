@@ -127,9 +127,15 @@ def write_rows(spec: WriteSpec, rows: RowStream, key: str) -> WriteResult:
     return WriteResult(tuple(fragments), count, rejects.count, size, counter.failures)
 
 
-def write_partition(spec: WriteSpec, number: int, batches: Iterator[pa.RecordBatch]) -> WriteResult:
-    """Write a partition of a DataFrame. Runs in a task. Raises RefusedError."""
-    return write_rows(spec, batches, f"partition-{number}")
+def write_partition(spec: WriteSpec, number: int, batches: Iterator[pa.RecordBatch]) -> WriteResult | str:
+    """Write a partition of a DataFrame; return the reason where its rows are refused. Runs in a task.
+
+    An error would hide what the tasks of other partitions have written.
+    """
+    try:
+        return write_rows(spec, batches, f"partition-{number}")
+    except RefusedError as refusal:
+        return str(refusal)
 
 
 def infer_schema(spec: WriteSpec, reader: SourceReader, piece: Piece) -> pa.Schema | None:

@@ -147,6 +147,9 @@ def test_import_of_a_file_with_another_delimiter_says_so_and_takes_it_when_named
     printed(run("import", str(file), table, "--delimiter", ",", "--overwrite"))
     assert records(run("head", table, "--format", "jsonl")) == [{"id;year": "1;1953"}]
     pyarrow.parquet.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    file.write_text("id,title\n1,a\\, b\n")
+    printed(run("import", str(file), "escaped", "--escape", "\\"))
+    assert "a, b" in printed(run("head", "escaped"))
     assert "one character" in refused(run("import", str(file), "other", "--delimiter", ";;"), 7)
     assert "is parquet" in refused(run("import", str(tmp_path / "a.parquet"), "other", "--delimiter", ";"), 7)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,10 @@ from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.ingest.job import ingest, upsert
+from tiltyard.pipeline.plans.job import pipeline
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import LazySession
+from tiltyard.pipeline.sources import inspection
 from tiltyard.pipeline.writing import row_sources
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.row_sources import FrameRows, StreamRows
@@ -74,7 +77,10 @@ class Writer:
     def _open(self, rows: pa.Table) -> RowSource:
         made_from = (LineageSource("memory:test"),)
         if self.source == "frame":
-            return FrameRows(self.spark().createDataFrame(rows), made_from)
+            frame, naive = self.spark().createDataFrame(rows), pa.timestamp("us")
+            times = [column.name for column in rows.schema if column.type == naive]
+            frame = frame.withColumns({name: frame[name].cast("timestamp_ntz") for name in times})
+            return FrameRows(frame, made_from)
         return StreamRows(rows.to_reader(), self.spark, made_from)
 
     def written(self) -> list[dict[str, Any]]:
@@ -204,6 +210,31 @@ def test_write_of_a_time_without_a_zone_into_one_with_a_zone_is_refused(write: W
         write(without, **key)
     if write.source != "csv":  # whose text has no zone, whatever a cast says
         assert write(without, cast={"at": "timestamp[us, UTC]"}, **key)["version"] == 2
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 20], ids=["tasks", "threads"])
+def test_csv_with_an_escape_is_read_by_both_runners_of_jobs_and_by_plans(
+    catalog: CatalogConnection,
+    fresh: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+    limit: int,
+) -> None:
+    monkeypatch.setattr(row_sources, "MAX_DRIVER_BYTES", limit)
+    monkeypatch.setattr(inspection, "RANGE_BYTES", 1000)
+    name, file = fresh("escaped"), tmp_path / "rows.csv"
+    texts = [f'{number}, "a"\\\nb' for number in range(200)]
+    escaped = [re.sub(r'([\\,"\n])', r"\\\1", text) for text in texts]
+    file.write_text("id,text\n" + "".join(f"{number},{text}\n" for number, text in enumerate(escaped)))
+    ingest(LocalRun(), catalog, spark, str(file), name, escape="\\")
+    figures = upsert(LocalRun(), catalog, spark, str(file), name, on=["id"], escape="\\")
+    assert (figures["updated"], figures["inserted"]) == (200, 0)
+    planned = fresh("planned")
+    plan = {"tables": {planned: {"files": str(file), "escape": "\\"}}}
+    pipeline(LocalRun(), catalog, spark, json.dumps(plan))
+    for each in (name, planned):
+        assert sorted(table(catalog, each).dataset().to_table()["text"].to_pylist()) == sorted(texts)
 
 
 def test_write_that_is_canceled_leaves_nothing_visible(write: Writer, key: dict[str, Any]) -> None:

@@ -72,7 +72,9 @@ def test_stream_of_files_with_another_delimiter_reads_each_by_it(
     for number, (delimiter, named) in enumerate(((";", ";"), ("|", "|"), ("\t", "\\t")), 1):
         (folder / f"{number}.csv").write_text(f"id{delimiter}title\n{number}{delimiter}a, b\n")
         assert run_stream(delimiter=named)["rows"] == 1
-    assert rows(films, "id", "title") == [(1, "a, b"), (2, "a, b"), (3, "a, b")]
+    (folder / "4.csv").write_text("id,title\n4,a\\, b\n")
+    assert run_stream(escape="\\", null_value=["NA"])["rows"] == 1
+    assert rows(films, "id", "title") == [(1, "a, b"), (2, "a, b"), (3, "a, b"), (4, "a, b")]
 
 
 def test_stream_by_key_keeps_the_last_row_of_each_key(films: Table, put: Put, run_stream: RunStream) -> None:
@@ -359,6 +361,7 @@ def test_files_that_left_the_folder_are_forgotten(films: Table, put: Put, folder
         ({"name": ""}, "--name"),
         ({"delimiter": ";;", "rejects": "rejects"}, "--delimiter is one character"),
         ({"delimiter": ";", "format": "json", "rejects": "rejects"}, "--delimiter is for CSV files"),
+        ({"escape": '"', "rejects": "rejects"}, "--escape is one character"),
         ({"on": ["nope"]}, "no column 'nope'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv as csv_module
 import datetime as dt
 import gzip
 import json
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import lance
 import pyarrow as pa
@@ -21,7 +22,7 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.plans.plan_file import PlanError, parse_plan
 from tiltyard.pipeline.sources import discovery, inspection
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones
-from tiltyard.pipeline.sources.csv_records import CsvDialect, split_records
+from tiltyard.pipeline.sources.csv_records import CsvDialect, TextState, split_records
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
 from tiltyard.pipeline.sources.file_options import given_options, pick_file_options
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
@@ -415,7 +416,9 @@ def test_csv_value_over_several_lines_is_never_cut(tmp_path: Path, monkeypatch: 
     text = text.replace("id", '\ufeff"a\nb"', 1)  # the header has one, behind a byte order mark
     assert read(csv(tmp_path, text)).rename_columns(["id", "text"]) == whole
     rows, rejected = rows_of(csv(tmp_path, 'id,text\n1,x\n2,"y\n3,z\n'))
-    assert rows.num_rows == 1 and rejected == ["line 3: a quote is opened and not closed"]
+    assert rows.num_rows == 1 and rejected == [
+        "line 3: a quote is opened and not closed, or an escape is the end of the text"
+    ]
 
 
 def test_csv_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
@@ -427,25 +430,45 @@ def test_csv_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monke
         [row for piece in source.pieces for row in source.reader.read(piece)]
 
 
-def test_csv_is_cut_only_where_a_record_begins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dialect", [CsvDialect(), CsvDialect(escape="\\")], ids=["plain", "escape"])
+def test_csv_is_cut_only_where_a_record_begins(tmp_path: Path, dialect: CsvDialect) -> None:
     random = Random(7)
+    parts = ["a", ",", '"', "\n", '""', ',"', '"\n', *(["\\", "\\\n"] if dialect.escape else [])]
     for _ in range(300):
-        text = "".join(random.choices(["a", ",", '"', "\n", '""', ',"', '"\n'], k=random.randint(1, 60))).encode()
-        ends, is_open = split_records(text, CsvDialect())
+        text = "".join(random.choices(parts, k=random.randint(1, 60))).encode()
+        ends, is_open = split_records(text, dialect)
         path, part = tmp_path / "text.csv", random.randint(1, 12)
         path.write_bytes(text)
         ranges = [(start, min(start + part, len(text))) for start in range(0, len(text), part)]
-        pieces = [Piece(str(path), end - start, "1", (start, end), dialect=CsvDialect()) for start, end in ranges]
+        pieces = [Piece(str(path), end - start, "1", (start, end), dialect=dialect) for start, end in ranges]
         scans = ScanTask(tuple(pieces), {})()
         cuts = [piece.part for piece in cut_at_records(pieces, scans)]
         assert {start for start, _ in cuts} <= {0, *ends.tolist()}, (text, part)
         assert b"".join(text[start:end] for start, end in cuts) == text
         expected = {start for start, _ in ranges if start in ends} & {*ends.tolist()}
         assert expected - {len(text)} <= {start for start, _ in cuts}, (text, part)  # each cut that can stay does
-        state = 0
+        state = TextState.RECORD
         for scan in scans:
-            state = int(scan.are_open[state])
-        assert bool(state) == is_open, (text, part)
+            state = scan.ends[state]
+        assert (state is TextState.QUOTED) == is_open, (text, part)
+
+
+@pytest.mark.parametrize("quoting", [csv_module.QUOTE_NONE, csv_module.QUOTE_MINIMAL, csv_module.QUOTE_ALL])
+def test_csv_with_an_escape_is_what_was_written_however_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quoting: Literal[0, 1, 3]
+) -> None:
+    random, file = Random(quoting), tmp_path / "text.csv"
+    texts = ["".join(random.choices('ab ,"\\\n', k=random.randint(1, 12))) for _ in range(400)]
+    with file.open("w", newline="") as out:
+        writer = csv_module.writer(out, escapechar="\\", doublequote=False, quoting=quoting, lineterminator="\n")
+        writer.writerow(["te,xt", "n"])
+        writer.writerows((text, number) for number, text in enumerate(texts))
+    for size in (37, 100, 1 << 20):
+        monkeypatch.setattr(inspection, "RANGE_BYTES", size)
+        assert read(file, escape="\\")["te,xt"].to_pylist() == texts, size
+    assert len(find_source(SourceOptions(str(file), {"escape": "\\"})).pieces) == 1
+    rows, rejected = rows_of(csv(tmp_path, "a\nx\\,y\nz\\"), escape="\\")
+    assert rows["a"].to_pylist() == ["x,y"] and len(rejected) == 1 and rejected[0].startswith("line 3: ")
 
 
 def test_split_records_with_quotes_anywhere_finds_the_ends_of_records() -> None:
@@ -562,7 +585,7 @@ def test_json_fields_of_all_files_are_columns(tmp_path: Path) -> None:
 
 
 def test_pipeline_file_takes_the_options_of_sources_for_files_alone() -> None:
-    options = {"schema": "strict", "partitions": "year/month", "null_value": ["NA"], "multiline": True}
+    options = {"schema": "strict", "partitions": "year/month", "null_value": ["NA"], "multiline": True, "escape": "!"}
     table = parse_plan({"tables": {"a": {"files": "flights", **options}}}).tables["a"]
     assert {name: table.options[name] for name in given_options(table.options)} == options
     for name, value in options.items():

@@ -7,6 +7,8 @@ import csv
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,10 +37,14 @@ TAB = r"\t"
 
 @dataclass(frozen=True, slots=True)
 class CsvDialect:
-    """How CSV is written: the delimiter, and the unquoted texts that mean null besides the empty one."""
+    """How CSV is written: the delimiter, and the unquoted texts that mean null besides the empty one.
+
+    The character behind an `escape` ("": none) is text, also outside of quotes.
+    """
 
     delimiter: str = ","
     nulls: tuple[str, ...] = ()
+    escape: str = ""
 
     @classmethod
     def of(cls, options: CsvOptions, path: str) -> CsvDialect:
@@ -49,14 +55,33 @@ class CsvDialect:
             delimiter = "\t"
         if len(delimiter) != 1 or not delimiter.isascii():
             raise RefusedError(f"--delimiter is one character of ASCII, or {TAB} for a tab, not {delimiter!r}.")
-        return cls(delimiter, tuple(options.get("null_value") or ()))
+        escape = options.get("escape") or ""
+        if escape and (len(escape) != 1 or not escape.isascii() or escape in ('"', delimiter, "\n", "\r")):
+            raise RefusedError(
+                f"--escape is one character of ASCII, not {escape!r}: neither a quote nor the delimiter."
+            )
+        return cls(delimiter, tuple(options.get("null_value") or ()), escape)
+
+    def parse_options(self, columns: int, **options: Any) -> pyarrow.csv.ParseOptions:
+        """Return how Arrow parses records of so many columns."""
+        return pyarrow.csv.ParseOptions(
+            delimiter=self.delimiter, escape_char=self.escape or False, ignore_empty_lines=columns > 1, **options
+        )
+
+
+class TextState(IntEnum):
+    """Where lines begin or end: at a record, within quotes, or in a value that an escaped line break goes on."""
+
+    RECORD = 0
+    QUOTED = 1
+    UNQUOTED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
     """Whole records: `ends` are the offsets after each record, `line` is the line number of the first record.
 
-    `is_open` says whether the last record ends within quotes.
+    `is_open` says whether the last record ends within quotes, or with an escape.
     """
 
     data: bytes
@@ -70,49 +95,70 @@ class RecordBlock:
         return self.line + count_line_breaks(self.data[: int(self.ends[-2])] if len(self.ends) > 1 else b"")
 
 
-def split_records(data: bytes, dialect: CsvDialect, *, is_open: bool = False) -> tuple[np.ndarray, bool]:
-    """Return the offsets after all line breaks that end a record, and whether the text ends within quotes.
-
-    `is_open` says whether it begins within quotes.
-    """
+def split_records(data: bytes, dialect: CsvDialect, begins: TextState = TextState.RECORD) -> tuple[np.ndarray, bool]:
+    """Return the offsets after all line breaks that end a record, and whether the text ends within quotes."""
+    escaped = _escaped(data, dialect)
     breaks = _line_break_ends(data)
-    runs, states = _quote_states(data, dialect, is_open=is_open)
+    if len(escaped):
+        breaks = breaks[~np.isin(breaks - 1, escaped)]
+    runs, states = _quote_states(data, dialect, begins, escaped)
     if not len(runs):
+        is_open = begins is TextState.QUOTED
         return (breaks[:0] if is_open else breaks), is_open
     return breaks[~states[np.searchsorted(runs, breaks)]], bool(states[-1])
 
 
-def scan_lines(data: bytes, dialect: CsvDialect, *, is_open: bool) -> tuple[int | None, bool]:
-    """Return the offset where the first record of some lines begins, None without one, and whether they end in quotes.
-
-    `is_open` says whether they begin within quotes.
-    """
-    _, states = _quote_states(data, dialect, is_open=is_open)
-    if not is_open:
-        return 0, bool(states[-1])
+def scan_lines(data: bytes, dialect: CsvDialect, begins: TextState) -> tuple[int | None, TextState]:
+    """Return the offset where the first record of some lines begins, None without one, and how they end."""
+    escaped = _escaped(data, dialect)
+    _, states = _quote_states(data, dialect, begins, escaped)
+    ends = TextState.UNQUOTED if len(data) - 1 in escaped else TextState.RECORD
+    ends = TextState.QUOTED if states[-1] else ends
+    if begins is TextState.RECORD:
+        return 0, ends
     for size in (_SEARCH_BYTES, len(data)):
-        ends, _ = split_records(data[:size], dialect, is_open=True)
-        if len(ends):
-            return (int(ends[0]) if ends[0] < len(data) else None), bool(states[-1])
-    return None, bool(states[-1])
+        records, _ = split_records(data[:size], dialect, begins)
+        if len(records):
+            return (int(records[0]) if records[0] < len(data) else None), ends
+    return None, ends
 
 
-def _quote_states(data: bytes, dialect: CsvDialect, *, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
+def _escaped(data: bytes, dialect: CsvDialect) -> np.ndarray:
+    """Return the offsets of the characters behind an escape, but those that are one themselves."""
+    if not dialect.escape or dialect.escape.encode() not in data:
+        return np.empty(0, np.int64)
+    escapes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord(dialect.escape))
+    firsts = np.flatnonzero(np.diff(escapes, prepend=-2) != 1)
+    lengths = np.diff(firsts, append=len(escapes))
+    is_odd = lengths % 2 == 1
+    escaped: np.ndarray = escapes[firsts[is_odd]] + lengths[is_odd]
+    return escaped
+
+
+def _quote_states(
+    data: bytes, dialect: CsvDialect, begins: TextState, escaped: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the offsets of runs of quotes that may open or close a value, and whether the text is within quotes.
 
     The second is first how the text begins, then how it goes on behind each run. Only runs of an odd number count: an
     even one is an empty value, or quotes within one. A run where a value begins opens one or closes one; any other
-    closes what is open, and is part of the text where nothing is.
+    closes what is open, and is part of the text where nothing is. Those that are `escaped` are text.
     """
+    is_open = begins is TextState.QUOTED
     if _QUOTE not in data:
         return np.empty(0, np.int64), np.array([is_open])
     buffer = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(buffer == _QUOTE)
+    if len(escaped):
+        quotes = quotes[~np.isin(quotes, escaped)]
     firsts = np.flatnonzero(np.diff(quotes, prepend=-2) != 1)
     runs = quotes[firsts[np.diff(firsts, append=len(quotes)) % 2 == 1]]
     begins_value = np.zeros(256, bool)
     begins_value[list(dialect.delimiter.encode() + b"\n\r")] = True
-    toggles = begins_value[buffer[np.maximum(runs, 1) - 1]] | (runs == 0)
+    before = np.maximum(runs, 1) - 1
+    toggles = begins_value[buffer[before]] | ((runs == 0) & (begins is not TextState.UNQUOTED))
+    if len(escaped):
+        toggles &= ~np.isin(before, escaped)
     count = np.cumsum(toggles)
     count_at_close = np.maximum.accumulate(np.where(toggles, -int(is_open), count))
     return runs, np.append(is_open, (count - count_at_close) % 2 == 1)
@@ -137,6 +183,7 @@ def read_record_blocks(chunks: Iterable[bytes], dialect: CsvDialect, line: int =
             raise RefusedError(f"line {line}: a quote is opened here and not closed within {size}.")
     if remainder:
         ends, is_open = split_records(remainder, dialect)
+        is_open = is_open or len(remainder) in _escaped(remainder, dialect)
         yield RecordBlock(remainder, np.append(ends, len(remainder)), line, is_open)
 
 
@@ -150,7 +197,8 @@ def _parse_range(block: RecordBlock, parser: Parser, first: int, last: int) -> I
     data = block.data[begin : int(block.ends[last - 1])]
     try:
         if block.is_open and last == len(block.ends):
-            raise pa.ArrowInvalid("a quote is opened and not closed")  # as Arrow reports invalid records
+            # as Arrow reports invalid records
+            raise pa.ArrowInvalid("a quote is opened and not closed, or an escape is the end of the text")
         yield parser(data)
     except pa.ArrowInvalid as error:
         if last - first == 1:
@@ -180,7 +228,7 @@ def read_header(head: bytes, dialect: CsvDialect, path: str) -> tuple[tuple[str,
         raise RefusedError(
             f"{path}, line 1: the names of its columns are not UTF-8: write the file as UTF-8."
         ) from error
-    names = next(csv.reader([text.rstrip("\r\n")], delimiter=dialect.delimiter), [])
+    names = next(csv.reader([text.rstrip("\r\n")], delimiter=dialect.delimiter, escapechar=dialect.escape or None), [])
     if not names:
         raise RefusedError(f"{path} has no line with the names of its columns: write one as its first line.")
     positions: dict[str, int] = {}
@@ -197,9 +245,7 @@ def read_header(head: bytes, dialect: CsvDialect, path: str) -> tuple[tuple[str,
 
 def infer_csv_schema(data: bytes, names: Sequence[str], dialect: CsvDialect) -> pa.Schema:
     """Infer the types of columns from whole records without the header; null for columns without a value."""
-    parse_options = pyarrow.csv.ParseOptions(
-        delimiter=dialect.delimiter, invalid_row_handler=lambda row: "skip", ignore_empty_lines=len(names) > 1
-    )
+    parse_options = dialect.parse_options(len(names), invalid_row_handler=lambda row: "skip")
     types = dict.fromkeys(names, pa.binary())
     if not data:
         return pa.schema([(name, pa.null()) for name in names])
@@ -229,7 +275,7 @@ def make_csv_parser(
     fields = {field.name: field for field in schema if field.name in names}
     text_columns = {name for name, field in fields.items() if _is_parsed_from_text(field.type, name in inferred)}
     types = {name: pa.string() if name in text_columns else field.type for name, field in fields.items()}
-    parse_options = pyarrow.csv.ParseOptions(delimiter=dialect.delimiter, ignore_empty_lines=len(names) > 1)
+    parse_options = dialect.parse_options(len(names))
     convert_options = _convert_options(types, dialect)
 
     def parse(data: bytes) -> pa.Table:

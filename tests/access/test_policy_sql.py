@@ -94,6 +94,11 @@ def test_bind_principal_puts_the_principal_in_as_a_constant() -> None:
     assert bind_principal(text, principal) == "owner = 'o''ne'' OR ''a''=''a' AND ( true OR false OR true )"
 
 
+def test_bind_principal_writes_what_lance_takes_for_syntax_as_functions() -> None:
+    bound = bind_principal("Substr(name, 1, 1) = 'substr(' AND trim (name) <> substr", Principal("ann"))
+    assert bound == "`substr` ( name , 1 , 1 ) = 'substr(' AND `trim` ( name ) <> substr"
+
+
 @pytest.mark.parametrize("name", ["a\\", "a\n", "\0"])
 def test_bind_principal_for_a_name_that_is_no_safe_constant_is_refused(name: str) -> None:
     with pytest.raises(InvalidInputError):

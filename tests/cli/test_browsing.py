@@ -12,10 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
+from lance_namespace.errors import ServiceUnavailableError
 
 from tests.cli.conftest import Run, printed, records, refused, run_command
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
+from tiltyard.cli.browsing.changes import way_back
+from tiltyard.model.typed_ids import TypedId
 
 
 def test_ls_lists_namespaces_with_a_dot_and_tables_by_ids(run: Run) -> None:
@@ -243,6 +246,18 @@ def test_rm_of_a_namespace_needs_to_be_told_to_go_below(run: Run, tmp_path: Path
     assert "is a namespace" in refused(run("rm", "empty", "--yes"), 4)
     assert "root" in refused(run("rm", ".", "--yes"), 2)
     printed(run("rm", "empty.numbers", "--yes"))
+
+
+def test_way_back_is_unknown_where_the_trash_cannot_be_read() -> None:
+    class Unreachable:
+        def call(self, *_: object, **__: object) -> None:
+            raise ServiceUnavailableError("The catalog cannot be reached.")
+
+    said = way_back(Unreachable(), TypedId(("films",)), "ListDroppedTables", "tables")  # type: ignore[arg-type]
+    assert said == (
+        "Whether it can be brought back is not known: the list of dropped tables cannot be read (The catalog cannot be"
+        " reached)."
+    )
 
 
 def test_missing_names_are_told_with_the_nearest_ones(run: Run) -> None:

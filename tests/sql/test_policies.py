@@ -14,6 +14,10 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.catalog.policies import set_table_policy
+from tiltyard.model.spec import models
+from tiltyard.tables.query.query import query_table
+
 if TYPE_CHECKING:
     from tests.sql.conftest import Queries
 
@@ -47,6 +51,27 @@ def test_row_filter_and_masks_apply_beneath_the_query(queries: Queries, ann: str
     assert queries.rows("SELECT count(*) AS n FROM films a JOIN films b USING (id)", ann) == [{"n": 3}]
     assert queries.rows("SELECT count(*) AS n FROM films WHERE owner = 'bob' OR budget > 11.5", ann) == [{"n": 0}]
     assert queries.run("SELECT owner FROM films", ann).schema.field("owner").type == "string"
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "mask", "titles"),
+    [
+        ("substr(title, 1, 1) = 'A'", "upper(title)", ["ALIEN"]),
+        ("ceil(budget) = 1", "substring(title, 2, 3)", ["asa", "ras"]),
+        ("Substr(trim(title), 1, 2) IN ('Du')", "concat(substr(title, 1, 1), '***')", ["D***"]),
+    ],
+)
+def test_policy_by_functions_that_are_syntax_to_lance_applies(
+    queries: Queries, row_filter: str, mask: str, titles: list[str]
+) -> None:
+    queries.grant("ann", "read", table=("films",))
+    masks = [models.ColumnMask(column="title", mask="expression", expression=mask)]
+    request = models.SetTablePolicyRequest(id=["films"], name="by_text", filter=row_filter, masks=masks)
+    set_table_policy(queries.context(), request)
+    assert [row["title"] for row in queries.rows("SELECT title FROM films ORDER BY id", "ann")] == titles
+    read = models.QueryTableRequest(id=["films"], vector=None, k=10)
+    answer = query_table(queries.context("ann"), read)
+    assert sorted(title for batch in answer.batches for title in batch["title"].to_pylist()) == sorted(titles)
 
 
 def test_filter_of_the_query_sees_no_hidden_row(queries: Queries, ann: str) -> None:

@@ -105,6 +105,14 @@ def test_local_run_whose_lease_ended_is_lost_and_claimed_by_its_id_alone(store: 
     assert not store.has_lost_runs() and lose_runs(store) == 0
     clock.advance(10_001)
     assert store.describe_transaction(local.id).status_at(clock()) is Status.LOST
+    for status, with_lost, listed in (
+        (Status.LOST, False, [local.id]),
+        (Status.RUNNING, False, [submitted.id]),
+        (Status.FAILED, True, [local.id]),
+        (Status.FAILED, False, []),
+    ):
+        found = store.list_jobs(JobFilter(["stream"], status, with_lost=with_lost), None, 10)
+        assert [record.id for record in found] == listed, "before anybody has written that it is lost"
     assert store.has_lost_runs() and lose_runs(store) == 1
     lost = store.describe_transaction(local.id)
     assert (lost.status, lost.error) == (Status.LOST, "stream is lost")

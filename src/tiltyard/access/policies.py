@@ -115,10 +115,12 @@ def _stricter(first: Mask, second: Mask) -> Mask:
 
 PRINCIPAL_FUNCTIONS = frozenset({"principal", "in_group"})
 """Functions of a policy's SQL alone, which `bind_principal` replaces by constants."""
+_SYNTAX_FUNCTIONS = frozenset({"ceil", "floor", "overlay", "position", "substr", "substring", "trim"})
+"""Functions that Lance's parser takes for syntax, which its planner refuses: in backticks they are functions."""
 
 
 def bind_principal(text: str, principal: Principal) -> str:
-    """Replace `principal()` and `in_group('…')` in a policy's SQL by constants for a principal.
+    """Replace `principal()` and `in_group('…')` in a policy's SQL by constants for a principal, as Lance takes it.
 
     Raises InvalidInputError for SQL that cannot be combined with other SQL, and for a name that is no safe constant.
     """
@@ -132,6 +134,8 @@ def bind_principal(text: str, principal: Principal) -> str:
         elif tokens[0].word == "in_group" and shape[1:] == ["open", "text", "close"]:
             parts.append("true" if tokens[2].text[1:-1].replace("''", "'") in principal.groups else "false")
             del tokens[:4]
+        elif tokens[0].word in _SYNTAX_FUNCTIONS and shape[1:2] == ["open"]:
+            parts.append(f"`{tokens.pop(0).word}`")
         else:
             parts.append(_checked_text(tokens.pop(0)))
     return " ".join(parts)

@@ -16,7 +16,7 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError, Un
 from tiltyard.access import filtered_lists
 from tiltyard.access.databases import check_job_in_database
 from tiltyard.access.needs import ALTER_JOB, DESCRIBE_JOB_STATE, LIST_ALL_JOBS, may_see_arguments
-from tiltyard.catalog.jobs.lost_runs import describe_loss, end_lost_runs
+from tiltyard.catalog.jobs.lost_runs import describe_loss
 from tiltyard.catalog.namespaces import DROP_KIND
 from tiltyard.catalog.tables import DROP_TABLE
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
@@ -73,7 +73,6 @@ def list_all_jobs(ctx: Context, request: models.ListAllJobsRequest) -> models.Li
     Raises InvalidInputError, TableNotFoundError, NamespaceNotFoundError (no such database).
     """
     matching = _filter(ctx, request)
-    end_lost_runs(ctx)
     records, token = ctx.paging.fetch_page(
         f"all jobs {request.table} {request.job_type} {request.state}",
         request.page_token,

@@ -298,7 +298,6 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
 
     Raises InvalidInputError.
     """
-    end_lost_runs(ctx)
     kinds = (request.name,) if request.name else tuple(pipeline_jobs())
     status = request.status and parse_mode(TransactionStatus, request.status, TransactionStatus.QUEUED, "status")
     matching = JobFilter(kinds, status or None)

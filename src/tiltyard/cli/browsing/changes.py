@@ -91,7 +91,7 @@ def rm(catalog: Caller, object_id: TypedId, recursive: bool, is_confirmed: bool)
         return
     confirm(f"Drop {object_id}{rows}?", is_confirmed=is_confirmed)
     catalog.call("DropTable", id=names)
-    click.echo(f"{object_id} is dropped. {_way_back(catalog, object_id, 'ListDroppedTables', 'tables')}")
+    click.echo(f"{object_id} is dropped. {way_back(catalog, object_id, 'ListDroppedTables', 'tables')}")
 
 
 def _drop_namespace(catalog: Caller, namespace: TypedId, error: Exception, *, is_confirmed: bool) -> None:
@@ -111,8 +111,8 @@ def _drop_namespace(catalog: Caller, namespace: TypedId, error: Exception, *, is
         is_confirmed=is_confirmed,
     )
     catalog.call("DropNamespace", id=list(namespace), behavior="Cascade")
-    way_back = _way_back(catalog, namespace, "ListDroppedNamespaces", "namespaces", "--namespace ")
-    click.echo(f"{namespace} is dropped. {way_back}")
+    sentence = way_back(catalog, namespace, "ListDroppedNamespaces", "namespaces", "--namespace ")
+    click.echo(f"{namespace} is dropped. {sentence}")
 
 
 def _count_rows(catalog: Caller, table: TypedId) -> str:
@@ -126,14 +126,20 @@ def _count_rows(catalog: Caller, table: TypedId) -> str:
     return f" with {rows} rows"
 
 
-def _way_back(catalog: Caller, object_id: TypedId, operation: str, entries: str, flag: str = "") -> str:
-    """Return a sentence on how a dropped object comes back, or that it does not: below a mount, or without a trash."""
-    from lance_namespace.errors import LanceNamespaceError
+def way_back(catalog: Caller, object_id: TypedId, operation: str, entries: str, flag: str = "") -> str:
+    """Return a sentence on how a dropped object comes back, or that it does not: below a mount, or without a trash.
+
+    Where the list of what was dropped cannot be read, nobody knows.
+    """
+    from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
     try:
         dropped = catalog.call(operation, limit=NEWEST)[entries]
-    except LanceNamespaceError:
+    except UnsupportedOperationError:  # a server without a trash
         dropped = []
+    except LanceNamespaceError as error:
+        reason = str(error).rstrip(".")
+        return f"Whether it can be brought back is not known: the list of dropped {entries} cannot be read ({reason})."
     if not any(tuple(entry["id"]) == tuple(object_id) for entry in dropped):
         return "It cannot be brought back."
     return f"While it is in the trash it can be brought back: tiltyard undrop {flag}{shlex.quote(str(object_id))}"

@@ -243,7 +243,7 @@ class Visibility(Repository):
         limit: int,
     ) -> list[TransactionRecord]:
         """Return jobs as `list_jobs` does: those of `requested_by`, or with one of the privileges on the table."""
-        conditions, matched = matching.conditions()
+        conditions, matched = matching.conditions(self._clock())
         sql = JOBS.format(grantees=placeholders(grantees), matching=conditions)
         values = privileges, *matched, *(before or NEWEST_JOB), requested_by, limit
         return [TransactionRecord.of(row) for row in self.connection.rows(sql, *grantees, *values)]

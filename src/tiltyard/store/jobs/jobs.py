@@ -47,6 +47,8 @@ IN_NAMESPACE = """
     )
 """
 IS_IN_NAMESPACE = f"SELECT 1 FROM transactions WHERE transactions.id = ? AND {IN_NAMESPACE}"
+IS_LOST_RUN = "is_local AND status = 'Running' AND available_at <= ?"
+"""As TransactionRecord.status_at has it: nobody has written yet that it is Lost."""
 NEWEST = (1 << 62, "")
 
 
@@ -67,13 +69,13 @@ class JobFilter(msgspec.Struct, frozen=True):
     without_succeeded: str | None = None
     namespace_id: int | None = None
 
-    def conditions(self) -> tuple[str, tuple[object, ...]]:
-        """Return SQL on the columns of `transactions`, and its values."""
+    def conditions(self, now: int) -> tuple[str, tuple[object, ...]]:
+        """Return SQL on the columns of `transactions`, and its values; their statuses are those at `now`."""
         conditions = [f"kind IN ({placeholders(self.kinds)})"]
         values: list[object] = [*self.kinds]
         if self.status is not None:
-            conditions.append("status IN (?, ?)")
-            values += (self.status.value, (TransactionStatus.LOST if self.with_lost else self.status).value)
+            conditions.append(f"CASE WHEN {IS_LOST_RUN} THEN 'Lost' ELSE status END IN (?, ?)")
+            values += (now, self.status.value, (TransactionStatus.LOST if self.with_lost else self.status).value)
         if self.is_paused is not None:
             conditions.append("paused_at IS NOT NULL" if self.is_paused else "paused_at IS NULL")
         if self.table_id is not None:
@@ -140,6 +142,6 @@ class Jobs(Repository):
     @reads
     def list_jobs(self, matching: JobFilter, before: tuple[int, str] | None, limit: int) -> list[TransactionRecord]:
         """Return up to `limit` matching transactions older than `before`, a (created_at, id); newest first."""
-        conditions, values = matching.conditions()
+        conditions, values = matching.conditions(self._clock())
         rows = self.connection.rows(LIST.format(matching=conditions), *values, *(before or NEWEST), limit)
         return [TransactionRecord.of(row) for row in rows]

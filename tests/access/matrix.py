@@ -416,8 +416,9 @@ def served() -> list[str]:
 
 def tried(stage: Stage, name: str) -> list[str]:
     """Return the outcomes of an operation, in the order of CALLERS: of each those at all places."""
-    row, scene, served = ROWS[name], stage.admin.scene(), bound_operations()[name][1]
+    row, scene, served = ROWS[name], stage.scene(), bound_operations()[name][1]
     assert served is not None
+    made = next(numbers)
     places = list(Place) if row.placed else [Place.THERE]
     cells = []
     for caller in CALLERS:
@@ -429,6 +430,8 @@ def tried(stage: Stage, name: str) -> list[str]:
             if (served.changes and result.startswith("200")) or "Dropped" in name or name.startswith("Undrop"):
                 scene = stage.admin.scene()  # what was there may be gone
         cells.append(outcomes[0] if len(set(outcomes)) == 1 else " · ".join(outcomes))
+    if next(numbers) == made + 1 and not served.changes:
+        stage.keep(scene)
     return cells
 
 

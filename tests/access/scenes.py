@@ -107,3 +107,13 @@ class Stage:
         self.admin = Admin(self.callers["administrator"])
         self.admin.call("CreateNamespace", {"id": [OTHER]})
         self.admin.grant("stranger", "all", [OTHER])
+        self._unused: Scene | None = None
+
+    def scene(self) -> Scene:
+        """Return a scene as it was made: one that was only looked at is handed out again."""
+        scene, self._unused = self._unused or self.admin.scene(), None
+        return scene
+
+    def keep(self, scene: Scene) -> None:
+        """Take back a scene in which nothing was changed."""
+        self._unused = scene

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import urllib3
 from lance_namespace.errors import ConcurrentModificationError
 
 import tiltyard
+from tests.services.forked_process import ForkedProcess, run_tiltyard, start_tiltyard
 from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.server import ServerProcess
 from tests.streams.conftest import Put
@@ -36,14 +35,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     server.stop()
 
 
-def start_stream(server: ServerProcess, folder: Path, table: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tiltyard", "job", "stream", "--uri", server.url, str(folder), table]
-    return subprocess.Popen([*command, "--batch-seconds", "0.05"], text=True, stdout=subprocess.PIPE)
+def start_stream(server: ServerProcess, folder: Path, table: str) -> ForkedProcess:
+    return start_tiltyard("job", "stream", "--uri", server.url, str(folder), table, "--batch-seconds", "0.05")
 
 
 def tiltyard_job(server: ServerProcess, *arguments: str) -> str:
-    command = [sys.executable, "-m", "tiltyard", "job", *arguments, "--uri", server.url]
-    return subprocess.run(command, text=True, check=True, capture_output=True, timeout=60).stdout
+    done = run_tiltyard("job", *arguments, "--uri", server.url, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def kill_stream(server: ServerProcess, folder: Path, table: str) -> str:
@@ -105,8 +104,7 @@ def test_run_whose_process_was_killed_is_lost_and_adopted_by_no_worker(
     after = calls.call("DescribeJob", id=[job_id])["job"]
     assert (after["status"], after["attempts"]) == ("Lost", 1)
 
-    command = [sys.executable, "-m", "tiltyard", "job", "resume", job_id, "--uri", server.url]
-    resumed = subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    resumed = start_tiltyard("job", "resume", job_id, "--uri", server.url)
     put("3.jsonl", {"id": 3})
     wait_until(lambda: lake.table("lost").count() == 3)
     assert calls.call("DescribeJob", id=[job_id])["job"]["status"] == "Running"

@@ -145,7 +145,7 @@ def change(table: Searched, rng: np.random.Generator, step: int) -> None:
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(1, 4))])
 def test_every_version_has_the_right_rows_and_distances(tmp_path: Path, seed: int, metric: str) -> None:
     rng = np.random.default_rng(seed)
     table = Searched(str(tmp_path / "t"), rows(rng, 0, 2000), metric)

@@ -8,6 +8,7 @@ import lance
 import pyarrow as pa
 import pytest
 from lance_namespace.errors import LanceNamespaceError
+from tests.services.cases import check_each
 from tests.tables.served import Server, ask
 
 from tiltyard.model.spec import models
@@ -100,15 +101,17 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fields", LOOKUPS, ids=str)
 @pytest.mark.usefixtures("table")
-def test_look_up_answers_what_a_scan_finds(fields: dict[str, Any], server: Server) -> None:
-    column, _, value = fields["filter"].replace(" ", "").partition("=")
-    key = value.strip("'") if column == "kind" else int(value)
-    expected = [row for row in ROWS.to_pylist() if row[column] == key][: fields.get("k", 10)]
-    for inline in (True, False):
-        rows = query_rows(server, inline=inline, **fields)
-        assert [{name: row[name] for name in ROWS.schema.names} for row in rows] == expected
+def test_look_up_answers_what_a_scan_finds(server: Server) -> None:
+    def check(fields: dict[str, Any]) -> None:
+        column, _, value = fields["filter"].replace(" ", "").partition("=")
+        key = value.strip("'") if column == "kind" else int(value)
+        expected = [row for row in ROWS.to_pylist() if row[column] == key][: fields.get("k", 10)]
+        for inline in (True, False):
+            rows = query_rows(server, inline=inline, **fields)
+            assert [{name: row[name] for name in ROWS.schema.names} for row in rows] == expected
+
+    check_each(LOOKUPS, check)
 
 
 @pytest.mark.parametrize(
@@ -164,27 +167,32 @@ def test_rows_by_ids_are_found_without_lance_and_on_the_loop(
     assert page["kind"].to_pylist() == expected["kind"].to_pylist()
 
 
-@pytest.mark.parametrize("fields", ROW_IDS, ids=str)
-def test_rows_by_ids_are_found_by_lance_where_rows_are_deleted(
-    fields: dict[str, Any], server: Server, table: lance.LanceDataset
-) -> None:
+def test_rows_by_ids_are_found_by_lance_where_rows_are_deleted(server: Server, table: lance.LanceDataset) -> None:
+    def check(fields: dict[str, Any]) -> None:
+        assert query_on_loop(server.ctx, query(**fields)) is None
+        expected = server.open("t").to_table(filter=fields["filter"], limit=min(fields.get("k", 10), 100))
+        assert response_of(server, fields).select(expected.schema.names).equals(expected)
+
     table.delete("id = 7 OR id = 4500")
     prewarm(server)
-    assert query_on_loop(server.ctx, query(**fields)) is None
-    expected = server.open("t").to_table(filter=fields["filter"], limit=min(fields.get("k", 10), 100))
-    assert response_of(server, fields).select(expected.schema.names).equals(expected)
+    check_each(ROW_IDS, check)
 
 
-@pytest.mark.parametrize(
-    "others",
-    [{"offset": 1}, {"order_by": [{"column_name": "id", "ascending": False}]}, {"k": 0}, {"version": 1}],
-    ids=str,
-)
+OTHER_OPTIONS: list[tuple[dict[str, Any], list[int]]] = [
+    ({"offset": 1}, [9, 4500]),
+    ({"order_by": [{"column_name": "id", "ascending": False}]}, [4500, 9, 7]),
+    ({"k": 0}, []),
+    ({"version": 1}, [7, 9, 4500]),
+]
+
+
 @pytest.mark.usefixtures("table")
-def test_rows_by_ids_with_other_options_are_those_of_a_scan(others: dict[str, Any], server: Server) -> None:
-    fields = {"filter": f"_rowid IN (9, 7, {3 << 32})", "k": NO_LIMIT} | others
-    expected = {"offset": [9, 4500], "order_by": [4500, 9, 7], "k": [], "version": [7, 9, 4500]}[next(iter(others))]
-    assert [row["id"] for row in query_rows(server, **fields)] == expected
+def test_rows_by_ids_with_other_options_are_those_of_a_scan(server: Server) -> None:
+    def check(case: tuple[dict[str, Any], list[int]]) -> None:
+        fields = {"filter": f"_rowid IN (9, 7, {3 << 32})", "k": NO_LIMIT} | case[0]
+        assert [row["id"] for row in query_rows(server, **fields)] == case[1]
+
+    check_each(OTHER_OPTIONS, check)
 
 
 def test_rows_by_ids_that_are_no_addresses_are_found_by_lance(server: Server) -> None:
@@ -247,12 +255,13 @@ def test_count_by_integers_sees_deleted_and_new_rows(server: Server, table: lanc
         assert count(server, "id < 10") == 10
 
 
-@pytest.mark.parametrize(
-    "predicate", ["id < 'x'", "id IN (1.5)", "missing > 5", "id > 99999999999999999999", "id BETWEEN 1 AND NULL"]
-)
 @pytest.mark.usefixtures("table")
-def test_other_counts_are_left_to_lance(predicate: str, server: Server) -> None:
-    assert count_on_loop(server.ctx, ask(models.CountTableRowsRequest, id="t", predicate=predicate)) is None
+def test_other_counts_are_left_to_lance(server: Server) -> None:
+    def check(predicate: str) -> None:
+        assert count_on_loop(server.ctx, ask(models.CountTableRowsRequest, id="t", predicate=predicate)) is None
+
+    others = ("id < 'x'", "id IN (1.5)", "missing > 5", "id > 99999999999999999999", "id BETWEEN 1 AND NULL")
+    check_each(others, check)
 
 
 def refuse_scanner(*_: Any) -> Any:
@@ -307,10 +316,12 @@ def test_deleted_rows_are_not_found_in_memory(server: Server, table: lance.Lance
         assert query_rows(server, filter="id = 7") == []
 
 
-@pytest.mark.parametrize("fields", OTHERS, ids=str)
 @pytest.mark.usefixtures("table")
-def test_other_queries_take_a_thread(fields: dict[str, Any], server: Server) -> None:
-    assert query_on_loop(server.ctx, query(**fields)) is None
+def test_other_queries_take_a_thread(server: Server) -> None:
+    def check(fields: dict[str, Any]) -> None:
+        assert query_on_loop(server.ctx, query(**fields)) is None
+
+    check_each(OTHERS, check)
 
 
 def test_rows_that_are_not_in_memory_take_a_thread(server: Server) -> None:

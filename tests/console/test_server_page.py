@@ -15,7 +15,7 @@ from tests.services.server import ServerProcess
 from tests.services.wire import Wire
 from tiltyard.api.metrics_history import Sample
 from tiltyard.console.monitor.server import make_charts
-from tiltyard.console.monitor.storage import MAX_PARTS, Measured, Part, make_boxes, make_parts
+from tiltyard.console.monitor.storage import MAX_PARTS, MapArea, Measured, make_boxes, make_parts
 from tiltyard.model.ids import Id
 from tiltyard.store import ProcessRecord, open_store, wall_clock
 from tiltyard.worker.heartbeat import ALIVE_MS
@@ -101,7 +101,7 @@ def test_boxes_of_the_treemap_fill_it_by_share_and_do_not_overlap(sizes: list[in
 
 
 def test_treemap_without_tables_has_no_boxes() -> None:
-    assert make_boxes([Part(Id(("a",)), 0, 1)], 960, 300) == [] == make_parts(measured({}))
+    assert make_boxes([MapArea(Id(("a",)), 0, 1)], 960, 300) == [] == make_parts(measured({}))
 
 
 def test_charts_have_a_point_a_sample_and_gaps_without_requests() -> None:

@@ -17,13 +17,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tiltyard.server import supervisor
-from tiltyard.server.child_process import Heartbeat
+from tiltyard.server.child_process import Heartbeats
 
 
 def toy(parent: Connection, folder: Path) -> None:
     """Run one of the processes."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN if (folder / "stay").exists() else lambda *_: os._exit(0))
-    heartbeat = Heartbeat(parent)
+    heartbeat = Heartbeats(parent)
     heartbeat.start()
     dies = (folder / "die").exists()
     if not dies and not (folder / "late").exists():

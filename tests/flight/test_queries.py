@@ -14,7 +14,7 @@ import pytest
 
 from tiltyard.api.deadlines import Deadline, DeadlineExceededError
 from tiltyard.flight import queries
-from tiltyard.flight.queries import Queries, QueryState, RunningQuery
+from tiltyard.flight.queries import Queries, QueryState, SubmittedQuery
 from tiltyard.flight.service import FlightService, _Slot
 
 
@@ -98,7 +98,7 @@ async def _states_while_it_runs() -> list[Any]:
     )
     produced: Any = ProducedQuery()
     with ThreadPoolExecutor(1) as pool:
-        query = RunningQuery(ctx, SimpleNamespace(id="one"), produced, Deadline.start(60, "query"), pool)  # type: ignore[arg-type]
+        query = SubmittedQuery(ctx, SimpleNamespace(id="one"), produced, Deadline.start(60, "query"), pool)  # type: ignore[arg-type]
         await query.wait_rows(0.01)
         states: list[Any] = [(query.state, query.unread_bytes)]
         produced.rows.set()

@@ -13,7 +13,7 @@ from tests.functions import definitions
 from tests.functions.test_processes import code_of, with_source
 from tiltyard.column_refresh.fragment_files import ComputedRows
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.backfill.tasks import ColumnFunction, Output
+from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledColumn
 from tiltyard.pipeline.functions import calls, processes
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.code import FunctionCode
@@ -68,7 +68,7 @@ def rows_code() -> FunctionCode:
 
 def compute(code: FunctionCode, policy: CallPolicy, **columns: list[int]) -> ComputedRows:
     """Compute rows as a task of a backfill does."""
-    output = Output(pa.field("value", pa.int64()))
+    output = FilledColumn(pa.field("value", pa.int64()))
     function = ColumnFunction((output,), code.parameters, code, policy=policy)
     ids = list(range(100, 100 + len(next(iter(columns.values())))))
     return function.compute(pa.RecordBatch.from_pydict({**columns, "_rowid": ids}), (output,))

@@ -11,7 +11,7 @@ from lance_namespace.errors import InvalidInputError
 
 import tiltyard
 from tiltyard.change_feed.table_history import read_transaction
-from tiltyard.pipeline.writing.distribution_checks import PROFILES_PROPERTY, QUANTILES, Profile, compare
+from tiltyard.pipeline.writing.distribution_checks import PROFILES_PROPERTY, QUANTILES, ColumnProfile, compare
 from tiltyard.pipeline.writing.quality_checks import parse_check
 
 CHECK = "distribution(price, 0.1)"
@@ -94,10 +94,10 @@ def test_wrong_distribution_checks_are_refused(lake: tiltyard.Lake, check: str, 
 
 
 def test_values_that_were_all_the_same_have_their_size_as_spread() -> None:
-    def same(value: float) -> Profile:
-        return Profile(10, 0, value, (value,) * len(QUANTILES))
+    def same(value: float) -> ColumnProfile:
+        return ColumnProfile(10, 0, value, (value,) * len(QUANTILES))
 
     check = parse_check("distribution(a, 0.1)")
     assert compare(check, same(104), same(100)) == compare(check, same(0.05), same(0)) == ""
     assert "0.2 of its spread away" in compare(check, same(120), same(100))
-    assert compare(check, same(120), None) == compare(check, Profile(5, 5), Profile(9, 9)) == ""
+    assert compare(check, same(120), None) == compare(check, ColumnProfile(5, 5), ColumnProfile(9, 9)) == ""

@@ -21,7 +21,7 @@ from lance_namespace.errors import (
 
 from tests.mounts.backends import Backend, new_name, new_namespace
 from tiltyard.model.ids import Id
-from tiltyard.mounts import MountedCatalog, MountedTable, Page
+from tiltyard.mounts import MountedCatalog, MountedTable, NamePage
 
 
 def needs(backend: Backend, *methods: str) -> None:
@@ -30,7 +30,7 @@ def needs(backend: Backend, *methods: str) -> None:
         pytest.skip(f"{backend.kind} has no {min(missing)}")
 
 
-def all_pages(fetch: Callable[[str | None], Page]) -> list[Page]:
+def all_pages(fetch: Callable[[str | None], NamePage]) -> list[NamePage]:
     pages = [fetch(None)]
     while (token := pages[-1].next_token) is not None:
         assert len(pages) < 20, "pages repeat"

@@ -14,7 +14,7 @@ from lance_namespace.errors import ServiceUnavailableError, UnauthenticatedError
 from tests.services.ports import reserve_port
 from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tiltyard.mounts.catalog_errors import MalformedAnswerError
-from tiltyard.mounts.http.client import HttpConnections, HttpError, HttpSettings
+from tiltyard.mounts.http.client import HttpConnections, HttpSettings, ResponseError
 from tiltyard.mounts.http.oauth2 import ClientCredentials, json_client
 
 
@@ -79,7 +79,7 @@ def test_a_rejected_token_is_renewed_once_and_not_for_ever() -> None:
         assert service.issued == 2
         assert [request.json for request in stub.requests if request.path == "/b"] == [{"x": 1}, {"x": 1}]
         service.rejects = 10
-        with pytest.raises(HttpError):
+        with pytest.raises(ResponseError):
             client.request("GET", f"{stub.url}/c")
         assert (service.issued, service.rejects) == (3, 8)
 

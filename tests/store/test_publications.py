@@ -8,44 +8,44 @@ import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
 from tests.store.conftest import Clock
-from tiltyard.store import PublicationRecord, PublishedEntry, Store, SyncOutcome, TableProblem
+from tiltyard.store import MirrorRecord, PublishedEntry, Store, SyncOutcome, TableProblem
 
 LEASE_MS = 20_000
 
 
 @pytest.fixture
-def publication(store: Store) -> PublicationRecord:
-    assert store.add_publication(
+def publication(store: Store) -> MirrorRecord:
+    assert store.add_mirror(
         "lake", "hive", {"uri": "thrift://h"}, 1, namespace=("films",), target=("media",), has_columns=True
     )
-    found = store.find_publication("lake")
+    found = store.find_mirror("lake")
     assert found is not None
     return found
 
 
-def test_a_publication_is_read_back_as_it_was_added(store: Store, publication: PublicationRecord) -> None:
+def test_a_publication_is_read_back_as_it_was_added(store: Store, publication: MirrorRecord) -> None:
     assert (publication.kind, publication.settings, publication.levels) == ("hive", {"uri": "thrift://h"}, 1)
     assert (publication.namespace, publication.target, publication.has_columns) == (("films",), ("media",), True)
     assert (publication.fingerprint, publication.synced_at, publication.removing) == ("", None, False)
-    assert not store.add_publication("lake", "dir", {}, None, namespace=None, target=(), has_columns=False)
-    assert store.add_publication("all", "dir", {}, None, namespace=(), target=(), has_columns=False)
-    assert [each.name for each in store.list_publications(None, 10)] == ["all", "lake"]
-    assert [each.name for each in store.list_publications("all", 10)] == ["lake"]
-    assert [each.namespace for each in store.list_publications(None, 1)] == [()]
+    assert not store.add_mirror("lake", "dir", {}, None, namespace=None, target=(), has_columns=False)
+    assert store.add_mirror("all", "dir", {}, None, namespace=(), target=(), has_columns=False)
+    assert [each.name for each in store.list_mirrors(None, 10)] == ["all", "lake"]
+    assert [each.name for each in store.list_mirrors("all", 10)] == ["lake"]
+    assert [each.namespace for each in store.list_mirrors(None, 1)] == [()]
 
 
-def test_a_lease_is_held_by_one_until_it_ends(store: Store, publication: PublicationRecord, clock: Clock) -> None:
+def test_a_lease_is_held_by_one_until_it_ends(store: Store, publication: MirrorRecord, clock: Clock) -> None:
     entry = PublishedEntry(("media", "t"), 7, "/root/t", "digest", marked=True)
-    assert store.claim_publication(publication.id, "first", LEASE_MS) is not None
-    assert store.claim_publication(publication.id, "second", LEASE_MS) is None
+    assert store.claim_mirror(publication.id, "first", LEASE_MS) is not None
+    assert store.claim_mirror(publication.id, "second", LEASE_MS) is None
     clock.advance(LEASE_MS - 1)
     store.write_published_entry(publication.id, "first", LEASE_MS, entry)
     clock.advance(LEASE_MS - 1)
-    assert store.claim_publication(publication.id, "second", LEASE_MS) is None
+    assert store.claim_mirror(publication.id, "second", LEASE_MS) is None
     clock.advance(1)
-    assert store.claim_publication(publication.id, "second", LEASE_MS) is not None
+    assert store.claim_mirror(publication.id, "second", LEASE_MS) is not None
     changes: list[Callable[[], None]] = [
-        lambda: store.renew_publication(publication.id, "first", LEASE_MS),
+        lambda: store.renew_mirror(publication.id, "first", LEASE_MS),
         lambda: store.write_published_entry(publication.id, "first", LEASE_MS, entry),
         lambda: store.delete_published_entry(publication.id, "first", LEASE_MS, entry.path),
     ]
@@ -54,12 +54,12 @@ def test_a_lease_is_held_by_one_until_it_ends(store: Store, publication: Publica
             change()
     assert store.published_entries(publication.id) == [entry]
     store.finish_sync(publication.id, "first", SyncOutcome("1", 1, 1, 0, None, 1), {})
-    found = store.find_publication("lake")
+    found = store.find_mirror("lake")
     assert found is not None and found.lease_owner == "second" and found.fingerprint == ""
 
 
-def test_what_a_sync_leaves_is_read_back(store: Store, publication: PublicationRecord) -> None:
-    store.claim_publication(publication.id, "owner", LEASE_MS)
+def test_what_a_sync_leaves_is_read_back(store: Store, publication: MirrorRecord) -> None:
+    store.claim_mirror(publication.id, "owner", LEASE_MS)
     for digest in ("", "digest"):
         entry = PublishedEntry(("mädia", "t"), 7, "/root/t", digest, marked=False)
         store.write_published_entry(publication.id, "owner", LEASE_MS, entry)
@@ -69,18 +69,18 @@ def test_what_a_sync_leaves_is_read_back(store: Store, publication: PublicationR
     assert store.count_published_entries(publication.id) == 1
     problems = {9: TableProblem(("films", "b"), "folded"), 8: TableProblem(("films", "a"), "taken")}
     store.finish_sync(publication.id, "owner", SyncOutcome("1 2", 5, 4, 3, "away", 6), problems)
-    found = store.find_publication("lake")
+    found = store.find_mirror("lake")
     assert found is not None and found.lease_owner is None
     assert (found.fingerprint, found.synced_at, found.verified_at) == ("1 2", 5, 4)
     assert (found.failures, found.error, found.due_at) == (3, "away", 6)
-    assert store.publication_problems(publication.id, 1) == (2, [problems[8]])
-    store.claim_publication(publication.id, "owner", LEASE_MS)
+    assert store.mirror_problems(publication.id, 1) == (2, [problems[8]])
+    store.claim_mirror(publication.id, "owner", LEASE_MS)
     store.finish_sync(publication.id, "owner", SyncOutcome("", 5, 4, 0, None, 6), None)
-    assert store.publication_problems(publication.id, 9)[0] == 2
-    store.delete_publication(publication.id)
-    assert store.find_publication("lake") is None
+    assert store.mirror_problems(publication.id, 9)[0] == 2
+    store.delete_mirror(publication.id)
+    assert store.find_mirror("lake") is None
     assert store.published_entries(publication.id) == []
-    assert store.publication_problems(publication.id, 9) == (0, [])
+    assert store.mirror_problems(publication.id, 9) == (0, [])
 
 
 def test_the_fingerprint_differs_after_each_change_of_names_and_properties(store: Store, clock: Clock) -> None:

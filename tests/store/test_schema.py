@@ -51,7 +51,7 @@ def test_names_of_functions_and_publications_become_ids_at_the_upgrade(url: str)
         assert record is not None and record.id and store.find_secret(record.id) == record
         version = store.find_function(team, "f", None)
         assert version is not None and (dict(version.secret_ids), version.registrant) == ({"KEY": record.id}, "")
-        ids = {name: publication.namespace_id for name in "ab" if (publication := store.find_publication(name))}
+        ids = {name: publication.namespace_id for name in "ab" if (publication := store.find_mirror(name))}
         assert ids == {"a": team, "b": 0}
 
 
@@ -73,8 +73,8 @@ def test_servers_of_schema_28_write_beside_later_ones(url: str) -> None:
             database.write(lambda connection, name=name: connection.change(_PUBLICATION_OF_28, name, '["team"]'))
         database.write(lambda connection: connection.change(_JOB_OF_28))
         database.close()
-        claimed = store.claim_publication(1, "server", 1000)
-        assert claimed is not None and claimed.namespace_id == team and store.find_publication("a") == claimed
+        claimed = store.claim_mirror(1, "server", 1000)
+        assert claimed is not None and claimed.namespace_id == team and store.find_mirror("a") == claimed
         job = store.claim_transaction("worker", 1000)
         assert job is not None and (job.id, job.is_local) == ("job", False)
 

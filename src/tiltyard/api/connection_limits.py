@@ -62,7 +62,7 @@ Progress = tuple[Phase, int]
 """A phase, and how far it has come: the same at each check if the client does nothing."""
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """A connection, as the protocol of its port implements it."""
 
     descriptors: int
@@ -105,8 +105,8 @@ class Connections:
             Phase.IDLE: settings.keep_alive,
         }
         # Dicts, since they keep the order in which connections came.
-        self._anonymous: dict[Connection, None] = {}
-        self._authenticated: dict[Connection, None] = {}
+        self._anonymous: dict[ClientConnection, None] = {}
+        self._authenticated: dict[ClientConnection, None] = {}
         self._check_timer: asyncio.TimerHandle | None = None
         self._held_bytes = 0
         self._ended: Counter[str] = Counter()
@@ -115,7 +115,7 @@ class Connections:
     def __len__(self) -> int:
         return len(self._anonymous) + len(self._authenticated)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """Add a connection; at the limit, another one ends for it."""
         self._anonymous[connection] = None
         self._descriptors += connection.descriptors
@@ -131,14 +131,14 @@ class Connections:
             self.remove(displaced)
             displaced.displace()
 
-    def hold(self, connection: Connection, size: int) -> None:
+    def hold(self, connection: ClientConnection, size: int) -> None:
         """Count bytes of an anonymous connection; where all hold too much, those that hold the most end."""
         connection.held_bytes += size
         self._held_bytes += size
         if self._held_bytes > ANONYMOUS_BYTES:
             self._end_largest()
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: ClientConnection) -> None:
         """Count no bytes of a connection any more: its requests have ended, or it is authenticated."""
         self._held_bytes -= connection.held_bytes
         connection.held_bytes = 0
@@ -154,14 +154,14 @@ class Connections:
             ended += 1
         self._warn(f"{ANONYMOUS_BYTES >> 20} MiB of requests are held of clients not authenticated yet", ended)
 
-    def authenticate(self, connection: Connection) -> None:
+    def authenticate(self, connection: ClientConnection) -> None:
         """Count a connection as authenticated."""
         self.release(connection)
         if connection in self._anonymous:
             del self._anonymous[connection]
             self._authenticated[connection] = None
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Remove a connection that has ended, or will."""
         self.release(connection)
         if connection in self._anonymous or connection in self._authenticated:
@@ -173,12 +173,12 @@ class Connections:
         """Return the number of connections, for the metrics."""
         return {"connections": len(self), "connections of nobody known": len(self._anonymous)}
 
-    def _oldest_anonymous(self, newest: Connection) -> Connection | None:
+    def _oldest_anonymous(self, newest: ClientConnection) -> ClientConnection | None:
         """Return an idle one of the oldest anonymous connections, else the oldest; None if there is only the newest."""
         oldest = [connection for connection in islice(self._anonymous, CANDIDATES) if connection is not newest]
         return next((connection for connection in oldest if not connection.is_busy), oldest[0] if oldest else None)
 
-    def _oldest_idle(self) -> Connection | None:
+    def _oldest_idle(self) -> ClientConnection | None:
         """Return an idle authenticated connection; busy ones move to the end of the order."""
         for _ in range(len(self._authenticated)):
             connection = next(iter(self._authenticated))

@@ -24,8 +24,8 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 from tiltyard import __version__
 from tiltyard.backup.points import (
     FORMAT,
-    Part,
-    Point,
+    BackupFile,
+    BackupPoint,
     StoredFile,
     StoredTable,
     fetch_part,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiltyard.backup.selection import SelectedFile
-    from tiltyard.backup.target import Target
+    from tiltyard.backup.target import BackupTarget
     from tiltyard.context import Context
     from tiltyard.store import DumpHeader
 
@@ -78,7 +78,7 @@ class _Backup:
     """
 
     ctx: Context
-    target: Target
+    target: BackupTarget
     id: str
     files_pool: ThreadPoolExecutor
     known: dict[str, StoredTable]
@@ -87,7 +87,9 @@ class _Backup:
     copied: Copied = field(default_factory=Copied)
 
 
-def create_backup(ctx: Context, target: Target, progress: Callable[[str], None] = lambda line: None) -> Point:
+def create_backup(
+    ctx: Context, target: BackupTarget, progress: Callable[[str], None] = lambda line: None
+) -> BackupPoint:
     """Take a backup and return it; `progress` gets lines for people.
 
     Tables that are not whole in the catalog itself are named in its `problems`. Raises InvalidInputError for a target
@@ -115,7 +117,7 @@ def create_backup(ctx: Context, target: Target, progress: Callable[[str], None] 
 
 
 @contextmanager
-def running(target: Target, what: str) -> Iterator[None]:
+def running(target: BackupTarget, what: str) -> Iterator[None]:
     """Say in a target that a backup, or a removal of backups, is under way. Raises InvalidInputError for both at once.
 
     A mark that a killed process left is to be removed by an operator: `tiltyard backup prune --force` does.
@@ -136,7 +138,7 @@ def running(target: Target, what: str) -> Iterator[None]:
         target.delete([key])
 
 
-def _known_tables(target: Target, folder: Path) -> tuple[dict[str, StoredTable], int]:
+def _known_tables(target: BackupTarget, folder: Path) -> tuple[dict[str, StoredTable], int]:
     """Return the tables of the last backup by their locations, and when it was taken; none and 0 without one."""
     if not list_points(target):
         return {}, 0
@@ -300,7 +302,7 @@ def _copy_source(backup: _Backup, location: str) -> StoredTable:
 
 def _write_point(
     backup: _Backup, header: DumpHeader, dump_file: Path, tables: list[StoredTable], problems: dict[str, str]
-) -> Point:
+) -> BackupPoint:
     """Write the files of a point, and last of all what makes it one."""
     list_file = dump_file.with_name("files.jsonl.gz")
     encoder = msgspec.json.Encoder()
@@ -308,9 +310,9 @@ def _write_point(
         for table in sorted(tables, key=lambda table: (table.id, table.location)):
             lines.write(encoder.encode(table) + b"\n")
     folder, target = f"points/{backup.id}", backup.target
-    parts = [Part(*target.write(f"{folder}/{file.name}", _read_chunks(file))) for file in (dump_file, list_file)]
+    parts = [BackupFile(*target.write(f"{folder}/{file.name}", _read_chunks(file))) for file in (dump_file, list_file)]
     files = [file for table in tables for file in table.files]
-    point = Point(
+    point = BackupPoint(
         id=backup.id,
         format=FORMAT,
         taken_at=header.taken_at,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tiltyard.backup.target import Target
+    from tiltyard.backup.target import BackupTarget
 
 FORMAT = 1
 
@@ -58,14 +58,14 @@ class StoredTable(msgspec.Struct, frozen=True):
     files: list[StoredFile]
 
 
-class Part(msgspec.Struct, frozen=True):
+class BackupFile(msgspec.Struct, frozen=True):
     """A file of a point: its size and SHA-256."""
 
     size: int
     sha256: str
 
 
-class Point(msgspec.Struct, frozen=True):
+class BackupPoint(msgspec.Struct, frozen=True):
     """A backup. `root` is where the catalog's root was, `problems` say which tables are not whole in it, and why."""
 
     id: str
@@ -74,8 +74,8 @@ class Point(msgspec.Struct, frozen=True):
     tiltyard: str
     schema: int
     root: str
-    catalog: Part
-    files: Part
+    catalog: BackupFile
+    files: BackupFile
     tables: int
     num_files: int
     num_bytes: int
@@ -95,13 +95,13 @@ def new_point_id(taken_at: int) -> str:
     return f"{at:%Y%m%dT%H%M%S}{taken_at % 1000:03}Z-{uuid4().hex[:8]}"
 
 
-def list_points(target: Target) -> list[str]:
+def list_points(target: BackupTarget) -> list[str]:
     """Return the ids of all points, oldest first."""
     ids = sorted(target.list_folders("points"))
     return [point_id for point_id in ids if target.size(f"points/{point_id}/point.json") is not None]
 
 
-def read_point(target: Target, point_id: str) -> Point:
+def read_point(target: BackupTarget, point_id: str) -> BackupPoint:
     """Return a point, the latest for an empty id. Raises InvalidInputError."""
     if not point_id:
         ids = list_points(target)
@@ -111,7 +111,7 @@ def read_point(target: Target, point_id: str) -> Point:
     if "/" in point_id:
         raise InvalidInputError(f"'{point_id}' is no backup: `tiltyard backup list` lists them.")
     try:
-        point = msgspec.json.decode(target.read(f"points/{point_id}/point.json"), type=Point)
+        point = msgspec.json.decode(target.read(f"points/{point_id}/point.json"), type=BackupPoint)
     except FileNotFoundError as error:
         raise InvalidInputError(f"There is no backup {point_id}: `tiltyard backup list` lists them.") from error
     except msgspec.DecodeError as error:
@@ -121,9 +121,9 @@ def read_point(target: Target, point_id: str) -> Point:
     return point
 
 
-def fetch_part(target: Target, point: Point, name: str, folder: Path) -> Path:
+def fetch_part(target: BackupTarget, point: BackupPoint, name: str, folder: Path) -> Path:
     """Download a file of a point (`catalog`, `files`) and check it. Raises InvalidInputError where it is damaged."""
-    part: Part = getattr(point, name)
+    part: BackupFile = getattr(point, name)
     file = folder / f"{point.id}-{name}.jsonl.gz"
     digest, size = hashlib.sha256(), 0
     try:

@@ -12,7 +12,7 @@ from tiltyard.backup.points import fetch_part, list_points, read_point, read_tab
 from tiltyard.storage.errors import lance_errors
 
 if TYPE_CHECKING:
-    from tiltyard.backup.target import Target
+    from tiltyard.backup.target import BackupTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Pruned:
     size: int
 
 
-def prune_points(target: Target, keep: int, *, force: bool = False) -> Pruned:
+def prune_points(target: BackupTarget, keep: int, *, force: bool = False) -> Pruned:
     """Remove all backups but the last `keep`, then files that none of these needs: those of killed backups, too.
 
     With `force`, the marks of backups and removals that were killed are removed first. Raises InvalidInputError while a

@@ -19,7 +19,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.backup.create import FILE_THREADS
 from tiltyard.backup.points import fetch_part, read_tables
 from tiltyard.backup.selection import version_of_manifest
-from tiltyard.backup.target import DigestError, Target
+from tiltyard.backup.target import BackupTarget, DigestError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.failpoints import Point as Failpoint
 from tiltyard.runtime.failpoints import reach
@@ -32,7 +32,7 @@ from tiltyard.store.schema import refuse_newer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tiltyard.backup.points import Point, StoredFile, StoredTable
+    from tiltyard.backup.points import BackupPoint, StoredFile, StoredTable
     from tiltyard.storage import Storage
 
 MARK = ".tiltyard-restore.json"
@@ -59,7 +59,7 @@ class _Mark(msgspec.Struct, frozen=True):
 class _Restore:
     """A restore under way. `sizes` are those of all manifests, by the table's id and their path."""
 
-    target: Target
+    target: BackupTarget
     storage: Storage
     mapping: Mapping[str, str]
     sizes: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -80,8 +80,8 @@ class _Restore:
 
 
 def restore_point(
-    target: Target,
-    point: Point,
+    target: BackupTarget,
+    point: BackupPoint,
     storage: Storage,
     database_url: str,
     mapping: Mapping[str, str],
@@ -93,7 +93,7 @@ def restore_point(
     InvalidInputError unless root and database are empty, for a damaged backup, and for a table outside the roots.
     """
     restore = _Restore(target, storage, mapping)
-    root = Target(storage.root, storage.roots.root_of(storage.root).options)
+    root = BackupTarget(storage.root, storage.roots.root_of(storage.root).options)
     with (
         tempfile.TemporaryDirectory(prefix="tiltyard-restore-") as folder,
         lance_errors(target.location),
@@ -113,7 +113,7 @@ def restore_point(
     return restore.num_files
 
 
-def _check_empty(restore: _Restore, root: Target, point: Point, database_url: str, list_file: Path) -> None:
+def _check_empty(restore: _Restore, root: BackupTarget, point: BackupPoint, database_url: str, list_file: Path) -> None:
     """Raise InvalidInputError unless all that is to be written is empty, or a restore of this backup has begun there.
 
     Marks the root.
@@ -145,7 +145,7 @@ def _is_of_database(name: str, root: str, database_url: str) -> bool:
 def _restore_table(restore: _Restore, table: StoredTable, pool: ThreadPoolExecutor) -> None:
     """Restore the files of a table: manifests first, since tags and branches tell their sizes."""
     location = restore.map_location(table.location)
-    destination = Target(location, restore.storage.roots.root_of(location).options)
+    destination = BackupTarget(location, restore.storage.roots.root_of(location).options)
     sizes = restore.sizes.setdefault(table.id, {}) if table.id else {}
     manifests = [file for file in table.files if file.path.endswith(".manifest")]
     others = [file for file in table.files if not file.path.endswith(".manifest")]
@@ -159,7 +159,7 @@ def _restore_table(restore: _Restore, table: StoredTable, pool: ThreadPoolExecut
     restore.num_files += len(table.files)
 
 
-def _restore_manifest(restore: _Restore, table: StoredTable, destination: Target, file: StoredFile) -> int:
+def _restore_manifest(restore: _Restore, table: StoredTable, destination: BackupTarget, file: StoredFile) -> int:
     """Restore a manifest, with the locations that it names as they are now; return its size."""
     content = _read_checked(restore.target, table, file)
     version = version_of_manifest(file.path)[1]
@@ -175,7 +175,7 @@ def _restore_manifest(restore: _Restore, table: StoredTable, destination: Target
 def _restore_file(
     restore: _Restore,
     table: StoredTable,
-    destination: Target,
+    destination: BackupTarget,
     file: StoredFile,
     versions: Mapping[tuple[str, int], int],
 ) -> None:
@@ -204,7 +204,7 @@ def _with_manifest_size(content: bytes, versions: Mapping[tuple[str, int], int])
     return msgspec.json.encode({**reference, "manifestSize": size})
 
 
-def _read_checked(target: Target, table: StoredTable, file: StoredFile) -> bytes:
+def _read_checked(target: BackupTarget, table: StoredTable, file: StoredFile) -> bytes:
     try:
         content = target.read(file.key(table.folder))
     except FileNotFoundError as error:

@@ -35,7 +35,7 @@ def digest_chunks(chunks: Iterable[bytes]) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-class Target:
+class BackupTarget:
     """A folder, by its canonical location. Its methods take keys: paths below it. Safe to use from several threads.
 
     A file appears with all of its content or not at all. Raises OSError and obstore's errors.

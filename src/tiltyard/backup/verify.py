@@ -23,8 +23,8 @@ from tiltyard.storage.manifest_references import files_of_bases, referenced_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiltyard.backup.points import Point, StoredFile, StoredTable
-    from tiltyard.backup.target import Target
+    from tiltyard.backup.points import BackupPoint, StoredFile, StoredTable
+    from tiltyard.backup.target import BackupTarget
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Verification:
     elsewhere: dict[str, set[str]] = field(default_factory=dict)
 
 
-def verify_point(target: Target, point: Point) -> Verification:
+def verify_point(target: BackupTarget, point: BackupPoint) -> Verification:
     """Read all files of a backup, and open the latest version of each table in it.
 
     Raises InvalidInputError where the backup's own lists are damaged, and what the storage raises.
@@ -66,7 +66,7 @@ def verify_point(target: Target, point: Point) -> Verification:
     return result
 
 
-def _find_missing(elsewhere: dict[str, set[str]], list_file: Path, point: Point) -> Iterator[str]:
+def _find_missing(elsewhere: dict[str, set[str]], list_file: Path, point: BackupPoint) -> Iterator[str]:
     """Yield which shallow clones use files that no table of the backup has, one file for each that no problem names."""
     missing = dict(elsewhere)
     for table in read_tables(list_file) if missing else ():
@@ -77,7 +77,7 @@ def _find_missing(elsewhere: dict[str, set[str]], list_file: Path, point: Point)
             yield f"{label}: it needs {location}, which the backup has not."
 
 
-def _check_file(target: Target, table: StoredTable, file: StoredFile) -> str:
+def _check_file(target: BackupTarget, table: StoredTable, file: StoredFile) -> str:
     """Return what is wrong with a file; "" if nothing is."""
     try:
         stored = digest_chunks(target.read_chunks(file.key(table.folder)))
@@ -88,7 +88,7 @@ def _check_file(target: Target, table: StoredTable, file: StoredFile) -> str:
     return ""
 
 
-def _check_versions(target: Target, table: StoredTable, elsewhere: dict[str, set[str]]) -> Iterator[str]:
+def _check_versions(target: BackupTarget, table: StoredTable, elsewhere: dict[str, set[str]]) -> Iterator[str]:
     """Yield what is wrong with the versions of a table whose files are sound; add what they use of other tables."""
     paths, latest = {file.path for file in table.files}, 0
     for file in table.files:
@@ -117,7 +117,7 @@ def _check_versions(target: Target, table: StoredTable, elsewhere: dict[str, set
         yield problem
 
 
-def _open(target: Target, table: StoredTable, version: int) -> str:
+def _open(target: BackupTarget, table: StoredTable, version: int) -> str:
     """Open a version where it lies in the backup; return what is wrong, "" if nothing is."""
     uri = f"{target.location}/files/{table.folder}"
     try:

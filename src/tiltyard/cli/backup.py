@@ -15,7 +15,7 @@ from tiltyard.config import ConfigError, Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
-    from tiltyard.backup.target import Target
+    from tiltyard.backup.target import BackupTarget
 
 PROBLEM_STATUS = 3
 """Exit status of a command that did its work, and found tables or files that are not whole."""
@@ -173,14 +173,14 @@ def prune(settings: Settings, target: str, keep: int, force: bool) -> None:
     click.echo(f"Removed {len(pruned.points)} backups, {pruned.files} files, {format_size(pruned.size)}.")
 
 
-def _open_target(settings: Settings, text: str, *, creates: bool = False) -> Target:
+def _open_target(settings: Settings, text: str, *, creates: bool = False) -> BackupTarget:
     """Open a target, with the options of the named storage that it lies in, or else `storage_options`.
 
     A folder that does not exist is made only if the command `creates`: a mistyped one stays none.
     """
     from pathlib import Path
 
-    from tiltyard.backup.target import Target
+    from tiltyard.backup.target import BackupTarget
     from tiltyard.storage.locations import canonical_location, is_local
     from tiltyard.storage.roots import storage_options_of
 
@@ -190,7 +190,7 @@ def _open_target(settings: Settings, text: str, *, creates: bool = False) -> Tar
             refuse(f"{location} is not a folder.")
         if not creates:
             refuse(f"There is no backup at {location}.", ExitStatus.NOT_FOUND)
-    return Target(location, storage_options_of(settings, location))
+    return BackupTarget(location, storage_options_of(settings, location))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ COPY_SECONDS = 60 * 60.0
 COPY_PAUSE_SECONDS = 1.0
 
 
-class Outcome(StrEnum):
+class ImportOutcome(StrEnum):
     """What became of a table."""
 
     IMPORTED = "imported"
@@ -76,7 +76,7 @@ class Report:
     number: int = 0
     tables: list[dict[str, str]] = field(default_factory=list)
 
-    def add(self, move: TableMove, outcome: Outcome, reason: str = "") -> None:
+    def add(self, move: TableMove, outcome: ImportOutcome, reason: str = "") -> None:
         """Add a table, and print it."""
         entry = {"source": str(move.source), "target": str(move.target), "outcome": outcome.value}
         self.tables.append({**entry, **({"reason": reason} if reason else {})})
@@ -86,7 +86,10 @@ class Report:
     def totals(self) -> dict[str, int]:
         """The number of tables by outcome, and of those that were not tried."""
         counts = Counter(entry["outcome"] for entry in self.tables)
-        return {**{outcome.value: counts[outcome] for outcome in Outcome}, "not tried": self.number - len(self.tables)}
+        return {
+            **{outcome.value: counts[outcome] for outcome in ImportOutcome},
+            "not tried": self.number - len(self.tables),
+        }
 
     def figures(self) -> Mapping[str, str]:
         """Return the progress, for the bar."""
@@ -164,7 +167,7 @@ def import_catalog(
         plan = list(_plan(calls, *ends))
         report.number = sum(len(namespace.tables) for namespace in plan)
         interruption.check()
-        done = Outcome.RETURNED if is_return else Outcome.COPIED if copy else Outcome.IMPORTED
+        done = ImportOutcome.RETURNED if is_return else ImportOutcome.COPIED if copy else ImportOutcome.IMPORTED
         try:
             with progress_bar("import", report.figures):
                 if master:
@@ -179,7 +182,7 @@ def import_catalog(
             report.write(file)
         if interruption.happened:
             exit_interrupted("tiltyard: interrupted; run it again, and it goes on.")
-    if report.totals[Outcome.FAILED] or report.totals["not tried"]:
+    if report.totals[ImportOutcome.FAILED] or report.totals["not tried"]:
         sys.exit(1)
 
 
@@ -231,7 +234,7 @@ def _plan(calls: Caller, source: Id, target: Id) -> Iterator[NamespaceMove]:
 
 
 def _move_all(
-    calls: Caller, plan: list[NamespaceMove], report: Report, done: Outcome, options: Mapping[str, Any]
+    calls: Caller, plan: list[NamespaceMove], report: Report, done: ImportOutcome, options: Mapping[str, Any]
 ) -> Iterator[None]:
     """Move all tables, one after the other; yield after each. One that fails does not stop the others."""
     from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
@@ -241,19 +244,19 @@ def _move_all(
             _make_namespace(calls, namespace, plan[0])
         except LanceNamespaceError as error:
             for move in namespace.tables:
-                report.add(move, Outcome.FAILED, f"{namespace.target} cannot be made: {error}")
+                report.add(move, ImportOutcome.FAILED, f"{namespace.target} cannot be made: {error}")
             yield
             continue
         for move in namespace.tables:
             try:
                 response = _move(calls, move, options)
             except LanceNamespaceError as error:
-                report.add(move, Outcome.FAILED, str(error))
+                report.add(move, ImportOutcome.FAILED, str(error))
                 if isinstance(error, ServiceUnavailableError):
                     return
             else:
                 is_repeated = response["was_moved_before"]
-                report.add(move, *((Outcome.SKIPPED, "it was moved before") if is_repeated else (done,)))
+                report.add(move, *((ImportOutcome.SKIPPED, "it was moved before") if is_repeated else (done,)))
             yield
 
 
@@ -280,7 +283,7 @@ def _copy_on_spark(
     def finish(position: int, outcome: CopyOutcome) -> None:
         move, part = staged[position]
         if outcome.error is not None:
-            report.add(move, Outcome.FAILED, outcome.error)
+            report.add(move, ImportOutcome.FAILED, outcome.error)
         else:
             _try_move(calls, move, report, {**options, "staged_location": part.target})
 
@@ -307,7 +310,7 @@ def _stage_all(
             _make_namespace(calls, namespace, plan[0])
         except LanceNamespaceError as error:
             for move in namespace.tables:
-                report.add(move, Outcome.FAILED, f"{namespace.target} cannot be made: {error}")
+                report.add(move, ImportOutcome.FAILED, f"{namespace.target} cannot be made: {error}")
             continue
         for move in namespace.tables:
             response = _try_move(calls, move, report, {**options, "stage": True})
@@ -322,12 +325,12 @@ def _try_move(calls: Caller, move: TableMove, report: Report, options: Mapping[s
     try:
         response: dict[str, Any] = _send_move(calls, move, options)
     except LanceNamespaceError as error:
-        report.add(move, Outcome.FAILED, str(error))
+        report.add(move, ImportOutcome.FAILED, str(error))
         return None
     if response["was_moved_before"]:
-        report.add(move, Outcome.SKIPPED, "it was moved before")
+        report.add(move, ImportOutcome.SKIPPED, "it was moved before")
     elif "staged_location" in options:
-        report.add(move, Outcome.COPIED)
+        report.add(move, ImportOutcome.COPIED)
     return response
 
 

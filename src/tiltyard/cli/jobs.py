@@ -41,7 +41,7 @@ from tiltyard.pipeline.driver.lease import (
     submit_job,
 )
 from tiltyard.pipeline.driver.progress import figure_reader
-from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job, split_names
+from tiltyard.pipeline.jobs import JobParameter, RegisteredJob, find_job, split_names
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError, describe_canceled
 from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.runtime.fatal import refuse
@@ -119,7 +119,7 @@ def _job_command(name: str) -> click.Command | None:
     return click.Command(name, callback=run, params=params, help=help_text, short_help=help_text.split("\n")[0])
 
 
-def _option(parameter: Parameter) -> click.Parameter:
+def _option(parameter: JobParameter) -> click.Parameter:
     if parameter.positional and parameter.is_required:
         return click.Argument([parameter.name], type=TABLE_OF_JOB if parameter.name == "table" else None)
     flag = f"--{parameter.name.replace('_', '-')}"
@@ -135,7 +135,7 @@ def _option(parameter: Parameter) -> click.Parameter:
     )
 
 
-def _value(parameter: Parameter, value: Any) -> Any:
+def _value(parameter: JobParameter, value: Any) -> Any:
     """Return an option's value as the job takes it; None where the option is absent."""
     if parameter.is_mapping:
         return parse_pairs(value) or None

@@ -21,12 +21,12 @@ from tiltyard.api.errors import HttpError, clear_tracebacks, error_response
 from tiltyard.api.exchange import WATCH_CLIENT
 from tiltyard.console.browse.tree import read_tree
 from tiltyard.console.browser_checks import HEADERS, NO_STORE, check_request
-from tiltyard.console.calls import Calls, ClientLeftError
+from tiltyard.console.calls import ClientLeftError, PageCalls
 from tiltyard.console.cookies import ONCE, Cookies
 from tiltyard.console.navigation import sections
 from tiltyard.console.page import MAX_PARAMETER, Page, PageRequest, Redirect, advice_for, parse_path
 from tiltyard.console.routes import ROUTES, PageRoute
-from tiltyard.console.sessions import SECRET_NAME, Seals, Session
+from tiltyard.console.sessions import SECRET_NAME, BrowserSession, Seals
 from tiltyard.console.sign_in import SignIn
 from tiltyard.console.static_files import PREFIX, StaticFiles
 from tiltyard.console.templates import make_templates
@@ -82,7 +82,7 @@ class Console:
     async def _serve(self, request: Request) -> Response:
         """Return the response to a request for a page; every failure becomes a page of its own."""
         logged = self._shared.log.start(dict(request.scope), os.urandom(16).hex())
-        session: Session | None = None
+        session: BrowserSession | None = None
         try:
             is_open = self._shared.authentication.is_open
             changes = request.method not in ("GET", "HEAD")
@@ -116,7 +116,7 @@ class Console:
             raise HttpError(405, ErrorCode.UNSUPPORTED, message, ((b"allow", allowed.encode()),))
         return None
 
-    async def _authenticate(self, request: Request) -> tuple[Session | None, Principal | None]:
+    async def _authenticate(self, request: Request) -> tuple[BrowserSession | None, Principal | None]:
         """Return the session and its principal; none for a visitor who has not signed in.
 
         Raises ServiceUnavailableError.
@@ -148,7 +148,7 @@ class Console:
         route: PageRoute | None,
         request: Request,
         logged: LoggedRequest,
-        session: Session | None,
+        session: BrowserSession | None,
         principal: Principal | None,
     ) -> Response:
         """Run the page of a request. Raises HttpError, and what the page raises."""
@@ -178,14 +178,14 @@ class Console:
         route: PageRoute,
         request: Request,
         form: dict[str, list[str]],
-        session: Session | None,
+        session: BrowserSession | None,
         principal: Principal,
         logged: LoggedRequest,
     ) -> PageRequest:
         watch = request.scope.get("extensions", {}).get(WATCH_CLIENT)
         loop, deadline = asyncio.get_running_loop(), Deadline.for_query(self._settings.query_timeout)
         has_left = watch() if watch is not None else None
-        calls = Calls(self._shared, loop, request.scope, logged.request_id, principal, deadline, has_left)
+        calls = PageCalls(self._shared, loop, request.scope, logged.request_id, principal, deadline, has_left)
         return PageRequest(
             calls=calls,
             services=self._shared.services,
@@ -235,7 +235,7 @@ class Console:
     def _render(
         self,
         page: Page,
-        session: Session | None,
+        session: BrowserSession | None,
         principal: Principal | None,
         request: PageRequest | None = None,
         route: PageRoute | None = None,
@@ -261,7 +261,7 @@ class Console:
         text = self._templates.get_template(page.template).render(values)
         return HTMLResponse(text, page.status, HEADERS | dict(page.headers))
 
-    def respond_page(self, page: Page, session: Session | None = None) -> Response:
+    def respond_page(self, page: Page, session: BrowserSession | None = None) -> Response:
         """Return the response of a page that has no principal: that of signing in."""
         return self._render(page, session, None)
 
@@ -275,7 +275,9 @@ class Console:
         """Run what waits for the catalog or a provider in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._shared.pools.identity, work)
 
-    def _error(self, error: Exception, request: Request, logged: LoggedRequest, session: Session | None) -> Response:
+    def _error(
+        self, error: Exception, request: Request, logged: LoggedRequest, session: BrowserSession | None
+    ) -> Response:
         """Return the page that says what failed, and what to do."""
         if isinstance(error, ClientLeftError):
             return Response(status_code=499, headers=HEADERS)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Calls:
+class PageCalls:
     """The operations that one page calls. Its methods run in the page's thread."""
 
     def __init__(
@@ -56,19 +56,19 @@ class Calls:
         self._reader = self.ctx
         """The context of whoever looks: limits, the metrics and the audit have that one."""
 
-    def without_deadline(self) -> Calls:
+    def without_deadline(self) -> PageCalls:
         """Return the same calls for a stream, which has an end of its own, and notices by itself who left."""
-        return Calls(
+        return PageCalls(
             self._shared, self._loop, self._scope, self.ctx.request_id, self.ctx.principal, None, has_client_left=None
         )
 
-    def seen_as(self, principal: Principal) -> Calls:
+    def seen_as(self, principal: Principal) -> PageCalls:
         """Return calls of operations that change nothing, with the privileges and policies of another principal.
 
         They are acts of this principal: its limits hold, and the audit has each as its own, with `see_as` in the
         context, whether or not it records what others read.
         """
-        calls = Calls(
+        calls = PageCalls(
             self._shared,
             self._loop,
             self._scope,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from tiltyard.console.sessions import SESSION_MS, Session
+from tiltyard.console.sessions import SESSION_MS, BrowserSession
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,15 +43,15 @@ class Cookies:
         self._request = request
         self._is_secure = request.url.scheme == "https"
 
-    def session(self) -> Session | None:
+    def session(self) -> BrowserSession | None:
         """Return the session of the browser; None without one."""
-        return self.read(SESSION, Session)
+        return self.read(SESSION, BrowserSession)
 
     def read(self, purpose: str, kind: type[T]) -> T | None:
         """Return the value of a cookie; None without one that was sealed here."""
         return self._seals.open(purpose, self._request.cookies.get(self._name(purpose), ""), kind)
 
-    def set_session(self, response: Response, session: Session) -> None:
+    def set_session(self, response: Response, session: BrowserSession) -> None:
         """Give the browser a session: no script reads it, and no page of others sends it."""
         self._set(response, SESSION, session, SESSION_MS // 1000, "strict")
 
@@ -59,11 +59,13 @@ class Cookies:
         """Keep what a sign-in has to bring back: the provider's redirect is sent from another site, so it is lax."""
         self._set(response, SIGN_IN, value, SIGN_IN_SECONDS, "lax")
 
-    def set_once(self, response: Response, session: Session | None, address: str, values: Mapping[str, Any]) -> None:
+    def set_once(
+        self, response: Response, session: BrowserSession | None, address: str, values: Mapping[str, Any]
+    ) -> None:
         """Keep what the page at an address shows once, sealed."""
         self._set(response, ONCE, Once(_id_of(session), address, dict(values)), ONCE_SECONDS, "strict")
 
-    def once(self, session: Session | None, address: str) -> Mapping[str, Any] | None:
+    def once(self, session: BrowserSession | None, address: str) -> Mapping[str, Any] | None:
         """Return what the page at an address shows once; None without it, and for another session."""
         kept = self.read(ONCE, Once)
         is_for_it = kept is not None and (kept.session, kept.address) == (_id_of(session), address)
@@ -93,5 +95,5 @@ class Cookies:
         return f"{prefix}tiltyard-{purpose}-{self._seals.catalog}"
 
 
-def _id_of(session: Session | None) -> str:
+def _id_of(session: BrowserSession | None) -> str:
     return session.id if session is not None else ""

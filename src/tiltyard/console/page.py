@@ -13,8 +13,8 @@ from tiltyard.model.ids import Id, check_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiltyard.console.calls import Calls
-    from tiltyard.console.sessions import Session
+    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.sessions import BrowserSession
     from tiltyard.context import Services
     from tiltyard.model.principals import Principal
 
@@ -35,10 +35,10 @@ class PageRequest:
     - `once`: what a redirect had this page show, once: another request for it has none of it.
     """
 
-    calls: Calls
+    calls: PageCalls
     services: Services
     principal: Principal
-    session: Session | None
+    session: BrowserSession | None
     path: Id
     query: Mapping[str, list[str]]
     form: Mapping[str, list[str]]

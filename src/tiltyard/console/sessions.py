@@ -35,7 +35,7 @@ MAX_SEALED = 4096
 """Characters of a cookie that are looked at: browsers keep no larger ones."""
 
 
-class Session(msgspec.Struct, frozen=True):
+class BrowserSession(msgspec.Struct, frozen=True):
     """One signed-in browser; `id` is new at each sign-in."""
 
     id: str
@@ -69,17 +69,17 @@ class Seals:
         except (binascii.Error, InvalidTag, ValueError, msgspec.MsgspecError):
             return None
 
-    def start_session(self, identity: SessionIdentity) -> Session:
+    def start_session(self, identity: SessionIdentity) -> BrowserSession:
         """Return a new session, which ends with its identity, or after `SESSION_MS`."""
         ends_at = min(identity.expires_at, self._clock() + SESSION_MS)
-        return Session(secrets.token_urlsafe(16), msgspec.structs.replace(identity, expires_at=ends_at))
+        return BrowserSession(secrets.token_urlsafe(16), msgspec.structs.replace(identity, expires_at=ends_at))
 
-    def csrf_token(self, session: Session | None) -> str:
+    def csrf_token(self, session: BrowserSession | None) -> str:
         """Return the token that changes of a session carry; without a session that of all visitors."""
         name = session.id if session is not None else ""
         return hmac.new(self._key("csrf"), name.encode(), hashlib.sha256).hexdigest()
 
-    def check_csrf(self, session: Session | None, token: str) -> None:
+    def check_csrf(self, session: BrowserSession | None, token: str) -> None:
         """Raise PermissionDeniedError for a change that does not carry its session's token."""
         if not hmac.compare_digest(self.csrf_token(session).encode(), token.encode()):
             raise PermissionDeniedError("This form is of another session: load its page again, and send it from there.")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from tiltyard.api.request_log import LoggedRequest
-    from tiltyard.console.sessions import Seals, Session
+    from tiltyard.console.sessions import BrowserSession, Seals
     from tiltyard.context import Services
     from tiltyard.identity import Authenticator
     from tiltyard.identity.credentials import SessionIdentity
@@ -70,11 +70,11 @@ class ConsolePages(Protocol):
 
     async def run_in_thread(self, work: Callable[[], T]) -> T: ...
 
-    def respond_page(self, page: Page, session: Session | None = None) -> Response: ...
+    def respond_page(self, page: Page, session: BrowserSession | None = None) -> Response: ...
 
 
 async def show(
-    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: BrowserSession | None, logged: LoggedRequest
 ) -> Response:
     """Show the form to sign in, to those whose form came too late with the reason."""
     problem = ENDED if "ended" in request.query_params else ""
@@ -82,7 +82,7 @@ async def show(
 
 
 async def by_key(
-    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: BrowserSession | None, logged: LoggedRequest
 ) -> Response:
     """Sign in by an API key: start a session, or show the form again."""
     logged.operation = OPERATION
@@ -99,7 +99,7 @@ async def by_key(
 
 
 async def end(
-    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: BrowserSession | None, logged: LoggedRequest
 ) -> Response:
     """Sign out."""
     response = RedirectResponse(f"{HOME}sign-in", 303, HEADERS)
@@ -108,7 +108,7 @@ async def end(
 
 
 async def at_provider(
-    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: BrowserSession | None, logged: LoggedRequest
 ) -> Response:
     """Send the browser to a provider."""
     provider = console.sign_in.find(request.path_params["provider"])
@@ -120,7 +120,7 @@ async def at_provider(
 
 
 async def from_provider(
-    console: ConsolePages, request: Request, form: Form, session: Session | None, logged: LoggedRequest
+    console: ConsolePages, request: Request, form: Form, session: BrowserSession | None, logged: LoggedRequest
 ) -> Response:
     """Finish a sign-in at a provider: start a session.
 
@@ -169,7 +169,7 @@ def _callback(request: Request, provider: str) -> str:
 
 
 def _form_page(
-    console: ConsolePages, request: Request, session: Session | None, following: str, problem: str, status: int
+    console: ConsolePages, request: Request, session: BrowserSession | None, following: str, problem: str, status: int
 ) -> Response:
     values = {"next": following, "problem": problem, "providers": list(console.sign_in.providers)}
     return console.respond_page(Page("sign_in.html", values, status), session)

@@ -94,7 +94,7 @@ class AnsweredQuery:
         """Do nothing, likewise."""
 
 
-class RunningQuery:
+class SubmittedQuery:
     """A query that was started. Its methods run on the event loop."""
 
     def __init__(
@@ -123,7 +123,7 @@ class RunningQuery:
         self._has_ended = False
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def when_ended(self, call: Callable[[RunningQuery], None]) -> None:
+    def when_ended(self, call: Callable[[SubmittedQuery], None]) -> None:
         """Call a function once the query's process is free, whatever came of it."""
         self._task.add_done_callback(lambda _: call(self))
 
@@ -256,11 +256,11 @@ class Queries:
     def __init__(self, kept_bytes: int) -> None:
         """`kept_bytes` is how many bytes of rows ended queries may hold together for their readers."""
         self._kept_bytes = kept_bytes
-        self._queries: OrderedDict[str, RunningQuery] = OrderedDict()
-        self._unread: list[RunningQuery] = []
+        self._queries: OrderedDict[str, SubmittedQuery] = OrderedDict()
+        self._unread: list[SubmittedQuery] = []
         """Those that ended before their rows were read, in the order of their ends; some were read since."""
 
-    def add(self, query: RunningQuery) -> None:
+    def add(self, query: SubmittedQuery) -> None:
         """Keep a query, and let go of the oldest that have ended where there are many."""
         self._queries[query.handle.id] = query
         seconds = query.deadline.remaining
@@ -271,19 +271,19 @@ class Queries:
             if old.state is not QueryState.RUNNING:
                 del self._queries[old.handle.id]
 
-    def find(self, handle: QueryHandle, ctx: Context) -> RunningQuery | None:
+    def find(self, handle: QueryHandle, ctx: Context) -> SubmittedQuery | None:
         """Return the caller's query of this handle, None for one that this process does not know as its own."""
         query = self._queries.get(handle.id)
         return query if query is not None and query.principal == ctx.principal.name else None
 
-    def take_unread(self, handle: QueryHandle, ctx: Context) -> RunningQuery | None:
+    def take_unread(self, handle: QueryHandle, ctx: Context) -> SubmittedQuery | None:
         """Return the caller's query if its rows can still be read. Raises QueryCancelledError."""
         query = self.find(handle, ctx)
         if query is not None and query.state is QueryState.CANCELLED:
             raise QueryCancelledError("The query was cancelled.")
         return None if query is None or query.is_read else query
 
-    def _limit_kept(self, ended: RunningQuery) -> None:
+    def _limit_kept(self, ended: SubmittedQuery) -> None:
         """Let go of the rows of the queries that ended first, where all together hold too many."""
         self._unread = [query for query in (*self._unread, ended) if query.unread_bytes]
         excess = sum(query.unread_bytes for query in self._unread) - self._kept_bytes

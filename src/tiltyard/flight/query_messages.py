@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from tiltyard.flight.encoding import schema_message
 from tiltyard.flight.handles import QueryHandle, decode_handle
 from tiltyard.flight.messages import DESCRIPTOR_OF_COMMAND, MESSAGES, Timestamp, unpack
-from tiltyard.flight.queries import QueryState, RunningQuery
+from tiltyard.flight.queries import QueryState, SubmittedQuery
 from tiltyard.sql.errors import READ_ONLY
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def flight_info(schema: pa.Schema, descriptor: Any, ticket: bytes) -> Any:
     )
 
 
-def poll_info(query: RunningQuery, descriptor: Any) -> Any:
+def poll_info(query: SubmittedQuery, descriptor: Any) -> Any:
     """Return the state of a query: without a descriptor to poll once it is complete. Raises what it failed by."""
     if query.state is QueryState.FAILED and query.error is not None:
         raise query.error

@@ -34,8 +34,8 @@ from tiltyard.flight.queries import (
     AnsweredQuery,
     Queries,
     QueryState,
-    RunningQuery,
     StartedQuery,
+    SubmittedQuery,
 )
 from tiltyard.flight.query_messages import (
     flight_info,
@@ -232,7 +232,7 @@ class FlightService:
         finally:
             query.cancel()  # its client may have left
 
-    async def _check_grounds(self, call: Call, query: RunningQuery) -> None:
+    async def _check_grounds(self, call: Call, query: SubmittedQuery) -> None:
         """End a query whose reader may not read its tables any more as when it was planned. Raises why it may not."""
         if self._shared.authentication.is_open:
             return  # everybody may read everything
@@ -244,7 +244,7 @@ class FlightService:
                 query.end_with(error)
             raise
 
-    async def _start(self, call: Call, handle: QueryHandle) -> RunningQuery:
+    async def _start(self, call: Call, handle: QueryHandle) -> SubmittedQuery:
         """Plan and start a query. Raises HttpError 429 and what planning raises."""
         slot = self._slot(call)
         with slot:
@@ -253,7 +253,7 @@ class FlightService:
             if started is None:
                 options = {"form": Form.FLIGHT, "parameters": handle.parameters}
                 started = await self._start_remotely(call, handle, EXECUTE, deadline, **options)
-            query = RunningQuery(call.ctx, handle, started, deadline, self._threads)
+            query = SubmittedQuery(call.ctx, handle, started, deadline, self._threads)
             query.when_ended(lambda _: slot.release())
             slot.keep()
         self.queries.add(query)

@@ -216,7 +216,7 @@ class Lake(LakeSession, LakeNamespace):
 
     def publish(
         self, *, isolation: str = Isolation.SERIALIZABLE, reads: Iterable[str] = ()
-    ) -> AbstractContextManager[Change]:
+    ) -> AbstractContextManager[LakeBlock]:
         """Change several tables at once: what is written in the block becomes visible at its end, or not at all.
 
         `with lake.publish() as change: change.table("films").write(…)`. By `isolation` "serializable" others must not
@@ -227,9 +227,9 @@ class Lake(LakeSession, LakeNamespace):
         return self._publication(isolation, [self.table(name).path for name in reads])
 
     @contextmanager
-    def _publication(self, isolation: str, reads: Sequence[tuple[str, ...]]) -> Iterator[Change]:
+    def _publication(self, isolation: str, reads: Sequence[tuple[str, ...]]) -> Iterator[LakeBlock]:
         with open_publication(self.catalog, isolation, reads) as catalog:
-            yield Change(self.location, catalog, self._sessions, is_recorded=False)
+            yield LakeBlock(self.location, catalog, self._sessions, is_recorded=False)
 
     def run_pipeline(
         self,
@@ -287,7 +287,7 @@ class Lake(LakeSession, LakeNamespace):
         return f"<lake {self.location}>"
 
 
-class Change(Lake):
+class LakeBlock(Lake):
     """A lake within a publication: its tables are read as the block has changed them."""
 
     table_class = ChangedTable

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.mounts.mount_settings import parse_settings
-from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, Page, StorageCredentials
+from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, NamePage, StorageCredentials
 
 __all__ = [
     "ENTRY_POINTS",
     "KINDS",
     "MountedCatalog",
     "MountedTable",
-    "Page",
+    "NamePage",
     "StorageCredentials",
     "check_settings",
     "open_catalog",

@@ -71,7 +71,7 @@ class MalformedAnswerError(ServiceUnavailableError):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CatalogFailure:
     """A way in which a request fails whatever it asks for: its error, and what the message says of the backend."""
 
     error_type: type[LanceNamespaceError]
@@ -82,14 +82,14 @@ class Failure:
         return self.error_type(f"{backend} {self.reason}.")
 
 
-INVALID = Failure(InvalidInputError, "does not take this")
-UNAUTHENTICATED = Failure(UnauthenticatedError, "does not accept the mount's credentials")
-FORBIDDEN = Failure(PermissionDeniedError, "refuses this to the mount's credentials")
-UNSUPPORTED = Failure(UnsupportedOperationError, "cannot do this: it has no such operation")
-CONFLICT = Failure(ConcurrentModificationError, "has another version of this by now: try again")
-THROTTLED = Failure(ThrottlingError, "is throttled: try again in a moment")
-UNAVAILABLE = Failure(ServiceUnavailableError, "does not answer: try again in a moment")
-MALFORMED = Failure(MalformedAnswerError, "answers what is no answer to this: its log may say why")
+INVALID = CatalogFailure(InvalidInputError, "does not take this")
+UNAUTHENTICATED = CatalogFailure(UnauthenticatedError, "does not accept the mount's credentials")
+FORBIDDEN = CatalogFailure(PermissionDeniedError, "refuses this to the mount's credentials")
+UNSUPPORTED = CatalogFailure(UnsupportedOperationError, "cannot do this: it has no such operation")
+CONFLICT = CatalogFailure(ConcurrentModificationError, "has another version of this by now: try again")
+THROTTLED = CatalogFailure(ThrottlingError, "is throttled: try again in a moment")
+UNAVAILABLE = CatalogFailure(ServiceUnavailableError, "does not answer: try again in a moment")
+MALFORMED = CatalogFailure(MalformedAnswerError, "answers what is no answer to this: its log may say why")
 
 HTTP_FAILURES = {
     400: INVALID,
@@ -110,5 +110,5 @@ HTTP_FAILURES = {
 
 def http_error(backend: str, status: int) -> LanceNamespaceError:
     """Return the error for a status of HTTP."""
-    failure = HTTP_FAILURES.get(status) or Failure(InternalError, f"has failed with HTTP {status}")
+    failure = HTTP_FAILURES.get(status) or CatalogFailure(InternalError, f"has failed with HTTP {status}")
     return failure.error(backend)

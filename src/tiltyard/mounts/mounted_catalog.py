@@ -22,7 +22,7 @@ Properties = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class NamePage:
     """Names in a namespace, sorted as the backend sorts them, and the token of the next page; None on the last."""
 
     names: tuple[str, ...]
@@ -72,7 +72,7 @@ class MountedCatalog(Protocol):
     def levels(self) -> int | None:
         """How many levels of namespaces there are above a table; None for any number."""
 
-    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         """List the namespaces in a namespace, at most `limit` of them. Raises NamespaceNotFoundError."""
 
     def get_namespace(self, namespace: Id) -> Properties:
@@ -90,7 +90,7 @@ class MountedCatalog(Protocol):
         Raises NamespaceNotFoundError, NamespaceNotEmptyError.
         """
 
-    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         """List the Lance tables in a namespace, at most `limit` of them. Raises NamespaceNotFoundError."""
 
     def get_table(self, table: Id) -> MountedTable:
@@ -144,10 +144,10 @@ def check_limit(limit: int | None) -> None:
         raise ValueError(f"limit is {limit}")
 
 
-def page_by_name(names: list[str], limit: int | None, token: str | None) -> Page:
+def page_by_name(names: list[str], limit: int | None, token: str | None) -> NamePage:
     """Cut one page out of all names, for a backend without pages; the token is the last name before it."""
     check_limit(limit)
     rest = sorted(name for name in names if token is None or name > token)
     if limit is None or len(rest) <= limit:
-        return Page(tuple(rest))
-    return Page(tuple(rest[:limit]), rest[limit - 1])
+        return NamePage(tuple(rest))
+    return NamePage(tuple(rest[:limit]), rest[limit - 1])

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from tiltyard.model.jobs import pipeline_jobs
-from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job
+from tiltyard.pipeline.jobs import JobParameter, RegisteredJob, find_job
 
 KINDS = {str: "text", int: "integer", float: "number", bool: "boolean"}
 
@@ -29,7 +29,7 @@ def _describe_job(job: RegisteredJob) -> dict[str, Any]:
     }
 
 
-def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
+def _describe_parameter(parameter: JobParameter) -> dict[str, Any]:
     if parameter.choices:
         kind = "choice"
     elif parameter.is_list:

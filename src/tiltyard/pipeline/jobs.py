@@ -92,7 +92,7 @@ def split_names(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class JobParameter:
     """An argument of a job. `kind` is its type without `| None`; `default` is inspect's `empty` where it has none.
 
     `aliases` are earlier names, which arguments may still have; `names_columns` says that it is a list of columns.
@@ -153,7 +153,7 @@ class RegisteredJob:
             return self.function(run, catalog, spark, **arguments)
 
     @cached_property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[JobParameter, ...]:
         """Return its arguments, in order."""
         *parameters, last = list(inspect.signature(self.function).parameters.values())[DRIVER_PARAMETERS:]
         is_shared = last.kind is inspect.Parameter.VAR_KEYWORD
@@ -260,7 +260,7 @@ def find_job(name: str) -> RegisteredJob:
     return _registry[name]
 
 
-def _parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
+def _parameter(parameter: inspect.Parameter, hint: Any) -> JobParameter:
     help_text, marks = "", list[Any]()
     if get_origin(hint) is Annotated:
         hint, help_text, *marks = get_args(hint)
@@ -270,12 +270,12 @@ def _parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
     positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
     aliases = tuple(mark.name for mark in marks if isinstance(mark, Alias))
     names_columns = any(isinstance(mark, ColumnNames) for mark in marks)
-    return Parameter(
+    return JobParameter(
         parameter.name, kinds[0], hint, str(help_text), parameter.default, positional, aliases, names_columns
     )
 
 
-def _shared_parameters(options: inspect.Parameter, names: Mapping[str, Any]) -> Iterator[Parameter]:
+def _shared_parameters(options: inspect.Parameter, names: Mapping[str, Any]) -> Iterator[JobParameter]:
     """Yield the options that `**options: Unpack[…]` stands for, None by default."""
     holder = type("Options", (), {"__annotations__": {"options": options.annotation}})
     (fields,) = get_args(get_type_hints(holder, dict(names))["options"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiltyard.publishing.batch_call import Send
-    from tiltyard.publishing.staged import Changes, Path, PublishedTable, StagedBranch
+    from tiltyard.publishing.staged import Path, PublishedTable, StagedBranch, StagedChanges
 
 log = logging.getLogger("tiltyard.publishing")
 
@@ -43,7 +43,7 @@ class MappingRequest(dict[str, Any]):
 
 
 def commit(
-    client: upstream.LanceNamespace, send: Send, changes: Changes, renew: Callable[[PublishedTable], None]
+    client: upstream.LanceNamespace, send: Send, changes: StagedChanges, renew: Callable[[PublishedTable], None]
 ) -> str | None:
     """Send the batch; return its transaction's id, None if nothing was sent or the response was lost.
 
@@ -70,7 +70,7 @@ def commit(
     return transaction_id
 
 
-def roll_back(client: upstream.LanceNamespace, changes: Changes, renew: Callable[[PublishedTable], None]) -> None:
+def roll_back(client: upstream.LanceNamespace, changes: StagedChanges, renew: Callable[[PublishedTable], None]) -> None:
     """Delete the files of the block. Those that cannot be deleted are logged, and left to the garbage collection."""
     for branch in changes.branches():
         if not branch.table.declared:
@@ -153,7 +153,7 @@ def _manifest(client: upstream.LanceNamespace, branch: StagedBranch, version: in
 
 
 def _send(
-    client: upstream.LanceNamespace, send: Send, changes: Changes, operations: list[upstream.CommitTableOperation]
+    client: upstream.LanceNamespace, send: Send, changes: StagedChanges, operations: list[upstream.CommitTableOperation]
 ) -> str | None:
     """Send the batch with retries under one idempotency key; return as `commit` does, and raise as it does."""
     request, key = upstream.BatchCommitTablesRequest(operations=operations), uuid4().hex
@@ -185,14 +185,14 @@ def _send(
         time.sleep(pause)
 
 
-def _raise_conflict(client: upstream.LanceNamespace, changes: Changes, error: Exception) -> None:
+def _raise_conflict(client: upstream.LanceNamespace, changes: StagedChanges, error: Exception) -> None:
     """Raise PublishConflictError if that is why a batch was refused."""
     conflicts = _find_conflicts_if_answered(client, changes)
     if conflicts or isinstance(error, ConcurrentModificationError):
         raise PublishConflictError(conflicts, str(error)) from error
 
 
-def _find_conflicts_if_answered(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
+def _find_conflicts_if_answered(client: upstream.LanceNamespace, changes: StagedChanges) -> list[Path]:
     """Find conflicting tables; none if the server does not answer: the caller gets its refusal then."""
     try:
         return _find_conflicts(client, changes)
@@ -201,7 +201,7 @@ def _find_conflicts_if_answered(client: upstream.LanceNamespace, changes: Change
         return []
 
 
-def _find_conflicts(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
+def _find_conflicts(client: upstream.LanceNamespace, changes: StagedChanges) -> list[Path]:
     """Find the tables that others have changed since the block read them."""
     branches = [branch for branch in changes.branches() if branch.versions] + changes.read_branches()
     tables = {branch.table.path: branch.table for branch in branches}
@@ -254,7 +254,7 @@ def latest_entry(client: upstream.LanceNamespace, branch: StagedBranch) -> upstr
     return versions[0] if versions else None
 
 
-def _check_not_replaced(client: upstream.LanceNamespace, changes: Changes) -> None:
+def _check_not_replaced(client: upstream.LanceNamespace, changes: StagedChanges) -> None:
     """Raise PublishUncertainError if a commit that bypassed the server has replaced a version that was committed."""
     lost = [branch.table.path for branch in changes.branches() if _is_replaced(client, branch)]
     if lost:
@@ -274,7 +274,7 @@ def _is_replaced(client: upstream.LanceNamespace, branch: StagedBranch) -> bool:
     return False
 
 
-def _is_committed(client: upstream.LanceNamespace, changes: Changes) -> bool:
+def _is_committed(client: upstream.LanceNamespace, changes: StagedChanges) -> bool:
     """Whether the batch is known to be committed: one of its operations shows it for all.
 
     A declaration or a version is checked if there is one, which no other client can have made identically; that a table

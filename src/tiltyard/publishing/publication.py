@@ -27,10 +27,10 @@ from tiltyard.publishing.commit import MappingRequest, commit, latest_entry, lat
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
 from tiltyard.publishing.passthrough import PassthroughNamespace
 from tiltyard.publishing.staged import (
-    Changes,
     Path,
     PublishedTable,
     StagedBranch,
+    StagedChanges,
     StagedVersion,
     display_id,
     fields_of,
@@ -97,7 +97,7 @@ class Publication(PassthroughNamespace):
         self._isolation = isolation
         self._reads = list(reads)
         self._id = uuid4().hex
-        self._changes = Changes()
+        self._changes = StagedChanges()
         self._refusal: LanceNamespaceError | None = None
 
     def namespace_id(self) -> str:
@@ -127,7 +127,7 @@ class Publication(PassthroughNamespace):
         """
         self._branch_to_read(self._changes, path_of(request), fields_of(request).get("branch"))
 
-    def _branch_to_read(self, changes: Changes, path: Path, name: str | None) -> StagedBranch | None:
+    def _branch_to_read(self, changes: StagedChanges, path: Path, name: str | None) -> StagedBranch | None:
         """Return a branch as the block sees it; None where that is as the client does.
 
         Pins it at its first opening, if the block depends on what it reads. Raises TableNotFoundError.
@@ -137,7 +137,7 @@ class Publication(PassthroughNamespace):
             return known
         return self._pin(changes, path, name)
 
-    def _pin(self, changes: Changes, path: Path, name: str | None) -> StagedBranch:
+    def _pin(self, changes: StagedChanges, path: Path, name: str | None) -> StagedBranch:
         """Let the block depend on the latest version of a branch. Raises TableNotFoundError."""
         branch = changes.branch(self._find_table(changes, path), name)
         with branch.lock:
@@ -153,7 +153,7 @@ class Publication(PassthroughNamespace):
         Raises PublishConflictError, PublishUncertainError, the error with which the batch was refused, or the error
         with which a write in the block was refused (Lance itself reports only that a commit failed).
         """
-        changes, self._changes = self._changes, Changes(is_open=False)
+        changes, self._changes = self._changes, StagedChanges(is_open=False)
         changes.close()
         if error is not None or self._refusal is not None:
             roll_back(self.client, changes, self._renew)
@@ -185,7 +185,7 @@ class Publication(PassthroughNamespace):
                 self._refusal = self._refusal or PublishConflictError([path])
             raise
 
-    def _describe(self, changes: Changes, path: Path, request: Any) -> upstream.DescribeTableResponse:
+    def _describe(self, changes: StagedChanges, path: Path, request: Any) -> upstream.DescribeTableResponse:
         if table := changes.declared_table(path):
             self._renew(table)
             return upstream.DescribeTableResponse(
@@ -330,7 +330,7 @@ class Publication(PassthroughNamespace):
         return upstream.CreateTableVersionResponse(version=staged.copy)
 
     def _stage(
-        self, changes: Changes, branch: StagedBranch, version: upstream.CreateTableVersionRequest
+        self, changes: StagedChanges, branch: StagedBranch, version: upstream.CreateTableVersionRequest
     ) -> StagedVersion:
         with branch.lock:
             if not branch.versions and not branch.table.declared and not branch.is_pinned:
@@ -363,7 +363,7 @@ class Publication(PassthroughNamespace):
             return InvalidInputError(f"The next version of {display_id(path)} is {latest + 1}, not {version.version}.")
         return None
 
-    def _find_table(self, changes: Changes, path: Path) -> PublishedTable:
+    def _find_table(self, changes: StagedChanges, path: Path) -> PublishedTable:
         """Return a table that the block knows, or else that the client describes. Raises TableNotFoundError."""
         if table := changes.table(path):
             return table

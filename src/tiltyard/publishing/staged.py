@@ -314,7 +314,7 @@ def path_of(request: Any) -> Path:
     return tuple(fields_of(request).get("id") or ())
 
 
-class Changes:
+class StagedChanges:
     """The tables and versions of a block, under one lock: several threads may write in it."""
 
     def __init__(self, *, is_open: bool = True) -> None:

@@ -21,7 +21,7 @@ HEARTBEAT_SECONDS = 1.0
 _STARTING = b"starting"
 
 
-class Heartbeat:
+class Heartbeats:
     """Tell the parent that this process lives, and end this process when the parent ends."""
 
     def __init__(self, parent: Connection) -> None:
@@ -67,7 +67,7 @@ def run(parent: Connection, listener: socket.socket, settings: Settings, flight:
     for number in (signal.SIGTERM, signal.SIGINT):  # the server takes them over once it runs
         signal.signal(number, lambda *_: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal's goes to the parent as well, which decides
-    heartbeat = Heartbeat(parent)
+    heartbeat = Heartbeats(parent)
     heartbeat.start()
     import_lazily()
     from tiltyard.server.process import serve_shared_socket

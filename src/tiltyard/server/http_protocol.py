@@ -49,7 +49,7 @@ LINE_BYTES = 4
 _CODED, _EXPECT = b"transfer-encoding", b"expect"
 
 
-class RefusedError(Exception):
+class RefusedRequestError(Exception):
     """A request is refused while it is parsed, with a response and the end of its connection."""
 
     def __init__(self, status: HTTPStatus, message: str, code: ErrorCode = ErrorCode.INVALID_INPUT) -> None:
@@ -70,7 +70,7 @@ class HttpProtocol(HttpToolsProtocol):
     """The transfer coding of the current request."""
     _is_replaying_head = False
     """The parser reads a head again: its callbacks do nothing."""
-    _refusal: RefusedError | None = None
+    _refusal: RefusedRequestError | None = None
     _ignores_input = False
     """Nothing that comes now is read: the connection ends once its responses are sent."""
     _skipped_bytes = 0
@@ -119,7 +119,9 @@ class HttpProtocol(HttpToolsProtocol):
         if phase is Phase.RESPONSE:
             self.transport.abort()  # to close it would wait for the client to read
         elif phase is Phase.HEAD and self._overhead:
-            self._refuse(RefusedError(HTTPStatus.REQUEST_TIMEOUT, "The URL and headers took too long to arrive."))
+            self._refuse(
+                RefusedRequestError(HTTPStatus.REQUEST_TIMEOUT, "The URL and headers took too long to arrive.")
+            )
         else:
             self.transport.close()
 
@@ -128,7 +130,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def turn_away(self) -> None:
         text = "All connections of this server are in use: try again later."
-        self._refuse(RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, text, ErrorCode.SERVICE_UNAVAILABLE))
+        self._refuse(RefusedRequestError(HTTPStatus.SERVICE_UNAVAILABLE, text, ErrorCode.SERVICE_UNAVAILABLE))
 
     def _recognize(self) -> None:
         if self._connections is not None and not self._is_recognized:
@@ -148,7 +150,7 @@ class HttpProtocol(HttpToolsProtocol):
             while data:
                 data = self._parse(data)
         except httptools.HttpParserError:
-            self._refuse(self._refusal or RefusedError(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received."))
+            self._refuse(self._refusal or RefusedRequestError(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received."))
             return
         if self._overhead > MAX_HEAD_BYTES:
             self._refuse(self._too_large())
@@ -226,7 +228,7 @@ class HttpProtocol(HttpToolsProtocol):
         url = httptools.parse_url(self.url)
         path: bytes | None = url.path
         if path is None:
-            raise self._end_with(RefusedError(HTTPStatus.BAD_REQUEST, "The request's target has no path."))
+            raise self._end_with(RefusedRequestError(HTTPStatus.BAD_REQUEST, "The request's target has no path."))
         self._in_head = False
         self._overhead = self._trailers = 0
         scope, http_version = self.scope, self.parser.get_http_version()
@@ -262,17 +264,17 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if self._coding.lower() != b"chunked":
             text = "This server accepts a body as it is, or chunked: send no other transfer coding."
-            raise self._end_with(RefusedError(HTTPStatus.NOT_IMPLEMENTED, text, ErrorCode.UNSUPPORTED))
+            raise self._end_with(RefusedRequestError(HTTPStatus.NOT_IMPLEMENTED, text, ErrorCode.UNSUPPORTED))
         if self.parser.get_http_version() != "1.1":
             text = "HTTP/1.0 has no transfer codings: send a Content-Length."
-            raise self._end_with(RefusedError(HTTPStatus.BAD_REQUEST, text))
+            raise self._end_with(RefusedRequestError(HTTPStatus.BAD_REQUEST, text))
 
-    def _too_large(self, text: str = "") -> RefusedError:
+    def _too_large(self, text: str = "") -> RefusedRequestError:
         part = "URL and headers have" if self._in_head else "trailers and chunk extensions have"
         text = text or f"The {part} more than {MAX_HEAD_BYTES} bytes."
-        return RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+        return RefusedRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
 
-    def _end_with(self, refusal: RefusedError) -> RefusedError:
+    def _end_with(self, refusal: RefusedRequestError) -> RefusedRequestError:
         """Set the refusal, and return it for a callback to raise: the parser raises an error of its own instead."""
         self._refusal = refusal
         return refusal
@@ -368,7 +370,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
-    def _refuse(self, refusal: RefusedError) -> None:
+    def _refuse(self, refusal: RefusedRequestError) -> None:
         """Send an error and close: what follows on this connection cannot be told apart from the broken request.
 
         The responses to earlier requests come first, or a client would take this one for theirs.
@@ -391,7 +393,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif not self.pipeline and not self._is_responding:
             self._write_refusal(refusal)
 
-    def _write_refusal(self, refusal: RefusedError) -> None:
+    def _write_refusal(self, refusal: RefusedRequestError) -> None:
         """Send an error in the one JSON shape, and close."""
         if self.transport.is_closing():
             return

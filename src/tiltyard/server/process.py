@@ -35,7 +35,7 @@ from tiltyard.server.startup_checks import uvicorn_network_options
 from tiltyard.sql.processes import QueryProcesses
 from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
-from tiltyard.worker import DriverPool, Heartbeat, Worker
+from tiltyard.worker import DriverPool, ProcessRecorder, Worker
 
 DRAIN_SECONDS = 6
 WORKER_SECONDS = 2.0
@@ -116,7 +116,7 @@ class BackgroundWork:
         self._worker = Worker(services, threads)
         self._runs_transactions = threads > 0
         self._drivers = job_drivers(services) if has_drivers else None
-        self._heartbeat = Heartbeat(services, kind, self._worker, self._drivers)
+        self._heartbeat = ProcessRecorder(services, kind, self._worker, self._drivers)
 
     def start(self) -> None:
         """Start the threads."""

@@ -14,7 +14,7 @@ from tiltyard.model.settings.mounts import mount_locations
 from tiltyard.model.settings.storages import NamedStorage, SecretError, read_secrets
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.locations import canonical_location, is_below, is_local, is_within
-from tiltyard.storage.vending import Credentials, Folder, MissingVendorError, Vendor, open_vendor, refresh_offset
+from tiltyard.storage.vending import Folder, MissingVendorError, VendedCredentials, Vendor, open_vendor, refresh_offset
 
 if TYPE_CHECKING:
     from tiltyard.config import Settings
@@ -142,7 +142,7 @@ def storage_options_of(settings: Settings, location: str) -> dict[str, str]:
     return dict(_unnamed_root(location, named, settings.storage_options).options)
 
 
-def lifetime_options(credentials: Credentials) -> dict[str, str]:
+def lifetime_options(credentials: VendedCredentials) -> dict[str, str]:
     """Return the options by which clients know when to request new credentials."""
     return {
         "expires_at_millis": str(credentials.expires_at),

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tiltyard.config import Settings
     from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
-    from tiltyard.storage.vending.vendor import Credentials
+    from tiltyard.storage.vending.vendor import VendedCredentials
 
 
 def _vend_nothing(location: str) -> None:
@@ -88,9 +88,9 @@ class Storage:
         self._max_file_bytes = settings.max_manifest_bytes
         self._local_files = LocalFiles(self._max_file_bytes)
         self._object_files: dict[str, tuple[dict[str, str], Files]] = {}
-        self.vended_credentials: Callable[[str], Credentials | None] = _vend_nothing
+        self.vended_credentials: Callable[[str], VendedCredentials | None] = _vend_nothing
         """Credentials that another catalog vends to this server for a table of its own, by the table's location."""
-        self._last_vended: dict[str, Credentials] = {}
+        self._last_vended: dict[str, VendedCredentials] = {}
         self._references = ReferenceFiles(self.make_durable, self.locks, settings.conflict_timeout)
         self.manifests = ManifestStore(
             self.files, self.make_durable, self.datasets, self._max_file_bytes, self._references.set_broken_aside

@@ -5,7 +5,7 @@
 - `namespaces`; `mounts` and what is kept of what lies below them; `tables/`: tables and views, versions (commit
   records), deleted versions, appends queued for one commit, multipart uploads, the trash, folders scheduled for
   deletion, overlap of locations, upkeep (which tables got commits, and what gc and repair ask)
-- `publications`: tables that are registered in other catalogs, with their entries there
+- `mounts/mirrors` (publications, on the wire): other catalogs in which tables are registered, with their entries there
 - `jobs/`: transactions (long-running operations), jobs (those that drivers run), events (what happened to them);
   `idempotency` (requests with a key)
 - `processes`: servers and workers that are alive
@@ -37,8 +37,8 @@ from tiltyard.store.functions.secrets import SecretRecord
 from tiltyard.store.idempotency import RequestLeaseLostError
 from tiltyard.store.jobs.jobs import JobFilter
 from tiltyard.store.jobs.transactions import RunKeyTakenError
+from tiltyard.store.mounts.mirrors import MirrorRecord, PublishedEntry, SyncOutcome, TableProblem
 from tiltyard.store.mounts.mounts import LocationDroppedError, LocationTakenError, MountRecord
-from tiltyard.store.mounts.publications import PublicationRecord, PublishedEntry, SyncOutcome, TableProblem
 from tiltyard.store.processes import ProcessRecord
 from tiltyard.store.records import (
     DroppedNamespace,
@@ -94,6 +94,7 @@ __all__ = [
     "ListedTable",
     "LocationDroppedError",
     "LocationTakenError",
+    "MirrorRecord",
     "MountRecord",
     "NamespaceRecord",
     "NewFunction",
@@ -105,7 +106,6 @@ __all__ = [
     "PrincipalRecord",
     "ProcessRecord",
     "Properties",
-    "PublicationRecord",
     "PublishedEntry",
     "QueuedAppend",
     "RemovedNamespace",

@@ -25,8 +25,8 @@ from tiltyard.store.idempotency import KeyedRequests
 from tiltyard.store.jobs.events import JobEvents
 from tiltyard.store.jobs.jobs import Jobs
 from tiltyard.store.jobs.transactions import Transactions
+from tiltyard.store.mounts.mirrors import Mirrors
 from tiltyard.store.mounts.mounts import Mounts
-from tiltyard.store.mounts.publications import Publications
 from tiltyard.store.mounts.table_moves import TableMoves
 from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.processes import Processes
@@ -58,7 +58,7 @@ class UnitOfWork(
     # The catalog's entries and their data
     Namespaces,
     Mounts,
-    Publications,
+    Mirrors,
     Tables,
     TableMoves,
     Versions,

@@ -28,7 +28,7 @@ ALIVE_MS = 60_000
 """A process without a heartbeat for so long is taken for dead: it has missed three."""
 
 
-class Heartbeat:
+class ProcessRecorder:
     """Record that this process is alive, from `start` until `stop`."""
 
     def __init__(

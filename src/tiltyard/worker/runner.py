@@ -1,4 +1,4 @@
-"""The worker: threads that claim transactions under a lease and run them, one that cleans up, and the publisher.
+"""The worker: threads that claim transactions under a lease and run them, one that cleans up, and the sync of mirrors.
 
 Any number of workers may run on one catalog: the one that holds a transaction's lease runs it, and a transaction whose
 worker died can be claimed again when the lease ends.
@@ -47,7 +47,7 @@ from tiltyard.tables.commits.finalizing import sweep_pending
 from tiltyard.tables.rows.multipart import abandon_stale_uploads
 from tiltyard.tables.upkeep.upkeep_job import look_at_next_table
 from tiltyard.tables.versions.snapshots import sweep_snapshots
-from tiltyard.worker.publisher import Publisher
+from tiltyard.worker.mirror_sync import MirrorSync
 
 Result = TypeVar("Result")
 
@@ -57,7 +57,7 @@ POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0
 SWEEP_EXPIRED_SECONDS = 60.0
 PUBLISH_SECONDS = 2.0
-"""How often it is looked whether publications are due."""
+"""How often it is looked whether mirrors are due."""
 UPKEEP_SECONDS = 1.0
 """How often it is looked whether tables need upkeep."""
 PAUSE_SECONDS = 1.0
@@ -82,7 +82,7 @@ class Worker:
         self._threads.append(threading.Thread(target=self._publish, name="publisher", daemon=True))
         if services.settings.upkeep:
             self._threads.append(threading.Thread(target=self._maintain, name="upkeep", daemon=True))
-        self._publisher = Publisher(services, self._stopping)
+        self._mirror_sync = MirrorSync(services, self._stopping)
 
     def start(self) -> None:
         """Start the threads."""
@@ -94,7 +94,7 @@ class Worker:
         self._stopping.set()
         for thread in self._threads:
             thread.join(timeout / len(self._threads))
-        self._publisher.stop(timeout / len(self._threads))
+        self._mirror_sync.stop(timeout / len(self._threads))
         for run in list(self._running):
             run.requeue()
 
@@ -155,7 +155,7 @@ class Worker:
 
     def _publish(self) -> None:
         while not self._stopping.wait(PUBLISH_SECONDS):
-            run_step(self._publisher.start_due, self._stopping, self._services.outage_log)
+            run_step(self._mirror_sync.start_due, self._stopping, self._services.outage_log)
 
     def _maintain(self) -> None:
         while not self._stopping.wait(UPKEEP_SECONDS):

@@ -22,12 +22,12 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.catalog.mounts import publication_sync
-from tiltyard.catalog.mounts.publication_sync import CHECK_MS, FIRST_PAUSE_MS, LEASE_MS, VERIFY_MS, is_due, sync
+from tiltyard.catalog.mounts import mirror_sync
+from tiltyard.catalog.mounts.mirror_sync import CHECK_MS, FIRST_PAUSE_MS, LEASE_MS, VERIFY_MS, is_due, sync
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedTable
-from tiltyard.store import PublicationRecord, Store, open_store
+from tiltyard.store import MirrorRecord, Store, open_store
 
 PUBLICATION = "lake"
 START = 1_700_000_000_000
@@ -136,15 +136,15 @@ class World:
         self.store.rename_table(path, new)
         self.now += 1
 
-    def publication(self) -> PublicationRecord:
-        found = self.store.find_publication(PUBLICATION)
+    def publication(self) -> MirrorRecord:
+        found = self.store.find_mirror(PUBLICATION)
         assert found is not None
         return found
 
     def sync(self, *, verify: bool = False) -> None:
         """Sync as a process that has just started: leases of the one before have ended."""
         self.now += LEASE_MS
-        claimed = self.store.claim_publication(self.publication().id, "owner", LEASE_MS)
+        claimed = self.store.claim_mirror(self.publication().id, "owner", LEASE_MS)
         assert claimed is not None
         services = SimpleNamespace(store=self.store, clock=lambda: self.now)
         sync(Context(cast(Any, services)), claimed, "owner", lambda: False, verify=verify)
@@ -174,10 +174,10 @@ def new_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         )
         worlds.append(World(store, MemoryCatalog(keeps_properties, renames), START))
         world = worlds[-1]
-        monkeypatch.setattr(publication_sync, "open_catalog", lambda kind, settings: worlds[-1].theirs)
+        monkeypatch.setattr(mirror_sync, "open_catalog", lambda kind, settings: worlds[-1].theirs)
         for path in (("films",), ("films", "old")):
             store.create_namespace(path, {})
-        store.add_publication(PUBLICATION, "memory", {}, None, namespace=("films",), target=(), has_columns=False)
+        store.add_mirror(PUBLICATION, "memory", {}, None, namespace=("films",), target=(), has_columns=False)
         return world
 
     yield make
@@ -263,7 +263,7 @@ def test_a_sync_that_has_no_more_time_is_gone_on_with_and_verifies_all(
     del world.theirs.tables[Id(("films", "d"))]
     looks = itertools.count()
     world.now += LEASE_MS
-    claimed = world.store.claim_publication(world.publication().id, "request", LEASE_MS)
+    claimed = world.store.claim_mirror(world.publication().id, "request", LEASE_MS)
     assert claimed is not None
     services = SimpleNamespace(store=world.store, clock=lambda: world.now)
     sync(Context(cast(Any, services)), claimed, "request", lambda: next(looks) >= 2, verify=True)
@@ -304,7 +304,7 @@ def test_an_entry_that_cannot_be_read_keeps_no_other_from_being_synced(
     world.create("films", "g")
     world.sync(verify=True)
     assert Id(("films", "g")) in world.theirs.tables
-    count, problems = world.store.publication_problems(world.publication().id, 10)
+    count, problems = world.store.mirror_problems(world.publication().id, 10)
     assert count == 1 and problems[0].path == ("films", "a") and "films$a has failed" in problems[0].problem
     world.theirs.broken = set()
     world.sync()
@@ -314,11 +314,11 @@ def test_an_entry_that_cannot_be_read_keeps_no_other_from_being_synced(
 def test_an_owner_that_has_lost_its_lease_changes_nothing_more(new_world: Callable[[bool, bool], World]) -> None:
     world = new_world(True, True)
     first_tables(world)
-    claimed = world.store.claim_publication(world.publication().id, "slow", LEASE_MS)
+    claimed = world.store.claim_mirror(world.publication().id, "slow", LEASE_MS)
     assert claimed is not None
-    assert world.store.claim_publication(claimed.id, "other", LEASE_MS) is None
+    assert world.store.claim_mirror(claimed.id, "other", LEASE_MS) is None
     world.now += LEASE_MS
-    assert world.store.claim_publication(claimed.id, "other", LEASE_MS) is not None
+    assert world.store.claim_mirror(claimed.id, "other", LEASE_MS) is not None
     services = SimpleNamespace(store=world.store, clock=lambda: world.now)
     sync(Context(cast(Any, services)), claimed, "slow", lambda: False)
     assert world.theirs.changes == []
@@ -330,10 +330,10 @@ def test_an_entry_of_ours_whose_table_is_gone_gives_way(new_world: Callable[[boo
     world = new_world(True, True)
     first_tables(world)
     world.sync()
-    world.store.delete_publication(world.publication().id)
+    world.store.delete_mirror(world.publication().id)
     world.drop("films", "a")
     world.create("films", "a")
-    world.store.add_publication(PUBLICATION, "memory", {}, None, namespace=("films",), target=(), has_columns=False)
+    world.store.add_mirror(PUBLICATION, "memory", {}, None, namespace=("films",), target=(), has_columns=False)
     world.sync()
     assert world.found() == world.expected()
 
@@ -342,8 +342,8 @@ def test_two_tables_of_one_name_there_are_reported_and_one_is_published(
     new_world: Callable[[bool, bool], World],
 ) -> None:
     world = new_world(True, True)
-    world.store.delete_publication(world.publication().id)
-    world.store.add_publication(PUBLICATION, "memory", {}, 1, namespace=(), target=(), has_columns=False)
+    world.store.delete_mirror(world.publication().id)
+    world.store.add_mirror(PUBLICATION, "memory", {}, 1, namespace=(), target=(), has_columns=False)
     world.store.create_namespace(("old",), {})
     world.create("top")
     world.create("films", "old", "t")
@@ -351,7 +351,7 @@ def test_two_tables_of_one_name_there_are_reported_and_one_is_published(
     world.sync()
     first = world.store.describe_table(("films", "old", "t"))
     assert world.theirs.tables[Id(("old", "t"))].location == first.location
-    count, problems = world.store.publication_problems(world.publication().id, 10)
+    count, problems = world.store.mirror_problems(world.publication().id, 10)
     assert count == 2
     assert {each.path: each.problem.split(",")[0] for each in problems} == {
         ("old", "t"): "The table films$old$t has the same name there",

@@ -15,7 +15,7 @@ import pytest
 from tiltyard.cli.browsing.diff import RowDifference, compare_schemas
 from tiltyard.cli.browsing.sql import encode_query, sql_address
 from tiltyard.cli.output.cells import format_cell, format_size, printable
-from tiltyard.cli.output.formats import Format, write_rows
+from tiltyard.cli.output.formats import OutputFormat, write_rows
 
 EVERYTHING = pa.table(
     {
@@ -34,14 +34,14 @@ EVERYTHING = pa.table(
 )
 
 
-def write(form: Format) -> bytes:
+def write(form: OutputFormat) -> bytes:
     file = io.BytesIO()
     assert write_rows(EVERYTHING.to_reader(), form, file) == 2
     return file.getvalue()
 
 
 def test_json_lines_have_every_type() -> None:
-    first, second = (json.loads(line) for line in write(Format.JSONL).splitlines())
+    first, second = (json.loads(line) for line in write(OutputFormat.JSONL).splitlines())
     assert first == {
         "n": 1,
         "x": 1.5,
@@ -59,7 +59,7 @@ def test_json_lines_have_every_type() -> None:
 
 
 def test_csv_has_nested_values_as_json_and_bytes_as_base64() -> None:
-    header, first, second = csv.reader(io.StringIO(write(Format.CSV).decode(), newline=""))
+    header, first, second = csv.reader(io.StringIO(write(OutputFormat.CSV).decode(), newline=""))
     row = dict(zip(header, first, strict=True))
     assert row["text"] == 'a "quoted", text' and row["bytes"] == "AP8=" and row["n"] == "1"
     assert json.loads(row["list"]) == [1, 2] and json.loads(row["struct"]) == {"a": 1, "b": None}
@@ -67,8 +67,8 @@ def test_csv_has_nested_values_as_json_and_bytes_as_base64() -> None:
 
 
 def test_arrow_and_parquet_have_the_same_rows() -> None:
-    assert pa.ipc.open_stream(write(Format.ARROW)).read_all().schema == EVERYTHING.schema
-    assert pyarrow.parquet.read_table(pa.BufferReader(write(Format.PARQUET))).num_rows == 2
+    assert pa.ipc.open_stream(write(OutputFormat.ARROW)).read_all().schema == EVERYTHING.schema
+    assert pyarrow.parquet.read_table(pa.BufferReader(write(OutputFormat.PARQUET))).num_rows == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tests.services.console_data import SVG, png, wav
 from tiltyard.console.browser_checks import is_loopback_name
-from tiltyard.console.sessions import Seals, Session
+from tiltyard.console.sessions import BrowserSession, Seals
 from tiltyard.console.sign_in import safe_address
 from tiltyard.console.table.cells import sniff
 from tiltyard.console.table.grid import SPARK_HEIGHT, Cell, Grid, Row, bounded, sparkline
@@ -170,13 +170,13 @@ def test_seal_opens_for_its_purpose_and_secret_alone() -> None:
     seals = Seals(b"k" * 32, lambda: 1_000)
     session = seals.start_session(SessionIdentity("ann", ("g",), "key", 1 << 62))
     sealed = seals.seal("session", session)
-    assert seals.open("session", sealed, Session) == session
+    assert seals.open("session", sealed, BrowserSession) == session
     assert "ann" not in sealed
     for opened in (
-        seals.open("sign-in", sealed, Session),
-        Seals(b"l" * 32, lambda: 1_000).open("session", sealed, Session),
-        seals.open("session", sealed[:-2] + "AA", Session),
-        seals.open("session", "", Session),
+        seals.open("sign-in", sealed, BrowserSession),
+        Seals(b"l" * 32, lambda: 1_000).open("session", sealed, BrowserSession),
+        seals.open("session", sealed[:-2] + "AA", BrowserSession),
+        seals.open("session", "", BrowserSession),
     ):
         assert opened is None
     assert seals.csrf_token(session) != seals.csrf_token(None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tiltyard.model.ids import Id
-from tiltyard.mounts.mounted_catalog import Page
+from tiltyard.mounts.mounted_catalog import NamePage
 from tiltyard.mounts.registry import mount as mount_module
 from tiltyard.mounts.registry.mount import THREADS, Mount
 from tiltyard.store import MountRecord
@@ -34,11 +34,11 @@ class SlowCatalog:
         self.may_answer = threading.Event()
         self.closed = 0
 
-    def list_tables(self, namespace: Id, limit: int | None, token: str | None) -> Page:
+    def list_tables(self, namespace: Id, limit: int | None, token: str | None) -> NamePage:
         self.began.release()
         assert self.may_answer.wait(WAIT)
         assert not self.closed
-        return Page(("films",))
+        return NamePage(("films",))
 
     def close(self) -> None:
         self.closed += 1
@@ -62,7 +62,7 @@ def mount(opened: list[SlowCatalog]) -> Mount:
     return Mount(RECORD, cast("Store", None), lambda location: None)
 
 
-def ask(mount: Mount, requests: int) -> list[Future[Page]]:
+def ask(mount: Mount, requests: int) -> list[Future[NamePage]]:
     return [mount.pool.submit(mount.list_tables, Id(), 10, None) for _ in range(requests)]
 
 

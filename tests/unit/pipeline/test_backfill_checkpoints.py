@@ -12,7 +12,7 @@ import pytest
 from tiltyard.column_refresh.fragment_files import FilledFragment, FragmentPlan, NewFile
 from tiltyard.column_refresh.freshness import FragmentState
 from tiltyard.pipeline.backfill import checkpoints
-from tiltyard.pipeline.backfill.tasks import ColumnFunction, FillFragment, Output
+from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledColumn, FillFragment
 from tiltyard.pipeline.functions.call_policy import CallPolicy
 from tiltyard.pipeline.functions.user_functions import UserFunction
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
@@ -62,7 +62,7 @@ def fill(dataset: lance.LanceDataset, attempt: int, rows_left: int = ROWS, run: 
         int(dataset.version), 0, (NewFile("y", FragmentState.ALL, f"{attempt:032}-udf-full-c0de.lance"),), None
     )
     function = ColumnFunction(
-        (Output(pa.field("y", pa.int64())),),
+        (FilledColumn(pa.field("y", pa.int64())),),
         ("x",),
         UserFunction(__name__, "halves"),
         policy=CallPolicy(on_error="null"),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.backfill.tasks import ColumnFunction, Output
+from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledColumn
 from tiltyard.pipeline.sources.types import parse_type, type_name
 from tiltyard.pipeline.task_errors import RowsFailedError
 
@@ -57,7 +57,7 @@ class _Code:
 
 
 def compute(monkeypatch: pytest.MonkeyPatch, name: str, dtype: pa.DataType) -> pa.Array:
-    output = Output(pa.field("x", dtype))
+    output = FilledColumn(pa.field("x", dtype))
     function = ColumnFunction((output,), ("n",), _Code())  # type: ignore[arg-type]  # the double
     monkeypatch.setattr(ColumnFunction, "load_code", lambda self: _FUNCTIONS[name])
     return function.compute(ROWS, (output,)).columns[0]

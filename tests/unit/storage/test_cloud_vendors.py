@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from lance_namespace.errors import ServiceUnavailableError
 
 from tests.services.clouds import Clouds, clouds
-from tiltyard.model.settings.storages import NamedStorage, Secrets
+from tiltyard.model.settings.storages import NamedStorage, StorageSecrets
 from tiltyard.storage.vending import Folder
 from tiltyard.storage.vending.azure import AzureVendor
 from tiltyard.storage.vending.google import GoogleVendor
@@ -43,7 +43,7 @@ class Host:
 
 def azure(cloud: Clouds, **fields: object) -> AzureVendor:
     storage = NamedStorage("az://lake", account="account", vend=True, **fields)  # type: ignore[arg-type]  # its own
-    return AzureVendor(storage, Secrets({}), lambda: NOW, Host(), transport=cloud.of_azure())
+    return AzureVendor(storage, StorageSecrets({}), lambda: NOW, Host(), transport=cloud.of_azure())
 
 
 @pytest.mark.parametrize(("writable", "permissions"), [(False, "rl"), (True, "racwdlm")])
@@ -87,7 +87,7 @@ KEY = key()
 
 def google(cloud: Clouds, role: str = "", lifetime: int = 3600) -> GoogleVendor:
     storage = NamedStorage("gs://lake", vend=True, role=role, lifetime=lifetime)
-    return GoogleVendor(storage, Secrets({"google_service_account_key": KEY}), lambda: NOW, cloud.of_google())
+    return GoogleVendor(storage, StorageSecrets({"google_service_account_key": KEY}), lambda: NOW, cloud.of_google())
 
 
 @pytest.mark.parametrize(("writable", "permission"), [(False, "objectViewer"), (True, "objectUser")])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lance_namespace.errors import ServiceUnavailableError
 
 from tests.services.guarded_s3 import ROLE, allows
-from tiltyard.storage.vending import CredentialCache, Credentials, Folder, refresh_offset
+from tiltyard.storage.vending import CredentialCache, Folder, VendedCredentials, refresh_offset
 from tiltyard.storage.vending.session_policies import (
     azure_permissions,
     gcs_condition,
@@ -106,13 +106,13 @@ class Provider:
         self.down = False
         self.cache = CredentialCache(self, lambda: self.now)
 
-    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+    def vend(self, folder: Folder, *, writable: bool) -> VendedCredentials:
         self.calls.append((folder, writable))
         self.called.release()
         assert self.go.wait(30)
         if self.down:
             raise ServiceUnavailableError("down")
-        return Credentials({"key": f"k{len(self.calls)}"}, self.now, self.now + HOUR)
+        return VendedCredentials({"key": f"k{len(self.calls)}"}, self.now, self.now + HOUR)
 
     def key(self, writable: bool = False) -> str:
         return self.cache.vend(FOLDER, writable=writable).options["key"]
@@ -173,9 +173,9 @@ def test_credential_cache_of_a_provider_that_is_down_uses_valid_ones_and_then_fa
 
 
 def test_refresh_offset_is_lances_own_and_less_for_short_lives() -> None:
-    assert refresh_offset(Credentials({}, 0, HOUR)) == 60_000
-    assert refresh_offset(Credentials({}, 1000, 5000)) == 1000
+    assert refresh_offset(VendedCredentials({}, 0, HOUR)) == 60_000
+    assert refresh_offset(VendedCredentials({}, 1000, 5000)) == 1000
 
 
 def test_credentials_show_no_secret() -> None:
-    assert "hidden" not in repr(Credentials({"aws_secret_access_key": "hidden"}, 0, 1))
+    assert "hidden" not in repr(VendedCredentials({"aws_secret_access_key": "hidden"}, 0, 1))

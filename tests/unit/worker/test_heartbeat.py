@@ -12,7 +12,7 @@ from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.store import ProcessRecord, open_store, wall_clock
-from tiltyard.worker import Heartbeat, heartbeat, runner
+from tiltyard.worker import ProcessRecorder, heartbeat, runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ def test_process_is_recorded_with_what_it_runs_until_it_stops(catalog: Catalog) 
     services: Any = SimpleNamespace(store=catalog, clock=wall_clock, outage_log=OutageLog((), "sqlite:///x"))
     worker: Any = SimpleNamespace(limit=2, count_running=lambda: work["transactions"])
     drivers: Any = SimpleNamespace(limit=3, count_running=lambda: work["jobs"])
-    beats = Heartbeat(services, "worker", worker, drivers)
+    beats = ProcessRecorder(services, "worker", worker, drivers)
     beats.start()
     process = catalog.wait(0)
     assert (process.kind, process.pid, process.threads, process.drivers) == ("worker", os.getpid(), 2, 3)

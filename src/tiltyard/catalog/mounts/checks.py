@@ -24,7 +24,7 @@ from tiltyard.catalog.mounts.mounts import ADMINISTRATORS, find_mount
 from tiltyard.model.ids import Id, check_id, namespace_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.spec import models
-from tiltyard.mounts import Page
+from tiltyard.mounts import NamePage
 from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.mounts.registry.mount import LocationInUseError
 from tiltyard.store import LocationTakenError
@@ -93,7 +93,7 @@ class _Level:
 
     parent: Id
     token: str | None
-    page: Page
+    page: NamePage
     number: int = 0
 
 
@@ -148,7 +148,7 @@ class _Walk:
         try:
             return _Level(parent, token, self._mount.list_namespaces(parent, NAMESPACES_AT_ONCE, token))
         except NamespaceNotFoundError:
-            return _Level(parent, token, Page(()))
+            return _Level(parent, token, NamePage(()))
 
 
 class _Check:

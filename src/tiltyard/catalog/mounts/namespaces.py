@@ -27,7 +27,7 @@ from tiltyard.mounts.catalog_errors import MalformedAnswerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.mounts import Page
+    from tiltyard.mounts import NamePage
     from tiltyard.mounts.registry.mount import Mount
 
 MAX_CALLS = 50
@@ -123,7 +123,7 @@ def list_page(
     scope: str,
     token: str | None,
     limit: int | None,
-    fetch: Callable[[int, str | None], Page],
+    fetch: Callable[[int, str | None], NamePage],
     visible: Callable[[int], list[str]],
     keep: Callable[[str], bool] | None = None,
 ) -> tuple[list[str], str | None]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tiltyard.cli.browsing.rows import columns_option, parse_columns
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.ids import TABLE, TypedId
-from tiltyard.cli.session.target import Target, defer_imports, opened_catalog, target_options
+from tiltyard.cli.session.target import CatalogTarget, defer_imports, opened_catalog, target_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @format_option
 @target_options
 def changes(
-    target: Target,
+    target: CatalogTarget,
     table: TypedId,
     since: str,
     until: str | None,
@@ -37,7 +37,7 @@ def changes(
     columns: str | None,
     branch: str | None,
     limit: int | None,
-    form: Format,
+    form: OutputFormat,
 ) -> None:
     """Show the rows that the versions of TABLE after --since inserted, updated and deleted.
 

@@ -8,14 +8,14 @@ import click
 
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE_OR_NAMESPACE, TypedId
-from tiltyard.cli.session.target import Target, target_options
+from tiltyard.cli.session.target import CatalogTarget, target_options
 
 
 @click.command("open", short_help="Open the console in the browser.")
 @click.argument("object_id", metavar="ID", type=TABLE_OR_NAMESPACE, default=".")
 @click.option("--print", "is_printed", is_flag=True, help="Only print the page's address.")
 @target_options
-def open_page(target: Target, object_id: TypedId, is_printed: bool) -> None:
+def open_page(target: CatalogTarget, object_id: TypedId, is_printed: bool) -> None:
     """Open the server's console in the browser, at the page of a table where ID names one.
 
     \b

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.ids import TABLE, TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import catalog_command
 
@@ -24,7 +24,7 @@ KEY_PROPERTY = "tiltyard.primary_key"
 @click.argument("object_id", metavar="ID", type=TABLE_OR_NAMESPACE)
 @format_option
 @catalog_command
-def show(catalog: Caller, object_id: TypedId, form: Format) -> None:
+def show(catalog: Caller, object_id: TypedId, form: OutputFormat) -> None:
     """Describe a table (rows, bytes, versions, indexes, tags, branches, properties), or a namespace.
 
     \b
@@ -34,7 +34,7 @@ def show(catalog: Caller, object_id: TypedId, form: Format) -> None:
     """
     from tiltyard.cli.output.formats import print_record
 
-    print_record(describe_object(catalog, object_id, is_readable=form is Format.TABLE), form)
+    print_record(describe_object(catalog, object_id, is_readable=form is OutputFormat.TABLE), form)
 
 
 def describe_object(catalog: Caller, object_id: TypedId, *, is_readable: bool) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def primary_key(described: Mapping[str, Any]) -> list[str]:
 @click.option("--branch", help="A branch instead of main.")
 @format_option
 @catalog_command
-def schema(catalog: Caller, table: TypedId, version: str | None, branch: str | None, form: Format) -> None:
+def schema(catalog: Caller, table: TypedId, version: str | None, branch: str | None, form: OutputFormat) -> None:
     """Show the columns of a table with their types, nested ones by their paths, and their metadata.
 
     \b

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.browsing.rows import ALL_ROWS, parse_columns, query
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -51,7 +51,7 @@ def diff(
     on: str | None,
     limit: int,
     schema_only: bool,
-    form: Format,
+    form: OutputFormat,
 ) -> None:
     """Show what changed in TABLE from version OLD to version NEW (the newest without it): numbers or tags.
 
@@ -91,7 +91,7 @@ def diff(
     columns = list(dict.fromkeys(name for record in records for name in record))
     if columns:
         print_records(records, columns, form)
-    click.echo(counts or f"{len(records)} columns differ.", err=form is not Format.TABLE)
+    click.echo(counts or f"{len(records)} columns differ.", err=form is not OutputFormat.TABLE)
 
 
 def compare_schemas(old: pa.Schema, new: pa.Schema) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError, status_of
 from tiltyard.cli.session.ids import IdType, TypedId, format_id
 from tiltyard.cli.session.target import catalog_command
@@ -49,7 +49,7 @@ def lineage(
     depth: int,
     version: int | None,
     branch: str | None,
-    form: Format,
+    form: OutputFormat,
 ) -> None:
     """Show the commits of jobs that made TABLE, with their sources; with --downstream what was made from it.
 

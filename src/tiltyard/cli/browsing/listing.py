@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -37,7 +37,7 @@ class Entry:
 @click.option("-l", "--long", "is_long", is_flag=True, help="Show rows, bytes and the version of each table, too.")
 @format_option
 @catalog_command
-def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: Format) -> None:
+def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: OutputFormat) -> None:
     """List the namespaces and tables in NAMESPACE, the root without one; ids of namespaces end with a dot.
 
     \b
@@ -50,7 +50,7 @@ def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: Format) -> None
 
     entries = list(_entries_in(catalog, namespace))
     if not is_long:
-        if form is Format.TABLE:
+        if form is OutputFormat.TABLE:
             for entry in entries:
                 click.echo(_printed(entry))
             return
@@ -59,7 +59,7 @@ def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: Format) -> None
     from tiltyard.cli.output.cells import format_size
 
     records = list(_measure(catalog, entries))
-    if form is Format.TABLE:
+    if form is OutputFormat.TABLE:
         for record in records:
             record["bytes"] = "" if record["bytes"] is None else format_size(record["bytes"])
     columns = ("id", "kind", "rows", "bytes", "version")
@@ -71,7 +71,7 @@ def ls(catalog: Caller, namespace: TypedId, is_long: bool, form: Format) -> None
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only so many levels.")
 @format_option
 @catalog_command
-def tree(catalog: Caller, namespace: TypedId, depth: int | None, form: Format) -> None:
+def tree(catalog: Caller, namespace: TypedId, depth: int | None, form: OutputFormat) -> None:
     """Show what is in NAMESPACE, the root without one, and below it.
 
     \b
@@ -82,7 +82,7 @@ def tree(catalog: Caller, namespace: TypedId, depth: int | None, form: Format) -
     from tiltyard.cli.output.formats import print_records
 
     entries = walk(catalog, namespace, depth)
-    if form is not Format.TABLE:
+    if form is not OutputFormat.TABLE:
         records = ({"id": str(entry.id), "kind": entry.kind, "depth": entry.depth} for entry in entries)
         print_records(records, ("id", "kind", "depth"), form)
         return
@@ -99,7 +99,7 @@ def tree(catalog: Caller, namespace: TypedId, depth: int | None, form: Format) -
 @click.option("--depth", type=click.IntRange(min=0), metavar="N", help="Show so many levels; those below are counted.")
 @format_option
 @catalog_command
-def du(catalog: Caller, namespace: TypedId, depth: int | None, form: Format) -> None:
+def du(catalog: Caller, namespace: TypedId, depth: int | None, form: OutputFormat) -> None:
     """Show rows and bytes of NAMESPACE, the root without one, and of all namespaces and tables below it, largest first.
 
     Bytes are those of the data and index files of the newest versions; older versions may have further files.
@@ -121,10 +121,10 @@ def du(catalog: Caller, namespace: TypedId, depth: int | None, form: Format) -> 
     shown.sort(key=lambda entry: (-totals[entry.id][1], entry.id))
     records = (
         {
-            "bytes": format_size(totals[entry.id][1]) if form is Format.TABLE else totals[entry.id][1],
+            "bytes": format_size(totals[entry.id][1]) if form is OutputFormat.TABLE else totals[entry.id][1],
             "rows": totals[entry.id][0],
             "kind": entry.kind,
-            "id": _printed(entry) if form is Format.TABLE else str(entry.id),
+            "id": _printed(entry) if form is OutputFormat.TABLE else str(entry.id),
         }
         for entry in shown
     )

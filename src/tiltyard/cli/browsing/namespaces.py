@@ -7,14 +7,14 @@ import click
 from tiltyard.calls.caller import Caller
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE_OR_NAMESPACE, TypedId
-from tiltyard.cli.session.target import Target, defer_imports, opened_catalog, target_options
+from tiltyard.cli.session.target import CatalogTarget, defer_imports, opened_catalog, target_options
 
 
 @click.command("mkdir", short_help="Create a namespace.")
 @click.argument("namespace", type=TABLE_OR_NAMESPACE)
 @click.option("-p", "--parents", "with_parents", is_flag=True, help="Create those above it, too; it may exist already.")
 @target_options
-def mkdir(target: Target, namespace: TypedId, with_parents: bool) -> None:
+def mkdir(target: CatalogTarget, namespace: TypedId, with_parents: bool) -> None:
     """Create a namespace, for tables and further namespaces; a --root without a catalog gets one.
 
     \b

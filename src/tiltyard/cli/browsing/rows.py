@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -56,7 +56,7 @@ def head(
     order_by: str | None,
     version: str | None,
     branch: str | None,
-    form: Format,
+    form: OutputFormat,
 ) -> None:
     """Show the first rows of a table, or of those that a filter selects.
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.browsing.confirmation import confirm, yes_option
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.ids import TABLE, TypedId
-from tiltyard.cli.session.target import Target, catalog_command, defer_imports, opened_catalog, target_options
+from tiltyard.cli.session.target import CatalogTarget, catalog_command, defer_imports, opened_catalog, target_options
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
@@ -47,7 +47,7 @@ def create(catalog: Caller, name: str, tables: tuple[TypedId, ...]) -> None:
 @snapshot.command("list", short_help="List the snapshots.")
 @format_option
 @catalog_command
-def list_snapshots(catalog: Caller, form: Format) -> None:
+def list_snapshots(catalog: Caller, form: OutputFormat) -> None:
     """List the snapshots with their tables and versions.
 
     \b
@@ -75,7 +75,7 @@ def list_snapshots(catalog: Caller, form: Format) -> None:
 @click.argument("new")
 @format_option
 @target_options
-def diff(target: Target, old: str, new: str, form: Format) -> None:
+def diff(target: CatalogTarget, old: str, new: str, form: OutputFormat) -> None:
     """Show which tables the snapshots OLD and NEW have, and how many rows each version between them changed.
 
     \b
@@ -101,7 +101,7 @@ def diff(target: Target, old: str, new: str, form: Format) -> None:
 @click.argument("name")
 @yes_option
 @target_options
-def restore(target: Target, name: str, is_confirmed: bool) -> None:
+def restore(target: CatalogTarget, name: str, is_confirmed: bool) -> None:
     """Make all tables of the snapshot NAME again what it has, in one commit over all of them.
 
     \b
@@ -135,7 +135,7 @@ def _members(facts: dict[str, Any]) -> list[str]:
     return [f"{TypedId(table['id'])} version {table['version']}" for table in facts["tables"]]
 
 
-def _open(target: Target, name: str) -> Snapshot:
+def _open(target: CatalogTarget, name: str) -> Snapshot:
     from tiltyard.lake.session import LakeSession, SparkSessions
     from tiltyard.lake.snapshots import find_snapshot
 

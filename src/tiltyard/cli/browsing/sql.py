@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.target import catalog_command
 
@@ -35,7 +35,7 @@ _DETAILS = re.compile(r"\. (?:Detail|gRPC client debug context|Client context): 
 )
 @format_option
 @catalog_command
-def sql(catalog: Caller, query: str, sql_server: str | None, form: Format) -> None:
+def sql(catalog: Caller, query: str, sql_server: str | None, form: OutputFormat) -> None:
     """Run a SELECT over the tables of the catalog and print its rows; - reads the query from standard input.
 
     A table is written library.books, one in a nested namespace "library$fiction".books (docs/sql.md).

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.browsing.confirmation import confirm, yes_option
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -35,7 +35,7 @@ _SHOWN_METADATA = ("operation", *(f"{name}_rows" for name in _COUNTS), "total_ro
 @click.option("--branch", help="A branch instead of main.")
 @format_option
 @catalog_command
-def versions(catalog: Caller, table: TypedId, limit: int, branch: str | None, form: Format) -> None:
+def versions(catalog: Caller, table: TypedId, limit: int, branch: str | None, form: OutputFormat) -> None:
     """List the newest versions of a table: what each did, to how many rows, and the tags that name them.
 
     \b
@@ -147,7 +147,7 @@ def _newest_version(catalog: Caller, table: TypedId, branch: str | None) -> int:
 @click.argument("table", type=TABLE)
 @format_option
 @catalog_command
-def list_tags(catalog: Caller, table: TypedId, form: Format) -> None:
+def list_tags(catalog: Caller, table: TypedId, form: OutputFormat) -> None:
     """List the tags of a table.
 
     \b

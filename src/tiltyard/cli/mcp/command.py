@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import click
 
 from tiltyard.cli.session.failures import CommandError, ExitStatus
-from tiltyard.cli.session.target import Target, defer_imports, open_catalog, target_options
+from tiltyard.cli.session.target import CatalogTarget, defer_imports, open_catalog, target_options
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
@@ -30,7 +30,7 @@ PROBE_SECONDS = 2.0
     "--sql-server", metavar="URL", help="Where SQL is served: grpc://host:port [default: the server's next port]."
 )
 @target_options
-def mcp(target: Target, address: str | None, sql_server: str | None) -> None:
+def mcp(target: CatalogTarget, address: str | None, sql_server: str | None) -> None:
     """Serve a catalog to assistants by the Model Context Protocol: tools that list, describe, search, query and count.
 
     Nothing can be changed by them. On standard input and output they have the privileges of the profile or key; by
@@ -77,7 +77,7 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def _catalog_of_caller(target: Target) -> OpenCatalog:
+def _catalog_of_caller(target: CatalogTarget) -> OpenCatalog:
     """Return how to open the server's catalog with the credentials of a request."""
     from tiltyard.calls.http_caller import HttpCaller, key_headers
 
@@ -96,7 +96,7 @@ def _catalog_of_caller(target: Target) -> OpenCatalog:
     return open_for
 
 
-def _check_exposure(target: Target, host: str) -> None:
+def _check_exposure(target: CatalogTarget, host: str) -> None:
     """Refuse to carry a server that asks for no keys to other machines. Raises CommandError."""
     from lance_namespace.errors import LanceNamespaceError, UnauthenticatedError
 
@@ -116,7 +116,7 @@ def _check_exposure(target: Target, host: str) -> None:
     )
 
 
-def _is_sql_served(target: Target, sql_server: str | None) -> bool:
+def _is_sql_served(target: CatalogTarget, sql_server: str | None) -> bool:
     """Return whether SQL can be run: where an address was named or answers, or the packages for it are here."""
     from tiltyard.cli.browsing.sql import sql_address
 

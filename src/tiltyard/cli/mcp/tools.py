@@ -180,7 +180,7 @@ def describe(catalog: Caller, arguments: DescribeArguments) -> dict[str, Any]:
 
 def search(catalog: Caller, arguments: SearchArguments) -> dict[str, Any]:
     """Search by text, by vector, or by both. Raises CommandError without either."""
-    from tiltyard.cli.browsing.search import Search, find_rows
+    from tiltyard.cli.browsing.search import SearchArguments, find_rows
 
     fields = msgspec.structs.asdict(arguments)
     table = _parse(fields.pop("table"))
@@ -188,7 +188,7 @@ def search(catalog: Caller, arguments: SearchArguments) -> dict[str, Any]:
         raise CommandError("search needs a text, a vector, or a filter `like` of one row.")
     if arguments.vector is not None and arguments.like is not None:
         raise CommandError("vector and like are both the vector: leave one out.")
-    return read_bounded(find_rows(catalog, table, Search(**fields)))
+    return read_bounded(find_rows(catalog, table, SearchArguments(**fields)))
 
 
 def query(catalog: Caller, arguments: QueryArguments) -> dict[str, Any]:

@@ -23,7 +23,7 @@ MIN_COLUMN, COLUMN_GAP = 16, 2
 """Characters that a column on a terminal is not narrowed below, and that stand between two."""
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """The formats of what a command prints."""
 
     TABLE = "table"
@@ -34,7 +34,7 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
-_BINARY = (Format.ARROW, Format.PARQUET)
+_BINARY = (OutputFormat.ARROW, OutputFormat.PARQUET)
 
 
 def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,10 +42,10 @@ def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--format",
         "form",
-        type=click.Choice([each.value for each in Format]),
-        default=Format.TABLE.value,
+        type=click.Choice([each.value for each in OutputFormat]),
+        default=OutputFormat.TABLE.value,
         show_default=True,
-        callback=lambda ctx, param, value: Format(value),
+        callback=lambda ctx, param, value: OutputFormat(value),
         help="How to print it.",
     )(command)
 
@@ -69,13 +69,13 @@ def console() -> Console:
 
 
 def print_records(
-    records: Iterable[Record], columns: Sequence[str], form: Format, *, numbers: Sequence[str] = ()
+    records: Iterable[Record], columns: Sequence[str], form: OutputFormat, *, numbers: Sequence[str] = ()
 ) -> None:
     """Print records with these columns; `numbers` are columns to align right."""
     match form:
-        case Format.TABLE:
+        case OutputFormat.TABLE:
             _print_table(columns, (list(_texts(record, columns)) for record in records), numbers)
-        case Format.ARROW | Format.PARQUET:
+        case OutputFormat.ARROW | OutputFormat.PARQUET:
             import pyarrow as pa
 
             rows = [{name: record.get(name) for name in columns} for record in records]
@@ -83,29 +83,29 @@ def print_records(
                 pa.Table.from_pylist(rows) if rows else pa.table({name: pa.array([], pa.string()) for name in columns})
             )
             print_rows(table.to_reader(), form)
-        case Format.CSV:
+        case OutputFormat.CSV:
             _print_csv(columns, ([record.get(name) for name in columns] for record in records))
         case _:
             _print_json(({name: record.get(name) for name in columns} for record in records), form)
 
 
-def print_record(record: Record, form: Format) -> None:
+def print_record(record: Record, form: OutputFormat) -> None:
     """Print one record: a line for each field in a table, an object in JSON."""
-    if form is Format.JSON:
+    if form is OutputFormat.JSON:
         _write(_encode(record) + b"\n")
-    elif form is Format.TABLE:
+    elif form is OutputFormat.TABLE:
         rows = [{"field": name, "value": value} for name, value in record.items()]
         _print_table((), ([row["field"], format_cell(row["value"])] for row in rows), ())
     else:
         print_records([record], list(record), form)
 
 
-def print_rows(rows: pa.RecordBatchReader, form: Format) -> None:
+def print_rows(rows: pa.RecordBatchReader, form: OutputFormat) -> None:
     """Print rows as they come; a table for people is laid out once all are there. Raises CommandError."""
     match form:
-        case Format.TABLE:
+        case OutputFormat.TABLE:
             _print_table(rows.schema.names, _row_texts(rows), _number_columns(rows.schema))
-        case Format.JSON | Format.JSONL:
+        case OutputFormat.JSON | OutputFormat.JSONL:
             _print_json((record for batch in rows for record in batch_records(batch)), form)
         case _:
             if form in _BINARY and sys.stdout.isatty():
@@ -116,7 +116,7 @@ def print_rows(rows: pa.RecordBatchReader, form: Format) -> None:
 
 
 def write_rows(
-    rows: pa.RecordBatchReader, form: Format, file: IO[bytes], on_batch: Callable[[int], None] = lambda rows: None
+    rows: pa.RecordBatchReader, form: OutputFormat, file: IO[bytes], on_batch: Callable[[int], None] = lambda rows: None
 ) -> int:
     """Write rows to a file as they come; return their number. `on_batch` is called with the rows of each batch.
 
@@ -137,16 +137,16 @@ def write_rows(
     return number
 
 
-def _writer(schema: pa.Schema, form: Format, file: IO[bytes]) -> Any:
-    if form is Format.ARROW:
+def _writer(schema: pa.Schema, form: OutputFormat, file: IO[bytes]) -> Any:
+    if form is OutputFormat.ARROW:
         import pyarrow as pa
 
         return pa.ipc.new_stream(file, schema)
-    if form is Format.PARQUET:
+    if form is OutputFormat.PARQUET:
         from pyarrow.parquet import ParquetWriter
 
         return ParquetWriter(file, schema, compression="zstd")
-    return _CsvWriter(schema, file) if form is Format.CSV else _JsonWriter(file)
+    return _CsvWriter(schema, file) if form is OutputFormat.CSV else _JsonWriter(file)
 
 
 class _CsvWriter:
@@ -234,8 +234,8 @@ def _encode(value: Any) -> bytes:
     return msgspec.json.encode(value, enc_hook=str)
 
 
-def _print_json(records: Iterable[Record], form: Format) -> None:
-    if form is Format.JSONL:
+def _print_json(records: Iterable[Record], form: OutputFormat) -> None:
+    if form is OutputFormat.JSONL:
         for record in records:
             _write(_encode(record) + b"\n")
         return

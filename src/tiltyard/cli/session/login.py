@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus, exit_on_failure
 from tiltyard.cli.session.profiles import DEFAULT
 
@@ -33,14 +33,14 @@ def login(url: str, name: str, no_key: bool) -> None:
       tiltyard login https://lake.example.org < key.txt
     """
     from tiltyard.cli.session.profiles import Profile, profiles_path, write_profiles
-    from tiltyard.cli.session.target import Target, check_url, defer_imports, opened_catalog
+    from tiltyard.cli.session.target import CatalogTarget, check_url, defer_imports, opened_catalog
 
     with exit_on_failure():
         address = check_url(url)
         profiles = _read()
         profile = Profile(address, "" if no_key else _ask_key())
         defer_imports()
-        with opened_catalog(Target(profile.url, profile.key)) as catalog:
+        with opened_catalog(CatalogTarget(profile.url, profile.key)) as catalog:
             caller = catalog.call("WhoAmI")
         by_name = {**profiles.by_name, name: profile}
         _write(replace(profiles, by_name=by_name, current=name), write_profiles)
@@ -74,7 +74,7 @@ def logout(name: str | None) -> None:
 @click.command("profiles", short_help="List stored servers, or choose one.")
 @click.argument("name", required=False)
 @format_option
-def list_profiles(name: str | None, form: Format) -> None:
+def list_profiles(name: str | None, form: OutputFormat) -> None:
     """List the stored profiles, without their keys; with NAME, use that one from now on.
 
     \b

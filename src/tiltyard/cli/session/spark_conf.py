@@ -14,7 +14,7 @@ from tiltyard.cli.session.target import target_options
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiltyard.cli.session.target import Target
+    from tiltyard.cli.session.target import CatalogTarget
 
 CONNECTOR = "org.lance:lance-spark-3.5_2.12:0.4.0"
 """The connector that Tiltyard is tested with; its name has the versions of Spark and Scala that it is for."""
@@ -27,7 +27,7 @@ _CATALOG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 @click.option("--connector", default=CONNECTOR, show_default=True, metavar="MAVEN", help="The connector to load.")
 @click.option("--file", "is_file", is_flag=True, help="As a file for spark-sql --properties-file, with the key.")
 @target_options
-def spark_conf(target: Target, name: str, connector: str, is_file: bool) -> None:
+def spark_conf(target: CatalogTarget, name: str, connector: str, is_file: bool) -> None:
     """Print Spark's settings for the server: `lake.shop.orders` is the table `orders` of the namespace `shop` then.
 
     By default as options of a command, without the key, since anybody on the machine sees a command. With --file the

@@ -34,7 +34,7 @@ _NOWHERE = "Name a server (--server URL) or a root (--root FOLDER), or store one
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CatalogTarget:
     """A server's `url` and `key`, or the `root` and `db` of a catalog in this process."""
 
     url: str = ""
@@ -51,7 +51,7 @@ class Target:
         return connection(self.url or self.root, {name: text for name, text in properties.items() if text})
 
 
-def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Target:
+def choose_target(server: str, root: str, db: str, profile: str, key: str) -> CatalogTarget:
     """Choose the catalog: by options, then by variables, then by the current profile. Raises CommandError."""
     from tiltyard.cli.session.profiles import ProfileError, read_profiles
 
@@ -65,25 +65,25 @@ def choose_target(server: str, root: str, db: str, profile: str, key: str) -> Ta
         if not (server or profile):
             root = environ.get("TILTYARD_ROOT", "")
     if root or (db and not server and not profile):
-        return Target(root=root, db=db)
+        return CatalogTarget(root=root, db=db)
     try:
         profiles = read_profiles()
     except ProfileError as error:
         if server:
-            return Target(check_url(server), key)
+            return CatalogTarget(check_url(server), key)
         raise CommandError(str(error), ExitStatus.LOCAL_FILE) from error
     if server:
         url = check_url(server)
         by_name = profiles.by_name
         known = [each for each in (by_name.get(profiles.current), *by_name.values()) if each and each.url == url]
-        return Target(url, key or (known[0].key if known else ""))
+        return CatalogTarget(url, key or (known[0].key if known else ""))
     name = profile or profiles.current
     if not name:
         raise CommandError(_NOWHERE, ExitStatus.USAGE)
     if name not in profiles.by_name:
         raise CommandError(f"There is no profile '{name}': tiltyard login URL --profile {name}", ExitStatus.USAGE)
     stored = profiles.by_name[name]
-    return Target(stored.url, key or stored.key)
+    return CatalogTarget(stored.url, key or stored.key)
 
 
 def check_url(url: str) -> str:
@@ -93,7 +93,7 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def open_catalog(target: Target, *, creates: bool = False) -> Caller:
+def open_catalog(target: CatalogTarget, *, creates: bool = False) -> Caller:
     """Open the catalog; a new one in this process only if the command `creates`. Raises CommandError."""
     if target.url:
         from tiltyard.calls.http_caller import HttpCaller, key_headers
@@ -141,7 +141,7 @@ def open_root(settings: Settings, *, creates: bool = False, database_alone: bool
 
 @contextmanager
 def opened_catalog(
-    target: Target, ids: tuple[TypedId, ...] = (), *, new_ids: tuple[TypedId, ...] = (), creates: bool = False
+    target: CatalogTarget, ids: tuple[TypedId, ...] = (), *, new_ids: tuple[TypedId, ...] = (), creates: bool = False
 ) -> Iterator[Caller]:
     """Yield the catalog; what its operations raise ends the command with one sentence.
 
@@ -190,7 +190,7 @@ def catalog_command(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say where the catalog is; the command gets it as its first argument."""
 
     @functools.wraps(command)
-    def run(*, target: Target, **arguments: Any) -> None:
+    def run(*, target: CatalogTarget, **arguments: Any) -> None:
         defer_imports()
         ids: dict[bool, list[TypedId]] = {True: [], False: []}
         for name, value in arguments.items():

@@ -12,7 +12,7 @@ from uuid import uuid4
 import click
 
 from tiltyard.cli.browsing.rows import ALL_ROWS, columns_option, query, version_options, where_option
-from tiltyard.cli.output.formats import Format
+from tiltyard.cli.output.formats import OutputFormat
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
 
 _FORMATS = {
-    ".parquet": Format.PARQUET,
-    ".arrow": Format.ARROW,
-    ".arrows": Format.ARROW,
-    ".csv": Format.CSV,
-    ".jsonl": Format.JSONL,
-    ".ndjson": Format.JSONL,
-    ".json": Format.JSONL,
+    ".parquet": OutputFormat.PARQUET,
+    ".arrow": OutputFormat.ARROW,
+    ".arrows": OutputFormat.ARROW,
+    ".csv": OutputFormat.CSV,
+    ".jsonl": OutputFormat.JSONL,
+    ".ndjson": OutputFormat.JSONL,
+    ".json": OutputFormat.JSONL,
 }
 
 
@@ -38,7 +38,9 @@ _FORMATS = {
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice([each.value for each in (Format.PARQUET, Format.ARROW, Format.CSV, Format.JSONL)]),
+    type=click.Choice(
+        [each.value for each in (OutputFormat.PARQUET, OutputFormat.ARROW, OutputFormat.CSV, OutputFormat.JSONL)]
+    ),
     help="The format, if the file's name does not tell it.",
 )
 @columns_option
@@ -77,7 +79,7 @@ def export_file(
     if file != "-" and not force and Path(file).exists():
         raise CommandError(f"{file} exists: --force replaces it.", ExitStatus.LOCAL_FILE)
     number = resolve_version(catalog, table, version)
-    if file == "-" and form in (Format.PARQUET, Format.ARROW) and sys.stdout.isatty():
+    if file == "-" and form in (OutputFormat.PARQUET, OutputFormat.ARROW) and sys.stdout.isatty():
         raise CommandError(f"{form.value} is not for a terminal: redirect it.", ExitStatus.USAGE)
     limit = ALL_ROWS if limit is None else limit
     rows = catalog.read("QueryTable", **query(table, limit, columns), filter=where, version=number, branch=branch)
@@ -96,9 +98,9 @@ def export_file(
     click.echo(f"{total} rows of {table} are in {file}")
 
 
-def _format(file: str, name: str | None) -> Format:
+def _format(file: str, name: str | None) -> OutputFormat:
     if name is not None:
-        return Format(name)
+        return OutputFormat(name)
     form = _FORMATS.get(Path(file).suffix.lower())
     if form is None:
         raise CommandError(

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from tiltyard.cli.options import typed_options
-from tiltyard.cli.output.formats import Format, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
-from tiltyard.cli.session.target import Target, defer_imports, opened_catalog, target_options
+from tiltyard.cli.session.target import CatalogTarget, defer_imports, opened_catalog, target_options
 from tiltyard.pipeline.sources.file_options import CsvOptions, pick_file_options
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ CREATE, APPEND, OVERWRITE = "create", "append", "overwrite"
 @format_option
 @target_options
 def import_file(
-    target: Target,
+    target: CatalogTarget,
     file: str,
     table: TypedId,
     mode: str | None,
@@ -63,7 +63,7 @@ def import_file(
     casts: tuple[str, ...],
     nulls: tuple[str, ...],
     dry_run: bool,
-    form: Format,
+    form: OutputFormat,
     **csv: Any,
 ) -> None:
     """Bring FILE into TABLE: CSV, JSON lines, Parquet or Arrow, a folder or pattern of such files, a folder of images.
@@ -134,7 +134,7 @@ def _check_exists(catalog: Caller, table: TypedId) -> None:
         raise CommandError(message, ExitStatus.NOT_FOUND) from error
 
 
-def _show(source: ImportSource, form: Format) -> None:
+def _show(source: ImportSource, form: OutputFormat) -> None:
     from tiltyard.cli.browsing.description import schema_records
     from tiltyard.cli.output.cells import format_size
     from tiltyard.cli.output.formats import print_records
@@ -154,7 +154,7 @@ def _advise(size: int) -> None:
 
 
 def _import(
-    target: Target, catalog: Caller, table: TypedId, mode: str, source: ImportSource
+    target: CatalogTarget, catalog: Caller, table: TypedId, mode: str, source: ImportSource
 ) -> tuple[ImportState, int]:
     """Send all parts that have not arrived, and publish them; return the state and the version.
 
@@ -193,7 +193,7 @@ def _import(
 
 
 def _observed(
-    target: Target, table: TypedId, source: ImportSource, state: ImportState, publish: Callable[[], int]
+    target: CatalogTarget, table: TypedId, source: ImportSource, state: ImportState, publish: Callable[[], int]
 ) -> int:
     """Return the version that `publish` makes, with the events of OpenLineage that a job's run has, if they are on."""
     from tiltyard.model.ids import DEFAULT_DELIMITER

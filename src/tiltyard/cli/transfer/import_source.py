@@ -20,7 +20,7 @@ from tiltyard.pipeline.sources.casts import (
     check_time_zones,
     select_columns,
 )
-from tiltyard.pipeline.sources.discovery import Source, SourceOptions, find_source, group_pieces
+from tiltyard.pipeline.sources.discovery import FileSource, SourceOptions, find_source, group_pieces
 from tiltyard.pipeline.sources.file_options import FileOptions
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.inspection import adapt_to_table
@@ -45,7 +45,7 @@ class ImportSource:
     path: str
     casts: Mapping[str, str]
     nulls: Sequence[str]
-    source: Source
+    source: FileSource
     columns: tuple[ColumnMapping, ...]
     schema: pa.Schema
 
@@ -115,7 +115,7 @@ def open_source(
             columns = [
                 ColumnMapping(field, field.name if field.name in reader.schema.names else None) for field in table
             ]
-            return ImportSource(options.path, casts, nulls, Source(reader, source.pieces), tuple(columns), table)
+            return ImportSource(options.path, casts, nulls, FileSource(reader, source.pieces), tuple(columns), table)
         columns = select_columns(source.reader.schema, ColumnSelection(types=types))
     except RefusedError as error:
         raise CommandError(str(error)) from error

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tiltyard.console.access.forms import Action
-    from tiltyard.console.calls import Calls
+    from tiltyard.console.calls import PageCalls
 
 MAX_ROLES = 1000
 """Roles that are looked through for those of a principal."""
@@ -62,7 +62,7 @@ def _show_one(page: PageRequest, name: str, problem: str = "", status: int = 200
     return Page("principal.html", page_frame(page, "access", problem) | values, status)
 
 
-def _find(calls: Calls, name: str) -> Any:
+def _find(calls: PageCalls, name: str) -> Any:
     """Return the entry of a principal; None for one that nobody has named, as a provider's who signs in by tokens."""
     token = None
     while True:
@@ -73,7 +73,7 @@ def _find(calls: Calls, name: str) -> Any:
             return found
 
 
-def _roles_of(calls: Calls, name: str) -> list[str]:
+def _roles_of(calls: PageCalls, name: str) -> list[str]:
     listed = calls.attempt("ListRoles", limit=MAX_ROLES)
     roles = listed.roles if listed is not None else []
     return [role.name for role in roles for member in role.members if (member.kind, member.name) == ("principal", name)]

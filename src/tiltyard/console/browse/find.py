@@ -19,7 +19,7 @@ from tiltyard.model.ids import Id
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tiltyard.console.calls import Calls
+    from tiltyard.console.calls import PageCalls
 
 SEPARATOR = "\x1f"
 """Joins the names of a listed id: no name can have it."""
@@ -72,7 +72,7 @@ def show(page: PageRequest) -> Page:
     return Page("find_hits.html" if page.is_fragment else "find.html", values, fragment=page.is_fragment)
 
 
-def find(calls: Calls, text: str, place: str, cursor: str, seconds: float = SECONDS) -> Findings:
+def find(calls: PageCalls, text: str, place: str, cursor: str, seconds: float = SECONDS) -> Findings:
     """Return tables that match, until there are MAX_HITS or the time is over. Raises InvalidInputError."""
     match = _matcher(calls, place, text.casefold())
     size = NAMES_AT_ONCE if place == "name" else TABLES_AT_ONCE
@@ -90,7 +90,7 @@ def find(calls: Calls, text: str, place: str, cursor: str, seconds: float = SECO
             return findings
 
 
-def _matcher(calls: Calls, place: str, text: str) -> Callable[[Id], str | None]:
+def _matcher(calls: PageCalls, place: str, text: str) -> Callable[[Id], str | None]:
     """Return a function that says why a table matches: "" by its name, None if it does not."""
     if place == "name":
         return lambda path: "" if text in ".".join(path).casefold() else None

@@ -15,7 +15,7 @@ from tiltyard.model.ids import Id
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.console.calls import Calls
+    from tiltyard.console.calls import PageCalls
 
 LEVEL_SIZE = 100
 """Entries of one level that are shown at once."""
@@ -47,7 +47,7 @@ def show_level(page: PageRequest) -> Page:
     return Page("tree_level.html", {"level": level}, fragment=True)
 
 
-def read_level(calls: Calls, path: Id, cursor: str = "", size: int = LEVEL_SIZE) -> Level:
+def read_level(calls: PageCalls, path: Id, cursor: str = "", size: int = LEVEL_SIZE) -> Level:
     """Return a page of a level: namespaces first, then tables. Raises NamespaceNotFoundError, InvalidInputError."""
     kind, _, token = cursor.partition(":")
     nodes: list[Node] = []
@@ -64,7 +64,7 @@ def read_level(calls: Calls, path: Id, cursor: str = "", size: int = LEVEL_SIZE)
     return Level(path, nodes, f"{TABLES}:{listed.page_token}" if listed.page_token else "")
 
 
-def read_tree(calls: Calls, current: Id, *, is_table: bool) -> Level:
+def read_tree(calls: PageCalls, current: Id, *, is_table: bool) -> Level:
     """Return the first level, with the namespaces above the current object unfolded.
 
     What its reader cannot see, or has no answer just now, leaves its level empty: the page beside it says why.
@@ -72,7 +72,7 @@ def read_tree(calls: Calls, current: Id, *, is_table: bool) -> Level:
     return _unfold(calls, Id(), current, is_table)
 
 
-def _unfold(calls: Calls, path: Id, current: Id, is_table: bool) -> Level:
+def _unfold(calls: PageCalls, path: Id, current: Id, is_table: bool) -> Level:
     try:
         level = read_level(calls, path)
     except LanceNamespaceError:

@@ -25,7 +25,7 @@ from tiltyard.model.jobs import pipeline_jobs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
-    from tiltyard.console.calls import Calls
+    from tiltyard.console.calls import PageCalls
 
 MAX_EVENTS = 200
 """Entries of a job's log that are shown."""
@@ -102,7 +102,7 @@ def act(page: PageRequest) -> Redirect:
     return Redirect(link("job", id=job_id))
 
 
-def _submit_again(calls: Calls, job_id: str) -> str:
+def _submit_again(calls: PageCalls, job_id: str) -> str:
     """Queue a job with the arguments of one that has ended without success; return the new one's id."""
     job = calls.call("DescribeJob", id=[job_id]).job
     if job.status not in ("Failed", "Canceled", "Lost"):
@@ -123,7 +123,7 @@ def follow(page: PageRequest) -> StreamingResponse:
     return StreamingResponse(_changes(calls, job_id), media_type="text/event-stream", headers=headers)
 
 
-async def _changes(calls: Calls, job_id: str) -> AsyncIterator[str]:
+async def _changes(calls: PageCalls, job_id: str) -> AsyncIterator[str]:
     with _streams.one_more():
         yield f"retry: {RECONNECT_MS}\n\n"
         end = time.monotonic() + STREAM_SECONDS
@@ -139,11 +139,11 @@ async def _changes(calls: Calls, job_id: str) -> AsyncIterator[str]:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def _read(calls: Calls, job_id: str) -> tuple[str, Mapping[str, str]]:
+def _read(calls: PageCalls, job_id: str) -> tuple[str, Mapping[str, str]]:
     return calls.call("DescribeJobState", job_id=job_id).job_state, _properties(calls, job_id)
 
 
-def _properties(calls: Calls, job_id: str) -> dict[str, str]:
+def _properties(calls: PageCalls, job_id: str) -> dict[str, str]:
     return dict(calls.call("DescribeTransaction", id=[job_id]).properties or {})
 
 
@@ -157,7 +157,7 @@ def _progress(properties: Mapping[str, str], state: str) -> float | None:
         return None
 
 
-def _events(calls: Calls, job_id: str) -> list[dict[str, Any]]:
+def _events(calls: PageCalls, job_id: str) -> list[dict[str, Any]]:
     """Return the log of a job, newest first."""
     answer = calls.call("QueryJobEvents", job_id=job_id, limit=MAX_EVENTS)
     events = pa.Table.from_batches(list(answer.batches), answer.schema)

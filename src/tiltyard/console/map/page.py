@@ -48,7 +48,7 @@ METHODS = {"pca": "principal components", "umap": "UMAP"}
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MapSample:
     """Rows with a usable vector: their ids, vectors of shape (n, d), and values to colour by; `left_out` have none."""
 
     ids: Sequence[int]
@@ -149,7 +149,7 @@ def show_points(page: PageRequest) -> Page:
     return Page("map_points.html", values, fragment=True)
 
 
-def _project(sample: Sample, method: str, color: Column | None) -> dict[str, Any]:
+def _project(sample: MapSample, method: str, color: Column | None) -> dict[str, Any]:
     projection = neighbour_embedding(sample.vectors) if method == "umap" else principal_components(sample.vectors)
     number = len(sample.ids)
     coloring = (
@@ -170,7 +170,7 @@ def _project(sample: Sample, method: str, color: Column | None) -> dict[str, Any
 
 def _read_sample(
     page: PageRequest, head: TableHead, column: Column, color: Column | None, condition: str, most: int, step: int
-) -> Sample:
+) -> MapSample:
     """Read rows at equal distances of their ids, up to `most`. Raises what the query raises."""
     parts = [f"({condition})"] if condition else []
     parts += [f"_rowid % {step} = 0"] if step > 1 else []
@@ -199,7 +199,7 @@ def _read_sample(
             colored = python_values(batch[color.path]) if color is not None else [None] * batch.num_rows
             values += [value for value, is_usable in zip(colored, usable, strict=True) if is_usable]
     stacked = np.concatenate(pieces) if pieces else np.empty((0, 1), np.float32)
-    return Sample(ids, stacked, values, seen - len(ids))
+    return MapSample(ids, stacked, values, seen - len(ids))
 
 
 def _vectors_of(array: pa.Array) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:

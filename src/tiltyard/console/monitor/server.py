@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tiltyard.api.metrics import ProcessCounts
     from tiltyard.api.metrics_history import Sample
-    from tiltyard.console.calls import Calls
+    from tiltyard.console.calls import PageCalls
 
 MAX_OPERATIONS = 12
 """Operations that are listed, those with the most requests."""
@@ -109,7 +109,7 @@ def _peak(series: Iterable[Sequence[float | None]]) -> float | None:
     return max((value for values in series for value in values if value is not None), default=None)
 
 
-def _last_collection(calls: Calls) -> Mapping[str, Any] | None:
+def _last_collection(calls: PageCalls) -> Mapping[str, Any] | None:
     """Return the last job that collected or counted garbage, with its figures; None without one, or where hidden."""
     listed = calls.attempt("ListAllJobs", job_type=GARBAGE_JOB, limit=1)
     if listed is None or not listed.jobs:

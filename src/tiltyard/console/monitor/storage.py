@@ -17,7 +17,7 @@ from tiltyard.model.ids import Id
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tiltyard.console.calls import Calls
+    from tiltyard.console.calls import PageCalls
 
 SECONDS = 1.5
 MORE_SECONDS = 15.0
@@ -30,7 +30,7 @@ COLORS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MapArea:
     """A namespace in the map: bytes and tables; `path` is None for all that are too small for a part of their own."""
 
     path: Id | None
@@ -42,7 +42,7 @@ class Part:
 class Box:
     """Where a part lies, in units of the drawing."""
 
-    part: Part
+    part: MapArea
     x: float
     y: float
     width: float
@@ -80,7 +80,7 @@ def show(page: PageRequest) -> Page:
     return Page("server_storage.html", values, fragment=True)
 
 
-def measure(calls: Calls, seconds: float) -> Measured:
+def measure(calls: PageCalls, seconds: float) -> Measured:
     """Add up the bytes of tables that the reader sees, until the time is over. Mounted catalogs are left out."""
     measured = Measured(defaultdict(int), defaultdict(int))
     deadline, token = time.monotonic() + seconds, None
@@ -103,18 +103,18 @@ def measure(calls: Calls, seconds: float) -> Measured:
             return measured
 
 
-def make_parts(measured: Measured) -> list[Part]:
+def make_parts(measured: Measured) -> list[MapArea]:
     """Return the namespaces by size, the largest first; those beyond MAX_PARTS are one part."""
-    parts = [Part(path, size, measured.tables[path]) for path, size in measured.sizes.items()]
+    parts = [MapArea(path, size, measured.tables[path]) for path, size in measured.sizes.items()]
     parts.sort(key=lambda part: (-part.size, part.path or ()))
     if len(parts) <= MAX_PARTS:
         return parts
     rest = parts[MAX_PARTS - 1 :]
-    others = Part(None, sum(part.size for part in rest), sum(part.tables for part in rest))
+    others = MapArea(None, sum(part.size for part in rest), sum(part.tables for part in rest))
     return [*parts[: MAX_PARTS - 1], others]
 
 
-def make_boxes(parts: Sequence[Part], width: float, height: float) -> list[Box]:
+def make_boxes(parts: Sequence[MapArea], width: float, height: float) -> list[Box]:
     """Lay parts out in a rectangle, each with its share of the area, as square as rows allow (a squarified treemap).
 
     Parts without bytes have no box.
@@ -141,7 +141,7 @@ def make_boxes(parts: Sequence[Part], width: float, height: float) -> list[Box]:
     return boxes
 
 
-def _row(parts: Sequence[Part], side: float, scale: float) -> Sequence[Part]:
+def _row(parts: Sequence[MapArea], side: float, scale: float) -> Sequence[MapArea]:
     """Return the parts of the next row: as many as make its worst box no longer than with fewer."""
     best = _worst(parts[:1], side, scale)
     for number in range(2, len(parts) + 1):
@@ -152,7 +152,7 @@ def _row(parts: Sequence[Part], side: float, scale: float) -> Sequence[Part]:
     return parts
 
 
-def _worst(row: Iterable[Part], side: float, scale: float) -> float:
+def _worst(row: Iterable[MapArea], side: float, scale: float) -> float:
     areas = [part.size * scale for part in row]
     depth = sum(areas) / side
     return max(max(depth * depth / area, area / (depth * depth)) for area in areas)

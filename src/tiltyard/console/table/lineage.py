@@ -17,7 +17,7 @@ from tiltyard.model.views.plain_views import DATABASE_PROPERTY, QUERY_PROPERTY
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tiltyard.console.calls import Calls
+    from tiltyard.console.calls import PageCalls
     from tiltyard.console.table.heads import TableHead
 
 SOURCES_PROPERTY = "tiltyard.view.sources"
@@ -30,7 +30,7 @@ PRODUCT_DEPTH = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ViewSource:
     """A table that a view reads: the version that its rows were computed from, and the latest one, where known."""
 
     path: Id
@@ -44,7 +44,7 @@ class Origin:
 
     query: str = ""
     kind: str = ""
-    sources: Sequence[Source] = ()
+    sources: Sequence[ViewSource] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,20 @@ class Commit:
     edge: Any
 
 
-def read_origin(calls: Calls, head: TableHead) -> Origin:
+def read_origin(calls: PageCalls, head: TableHead) -> Origin:
     """Return what a view is made of, by its own definition, and how far its rows are behind."""
     metadata: Mapping[str, str] = head.table.metadata or {}
     properties: Mapping[str, str] = head.table.properties or {}
     if query := metadata.get(f"{VIEW}query"):
         versions = _computed_from(properties)
         sources = [
-            Source(path, versions.get(str(path)), _latest(calls, path) if str(path) in versions else None)
+            ViewSource(path, versions.get(str(path)), _latest(calls, path) if str(path) in versions else None)
             for path in _sources(query, metadata.get(f"{VIEW}database", ""))
         ]
         return Origin(query, f"materialized view ({metadata.get(f'{VIEW}kind', 'query')})", sources)
     if query := properties.get(QUERY_PROPERTY):
         database = properties.get(DATABASE_PROPERTY, "")
-        return Origin(query, "view", [Source(path) for path in _sources(query, database)])
+        return Origin(query, "view", [ViewSource(path) for path in _sources(query, database)])
     return Origin()
 
 
@@ -79,7 +79,7 @@ def _computed_from(properties: Mapping[str, str]) -> Mapping[str, int]:
         return {}
 
 
-def _latest(calls: Calls, path: Id) -> int | None:
+def _latest(calls: PageCalls, path: Id) -> int | None:
     described = calls.attempt("DescribeTable", id=list(path), load_detailed_metadata=True)
     return None if described is None else described.version
 
@@ -108,7 +108,7 @@ def _read_commits(page: PageRequest, direction: str, depth: int) -> list[Commit]
     return [Commit(nodes[getattr(edge, end)], edge) for edge in found.edges[:MAX_COMMITS]]
 
 
-def _dependent_views(calls: Calls, path: Id, place: Id) -> list[Id]:
+def _dependent_views(calls: PageCalls, path: Id, place: Id) -> list[Id]:
     """Return the views directly in a namespace that read a table."""
     found = []
     for kind in ("MaterializedView", "View"):

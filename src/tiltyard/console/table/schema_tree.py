@@ -30,7 +30,7 @@ MAX_DEPTH = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Computation:
+class ColumnComputation:
     """What computes a column: its `name`, and the columns that it reads."""
 
     kind: str
@@ -48,7 +48,7 @@ class Column:
     nullable: bool
     metadata: Mapping[str, str]
     children: Sequence[Column]
-    computed: Computation | None
+    computed: ColumnComputation | None
     kind: str
     """What a grid shows it as: text, number, vector, binary, blob, nested, or other."""
     dimensions: int = 0
@@ -124,16 +124,16 @@ def _is_declaration(name: str) -> bool:
     return name in (EXPRESSION, FUNCTION) or name.startswith(PREFIX)
 
 
-def _computation(declaration: Declaration | None) -> Computation | None:
+def _computation(declaration: Declaration | None) -> ColumnComputation | None:
     if declaration is None:
         return None
     if isinstance(declaration, ExpressionDeclaration):
-        return Computation("expression", declaration.expression)
+        return ColumnComputation("expression", declaration.expression)
     if isinstance(declaration, FunctionDeclaration):
-        return Computation(
+        return ColumnComputation(
             "function", f"{'.'.join(declaration.function)} version {declaration.version}", declaration.columns
         )
-    return Computation("code", f"{declaration.name} {declaration.version}".strip(), tuple(declaration.inputs))
+    return ColumnComputation("code", f"{declaration.name} {declaration.version}".strip(), tuple(declaration.inputs))
 
 
 def embedding_functions(metadata: Mapping[str, str] | None) -> list[EmbeddingFunction]:

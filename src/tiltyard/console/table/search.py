@@ -42,7 +42,7 @@ FULL_TEXT = frozenset({"FTS", "INVERTED"})
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchForm:
     """What a reader looks for. `meaning` is a text to be turned into a vector, `row` the row to find others like."""
 
     mode: str
@@ -58,7 +58,7 @@ class Search:
     columns: tuple[str, ...]
 
     @classmethod
-    def of(cls, page: PageRequest, vectors: Sequence[Column]) -> Search:
+    def of(cls, page: PageRequest, vectors: Sequence[Column]) -> SearchForm:
         """Read the parameters of a page. Raises InvalidInputError."""
         mode, distance = page.text("mode", MODES[0]), page.text("distance", "")
         if mode not in MODES:
@@ -96,7 +96,7 @@ def show(page: PageRequest) -> Page:
     head = read_head(page)
     vectors = vector_columns(head.columns)
     functions = find_functions(head.table.metadata, page.services.settings.embeddings)
-    search = Search.of(page, vectors)
+    search = SearchForm.of(page, vectors)
     columns = shown_columns(head.columns, search.columns)
     if not search.columns:
         columns = [column for column in columns if column.kind != "vector"] or columns
@@ -132,7 +132,7 @@ def show(page: PageRequest) -> Page:
 def _run(
     page: PageRequest,
     head: TableHead,
-    search: Search,
+    search: SearchForm,
     columns: Sequence[Column],
     functions: Mapping[str, EmbeddingFunction],
 ) -> tuple[Grid, list[tuple[str, Any]]]:
@@ -156,7 +156,7 @@ def _run(
     return (fuse(grids, search.size) if len(grids) > 1 else grids[0]), plans
 
 
-def _base_request(page: PageRequest, head: TableHead, search: Search, columns: Sequence[Column]) -> dict[str, Any]:
+def _base_request(page: PageRequest, head: TableHead, search: SearchForm, columns: Sequence[Column]) -> dict[str, Any]:
     return {
         "id": list(page.path),
         "branch": head.branch,
@@ -168,7 +168,7 @@ def _base_request(page: PageRequest, head: TableHead, search: Search, columns: S
 
 
 def _query_vector(
-    page: PageRequest, head: TableHead, search: Search, functions: Mapping[str, EmbeddingFunction]
+    page: PageRequest, head: TableHead, search: SearchForm, functions: Mapping[str, EmbeddingFunction]
 ) -> list[float]:
     """Return the vector to look for. Raises InvalidInputError, TableColumnNotFoundError."""
     if not search.vector_column:
@@ -189,7 +189,7 @@ def _query_vector(
     return embed_text(search.meaning, function, page.services.settings.embeddings)
 
 
-def _vector_of_row(page: PageRequest, head: TableHead, search: Search) -> list[float]:
+def _vector_of_row(page: PageRequest, head: TableHead, search: SearchForm) -> list[float]:
     request = {
         "id": list(page.path),
         "branch": head.branch,

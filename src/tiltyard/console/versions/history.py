@@ -13,7 +13,7 @@ from tiltyard.change_feed.version_change import ROW_COUNTS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tiltyard.console.calls import Calls
+    from tiltyard.console.calls import PageCalls
     from tiltyard.model.ids import Id
 
 VERSIONS_AT_ONCE = 50
@@ -49,7 +49,7 @@ class History:
     has_audit: bool
 
 
-def read_history(calls: Calls, path: Id, branch: str | None, cursor: str, tags: Mapping[str, Any]) -> History:
+def read_history(calls: PageCalls, path: Id, branch: str | None, cursor: str, tags: Mapping[str, Any]) -> History:
     """Read a page of versions of a branch. Raises what ListTableVersions raises."""
     listed = calls.call(
         "ListTableVersions",
@@ -93,7 +93,7 @@ def _count(entry: Any, name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _changes_in_audit(calls: Calls, path: Id, entries: Sequence[Any]) -> list[Any] | None:
+def _changes_in_audit(calls: PageCalls, path: Id, entries: Sequence[Any]) -> list[Any] | None:
     """Return the audit's records of changes of the table in the time of these versions; None where not allowed."""
     moments = [entry.timestamp_millis for entry in entries if entry.timestamp_millis is not None]
     if not moments:

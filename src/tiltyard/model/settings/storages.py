@@ -54,7 +54,7 @@ class NamedStorage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Secrets:
+class StorageSecrets:
     """The secrets of a storage; `repr` does not show them."""
 
     values: Mapping[str, str] = field(repr=False)
@@ -65,10 +65,10 @@ class Secrets:
         return next((folded[name] for name in names if name in folded), None)
 
 
-def read_secrets(name: str, storage: NamedStorage) -> Secrets:
+def read_secrets(name: str, storage: NamedStorage) -> StorageSecrets:
     """Read the secrets that a storage's credentials refer to. Raises SecretError."""
     owner = f"The storage {name}"
-    return Secrets({key: read_secret(owner, reference) for key, reference in storage.credentials.items()})
+    return StorageSecrets({key: read_secret(owner, reference) for key, reference in storage.credentials.items()})
 
 
 def is_reference(text: str) -> bool:

@@ -51,7 +51,7 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, Id
 from tiltyard.mounts.call_deadline import CallDeadline
 from tiltyard.mounts.lance_entries import normalized_location
 from tiltyard.mounts.mount_settings import SECRET, check_seconds
-from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, check_limit
+from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials, check_limit
 from tiltyard.storage.errors import THROTTLED, StorageThrottledError, is_throttled
 from tiltyard.storage.locations import TABLE_SUFFIX, canonical_location, is_below, is_local
 
@@ -128,11 +128,11 @@ class DirectoryCatalog:
     def levels(self) -> int | None:
         return 0 if self._settings.mode == "listing" else None
 
-    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         check_limit(limit)
         self._check_namespace(parent)
         response = self._call("list_namespaces", ListNamespacesRequest(id=list(parent), limit=limit, page_token=token))
-        return Page(_possible(response.namespaces), response.page_token)
+        return NamePage(_possible(response.namespaces), response.page_token)
 
     def get_namespace(self, namespace: Id) -> Properties:
         if not self._can_exist(namespace):
@@ -159,7 +159,7 @@ class DirectoryCatalog:
         self._check_namespace(namespace)
         self._call("drop_namespace", DropNamespaceRequest(id=list(namespace)))
 
-    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         check_limit(limit)
         self._check_root()
         if not self._can_exist(namespace):
@@ -167,7 +167,7 @@ class DirectoryCatalog:
         response = self._call("list_tables", ListTablesRequest(id=list(namespace), limit=limit, page_token=token))
         if not response.tables:
             self._check_namespace(namespace)
-        return Page(_possible(response.tables), response.page_token)
+        return NamePage(_possible(response.tables), response.page_token)
 
     def get_table(self, table: Id) -> MountedTable:
         self._check_root()

@@ -24,7 +24,7 @@ from tiltyard.mounts.catalog_errors import (
     THROTTLED,
     UNAUTHENTICATED,
     UNAVAILABLE,
-    Failure,
+    CatalogFailure,
     existing_namespace,
     existing_table,
     missing_namespace,
@@ -47,7 +47,7 @@ from tiltyard.mounts.lance_entries import (
     with_changes,
 )
 from tiltyard.mounts.mount_settings import check_network
-from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
+from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
 from tiltyard.mounts.paged_lists import collect_page
 from tiltyard.storage.locations import canonical_location
 
@@ -129,10 +129,10 @@ class GlueCatalog:
         except (BotoCoreError, ValueError) as error:
             raise InvalidInputError("The mount's region, profile or endpoint cannot be used.") from error
 
-    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         if parent:
             self.get_namespace(parent)
-            return Page(())
+            return NamePage(())
         with self._raising({}):
             return self._list("get_databases", {}, "DatabaseList", limit, token, lambda database: True)
 
@@ -161,9 +161,9 @@ class GlueCatalog:
                 raise non_empty_namespace(namespace)
             self._call("delete_database", Name=name)
 
-    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         if not namespace:
-            return Page(())
+            return NamePage(())
         request = {"DatabaseName": self._ids.database(namespace)}
         with self._raising({"EntityNotFoundException": missing_namespace(namespace)}):
             return self._list("get_tables", request, "TableList", limit, token, _is_lance)
@@ -288,7 +288,7 @@ class GlueCatalog:
         limit: int | None,
         token: str | None,
         is_listed: Callable[[dict[str, Any]], bool],
-    ) -> Page:
+    ) -> NamePage:
         """List names: where some entries are left out, further pages of Glue's fill ours. Raises ClientError."""
 
         def fetch(page: str, size: int | None) -> tuple[list[dict[str, Any]], str | None]:
@@ -299,7 +299,7 @@ class GlueCatalog:
         entries, following = collect_page(
             self._name, fetch, limit, token, lambda chunk: [is_listed(entry) for entry in chunk]
         )
-        return Page(tuple(entry["Name"] for entry in entries), following)
+        return NamePage(tuple(entry["Name"] for entry in entries), following)
 
     def _call(self, method: str, **request: Any) -> Any:
         """Send a request to Glue. Raises as `_send` does."""
@@ -325,7 +325,7 @@ class GlueCatalog:
             raise errors.get(_code(error)) or self._translated(error) from error
 
     def _translated(self, error: ClientError) -> LanceNamespaceError:
-        failure = _FAILURES.get(_code(error)) or Failure(InternalError, f"has failed: {_code(error)}")
+        failure = _FAILURES.get(_code(error)) or CatalogFailure(InternalError, f"has failed: {_code(error)}")
         return failure.error(self._name)
 
 

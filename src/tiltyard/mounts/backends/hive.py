@@ -56,7 +56,7 @@ from tiltyard.mounts.lance_entries import (
     with_changes,
 )
 from tiltyard.mounts.mount_settings import check_network
-from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials, page_by_name
+from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials, page_by_name
 from tiltyard.mounts.thrift.client import ThriftClient, ThriftLimits, Wrap
 from tiltyard.mounts.thrift.metastore import (
     CatalogFields,
@@ -174,10 +174,10 @@ class HiveCatalog:
     def levels(self) -> int:
         return 2 if self._settings.catalogs else 1
 
-    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         if len(parent) == self.levels:
             self.get_namespace(parent)
-            return Page(())
+            return NamePage(())
         if not self._settings.catalogs:
             if parent:
                 raise missing_namespace(parent)
@@ -247,10 +247,10 @@ class HiveCatalog:
                 raise not_empty from error
             raise self._translated(error) from error
 
-    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         if len(namespace) < self.levels:
             self.get_namespace(namespace)
-            return Page(())
+            return NamePage(())
         name = self._ids.database(namespace)
         request = {1: text(name), 2: text(_LANCE_TABLES), 3: (TType.I16, _ALL)}
         names = self._metastore.read("get_table_names_by_filter", request).texts(0)

@@ -23,7 +23,7 @@ from tiltyard.mounts.backends.iceberg_namespaces import (
 )
 from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table
 from tiltyard.mounts.http.aws_keys import AwsKeys, load_aws
-from tiltyard.mounts.http.client import Authorization, HttpError, HttpSettings
+from tiltyard.mounts.http.client import HttpSettings, RequestAuthorization, ResponseError
 from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
@@ -35,7 +35,7 @@ from tiltyard.mounts.lance_entries import (
     user_properties,
 )
 from tiltyard.mounts.mount_settings import check_age
-from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
+from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
 from tiltyard.mounts.storage_credentials import PrefixCredentials, iceberg_credentials
 from tiltyard.mounts.table_formats import TableFormats
 from tiltyard.storage.locations import canonical_location
@@ -117,7 +117,7 @@ class IcebergCatalog:
         )
         self._formats = TableFormats(self._load_briefly, settings.connections, settings.formats_age)
 
-    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         return self._namespaces.list_children(parent, limit, token)
 
     def get_namespace(self, namespace: Id) -> Properties:
@@ -132,9 +132,9 @@ class IcebergCatalog:
     def drop_namespace(self, namespace: Id) -> None:
         self._namespaces.drop(namespace, (CATALOG_SERVICE, "tables"))
 
-    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         if not namespace:
-            return Page(())
+            return NamePage(())
         self._namespaces.check_existing(namespace)
         entries, following = self._namespaces.entries(
             namespace,
@@ -146,7 +146,7 @@ class IcebergCatalog:
         )
         if not entries:  # some catalogs have none in a namespace that is not there
             self._namespaces.get(namespace)
-        return Page(tuple(entry["name"] for entry in entries), following)
+        return NamePage(tuple(entry["name"] for entry in entries), following)
 
     def get_table(self, table: Id) -> MountedTable:
         return _described(table, self._load(table))
@@ -165,7 +165,7 @@ class IcebergCatalog:
         }
         try:
             entry = self._namespaces.request("POST", _tables_path(table.parent), body=body, expected=_Entry)
-        except HttpError as error:
+        except ResponseError as error:
             missing, exists = missing_namespace(table.parent), existing_table(table)
             raise self._namespaces.translated(error, missing, exists) from error
         described = _described(table, entry)
@@ -187,7 +187,7 @@ class IcebergCatalog:
         body = {"requirements": [requirement], "updates": updates}
         try:
             self._namespaces.request("POST", _table_path(table), body=body)
-        except HttpError as error:
+        except ResponseError as error:
             raise self._namespaces.translated(error, missing_table(table)) from error
         return self.get_table(table)
 
@@ -201,7 +201,7 @@ class IcebergCatalog:
         }
         try:
             self._namespaces.request("POST", ("tables", "rename"), body=body)
-        except HttpError as error:
+        except ResponseError as error:
             raise self._namespaces.translated(error, missing_table(table), existing_table(new_id)) from error
         self._formats.forget(table)
         self._formats.remember(new_id, is_lance=True)
@@ -211,7 +211,7 @@ class IcebergCatalog:
         described = self.get_table(table)
         try:
             self._namespaces.request("DELETE", _table_path(table), {"purgeRequested": "false"})
-        except HttpError as error:
+        except ResponseError as error:
             raise self._namespaces.translated(error, missing_table(table)) from error
         self._formats.forget(table)
         return described
@@ -244,7 +244,7 @@ class IcebergCatalog:
             raise missing_table(table)
         try:
             entry: _Entry = self._namespaces.request("GET", _table_path(table), query, headers=headers, expected=_Entry)
-        except HttpError as error:
+        except ResponseError as error:
             if error.status == 404:
                 self._namespaces.get(table.parent)
             raise self._namespaces.translated(error, missing_table(table)) from error
@@ -253,11 +253,11 @@ class IcebergCatalog:
         return entry
 
 
-def _signatures(name: str, settings: IcebergSettings) -> Authorization | None:
+def _signatures(name: str, settings: IcebergSettings) -> RequestAuthorization | None:
     """Return AWS's signatures, where the settings name the service that checks them."""
     if not settings.signing_name:
         return None
-    signatures: Authorization = load_aws("iceberg").AwsSignatures(
+    signatures: RequestAuthorization = load_aws("iceberg").AwsSignatures(
         name, settings, settings.signing_name, settings.signing_region
     )
     return signatures

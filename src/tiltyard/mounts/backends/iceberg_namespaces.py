@@ -25,8 +25,8 @@ from tiltyard.mounts.catalog_errors import (
     non_empty_namespace,
     root_dropped,
 )
-from tiltyard.mounts.http.client import HttpError, JsonClient
-from tiltyard.mounts.mounted_catalog import Page, Properties
+from tiltyard.mounts.http.client import JsonClient, ResponseError
+from tiltyard.mounts.mounted_catalog import NamePage, Properties
 from tiltyard.mounts.paged_lists import collect_page
 
 CATALOG_SERVICE = "v1"
@@ -73,14 +73,14 @@ class IcebergNamespaces:
         self._lock = threading.Lock()
         self._prefix: str | None = None
 
-    def list_children(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_children(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         """List the namespaces in a namespace. Raises NamespaceNotFoundError."""
         self.check_existing(parent)
         query = {"parent": _LEVEL_SEPARATOR.join(parent)} if parent else {}
         names, following = self.entries(parent, ("namespaces",), "namespaces", limit, token, query)
         if not names:  # some catalogs have none in a namespace that is not there
             self.get(parent)
-        return Page(tuple(name[-1] for name in names), following)
+        return NamePage(tuple(name[-1] for name in names), following)
 
     def get(self, namespace: Id) -> Properties:
         """Return the properties of a namespace. Raises NamespaceNotFoundError."""
@@ -90,7 +90,7 @@ class IcebergNamespaces:
         try:
             response: _Namespace = self.request("GET", namespace_path(namespace), expected=_Namespace)
             return response.get("properties") or {}
-        except HttpError as error:
+        except ResponseError as error:
             raise self.translated(error, missing_namespace(namespace)) from error
 
     def create(self, namespace: Id, properties: Properties) -> None:
@@ -102,7 +102,7 @@ class IcebergNamespaces:
         body = {"namespace": list(namespace), "properties": dict(properties)}
         try:
             self.request("POST", ("namespaces",), body=body)
-        except HttpError as error:
+        except ResponseError as error:
             missing, exists = missing_namespace(namespace.parent), existing_namespace(namespace)
             raise self.translated(error, missing, exists) from error
 
@@ -111,7 +111,7 @@ class IcebergNamespaces:
         self.get(namespace)
         try:
             self.request("POST", (*namespace_path(namespace), "properties"), body=property_changes(changes))
-        except HttpError as error:
+        except ResponseError as error:
             raise self.translated(error, missing_namespace(namespace)) from error
         return self.get(namespace)
 
@@ -130,7 +130,7 @@ class IcebergNamespaces:
                 raise non_empty_namespace(namespace)
         try:
             self.request("DELETE", namespace_path(namespace))
-        except HttpError as error:
+        except ResponseError as error:
             missing, not_empty = missing_namespace(namespace), non_empty_namespace(namespace)
             raise self.translated(error, missing, not_empty) from error
 
@@ -152,7 +152,7 @@ class IcebergNamespaces:
             paging = {} if size is None else {"pageSize": str(size), "pageToken": page}
             try:
                 response = self.request("GET", path, {**(query or {}), **paging}, service=service, expected=_Page)
-            except HttpError as error:
+            except ResponseError as error:
                 raise self.translated(error, missing_namespace(namespace)) from error
             return response.get(key) or [], response.get("next-page-token")
 
@@ -177,7 +177,7 @@ class IcebergNamespaces:
         )
 
     def translated(
-        self, error: HttpError, missing: LanceNamespaceError, conflict: LanceNamespaceError | None = None
+        self, error: ResponseError, missing: LanceNamespaceError, conflict: LanceNamespaceError | None = None
     ) -> LanceNamespaceError:
         """Return the error of the specification: `missing` for 404, `conflict` for 409."""
         if error.status == 404:
@@ -212,7 +212,7 @@ class IcebergNamespaces:
                 try:
                     url = f"{self._root}/{CATALOG_SERVICE}/config{warehouse}"
                     config: _Config = self._client.request("GET", url, expected=_Config)
-                except HttpError as error:
+                except ResponseError as error:
                     unusable = ServiceUnavailableError(f"{self._name} has no such warehouse: check the mount.")
                     raise self.translated(error, unusable) from error
                 values = {**(config.get("defaults") or {}), **(config.get("overrides") or {})}
@@ -248,6 +248,6 @@ def _encoded(query: Mapping[str, str]) -> str:
     return urlencode(query, quote_via=quote)
 
 
-def _exception(error: HttpError) -> str:
+def _exception(error: ResponseError) -> str:
     details = error.content.get("error")
     return str(details.get("type", "")) if isinstance(details, dict) else ""

@@ -32,7 +32,7 @@ from tiltyard.mounts.catalog_errors import (
     UNAUTHENTICATED,
     UNAVAILABLE,
     UNSUPPORTED,
-    Failure,
+    CatalogFailure,
     MalformedAnswerError,
     existing_namespace,
     existing_table,
@@ -44,10 +44,10 @@ from tiltyard.mounts.catalog_errors import (
     root_dropped,
     unsupported,
 )
-from tiltyard.mounts.http.client import HttpError, HttpSettings
+from tiltyard.mounts.http.client import HttpSettings, ResponseError
 from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.lance_entries import new_table_location, normalized_location
-from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
+from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
 from tiltyard.mounts.paged_lists import collect_page
 from tiltyard.storage.locations import canonical_location, is_below
 
@@ -58,14 +58,14 @@ _SOURCE_LINE = re.compile(r",? /\S+\.rs:\d+:\d+")
 _MAX_REASON_LENGTH = 300
 _NAME_RULE = "leave out the delimiter, slashes and control characters"
 
-_FAILURES: dict[int, Failure] = {
+_FAILURES: dict[int, CatalogFailure] = {
     0: UNSUPPORTED,
     13: INVALID,
     14: CONFLICT,
     15: FORBIDDEN,
     16: UNAUTHENTICATED,
     17: UNAVAILABLE,
-    19: Failure(InvalidTableStateError, "cannot do this with the table as it is"),
+    19: CatalogFailure(InvalidTableStateError, "cannot do this with the table as it is"),
     21: THROTTLED,
 }
 """What the specification's codes mean, without those of things that exist or do not."""
@@ -125,12 +125,12 @@ class LanceRestCatalog:
     def levels(self) -> int | None:
         return self._settings.levels
 
-    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         self._check_existing(parent)
         names, following = self._list("namespaces", parent, "list", limit, token)
         if not names:
             self.get_namespace(parent)
-        return Page(names, following)
+        return NamePage(names, following)
 
     def get_namespace(self, namespace: Id) -> Properties:
         if not namespace:
@@ -160,12 +160,12 @@ class LanceRestCatalog:
         with self._raising(errors):
             self._post("namespace", namespace, "drop", {"mode": "Fail", "behavior": "Restrict"})
 
-    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         self._check_existing(namespace)
         names, following = self._list("tables", namespace, "table/list", limit, token)
         if not names:
             self.get_namespace(namespace)
-        return Page(names, following)
+        return NamePage(names, following)
 
     def get_table(self, table: Id) -> MountedTable:
         return self._described(table, self._describe(table, {}))
@@ -321,20 +321,20 @@ class LanceRestCatalog:
         """Raise these errors for those of the server with these codes, and for others what they mean anywhere."""
         try:
             yield
-        except HttpError as error:
+        except ResponseError as error:
             code = _code(error)
             if code in errors:
                 raise errors[code] from error
             raise self._translated(code, error) from error
 
-    def _translated(self, code: int, error: HttpError) -> LanceNamespaceError:
+    def _translated(self, code: int, error: ResponseError) -> LanceNamespaceError:
         if code == ErrorCode.INVALID_INPUT and (reason := _reason(error)):
             return InvalidInputError(f"{self._name} does not take this: {reason}")
         failure = _FAILURES.get(code)
         return failure.error(self._name) if failure else http_error(self._name, error.status)
 
 
-def _code(error: HttpError) -> int:
+def _code(error: ResponseError) -> int:
     """Return the code of an error; -1 where it has none. What Lance's own server does not have is an internal error."""
     code, text = error.content.get("code"), str(error.content.get("error", ""))
     if code == ErrorCode.INTERNAL and text.startswith("Not supported"):
@@ -342,7 +342,7 @@ def _code(error: HttpError) -> int:
     return code if isinstance(code, int) else -1
 
 
-def _reason(error: HttpError) -> str:
+def _reason(error: ResponseError) -> str:
     """Return the sentence in which the server says what is wrong with a request."""
     text = str(error.content.get("error", ""))
     return _SOURCE_LINE.sub("", text)[:_MAX_REASON_LENGTH] if text.isprintable() else ""

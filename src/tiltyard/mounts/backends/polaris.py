@@ -25,7 +25,7 @@ from tiltyard.mounts.catalog_errors import (
     missing_table,
     unsupported,
 )
-from tiltyard.mounts.http.client import HttpError, HttpSettings
+from tiltyard.mounts.http.client import HttpSettings, ResponseError
 from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.lance_entries import (
     MARKER,
@@ -37,7 +37,7 @@ from tiltyard.mounts.lance_entries import (
     user_properties,
 )
 from tiltyard.mounts.mount_settings import check_age
-from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
+from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
 from tiltyard.mounts.storage_credentials import PrefixCredentials, iceberg_credentials
 from tiltyard.mounts.table_formats import TableFormats
 from tiltyard.storage.locations import canonical_location
@@ -105,7 +105,7 @@ class PolarisCatalog:
         self._namespaces = IcebergNamespaces(self._name, self._client, root, settings.catalog, settings.timeout)
         self._formats = TableFormats(self._load, settings.connections, settings.formats_age)
 
-    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         return self._namespaces.list_children(parent, limit, token)
 
     def get_namespace(self, namespace: Id) -> Properties:
@@ -120,9 +120,9 @@ class PolarisCatalog:
     def drop_namespace(self, namespace: Id) -> None:
         self._namespaces.drop(namespace, (CATALOG_SERVICE, "tables"), (_GENERIC_SERVICE, _GENERIC_TABLES))
 
-    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         if not namespace:
-            return Page(())
+            return NamePage(())
         self._namespaces.check_existing(namespace)
         entries, following = self._namespaces.entries(
             namespace,
@@ -133,7 +133,7 @@ class PolarisCatalog:
             service=_GENERIC_SERVICE,
             is_kept=lambda chunk: self._formats.are_lance([Id((*namespace, entry["name"])) for entry in chunk]),
         )
-        return Page(tuple(entry["name"] for entry in entries), following)
+        return NamePage(tuple(entry["name"] for entry in entries), following)
 
     def get_table(self, table: Id) -> MountedTable:
         return self._described(table, self._load(table))
@@ -150,7 +150,7 @@ class PolarisCatalog:
         }
         try:
             entry = self._request("POST", _tables_path(table.parent), body=body)
-        except HttpError as error:
+        except ResponseError as error:
             missing, exists = missing_namespace(table.parent), existing_table(table)
             raise self._namespaces.translated(error, missing, exists) from error
         self._formats.remember(table, is_lance=True)
@@ -166,7 +166,7 @@ class PolarisCatalog:
         described = self.get_table(table)
         try:
             self._namespaces.request("DELETE", _table_path(table), service=_GENERIC_SERVICE)
-        except HttpError as error:
+        except ResponseError as error:
             raise self._namespaces.translated(error, missing_table(table)) from error
         self._formats.forget(table)
         return described
@@ -176,7 +176,7 @@ class PolarisCatalog:
         described = self.get_table(table)
         try:
             entry = self._request("GET", _table_path(table), headers=_VENDED)
-        except HttpError as error:
+        except ResponseError as error:
             if error.status in _CANNOT_VEND:
                 return None
             raise self._namespaces.translated(error, missing_table(table)) from error
@@ -207,7 +207,7 @@ class PolarisCatalog:
             raise missing_table(table)
         try:
             entry = self._request("GET", _table_path(table))
-        except HttpError as error:
+        except ResponseError as error:
             if error.status == 404:
                 self._namespaces.get(table.parent)
             raise self._namespaces.translated(error, missing_table(table)) from error

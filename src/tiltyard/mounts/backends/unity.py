@@ -30,7 +30,7 @@ from tiltyard.mounts.catalog_errors import (
     root_dropped,
     unsupported,
 )
-from tiltyard.mounts.http.client import HttpError, HttpSettings
+from tiltyard.mounts.http.client import HttpSettings, ResponseError
 from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
@@ -42,7 +42,7 @@ from tiltyard.mounts.lance_entries import (
     user_properties,
     with_changes,
 )
-from tiltyard.mounts.mounted_catalog import MountedTable, Page, Properties, StorageCredentials
+from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
 from tiltyard.mounts.paged_lists import collect_page
 from tiltyard.mounts.storage_credentials import UnityCredentials, unity_credentials
 from tiltyard.storage.locations import canonical_location
@@ -114,11 +114,11 @@ class UnityCatalog:
         self._root = f"{settings.uri.rstrip('/').removesuffix(_API)}{_API}"
         self._client = json_client(self._name, settings)
 
-    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         self._check_existing(parent)
         if len(parent) == self.levels:
             self.get_namespace(parent)
-            return Page(())
+            return NamePage(())
         kind, query = ("schemas", {"catalog_name": parent.name}) if parent else ("catalogs", {})
         return self._list(parent, kind, query, limit, token)
 
@@ -155,13 +155,13 @@ class UnityCatalog:
         with self._raising(missing_namespace(namespace), not_empty=non_empty_namespace(namespace)):
             self._request("DELETE", _namespace_path(namespace), {"force": "false"})
 
-    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> Page:
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         self._check_existing(namespace)
         if len(namespace) < self.levels:
             self.get_namespace(namespace)
-            return Page(())
+            return NamePage(())
         entries, following = self._entries(namespace, "tables", _schema_query(namespace), limit, token, only_lance=True)
-        return Page(tuple(entry["name"] for entry in entries), following)
+        return NamePage(tuple(entry["name"] for entry in entries), following)
 
     def get_table(self, table: Id) -> MountedTable:
         return self._described(table, self._get_table_entry(table))
@@ -204,7 +204,7 @@ class UnityCatalog:
         body = {"table_id": entry.get("table_id"), "operation": "READ_WRITE" if writable else "READ"}
         try:
             response = self._request("POST", "temporary-table-credentials", body=body, expected=UnityCredentials)
-        except HttpError as error:
+        except ResponseError as error:
             if error.status in _CANNOT_VEND:
                 return None
             raise self._translated(error, missing_table(table)) from error
@@ -236,7 +236,7 @@ class UnityCatalog:
             raise missing_table(table)
         try:
             entry: _Entry = self._request("GET", _table_path(table), expected=_Entry)
-        except HttpError as error:
+        except ResponseError as error:
             if _is_missing(error):
                 self._get_entry(table.parent)
             raise self._translated(error, missing_table(table)) from error
@@ -258,11 +258,11 @@ class UnityCatalog:
             version_token=None if updated is None else str(updated),
         )
 
-    def _list(self, parent: Id, kind: str, query: Mapping[str, str], limit: int | None, token: str | None) -> Page:
+    def _list(self, parent: Id, kind: str, query: Mapping[str, str], limit: int | None, token: str | None) -> NamePage:
         entries, following = self._entries(parent, kind, query, limit, token)
         if not entries and parent:
             self._get_entry(parent)
-        return Page(tuple(entry["name"] for entry in entries), following)
+        return NamePage(tuple(entry["name"] for entry in entries), following)
 
     def _entries(
         self,
@@ -328,14 +328,14 @@ class UnityCatalog:
         """Raise these errors for Unity's that say so, and for others what they mean anywhere."""
         try:
             yield
-        except HttpError as error:
+        except ResponseError as error:
             if exists is not None and _code(error).endswith(_EXISTS):
                 raise exists from error
             if not_empty is not None and _code(error) in _NOT_EMPTY:
                 raise not_empty from error
             raise self._translated(error, missing) from error
 
-    def _translated(self, error: HttpError, missing: LanceNamespaceError) -> LanceNamespaceError:
+    def _translated(self, error: ResponseError, missing: LanceNamespaceError) -> LanceNamespaceError:
         if _is_missing(error):
             return missing
         if _code(error) == "UNIMPLEMENTED":
@@ -343,11 +343,11 @@ class UnityCatalog:
         return http_error(self._name, error.status)
 
 
-def _code(error: HttpError) -> str:
+def _code(error: ResponseError) -> str:
     return str(error.content.get("error_code", ""))
 
 
-def _is_missing(error: HttpError) -> bool:
+def _is_missing(error: ResponseError) -> bool:
     return error.status == 404 or _code(error).endswith(_MISSING)
 
 

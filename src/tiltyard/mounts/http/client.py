@@ -26,7 +26,7 @@ _UNAUTHORIZED = frozenset((401, 419))
 _READS = frozenset(("GET", "HEAD"))
 
 
-class HttpError(Exception):
+class ResponseError(Exception):
     """A response that is an error: its status, and its content where that is a JSON object."""
 
     def __init__(self, status: int, content: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class HttpSettings:
             raise ValueError("client_id and client_secret come together")
         if self.client_id and self.token:
             raise ValueError("token and client_id exclude each other")
-        for name, value in {**self.headers, **self.secret_headers, "Authorization": self.token}.items():
+        for name, value in {**self.headers, **self.secret_headers, "RequestAuthorization": self.token}.items():
             if not is_header(name, value):
                 raise ValueError(
                     f"the header {name!r} cannot be sent: leave out line breaks and other control characters"
@@ -89,7 +89,7 @@ def is_header(name: str, value: str) -> bool:
     return bool(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value))
 
 
-class Authorization(Protocol):
+class RequestAuthorization(Protocol):
     """Authorizes requests, safely from several threads."""
 
     def headers(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
@@ -103,7 +103,7 @@ class BearerToken:
     """A token that stays the same; none where it is empty."""
 
     def __init__(self, token: str) -> None:
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {"RequestAuthorization": f"Bearer {token}"} if token else {}
 
     def headers(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
         return self._headers
@@ -159,7 +159,7 @@ class JsonClient:
     """Sends requests with JSON and returns their responses, objects of JSON."""
 
     def __init__(
-        self, name: str, connections: HttpConnections, settings: HttpSettings, authorization: Authorization
+        self, name: str, connections: HttpConnections, settings: HttpSettings, authorization: RequestAuthorization
     ) -> None:
         self._name = name
         self._connections = connections
@@ -198,8 +198,8 @@ class JsonClient:
     def _decoded(self, status: int, data: bytes, expected: Any) -> Any:
         if status >= 300:
             with suppress(msgspec.MsgspecError):
-                raise HttpError(status, msgspec.json.decode(data, type=dict[str, Any]))
-            raise HttpError(status, {})
+                raise ResponseError(status, msgspec.json.decode(data, type=dict[str, Any]))
+            raise ResponseError(status, {})
         try:
             return msgspec.json.decode(data if data.strip() else b"{}", type=expected)
         except msgspec.MsgspecError as error:

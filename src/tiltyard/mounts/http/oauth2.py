@@ -13,7 +13,14 @@ import msgspec
 
 from tiltyard.mounts.call_deadline import held_in_time
 from tiltyard.mounts.catalog_errors import UNAUTHENTICATED, MalformedAnswerError, http_error
-from tiltyard.mounts.http.client import Authorization, BearerToken, HttpConnections, HttpSettings, JsonClient, is_header
+from tiltyard.mounts.http.client import (
+    BearerToken,
+    HttpConnections,
+    HttpSettings,
+    JsonClient,
+    RequestAuthorization,
+    is_header,
+)
 
 MAX_MARGIN_SECONDS = 60.0
 """Seconds before its end that a token is renewed; a fifth of its life, where that is less."""
@@ -74,7 +81,7 @@ class ClientCredentials:
             response = msgspec.json.decode(data, type=_TokenResponse)
         except msgspec.MsgspecError:  # its text may have the token
             raise MalformedAnswerError(f"The token service of {self._name} answers without a token.") from None
-        if not is_header("Authorization", response.access_token):
+        if not is_header("RequestAuthorization", response.access_token):
             raise MalformedAnswerError(f"The token service of {self._name} answers a token that no header can carry.")
         if response.expires_in is None:
             return response.access_token, None
@@ -86,17 +93,17 @@ class ClientCredentials:
         headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
         if settings.oauth2_style == "header":
             pair = f"{quote_plus(settings.client_id)}:{quote_plus(settings.client_secret)}"
-            headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+            headers["RequestAuthorization"] = f"Basic {b64encode(pair.encode()).decode()}"
         else:
             form |= {"client_id": settings.client_id, "client_secret": settings.client_secret}
         return urlencode(form).encode(), headers
 
 
 def _bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
+    return {"RequestAuthorization": f"Bearer {token}"}
 
 
-def json_client(name: str, settings: HttpSettings, authorization: Authorization | None = None) -> JsonClient:
+def json_client(name: str, settings: HttpSettings, authorization: RequestAuthorization | None = None) -> JsonClient:
     """Return a client with the credentials that the settings have, or with others."""
     connections = HttpConnections(name, settings)
     if authorization is None:

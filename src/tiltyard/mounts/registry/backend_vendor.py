@@ -8,7 +8,7 @@ from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.model.ids import Id
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.storage.vending.vendor import Credentials, Folder
+from tiltyard.storage.vending.vendor import Folder, VendedCredentials
 from tiltyard.store.access.grants import TABLE
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class BackendVendor:
         self._locations[folder] = location
         return folder
 
-    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+    def vend(self, folder: Folder, *, writable: bool) -> VendedCredentials:
         """Raises NothingVendedError, PermissionDeniedError (they could write, and must not), what the backend does."""
         table = self._table_at(folder)
         vended = self._vend(table, writable)
@@ -56,7 +56,7 @@ class BackendVendor:
                 "the server."
             )
         now = wall_clock()
-        return Credentials(dict(vended.options), now, vended.expires_at or now + UNKNOWN_LIFETIME_MS)
+        return VendedCredentials(dict(vended.options), now, vended.expires_at or now + UNKNOWN_LIFETIME_MS)
 
     def _table_at(self, folder: Folder) -> Id:
         """Return the table whose folder it is, by its id in the other catalog. Raises NothingVendedError."""

@@ -36,13 +36,13 @@ from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.errors import StorageThrottledError
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending.credential_cache import CredentialCache
-from tiltyard.storage.vending.vendor import Credentials
+from tiltyard.storage.vending.vendor import VendedCredentials
 from tiltyard.store import LocationDroppedError, LocationTakenError, NamespaceRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, Page, Properties, StorageCredentials
+    from tiltyard.mounts.mounted_catalog import MountedCatalog, MountedTable, NamePage, Properties, StorageCredentials
     from tiltyard.store import Creator, MountRecord, Store, TableRecord
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class Mount:
 
     # Namespaces
 
-    def list_namespaces(self, parent: Id, limit: int, token: str | None) -> Page:
+    def list_namespaces(self, parent: Id, limit: int, token: str | None) -> NamePage:
         """List namespaces, at most `limit` of them."""
         return self.call(lambda backend: backend.list_namespaces(parent, limit, token))
 
@@ -158,7 +158,7 @@ class Mount:
 
     # Tables
 
-    def list_tables(self, namespace: Id, limit: int, token: str | None) -> Page:
+    def list_tables(self, namespace: Id, limit: int, token: str | None) -> NamePage:
         """List Lance tables, at most `limit` of them."""
         return self.call(lambda backend: backend.list_tables(namespace, limit, token))
 
@@ -340,7 +340,7 @@ class Mount:
         allowed = self.record.allowed_locations
         return not allowed or any(is_within(location, each) for each in allowed)
 
-    def vend_credentials(self, location: str, *, writable: bool) -> Credentials | None:
+    def vend_credentials(self, location: str, *, writable: bool) -> VendedCredentials | None:
         """Return credentials for a table's folder as the other catalog vends them; None where it vends none.
 
         Raises PermissionDeniedError where it cannot narrow them to reading.

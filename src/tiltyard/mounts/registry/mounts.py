@@ -17,7 +17,7 @@ from tiltyard.store import FRESH_SECONDS, MOUNTS_GENERATION
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tiltyard.storage.vending.vendor import Credentials
+    from tiltyard.storage.vending.vendor import VendedCredentials
     from tiltyard.store import Store
 
 log = logging.getLogger("tiltyard.mounts")
@@ -60,7 +60,7 @@ class Mounts:
         """Return a mount by the id of its namespace."""
         return next((mount for mount in self._mounts.values() if mount.id == mount_id), None)
 
-    def server_credentials(self, location: str) -> Credentials | None:
+    def server_credentials(self, location: str) -> VendedCredentials | None:
         """Return what the catalog that has a table at a location vends for it, to write; None for all other tables."""
         for mount in self._mounts.values():
             if mount.record.vends_credentials and (vended := mount.vend_credentials(location, writable=True)):

@@ -12,7 +12,7 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.columns.computed_columns import MAX_CODE_LENGTH, UdfDeclaration
 from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.pipeline.backfill.new_column import try_code
-from tiltyard.pipeline.backfill.tasks import ColumnFunction, Output
+from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledColumn
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.functions.user_functions import PickledFunction
 from tiltyard.pipeline.runs import Run
@@ -54,7 +54,9 @@ def declare_column(
         "have the function return null for such rows, or leave this column out and give the function to each backfill: "
         f"backfill('{field.name}', function, inputs=…, type=…, on_error='park') makes them null, and keeps their errors"
     )
-    function = ColumnFunction((Output(field),), declaration.inputs, PickledFunction(declaration.code), advice=advice)
+    function = ColumnFunction(
+        (FilledColumn(field),), declaration.inputs, PickledFunction(declaration.code), advice=advice
+    )
     try_code(run, spark, job_table, function, None)
     _add(job_table, field.with_metadata(declaration.metadata()))
     return int(job_table.latest().version)

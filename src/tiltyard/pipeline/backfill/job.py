@@ -36,7 +36,7 @@ from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.backfill.new_column import NewColumn, try_code
 from tiltyard.pipeline.backfill.parked import parked_conditions
-from tiltyard.pipeline.backfill.tasks import ColumnFunction, FillFragment, Output, Rejects, fill_fragments
+from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledColumn, FillFragment, Rejects, fill_fragments
 from tiltyard.pipeline.delete.job import check_condition
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.code import FunctionCode
@@ -112,7 +112,7 @@ def backfill(
             check_column_list(dataset.schema, inputs, "The inputs")
             if new_field is not None and column not in dataset.schema.names:
                 check_column_name(column)
-                function = ColumnFunction((Output(new_field),), override.inputs, override.code)
+                function = ColumnFunction((FilledColumn(new_field),), override.inputs, override.code)
                 function = _with_policy(run, catalog, function, call, rejects)
                 try_code(run, spark, job_table, function, filter)
                 new_column.add(new_field)
@@ -216,8 +216,8 @@ def _find_function(
     return function, tuple(columns)
 
 
-def _output(dataset: lance.LanceDataset, name: str, struct_field: str = "") -> Output:
-    return Output(pa.field(name, dataset.schema.field(name).type), struct_field)
+def _output(dataset: lance.LanceDataset, name: str, struct_field: str = "") -> FilledColumn:
+    return FilledColumn(pa.field(name, dataset.schema.field(name).type), struct_field)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ TRIAL_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class FilledColumn:
     """A column that a function fills. Of a struct that it returns, `struct_field` is used, else that of its name."""
 
     field: pa.Field
@@ -84,7 +84,7 @@ class ColumnFunction:
     row that code fails on, and says what to do about it; "" names the options of a backfill.
     """
 
-    outputs: tuple[Output, ...]
+    outputs: tuple[FilledColumn, ...]
     inputs: tuple[str, ...]
     code: UserFunction | PickledFunction | FunctionCode | None
     expression: str = ""
@@ -123,7 +123,7 @@ class ColumnFunction:
             compute if calls is None else lambda rows: calls.call(rows, compute),
         )
 
-    def outputs_of(self, columns: tuple[str, ...]) -> tuple[Output, ...]:
+    def outputs_of(self, columns: tuple[str, ...]) -> tuple[FilledColumn, ...]:
         """Return the outputs that fill these columns, in their order."""
         outputs = {output.field.name: output for output in self.outputs}
         return tuple(outputs[name] for name in columns)
@@ -148,7 +148,7 @@ class ColumnFunction:
             self.load_code()
 
     def compute(
-        self, rows: pa.RecordBatch, outputs: tuple[Output, ...], rejected: RejectFiles | None = None
+        self, rows: pa.RecordBatch, outputs: tuple[FilledColumn, ...], rejected: RejectFiles | None = None
     ) -> ComputedRows:
         """Compute the values of each row. Raises RefusedError if the code fails, or returns what does not fit.
 
@@ -163,7 +163,7 @@ class ColumnFunction:
             raise RowsFailedError(f"{error}{self._name_row(error, outputs)}") from error
         return self._join(results, outputs, rejected)
 
-    def _call(self, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> ComputedRows:
+    def _call(self, rows: pa.RecordBatch, outputs: tuple[FilledColumn, ...]) -> ComputedRows:
         """Call the code. Raises RowsFailedError for what it raises, and for values of another type."""
         try:
             if isinstance(self.code, FunctionCode):
@@ -176,7 +176,7 @@ class ColumnFunction:
     def _join(
         self,
         results: Sequence[PartResult[ComputedRows]],
-        outputs: tuple[Output, ...],
+        outputs: tuple[FilledColumn, ...],
         rejected: RejectFiles | None,
     ) -> ComputedRows:
         """Return the values of all parts; rows that the code failed on are null, and are added to `rejected`."""
@@ -200,7 +200,7 @@ class ColumnFunction:
         columns = arrays[0] if len(arrays) == 1 else tuple(map(pa.concat_arrays, zip(*arrays, strict=True)))
         return ComputedRows(columns, failed, tuple(errors[:MAX_ERRORS]))
 
-    def _name_row(self, error: RowsFailedError, outputs: tuple[Output, ...]) -> str:
+    def _name_row(self, error: RowsFailedError, outputs: tuple[FilledColumn, ...]) -> str:
         """Return a sentence with the first row that the code fails on by itself; "" where there is none.
 
         It has the row's id, not its values: a job's error has more readers than its table. Of a call that cost its
@@ -225,7 +225,9 @@ class ColumnFunction:
         advice = self.advice or f"with --on-error park such rows become null, and their errors are kept{folder}"
         return f". That is {where}: {advice}"
 
-    def _call_registered(self, code: FunctionCode, rows: pa.RecordBatch, outputs: tuple[Output, ...]) -> ComputedRows:
+    def _call_registered(
+        self, code: FunctionCode, rows: pa.RecordBatch, outputs: tuple[FilledColumn, ...]
+    ) -> ComputedRows:
         """Call a function in its process, another one if that has ended. Raises RefusedError, RowsFailedError."""
         inputs = pa.RecordBatch.from_arrays([rows.column(name) for name in self.inputs], list(code.parameters))
         try:
@@ -248,7 +250,7 @@ class ColumnFunction:
         except Exception as error:
             raise RowsFailedError(f"The code of '{self.name}' failed: {describe_error(error)}") from error
 
-    def _to_arrays(self, result: Any, rows: int, outputs: tuple[Output, ...]) -> tuple[pa.Array, ...]:
+    def _to_arrays(self, result: Any, rows: int, outputs: tuple[FilledColumn, ...]) -> tuple[pa.Array, ...]:
         """Return what the code returned as an array for each output, of its type. Raises RefusedError."""
         requirement = (
             f"The code of '{self.name}' has to return an Arrow array of {rows} values of {outputs[0].field.type}"
@@ -268,13 +270,13 @@ class ColumnFunction:
         return tuple(_cast(_field_of(result, output), output, requirement) for output in outputs)
 
 
-def _field_of(result: pa.Array, output: Output) -> pa.Array:
+def _field_of(result: pa.Array, output: FilledColumn) -> pa.Array:
     if pa.types.is_struct(result.type) and (output.struct_field or not pa.types.is_struct(output.field.type)):
         return pc.struct_field(result, output.struct_field or output.field.name)
     return result
 
 
-def _cast(values: pa.Array, output: Output, requirement: str) -> pa.Array:
+def _cast(values: pa.Array, output: FilledColumn, requirement: str) -> pa.Array:
     try:
         return cast_array(values, output.field.type)
     except pa.ArrowInvalid as error:

@@ -46,7 +46,7 @@ _ARGUMENTS = ("filter", "columns", "text_columns", "version", "branch", *_REQUES
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class ResolvedSearch:
     """A search whose table, version and columns are decided; vector, text and number of rows come with each call."""
 
     connection: CatalogConnection
@@ -84,7 +84,7 @@ class Search:
 class SearchAnalysis(AnalyzeResult):
     """What Spark passes from the analysis of a call to its execution."""
 
-    search: Search | None = field(default=None)
+    search: ResolvedSearch | None = field(default=None)
 
 
 class _Function:
@@ -194,7 +194,7 @@ def _analyze(
     given = {name: value for name, value in request.items() if value is not None}
     for name in scores:
         schema = schema.append(pa.field(name, pa.float32()))
-    search = Search(connection, given, tuple(values.get("text_columns") or ()), scores)
+    search = ResolvedSearch(connection, given, tuple(values.get("text_columns") or ()), scores)
     return SearchAnalysis(schema=spark_schema(schema), search=search)
 
 

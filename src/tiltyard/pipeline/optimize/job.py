@@ -30,8 +30,8 @@ from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.upkeep.compaction import commit_compaction, plan_whole_compaction
+from tiltyard.upkeep.decision import CHANGING_JOBS
 from tiltyard.upkeep.indexing import SMALL_SEGMENT_ROWS, index_states, user_indexes
-from tiltyard.upkeep.needs import CHANGING_JOBS
 from tiltyard.upkeep.thresholds import FULL_FRAGMENT_ROWS
 
 if TYPE_CHECKING:

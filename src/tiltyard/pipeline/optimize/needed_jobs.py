@@ -22,7 +22,7 @@ from tiltyard.model.columns.computed_columns import VIEW
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.upkeep.needs import TableState, find_needs
+from tiltyard.upkeep.decision import UpkeepState, decide_upkeep
 from tiltyard.upkeep.thresholds import DELETED_SHARE, UpkeepOptions, upkeep_options
 
 log = logging.getLogger("tiltyard.pipeline")
@@ -105,7 +105,7 @@ def _find_needed_jobs(client: Caller, path: Id, thresholds: Thresholds, *, is_na
     stats = client.call("GetTableStats", id=list(path))
     options = upkeep_options(table.get("properties") or {}, math.inf)  # old versions are for the servers
     if is_named or options.enabled:
-        needs = find_needs(_state(client, path, table, stats), thresholds.apply(options, stats["num_rows"]))
+        needs = decide_upkeep(_state(client, path, table, stats), thresholds.apply(options, stats["num_rows"]))
         if needs.reasons:
             yield NeededJob(name, OPTIMIZE, ", ".join(needs.reasons))
     schema = table.get("schema") or {}
@@ -114,10 +114,10 @@ def _find_needed_jobs(client: Caller, path: Id, thresholds: Thresholds, *, is_na
         yield NeededJob(name, REFRESH, "it is a view that refreshes by itself")
 
 
-def _state(client: Caller, path: Id, table: Mapping[str, Any], stats: Mapping[str, Any]) -> TableState:
+def _state(client: Caller, path: Id, table: Mapping[str, Any], stats: Mapping[str, Any]) -> UpkeepState:
     """Return the state of a table as its catalog tells it: deleted rows are of all its fragments together."""
     deleted = (table.get("stats") or {}).get("num_deleted_rows") or 0
-    return TableState(
+    return UpkeepState(
         small_fragments=stats["fragment_stats"]["num_small_fragments"],
         has_worn_fragments=deleted > 0 and deleted >= DELETED_SHARE * (stats["num_rows"] + deleted),
         unindexed={str(each["index_name"]): each.get("num_unindexed_rows") or 0 for each in _indexes(client, path)},

@@ -81,7 +81,7 @@ class Inspector(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FileSource:
     """Files of one format: how to read their rows, and the pieces that tasks read."""
 
     reader: SourceReader
@@ -137,7 +137,7 @@ class SourceOptions:
         return size << 20
 
 
-def find_source(options: SourceOptions, inspect: Inspector | None = None) -> Source:
+def find_source(options: SourceOptions, inspect: Inspector | None = None) -> FileSource:
     """Inspect all files of a source.
 
     Raises RefusedError if there are none, if their format is not clear, for an option that is not of their format.
@@ -239,7 +239,7 @@ def _files_of_split(files: Sequence[FileInfo], options: SourceOptions) -> list[F
     return matching
 
 
-def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> Source:
+def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> FileSource:
     """Merge the schemas of files of one format, with the columns of their folders."""
     csv, whole = pick_csv_options(options.files), options.is_whole or bool(options.files.get("multiline"))
     task = InspectionTask(format_, tuple(files), options.storage, csv, head_bytes=HEAD_BYTES, whole=whole)
@@ -259,7 +259,7 @@ def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOpti
         reader = SourceReader(
             format_, merge_schemas(schemas, options.mode, options.types, options.columns), options.storage
         )
-    return _add_partition_columns(Source(reader, pieces), inspected, options)
+    return _add_partition_columns(FileSource(reader, pieces), inspected, options)
 
 
 def _inspect_files(task: InspectionTask, inspect: Inspector) -> list[InspectedFile]:
@@ -286,7 +286,9 @@ def _cut_at_records(
     return [sampled.get(file.path, file) for file in files]
 
 
-def _add_partition_columns(source: Source, inspected: Sequence[InspectedFile], options: SourceOptions) -> Source:
+def _add_partition_columns(
+    source: FileSource, inspected: Sequence[InspectedFile], options: SourceOptions
+) -> FileSource:
     """Add the columns that a source's folders hold. Raises RefusedError for one that a file has, too."""
     reader, paths = source.reader, [file.path for file in inspected]
     partitions = read_partitions(options.files.get("partitions") or HIVE, base_folder(options.path), paths)
@@ -304,10 +306,10 @@ def _add_partition_columns(source: Source, inspected: Sequence[InspectedFile], o
     pieces = tuple(replace(piece, partition_values=values[piece.path]) for piece in source.pieces)
     inferred = reader.inferred | (frozenset(partitions.names) - options.types.keys())
     schema = pa.schema([*(field for field in reader.schema if field.name not in partitions.names), *fields])
-    return Source(replace(reader, schema=schema, partitions=partitions.names, inferred=inferred), pieces)
+    return FileSource(replace(reader, schema=schema, partitions=partitions.names, inferred=inferred), pieces)
 
 
-def _lance_source(path: str, storage: Mapping[str, str], columns: Sequence[str]) -> Source:
+def _lance_source(path: str, storage: Mapping[str, str], columns: Sequence[str]) -> FileSource:
     try:
         dataset = lance.dataset(path, storage_options=dict(storage) or None)
     except (ValueError, OSError) as error:
@@ -320,7 +322,7 @@ def _lance_source(path: str, storage: Mapping[str, str], columns: Sequence[str])
         raise RefusedError(f"{path} holds no rows.")
     schema = pa.schema([field for field in dataset.schema if not columns or field.name in columns])
     check_no_blobs(schema)
-    return Source(SourceReader(Format.LANCE, schema, storage), tuple(pieces))
+    return FileSource(SourceReader(Format.LANCE, schema, storage), tuple(pieces))
 
 
 def fragment_bytes(fragment: lance.LanceFragment) -> int:
@@ -331,14 +333,14 @@ def fragment_bytes(fragment: lance.LanceFragment) -> int:
     return fragment.metadata.num_rows * 100
 
 
-def _image_source(files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> Source:
+def _image_source(files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> FileSource:
     """Describe an image folder: the rows of its `metadata.jsonl`, or a row per file labeled by its folder."""
     metadata = [file for file in files if _is_image_metadata(file) and file.size]
     images = [file for file in files if not _is_image_metadata(file)]
     if not metadata:
         schema = pa.schema([("file_name", pa.string()), ("label", pa.string()), ("image", pa.binary())])
         pieces = tuple(Piece(file.path, file.size, file.revision) for file in images)
-        return Source(SourceReader(Format.IMAGES, schema, options.storage), pieces)
+        return FileSource(SourceReader(Format.IMAGES, schema, options.storage), pieces)
     inspected = _inspect_files(
         InspectionTask(Format.JSON, tuple(metadata), options.storage, head_bytes=HEAD_BYTES), inspect
     )
@@ -353,4 +355,4 @@ def _image_source(files: Sequence[FileInfo], options: SourceOptions, inspect: In
         for file in metadata
         for number in range(parts)
     )
-    return Source(replace(reader, schema=reader.schema.append(pa.field("image", pa.binary()))), pieces)
+    return FileSource(replace(reader, schema=reader.schema.append(pa.field("image", pa.binary()))), pieces)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tiltyard.model.refusals import RefusedError
-from tiltyard.pipeline.streams.messages import Change, Decoder, Message, UnreadableMessageError
+from tiltyard.pipeline.streams.messages import Decoder, KeyChange, Message, UnreadableMessageError
 from tiltyard.pipeline.streams.schema_registry import SchemaRegistry
 
 _HEADER_BYTES = 5
@@ -44,7 +44,7 @@ class AvroDecoder:
         self._decode = decode
         self._schemas: dict[int, tuple[Any, Any]] = {}
 
-    def __call__(self, message: Message, on: Sequence[str]) -> Change | None:
+    def __call__(self, message: Message, on: Sequence[str]) -> KeyChange | None:
         """Read a message. Raises UnreadableMessageError, and as `SchemaRegistry.find` does."""
         key = None if message.key is None else self._to_json(message.key, "The key")
         value = None if message.value is None else self._to_json(message.value, "The value")

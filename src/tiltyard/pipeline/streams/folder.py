@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.discovery import Source, SourceOptions, find_source
+from tiltyard.pipeline.sources.discovery import FileSource, SourceOptions, find_source
 from tiltyard.pipeline.sources.file_options import FileOptions
 from tiltyard.pipeline.sources.filesystem import FileInfo, file_exists, list_files
 from tiltyard.pipeline.sources.inspection import adapt_to_table
@@ -137,11 +137,11 @@ class _FileBatch:
         """Return the batch."""
         return StreamBatch(self.rows, self.position, self._describe, rejected=self.rejected)
 
-    def _open(self, file: FileInfo) -> Source:
+    def _open(self, file: FileInfo) -> FileSource:
         source = find_source(SourceOptions(file.path, {**self.options, "partitions": OFF}, storage=self.storage))
         if self.schema is None:
             return source
-        return Source(adapt_to_table(source.reader, self.schema, ColumnSelection()), source.pieces)
+        return FileSource(adapt_to_table(source.reader, self.schema, ColumnSelection()), source.pieces)
 
     def _add_rows(self, file: FileInfo, rows: Sequence[pa.RecordBatch | RejectedRow]) -> None:
         for row in rows:

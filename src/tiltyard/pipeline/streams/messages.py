@@ -22,7 +22,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeyChange:
     """A change of one key: `line` is its new row as a line of JSON, or the key to delete where `is_delete`."""
 
     line: bytes
@@ -33,7 +33,7 @@ class UnreadableMessageError(ValueError):
     """The message says no change; the text says why."""
 
 
-Decoder = Callable[[Message, Sequence[str]], "Change | None"]
+Decoder = Callable[[Message, Sequence[str]], "KeyChange | None"]
 """Reads a message for a table with the key `on`; None for one without a change. Raises UnreadableMessageError."""
 
 
@@ -54,15 +54,15 @@ class _Key(msgspec.Struct):
     payload: msgspec.Raw = msgspec.Raw()
 
 
-def decode_row(message: Message, on: Sequence[str]) -> Change | None:
+def decode_row(message: Message, on: Sequence[str]) -> KeyChange | None:
     """Read a JSON object; by key, a message without a value deletes the row of its key."""
     if message.value is None:
-        return Change(_decode_key(message, on), is_delete=True) if on else None
+        return KeyChange(_decode_key(message, on), is_delete=True) if on else None
     _decode_fields(message.value, "The value")
-    return Change(_one_line(message.value))
+    return KeyChange(_one_line(message.value))
 
 
-def decode_debezium(message: Message, on: Sequence[str]) -> Change | None:
+def decode_debezium(message: Message, on: Sequence[str]) -> KeyChange | None:
     """Read a change event of Debezium: `c`, `r` and `u` are upserts of its row, `d` a delete."""
     if message.value is None:
         return None  # the tombstone behind a delete
@@ -76,9 +76,9 @@ def decode_debezium(message: Message, on: Sequence[str]) -> Change | None:
     if event.op in ("c", "r", "u"):
         if not _is_given(event.after):
             raise UnreadableMessageError(f"The change event '{event.op}' has no row 'after' the change.")
-        return Change(_convert(event.after, schema, "after"))
+        return KeyChange(_convert(event.after, schema, "after"))
     if event.op == "d":
-        return Change(_deleted_key(message, event, schema, on), is_delete=True)
+        return KeyChange(_deleted_key(message, event, schema, on), is_delete=True)
     if event.op == "m":
         return None  # a message of the source's own, of no table
     kind = "A truncation of the source" if event.op == "t" else f"The operation {str(event.op)[:20]!r}"

@@ -37,7 +37,7 @@ ReadChanges = Callable[[str, int], NetChanges]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class QueryPart:
     """What the query is run on at once: fragments by the name of their table.
 
     With `changed`, of that table the rows that it gained instead, or, if it `removes`, those that it lost: the query's
@@ -64,7 +64,7 @@ class RefreshPlan:
     incremental: bool
     reason: str
     sources: Mapping[str, SourceVersion]
-    parts: list[Part]
+    parts: list[QueryPart]
     needed: list[str]
     since: Mapping[str, int] = field(default_factory=dict)
     groups: GroupKeys | None = None
@@ -81,7 +81,10 @@ class RefreshPlan:
         sources = {name: SourceVersion(**origin) for name, origin in fields["sources"].items()}
         groups = GroupKeys.from_json(fields["groups"]) if fields.get("groups") else None
         # Earlier releases had lists of fragments alone, by table.
-        parts = [Part(**part) if isinstance(part.get("fragments"), dict) else Part(part) for part in fields["parts"]]
+        parts = [
+            QueryPart(**part) if isinstance(part.get("fragments"), dict) else QueryPart(part)
+            for part in fields["parts"]
+        ]
         return cls(**{**fields, "sources": sources, "groups": groups, "parts": parts})
 
 
@@ -89,7 +92,7 @@ class RefreshPlan:
 class Decision:
     """What a refresh computes, as RefreshPlan has it; there are no parts if there is nothing to do."""
 
-    parts: list[Part]
+    parts: list[QueryPart]
     incremental: bool
     reason: str
     since: Mapping[str, int] = field(default_factory=dict)
@@ -146,7 +149,7 @@ def decide(
 def decide_full(query: ViewQuery, sources: Mapping[str, SourceTable], reason: str) -> Decision:
     """Decide to compute all rows."""
     fragments = {name: source.fragments for name, source in sources.items()}
-    parts = [Part(fragments)] if query.shape.why_all_rows else split_into_parts(sources, fragments)
+    parts = [QueryPart(fragments)] if query.shape.why_all_rows else split_into_parts(sources, fragments)
     return Decision(parts, incremental=False, reason=reason)
 
 
@@ -239,8 +242,8 @@ class _Changes:
         since = {name: version for name, (version, _) in self.changed.items()}
         for name, version in since.items():
             changes = read_changes(name, version)
-            parts += [Part(unchanged, name, removes=True)] if changes.lost else []
-            parts += [Part(unchanged, name)] if changes.gained else []
+            parts += [QueryPart(unchanged, name, removes=True)] if changes.lost else []
+            parts += [QueryPart(unchanged, name)] if changes.gained else []
         if not parts:
             return Decision([], incremental=True, reason="no rows that the view shows were changed")
         reason = "rows were only added"
@@ -264,7 +267,7 @@ class _Changes:
             return Decision([], incremental=True, reason="no rows that the view shows were changed")
         counts = " and ".join(f"{len(values):,} values of {name}" for name, values in groups.values.items())
         reason = f"rows of {table} were changed: groups of {counts} are computed again"
-        parts = [Part({table: source.fragments, **unchanged})]
+        parts = [QueryPart({table: source.fragments, **unchanged})]
         return Decision(parts, incremental=True, reason=reason, groups=groups)
 
     def _changed_rows(self, table: str, columns: Sequence[str], read_changes: ReadChanges) -> Iterable[pa.RecordBatch]:
@@ -277,19 +280,19 @@ class _Changes:
             yield from rows.read(self.sources[table].location.open, columns)
 
 
-def split_into_parts(sources: Mapping[str, SourceTable], fragments: Mapping[str, list[int]]) -> list[Part]:
+def split_into_parts(sources: Mapping[str, SourceTable], fragments: Mapping[str, list[int]]) -> list[QueryPart]:
     """Split fragments into parts of similar size, each of one table."""
-    parts: list[Part] = []
+    parts: list[QueryPart] = []
     for name, numbers in fragments.items():
         by_id = fragments_by_id(sources[name].dataset)
         part: list[int] = []
         rows = 0
         for number in numbers:
             if part and rows + by_id[number].num_rows > ROWS_PER_PART:
-                parts.append(Part({name: part}))
+                parts.append(QueryPart({name: part}))
                 part, rows = [], 0
             part.append(number)
             rows += by_id[number].num_rows
         if part:
-            parts.append(Part({name: part}))
+            parts.append(QueryPart({name: part}))
     return parts

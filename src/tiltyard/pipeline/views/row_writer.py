@@ -28,7 +28,7 @@ from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
 from tiltyard.pipeline.views.group_keys import GroupKeys
-from tiltyard.pipeline.views.planning import Part
+from tiltyard.pipeline.views.planning import QueryPart
 from tiltyard.pipeline.views.query_analysis import analyze_query
 from tiltyard.pipeline.views.sources import SourceTable
 from tiltyard.pipeline.views.tasks import (
@@ -79,7 +79,7 @@ class ViewWriter:
     changes: Mapping[str, NetChanges]
     groups: GroupKeys | None
 
-    def write_part(self, part: Part, number: int) -> WriteResult:
+    def write_part(self, part: QueryPart, number: int) -> WriteResult:
         """Write the rows of a part; nothing is committed. Raises RefusedError, RunCanceledError."""
         for name, source in self.sources.items():
             frame = read_frame(self.spark, source.dataset.schema, self._plan_scan(part, source), self.needed)
@@ -96,7 +96,7 @@ class ViewWriter:
             {},
         )
 
-    def _plan_scan(self, part: Part, source: SourceTable) -> Sequence[TaskRows]:
+    def _plan_scan(self, part: QueryPart, source: SourceTable) -> Sequence[TaskRows]:
         """Return tasks that read a part's rows of a source."""
         if source.name == part.changed:
             changes = self.changes[source.name]

@@ -36,7 +36,7 @@ MAX_VERSIONS = 200
 _SPARK_ACCURACY = 10_000
 
 
-class Profile(msgspec.Struct, frozen=True):
+class ColumnProfile(msgspec.Struct, frozen=True):
     """How the values of a column are distributed: their mean and QUANTILES, of those that are neither null nor NaN."""
 
     rows: int
@@ -62,11 +62,11 @@ class Profile(msgspec.Struct, frozen=True):
         return self.quantiles[-1] - self.quantiles[0] or abs(self.quantiles[0]) or 1.0
 
 
-def measure(spark: SparkSession | None, location: TableLocation, column: str, fresh: Sequence[str]) -> Profile:
+def measure(spark: SparkSession | None, location: TableLocation, column: str, fresh: Sequence[str]) -> ColumnProfile:
     """Measure a column in the fragments `fresh`; without a session in this process, whose memory then holds it."""
     tasks = new_rows(location, fresh)
     if not tasks:
-        return Profile(0, 0)
+        return ColumnProfile(0, 0)
     if spark is None:
         return _measure_here([_to_double(batch) for task in tasks for batch in task.read([column])])
     values = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(
@@ -77,10 +77,10 @@ def measure(spark: SparkSession | None, location: TableLocation, column: str, fr
         "count(*) AS rows", "count(v) AS valid", "avg(v) AS mean",
         f"percentile_approx(v, array({quantiles}), {_SPARK_ACCURACY}) AS quantiles",
     ).collect()[0]  # fmt: skip
-    return Profile(row.rows, row.rows - row.valid, row.mean, tuple(row.quantiles or ()))
+    return ColumnProfile(row.rows, row.rows - row.valid, row.mean, tuple(row.quantiles or ()))
 
 
-def compare(check: QualityCheck, profile: Profile, last: Profile | None) -> str:
+def compare(check: QualityCheck, profile: ColumnProfile, last: ColumnProfile | None) -> str:
     """Return a sentence on what differs by more than the check allows, the farthest first; "" for nothing."""
     if last is None or not last.rows or not profile.rows:
         return ""
@@ -100,9 +100,9 @@ def compare(check: QualityCheck, profile: Profile, last: Profile | None) -> str:
     )
 
 
-def find_last_profiles(target: TargetTable) -> dict[str, Profile]:
+def find_last_profiles(target: TargetTable) -> dict[str, ColumnProfile]:
     """Return what the last runs have measured in the table, by column; of each column the newest."""
-    profiles: dict[str, Profile] = {}
+    profiles: dict[str, ColumnProfile] = {}
     if not target.base:
         return profiles
     dataset = target.table.dataset(target.base)
@@ -112,30 +112,30 @@ def find_last_profiles(target: TargetTable) -> dict[str, Profile]:
     return profiles
 
 
-def to_properties(profiles: Mapping[str, Profile]) -> dict[str, str]:
+def to_properties(profiles: Mapping[str, ColumnProfile]) -> dict[str, str]:
     """Return the property of the commit that keeps the profiles; none without rows."""
     kept = {column: profile for column, profile in profiles.items() if profile.rows}
     return {PROFILES_PROPERTY: msgspec.json.encode(kept).decode()} if kept else {}
 
 
-def _parse(text: str | None) -> dict[str, Profile]:
+def _parse(text: str | None) -> dict[str, ColumnProfile]:
     """Return the profiles of a commit; none of an invalid property, which whoever writes the table can write."""
     if text is None:
         return {}
     try:
-        profiles = msgspec.json.decode(text, type=dict[str, Profile])
+        profiles = msgspec.json.decode(text, type=dict[str, ColumnProfile])
     except (msgspec.MsgspecError, RecursionError):
         return {}
     return {name: each for name, each in profiles.items() if len(each.quantiles) in (0, len(QUANTILES))}
 
 
-def _measure_here(parts: Sequence[pa.Array]) -> Profile:
+def _measure_here(parts: Sequence[pa.Array]) -> ColumnProfile:
     column = pa.chunked_array(parts, pa.float64())
     valid = column.drop_null()
     if not len(valid):
-        return Profile(len(column), len(column))
+        return ColumnProfile(len(column), len(column))
     quantiles = pc.quantile(valid, list(QUANTILES), interpolation="lower")
-    return Profile(len(column), len(column) - len(valid), pc.mean(valid).as_py(), tuple(quantiles.to_pylist()))
+    return ColumnProfile(len(column), len(column) - len(valid), pc.mean(valid).as_py(), tuple(quantiles.to_pylist()))
 
 
 def _read_values(tasks: Sequence[FragmentRows], column: str, variables: Mapping[str, str]) -> Any:

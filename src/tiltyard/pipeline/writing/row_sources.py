@@ -20,7 +20,7 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, started, task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.discovery import Source, SourceOptions, find_source, group_pieces, spark_inspector
+from tiltyard.pipeline.sources.discovery import FileSource, SourceOptions, find_source, group_pieces, spark_inspector
 from tiltyard.pipeline.sources.file_options import pick_file_options
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
@@ -77,7 +77,7 @@ def open_files(
 class FileRows:
     """The rows of files."""
 
-    source: Source
+    source: FileSource
     spark: SparkSession | LazySession
     task_bytes: int
     path: str

@@ -28,7 +28,7 @@ from tiltyard.pipeline.sources.casts import check_time_zones, map_to_table, sele
 from tiltyard.pipeline.upsert.plan import find_upsert, upsert_fragments
 from tiltyard.pipeline.writing.commit import KEY_ERRORS, JobTable, check_column_list
 from tiltyard.pipeline.writing.distribution_checks import (
-    Profile,
+    ColumnProfile,
     compare,
     find_last_profiles,
     measure,
@@ -313,7 +313,7 @@ def _judge_distributions(
     spec: WriteSpec,
     fragments: Sequence[str],
     rows: int,
-) -> tuple[list[CheckResult], dict[str, Profile]]:
+) -> tuple[list[CheckResult], dict[str, ColumnProfile]]:
     """Compare columns with the last runs; return the results, and what was measured, by column."""
     checks = [check for check in spec.checks if check.kind == "distribution"]
     last = find_last_profiles(target) if checks else {}

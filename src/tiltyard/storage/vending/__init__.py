@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tiltyard.storage.vending.credential_cache import CredentialCache, refresh_offset
-from tiltyard.storage.vending.vendor import Credentials, Folder, Vendor
+from tiltyard.storage.vending.vendor import Folder, VendedCredentials, Vendor
 
 if TYPE_CHECKING:
-    from tiltyard.model.settings.storages import NamedStorage, Secrets
+    from tiltyard.model.settings.storages import NamedStorage, StorageSecrets
 
-__all__ = ["Credentials", "Folder", "MissingVendorError", "Shared", "Vendor", "open_vendor", "refresh_offset"]
+__all__ = ["Folder", "MissingVendorError", "Shared", "VendedCredentials", "Vendor", "open_vendor", "refresh_offset"]
 
 # Their debug logs have the bodies of responses, and so the credentials.
 _LOGGERS_WITH_SECRETS = ("azure", "botocore", "google.auth", "msal", "urllib3")
@@ -27,7 +27,7 @@ class MissingVendorError(Exception):
     """The packages of a provider are not installed; the message says how to install them."""
 
 
-def open_vendor(storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> Vendor:
+def open_vendor(storage: NamedStorage, secrets: StorageSecrets, clock: Callable[[], int]) -> Vendor:
     """Create the vendor of a storage, with a cache that shares credentials between callers.
 
     Raises MissingVendorError, ValueError for unusable credentials of the storage.
@@ -45,7 +45,7 @@ def open_vendor(storage: NamedStorage, secrets: Secrets, clock: Callable[[], int
     return CredentialCache(vendor, clock)
 
 
-def _create_vendor(extra: str, storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> Vendor:
+def _create_vendor(extra: str, storage: NamedStorage, secrets: StorageSecrets, clock: Callable[[], int]) -> Vendor:
     match extra:
         case "aws":
             from tiltyard.storage.vending.aws import AwsVendor  # noqa: PLC0415  # an extra

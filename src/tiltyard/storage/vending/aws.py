@@ -10,12 +10,12 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tiltyard.storage.vending.session_policies import s3_policy
-from tiltyard.storage.vending.vendor import Credentials, Folder, NoCredentialsError
+from tiltyard.storage.vending.vendor import Folder, NoCredentialsError, VendedCredentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.model.settings.storages import NamedStorage, Secrets
+    from tiltyard.model.settings.storages import NamedStorage, StorageSecrets
 
 log = logging.getLogger("tiltyard.storage")
 
@@ -30,7 +30,7 @@ _CLIENT_CONFIG: dict[str, Any] = {
 class AwsVendor:
     """Assume a storage's role through STS, with the storage's credentials or AWS's default credential chain."""
 
-    def __init__(self, storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> None:
+    def __init__(self, storage: NamedStorage, secrets: StorageSecrets, clock: Callable[[], int]) -> None:
         """Create the STS client; nothing is sent yet. Raises ValueError for an unusable endpoint or profile."""
         self._storage = storage
         self._clock = clock
@@ -47,7 +47,7 @@ class AwsVendor:
         except BotoCoreError as error:
             raise ValueError("no usable profile") from error
 
-    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+    def vend(self, folder: Folder, *, writable: bool) -> VendedCredentials:
         storage, issued_at = self._storage, self._clock()
         request: dict[str, Any] = {
             "RoleArn": storage.role,
@@ -58,11 +58,11 @@ class AwsVendor:
         if storage.external_id:
             request["ExternalId"] = storage.external_id
         try:
-            session = self._client.assume_role(**request)["Credentials"]
+            session = self._client.assume_role(**request)["VendedCredentials"]
         except (ClientError, BotoCoreError) as error:
             log.warning("the role %s cannot be assumed: %s", storage.role, error)
             raise NoCredentialsError from error
-        return Credentials(
+        return VendedCredentials(
             {
                 "aws_access_key_id": session["AccessKeyId"],
                 "aws_secret_access_key": session["SecretAccessKey"],

@@ -15,14 +15,14 @@ from azure.identity import ClientSecretCredential, DefaultAzureCredential
 from azure.storage.filedatalake import DataLakeServiceClient, generate_directory_sas
 
 from tiltyard.storage.vending.session_policies import azure_permissions
-from tiltyard.storage.vending.vendor import Credentials, Folder, NoCredentialsError
+from tiltyard.storage.vending.vendor import Folder, NoCredentialsError, VendedCredentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from azure.core.credentials import TokenCredential
 
-    from tiltyard.model.settings.storages import NamedStorage, Secrets
+    from tiltyard.model.settings.storages import NamedStorage, StorageSecrets
 
 log = logging.getLogger("tiltyard.storage")
 
@@ -36,7 +36,7 @@ class AzureVendor:
     def __init__(
         self,
         storage: NamedStorage,
-        secrets: Secrets,
+        secrets: StorageSecrets,
         clock: Callable[[], int],
         credential: TokenCredential | None = None,
         **transport: Any,
@@ -53,7 +53,7 @@ class AzureVendor:
             **transport,
         )
 
-    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+    def vend(self, folder: Folder, *, writable: bool) -> VendedCredentials:
         issued_at = self._clock()
         now = datetime.fromtimestamp(issued_at / 1000, UTC)
         expires = (now + timedelta(seconds=self._storage.lifetime)).replace(microsecond=0)
@@ -72,10 +72,10 @@ class AzureVendor:
             expiry=expires,
             protocol="https",
         )
-        return Credentials({"azure_storage_sas_token": token}, issued_at, int(expires.timestamp() * 1000))
+        return VendedCredentials({"azure_storage_sas_token": token}, issued_at, int(expires.timestamp() * 1000))
 
 
-def _credential(secrets: Secrets) -> TokenCredential:
+def _credential(secrets: StorageSecrets) -> TokenCredential:
     """Return the server's identity: a client with a secret if the storage names one, else the host's default."""
     tenant = secrets.get("azure_storage_tenant_id", "azure_tenant_id")
     client = secrets.get("azure_storage_client_id", "azure_client_id")

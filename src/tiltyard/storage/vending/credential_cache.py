@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
-from tiltyard.storage.vending.vendor import Credentials, Folder
+from tiltyard.storage.vending.vendor import Folder, VendedCredentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ _WAIT_SECONDS = 60.0
 Key = tuple[Folder, bool]
 
 
-def refresh_offset(credentials: Credentials) -> int:
+def refresh_offset(credentials: VendedCredentials) -> int:
     """Return how many milliseconds before expiry clients request new credentials: later than the server renews them."""
     return min(CLIENT_AHEAD_MS, (credentials.expires_at - credentials.issued_at) // 4)
 
@@ -46,11 +46,11 @@ class CredentialCache:
     def __init__(self, vendor: Vendor, clock: Callable[[], int]) -> None:
         self._vendor = vendor
         self._clock = clock
-        self._credentials: OrderedDict[Key, Credentials] = OrderedDict()
-        self._pending: dict[Key, Future[Credentials]] = {}
+        self._credentials: OrderedDict[Key, VendedCredentials] = OrderedDict()
+        self._pending: dict[Key, Future[VendedCredentials]] = {}
         self._lock = threading.Lock()
 
-    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+    def vend(self, folder: Folder, *, writable: bool) -> VendedCredentials:
         key, now = (folder, writable), self._clock()
         with self._lock:
             cached = self._credentials.get(key)
@@ -66,7 +66,9 @@ class CredentialCache:
             return self._fetch(key, pending, valid)
         return valid or _wait_for(pending)
 
-    def _fetch(self, key: Key, pending: Future[Credentials], valid: Credentials | None) -> Credentials:
+    def _fetch(
+        self, key: Key, pending: Future[VendedCredentials], valid: VendedCredentials | None
+    ) -> VendedCredentials:
         """Fetch credentials for all waiting callers; where that fails, return cached ones that are still valid."""
         folder, writable = key
         try:
@@ -89,12 +91,12 @@ class CredentialCache:
         return credentials
 
 
-def _renewal_offset(credentials: Credentials) -> int:
+def _renewal_offset(credentials: VendedCredentials) -> int:
     """Return how many milliseconds before expiry the server renews credentials."""
     return min(RENEW_AHEAD_MS, (credentials.expires_at - credentials.issued_at) // 2)
 
 
-def _wait_for(pending: Future[Credentials]) -> Credentials:
+def _wait_for(pending: Future[VendedCredentials]) -> VendedCredentials:
     try:
         return pending.result(_WAIT_SECONDS)
     except TimeoutError as error:

@@ -14,12 +14,12 @@ from google.auth.transport.requests import Request
 from google.oauth2 import service_account
 
 from tiltyard.storage.vending.session_policies import gcs_condition, gcs_permissions
-from tiltyard.storage.vending.vendor import Credentials, Folder, NoCredentialsError
+from tiltyard.storage.vending.vendor import Folder, NoCredentialsError, VendedCredentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.model.settings.storages import NamedStorage, Secrets
+    from tiltyard.model.settings.storages import NamedStorage, StorageSecrets
 
 log = logging.getLogger("tiltyard.storage")
 
@@ -36,7 +36,7 @@ class GoogleVendor:
     def __init__(
         self,
         storage: NamedStorage,
-        secrets: Secrets,
+        secrets: StorageSecrets,
         clock: Callable[[], int],
         transport: Callable[..., Any] | None = None,
     ) -> None:
@@ -46,7 +46,7 @@ class GoogleVendor:
         self._transport = transport or Request()
         self._source = _source_credentials(storage, secrets)
 
-    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+    def vend(self, folder: Folder, *, writable: bool) -> VendedCredentials:
         rule = downscoped.AccessBoundaryRule(
             available_resource=f"//storage.googleapis.com/projects/_/buckets/{folder.bucket}",
             available_permissions=gcs_permissions(writable=writable),
@@ -62,10 +62,12 @@ class GoogleVendor:
         assert downscoped_token.expiry is not None  # a refresh that did not raise set both
         assert downscoped_token.token is not None
         expires = downscoped_token.expiry.replace(tzinfo=UTC)
-        return Credentials({"google_storage_token": downscoped_token.token}, issued_at, int(expires.timestamp() * 1000))
+        return VendedCredentials(
+            {"google_storage_token": downscoped_token.token}, issued_at, int(expires.timestamp() * 1000)
+        )
 
 
-def _source_credentials(storage: NamedStorage, secrets: Secrets) -> Any:
+def _source_credentials(storage: NamedStorage, secrets: StorageSecrets) -> Any:
     key = secrets.get("google_service_account_key", "service_account_key")
     try:
         if key:

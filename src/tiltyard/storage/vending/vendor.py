@@ -39,7 +39,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class VendedCredentials:
     """Storage options with credentials, and their validity (milliseconds since 1970)."""
 
     options: Mapping[str, str] = field(repr=False)
@@ -57,7 +57,7 @@ class NoCredentialsError(ServiceUnavailableError):
 class Vendor(Protocol):
     """Create credentials, in a blocking request to a provider. Safe to use from several threads."""
 
-    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+    def vend(self, folder: Folder, *, writable: bool) -> VendedCredentials:
         """Create credentials for all files of a folder, and nothing else: to read, or to write and delete as well.
 
         Raises NoCredentialsError.

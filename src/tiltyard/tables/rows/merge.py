@@ -23,7 +23,7 @@ from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import standardize_map_names
 from tiltyard.tables.rows.insert import append
-from tiltyard.tables.rows.row_changes import RowChange, change_rows
+from tiltyard.tables.rows.row_changes import CommittedChange, change_rows
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.sql.expressions import check_expression
@@ -211,7 +211,7 @@ def _merge_with_retry(
 
 def _merge_uncommitted(
     target: WriteTarget, incoming: IncomingRows, rows: pa.Table, spec: MergeSpec
-) -> RowChange[dict[str, int]] | None:
+) -> CommittedChange[dict[str, int]] | None:
     """Execute the merge without Lance's commit, and commit it in fewer round trips; None if Lance has to."""
 
     def write(dataset: lance.LanceDataset) -> tuple[lance.Transaction, dict[str, int]] | None:

@@ -41,7 +41,7 @@ Written: TypeAlias = "tuple[lance.Transaction, Result] | None"
 
 
 @dataclass(frozen=True, slots=True)
-class RowChange(Generic[Result]):
+class CommittedChange(Generic[Result]):
     """A committed change of rows: what `write` has returned of it, and its version."""
 
     result: Result
@@ -50,7 +50,7 @@ class RowChange(Generic[Result]):
 
 def change_rows(
     target: WriteTarget, write: Callable[[lance.LanceDataset], Written[Result]], seconds: float
-) -> RowChange[Result] | None:
+) -> CommittedChange[Result] | None:
     """Commit a change of rows to a managed table's main branch on an object store; None if Lance has to do it.
 
     `write` gets a shared dataset of the latest version, which it must not mutate; it may be called again. The caller
@@ -76,7 +76,7 @@ def change_rows(
         if committed is None:
             return None
         target.share_when_open(base, committed)
-        return RowChange(result, target.mark_written(committed.version))
+        return CommittedChange(result, target.mark_written(committed.version))
     return None
 
 

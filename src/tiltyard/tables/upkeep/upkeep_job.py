@@ -24,8 +24,8 @@ from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN
 from tiltyard.tables.upkeep.garbage import COLLECT_TABLE_GARBAGE
 from tiltyard.tables.upkeep.maintainer import COMMAND, MaintenanceRequest, maintain, read_index_states
 from tiltyard.tables.upkeep.old_versions import remove_old_versions
+from tiltyard.upkeep.decision import CHANGING_JOBS, UpkeepDecision, decide_upkeep, read_state
 from tiltyard.upkeep.indexing import IndexState
-from tiltyard.upkeep.needs import CHANGING_JOBS, TableNeeds, find_needs, read_state
 from tiltyard.upkeep.thresholds import UpkeepOptions, upkeep_options
 
 if TYPE_CHECKING:
@@ -141,14 +141,16 @@ def _find_work_under_way(ctx: Context, table: TableRecord) -> str:
     return next((f"a publication ({name})" for name in folders if name.startswith(_BLOCKS)), "")
 
 
-def _needs_of(ctx: Context, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions, now: int) -> TableNeeds:
+def _needs_of(ctx: Context, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions, now: int) -> UpkeepDecision:
     return _find_needs(_open(ctx, table), seen, options, is_idle=now - seen.changed_at >= IDLE_MS)
 
 
-def _find_needs(dataset: lance.LanceDataset, seen: TableUpkeep, options: UpkeepOptions, *, is_idle: bool) -> TableNeeds:
+def _find_needs(
+    dataset: lance.LanceDataset, seen: TableUpkeep, options: UpkeepOptions, *, is_idle: bool
+) -> UpkeepDecision:
     with lance_errors(dataset):
         state = read_state(dataset, options)
-    return find_needs(state, options, seen.state.get("unindexed", {}), is_idle=is_idle)
+    return decide_upkeep(state, options, seen.state.get("unindexed", {}), is_idle=is_idle)
 
 
 def _queue(ctx: Context, seen: TableUpkeep, table: TableRecord, reason: str) -> None:

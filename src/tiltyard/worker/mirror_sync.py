@@ -1,6 +1,6 @@
-"""The publisher: syncs the publications that are due, several at once, so that a catalog that hangs delays no other.
+"""Sync the mirrors that are due, several at once, so that a catalog that hangs delays no other.
 
-Any number of workers may do that on one catalog: the one that holds a publication's lease syncs it.
+Any number of workers may do that on one catalog: the one that holds a mirror's lease syncs it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from uuid import uuid4
 
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.catalog.mounts.publication_sync import LEASE_MS, is_due, sync
+from tiltyard.catalog.mounts.mirror_sync import LEASE_MS, is_due, sync
 from tiltyard.context import Context
 from tiltyard.model.principals import SERVER
 
 if TYPE_CHECKING:
     from tiltyard.context import Services
-    from tiltyard.store import PublicationRecord
+    from tiltyard.store import MirrorRecord
 
-PUBLICATIONS_AT_ONCE = 4
+MIRRORS_AT_ONCE = 4
 _PAGE = 1000
 
 
-class Publisher:
+class MirrorSync:
     """Starts what is due whenever `start_due` is called, by one thread."""
 
     def __init__(self, services: Services, stopping: threading.Event) -> None:
@@ -33,17 +33,17 @@ class Publisher:
         self._running: dict[int, threading.Thread] = {}
 
     def start_due(self) -> None:
-        """Start to sync the publications that are due. Raises ServiceUnavailableError."""
+        """Start to sync the mirrors that are due. Raises ServiceUnavailableError."""
         store = self._services.store
-        publications = store.list_publications(None, _PAGE)
-        if not publications:
+        mirrors = store.list_mirrors(None, _PAGE)
+        if not mirrors:
             return
         fingerprint, now = store.tables_fingerprint(), self._services.clock()
-        for publication in publications:
-            is_free = publication.lease_until <= now and publication.id not in self._running
-            if is_free and len(self._running) < PUBLICATIONS_AT_ONCE and is_due(publication, fingerprint, now):
-                thread = threading.Thread(target=self._sync, args=(publication,), name="publication", daemon=True)
-                self._running[publication.id] = thread
+        for mirror in mirrors:
+            is_free = mirror.lease_until <= now and mirror.id not in self._running
+            if is_free and len(self._running) < MIRRORS_AT_ONCE and is_due(mirror, fingerprint, now):
+                thread = threading.Thread(target=self._sync, args=(mirror,), name="mirror", daemon=True)
+                self._running[mirror.id] = thread
                 thread.start()
 
     def stop(self, timeout: float) -> None:
@@ -52,14 +52,14 @@ class Publisher:
         for thread in list(self._running.values()):
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _sync(self, publication: PublicationRecord) -> None:
+    def _sync(self, mirror: MirrorRecord) -> None:
         owner = uuid4().hex
         try:
-            claimed = self._services.store.claim_publication(publication.id, owner, LEASE_MS)
+            claimed = self._services.store.claim_mirror(mirror.id, owner, LEASE_MS)
             if claimed is not None:
-                ctx = Context(self._services, f"publication {publication.name}", principal=SERVER)
+                ctx = Context(self._services, f"publication {mirror.name}", principal=SERVER)
                 sync(ctx, claimed, owner, self._stopping.is_set)
         except ServiceUnavailableError as error:  # of our own database; the lease ends by itself
             self._services.outage_log.report(error)
         finally:
-            del self._running[publication.id]
+            del self._running[mirror.id]

@@ -1,4 +1,4 @@
-"""Sync a publication: make the entries in another catalog those that its tables of ours should have there.
+"""Sync a mirror: make the entries in another catalog those that its tables of ours should have there.
 
 Our tables are compared with what was written (`published_entries`), and the other catalog is called for differences
 alone. Each change there is recorded before and after it: where a server stops in between, the next sync finds what was
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.mounts import MountedCatalog, MountedTable
-    from tiltyard.store import PublicationRecord
-    from tiltyard.store.mounts.publications import OwnNamespace, OwnTable
+    from tiltyard.store import MirrorRecord
+    from tiltyard.store.mounts.mirrors import OwnNamespace, OwnTable
 
 log = logging.getLogger("tiltyard.publications")
 
@@ -71,7 +71,7 @@ _CONFLICT = "The other catalog has an entry of somebody else under this name, {}
 
 
 class LeaseLostError(Exception):
-    """Another server syncs the publication now, or it was dropped."""
+    """Another server syncs the mirror now, or it was dropped."""
 
 
 class _StoppedError(Exception):
@@ -93,16 +93,16 @@ class _Target(msgspec.Struct, frozen=True):
     digest: str | None
 
 
-def is_due(publication: PublicationRecord, fingerprint: str, now: int) -> bool:
-    """Return whether a publication is to be synced, if nobody does that already."""
-    has_changes = publication.error is None and publication.fingerprint != fingerprint
-    return publication.due_at <= now or has_changes
+def is_due(mirror: MirrorRecord, fingerprint: str, now: int) -> bool:
+    """Return whether a mirror is to be synced, if nobody does that already."""
+    has_changes = mirror.error is None and mirror.fingerprint != fingerprint
+    return mirror.due_at <= now or has_changes
 
 
 def sync(
-    ctx: Context, claimed: PublicationRecord, owner: str, is_stopping: Callable[[], bool], *, verify: bool = False
+    ctx: Context, claimed: MirrorRecord, owner: str, is_stopping: Callable[[], bool], *, verify: bool = False
 ) -> None:
-    """Sync a publication that `owner` has claimed, and release it; errors of the other catalog are recorded.
+    """Sync a mirror that `owner` has claimed, and release it; errors of the other catalog are recorded.
 
     With `verify` each entry is looked at, whatever is known of it. Where `is_stopping` becomes true, the publication
     stays due, to be verified likewise. Raises ServiceUnavailableError where our own database does not answer.
@@ -132,31 +132,31 @@ def sync(
     finally:
         run.close()
     if claimed.removing and problems == {}:
-        ctx.store.delete_publication(claimed.id)
+        ctx.store.delete_mirror(claimed.id)
         return
     ctx.store.finish_sync(claimed.id, owner, outcome, problems)
 
 
-def _failed(outcome: SyncOutcome, before: PublicationRecord, error: str, now: int) -> SyncOutcome:
+def _failed(outcome: SyncOutcome, before: MirrorRecord, error: str, now: int) -> SyncOutcome:
     pause = min(FIRST_PAUSE_MS * 2 ** min(before.failures, 16), MAX_PAUSE_MS)
     log.warning("the publication %s waits for %.0f s: %s", before.name, pause / 1000, error)
     return structs.replace(outcome, failures=before.failures + 1, error=error, due_at=now + pause)
 
 
-def entry_id(publication: PublicationRecord, path: Id) -> Id:
+def entry_id(mirror: MirrorRecord, path: Id) -> Id:
     """Return the id in the other catalog for a table of ours. Raises InvalidInputError where it has none."""
-    if publication.target:
-        scope = publication.namespace or ()
+    if mirror.target:
+        scope = mirror.namespace or ()
         below = path.parent[len(scope) :] if path.parent[: len(scope)] == scope else ()
-        return Id((*publication.target, *below, path.name))
-    if publication.levels is None:
+        return Id((*mirror.target, *below, path.name))
+    if mirror.levels is None:
         return path
-    if len(path.parent) < publication.levels:
+    if len(path.parent) < mirror.levels:
         raise InvalidInputError(
-            f"The other catalog has tables below {publication.levels} levels of namespaces, and this one has "
+            f"The other catalog has tables below {mirror.levels} levels of namespaces, and this one has "
             f"{len(path.parent)}: name the namespace there, as the publication's target."
         )
-    return Id((*path.parent[len(path.parent) - publication.levels :], path.name))
+    return Id((*path.parent[len(path.parent) - mirror.levels :], path.name))
 
 
 class _Sync:
@@ -165,7 +165,7 @@ class _Sync:
     def __init__(
         self,
         ctx: Context,
-        publication: PublicationRecord,
+        mirror: MirrorRecord,
         owner: str,
         is_stopping: Callable[[], bool],
         *,
@@ -174,7 +174,7 @@ class _Sync:
     ) -> None:
         self.problems: dict[int, TableProblem] = {}
         self._ctx = ctx
-        self._publication = publication
+        self._mirror = mirror
         self._owner = owner
         self._is_stopping = is_stopping
         self._verify = verify
@@ -188,7 +188,7 @@ class _Sync:
 
     def run(self) -> None:
         """Bring all entries in step. Raises LeaseLostError, _StoppedError, and errors of the whole other catalog."""
-        entries = {Id(entry.path): entry for entry in self._ctx.store.published_entries(self._publication.id)}
+        entries = {Id(entry.path): entry for entry in self._ctx.store.published_entries(self._mirror.id)}
         targets = self._targets(entries)
         if self._verify:
             self._forget_missing(entries)
@@ -216,12 +216,12 @@ class _Sync:
         """Return the entries that there should be, by their ids."""
         tables = self._ctx.store.own_tables()
         self._table_ids = frozenset(table.id for table in tables)
-        if self._publication.removing:
+        if self._mirror.removing:
             return {}
         targets: dict[Id, _Target] = {}
         for table, path in self._selected(tables):
             try:
-                entry = entry_id(self._publication, path)
+                entry = entry_id(self._mirror, path)
             except InvalidInputError as error:
                 self._add_problem(table.id, path, str(error))
                 continue
@@ -264,15 +264,15 @@ class _Sync:
             if namespace.parent_id is not None:
                 names.append(namespace.name)
             following = namespace.parent_id
-        return Id(reversed(names)), is_named or self._publication.namespace_id in ids
+        return Id(reversed(names)), is_named or self._mirror.namespace_id in ids
 
     def _is_named(self, text: str) -> bool:
-        return self._publication.name in (name.strip() for name in text.split(","))
+        return self._mirror.name in (name.strip() for name in text.split(","))
 
     def _target(self, table: OwnTable, path: Id, entry: Id, before: PublishedEntry | None) -> _Target:
         """Return the entry that a table should have. Raises what opening the table raises."""
         properties = {CATALOG_ID: self._catalog_id, TABLE_ID: str(table.id)}
-        if self._publication.has_columns:
+        if self._mirror.has_columns:
             is_written = before is not None and before.table_id == table.id and before.digest
             if is_written and not self._is_full:
                 return _Target(table.id, path, entry, table.location, properties, None)
@@ -442,12 +442,12 @@ class _Sync:
         if self._is_stopping():
             raise _StoppedError
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
-            self._leased(self._ctx.store.renew_publication)
+            self._leased(self._ctx.store.renew_mirror)
 
     def _leased(self, write: Callable[..., None], *values: object) -> None:
         """Write to this catalog under the lease. Raises LeaseLostError."""
         try:
-            write(self._publication.id, self._owner, LEASE_MS, *values)
+            write(self._mirror.id, self._owner, LEASE_MS, *values)
         except ConcurrentModificationError as error:
             raise LeaseLostError from error
         self._renewed_at = time.monotonic()
@@ -456,7 +456,7 @@ class _Sync:
         """Return the other catalog. Raises ServiceUnavailableError where it cannot be opened."""
         if self._backend is None:
             try:
-                self._backend = open_catalog(self._publication.kind, self._publication.settings)
+                self._backend = open_catalog(self._mirror.kind, self._mirror.settings)
             except InvalidInputError as error:  # a secret or a package is missing on this host
                 raise ServiceUnavailableError(str(error)) from error
         return self._backend

@@ -20,7 +20,7 @@ CHANGING_JOBS = frozenset(PIPELINE_JOBS) - {"export", "optimize"}
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class UpkeepState:
     """A table as far as its upkeep depends on it: small fragments, whether fragments have many deleted rows, and how
     many rows each index lacks, by its name.
     """
@@ -31,26 +31,26 @@ class TableState:
 
 
 @dataclass(frozen=True, slots=True)
-class TableNeeds:
+class UpkeepDecision:
     """Why a table needs upkeep now; none of it: `reasons` is empty. `has_rest`: an index lacks a few rows."""
 
     reasons: Sequence[str]
     has_rest: bool
 
 
-def read_state(dataset: lance.LanceDataset, options: UpkeepOptions) -> TableState:
+def read_state(dataset: lance.LanceDataset, options: UpkeepOptions) -> UpkeepState:
     """Return the state of a table by its manifest. Raises what Lance raises.
 
     Of its small fragments those count that the next compaction joins (`compaction.plan_compaction`).
     """
     planned = plan_compaction(dataset, options.small_fragments)
     small, is_worn = (0, False) if planned is None else (planned.fragments, planned.is_of_worn)
-    return TableState(0 if is_worn else small, is_worn, {state.name: state.missing for state in index_states(dataset)})
+    return UpkeepState(0 if is_worn else small, is_worn, {state.name: state.missing for state in index_states(dataset)})
 
 
-def find_needs(
-    state: TableState, options: UpkeepOptions, stuck: Mapping[str, int] | None = None, *, is_idle: bool = False
-) -> TableNeeds:
+def decide_upkeep(
+    state: UpkeepState, options: UpkeepOptions, stuck: Mapping[str, int] | None = None, *, is_idle: bool = False
+) -> UpkeepDecision:
     """Return what a table needs.
 
     `stuck` has the indexes that could not be extended the last time, with the rows that they lacked then: only more
@@ -67,4 +67,4 @@ def find_needs(
         reasons.append(f"{state.small_fragments} small fragments")
     if state.has_worn_fragments:
         reasons.append("fragments with many deleted rows")
-    return TableNeeds(reasons, has_rest)
+    return UpkeepDecision(reasons, has_rest)

@@ -1,4 +1,7 @@
-"""Publications: other catalogs in which tables of ours are registered, and the entries that are kept in step there."""
+"""Mirrors: other catalogs in which tables of ours are registered, and the entries that are kept in step there.
+
+On the wire and in the database they are publications; in the code that is several tables committed at once.
+"""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
@@ -65,8 +68,8 @@ OWN_TABLES = """
 """
 
 
-class PublicationRecord(msgspec.Struct, frozen=True):
-    """A publication: the other catalog, what is published there, and how far that has come.
+class MirrorRecord(msgspec.Struct, frozen=True):
+    """A mirror: the other catalog, what is published there, and how far that has come.
 
     Published are the tables in `namespace` and below it (None: in none), for as long as that is the one with
     `namespace_id` (None of an earlier server's, until it is claimed), and those whose property says so. `target` is
@@ -96,7 +99,7 @@ class PublicationRecord(msgspec.Struct, frozen=True):
     namespace_id: int | None
 
     @classmethod
-    def of(cls, row: Row) -> PublicationRecord:
+    def of(cls, row: Row) -> MirrorRecord:
         """Read a row of COLUMNS."""
         id_, name, kind, settings, levels, namespace, target, has_columns, removing, *progress = row
         scope = None if namespace is None else tuple(json.loads(namespace))
@@ -115,7 +118,7 @@ class PublishedEntry(msgspec.Struct, frozen=True):
 
 
 class SyncOutcome(msgspec.Struct, frozen=True):
-    """What a sync of a publication leaves; see PublicationRecord."""
+    """What a sync of a mirror leaves; see MirrorRecord."""
 
     fingerprint: str
     synced_at: int | None
@@ -151,13 +154,13 @@ class OwnTable(msgspec.Struct, frozen=True):
     properties: dict[str, str]
 
 
-class Publications(Repository):
-    """The methods for publications."""
+class Mirrors(Repository):
+    """The methods for mirrors."""
 
     __slots__ = ()
 
     @writes
-    def add_publication(
+    def add_mirror(
         self,
         name: str,
         kind: str,
@@ -169,99 +172,99 @@ class Publications(Repository):
         has_columns: bool,
         namespace_id: int | None = None,
     ) -> bool:
-        """Add a publication, due at once; return False if there is one of this name, which stays as it is."""
+        """Add a mirror, due at once; return False if there is one of this name, which stays as it is."""
         scope, now = None if namespace is None else json.dumps(namespace), self._clock()
         what = name, kind, json.dumps(settings), levels, scope, json.dumps(target), has_columns
         return self.connection.change(INSERT, *what, now, now, now, namespace_id) == 1
 
     @reads
-    def list_publications(self, after: str | None, limit: int) -> list[PublicationRecord]:
-        """Return up to `limit` publications, those with names after `after`."""
-        return [PublicationRecord.of(row) for row in self.connection.rows(LIST, after or "", limit)]
+    def list_mirrors(self, after: str | None, limit: int) -> list[MirrorRecord]:
+        """Return up to `limit` mirrors, those with names after `after`."""
+        return [MirrorRecord.of(row) for row in self.connection.rows(LIST, after or "", limit)]
 
     @reads
-    def find_publication(self, name: str) -> PublicationRecord | None:
-        """Return the publication of a name, if there is one."""
+    def find_mirror(self, name: str) -> MirrorRecord | None:
+        """Return the mirror of a name, if there is one."""
         row = self.connection.row(FIND, name)
-        return PublicationRecord.of(row) if row else None
+        return MirrorRecord.of(row) if row else None
 
     @writes
-    def start_removing_entries(self, publication: int) -> None:
-        """Let a publication remove its entries, and then go."""
-        self.connection.change(START_REMOVING, self._clock(), publication)
+    def start_removing_entries(self, mirror: int) -> None:
+        """Let a mirror remove its entries, and then go."""
+        self.connection.change(START_REMOVING, self._clock(), mirror)
 
     @writes
-    def delete_publication(self, publication: int) -> None:
-        """Delete a publication; its entries in the other catalog stay."""
-        self.connection.change(DELETE, publication)
+    def delete_mirror(self, mirror: int) -> None:
+        """Delete a mirror; its entries in the other catalog stay."""
+        self.connection.change(DELETE, mirror)
 
     @writes
-    def claim_publication(self, publication: int, owner: str, lease_ms: int) -> PublicationRecord | None:
-        """Lease a publication to `owner`; return None if another holds the lease, or it is gone.
+    def claim_mirror(self, mirror: int, owner: str, lease_ms: int) -> MirrorRecord | None:
+        """Lease a mirror to `owner`; return None if another holds the lease, or it is gone.
 
         Of one that an earlier server has made, the namespace is pinned now.
         """
         now = self._clock()
-        row = self.connection.row(CLAIM, owner, now + lease_ms, publication, now)
+        row = self.connection.row(CLAIM, owner, now + lease_ms, mirror, now)
         if row is None:
             return None
-        record = PublicationRecord.of(row)
+        record = MirrorRecord.of(row)
         if record.namespace is None or record.namespace_id is not None:
             return record
         return replace(record, namespace_id=pin_namespace(self.connection, record.id, record.namespace))
 
     @writes
-    def renew_publication(self, publication: int, owner: str, lease_ms: int) -> None:
-        """Renew a lease. Raises ConcurrentModificationError if another holds it, or the publication is gone."""
-        if not self.connection.change(RENEW, self._clock() + lease_ms, publication, owner):
+    def renew_mirror(self, mirror: int, owner: str, lease_ms: int) -> None:
+        """Renew a lease. Raises ConcurrentModificationError if another holds it, or the mirror is gone."""
+        if not self.connection.change(RENEW, self._clock() + lease_ms, mirror, owner):
             raise ConcurrentModificationError("Another server syncs this publication, or it was dropped.")
 
     @writes
     def finish_sync(
-        self, publication: int, owner: str, outcome: SyncOutcome, problems: dict[int, TableProblem] | None
+        self, mirror: int, owner: str, outcome: SyncOutcome, problems: dict[int, TableProblem] | None
     ) -> None:
         """Record how a sync ended, and release the lease; `problems` by table's id replace those before, None does not.
 
-        Does nothing where another holds the lease, or the publication is gone.
+        Does nothing where another holds the lease, or the mirror is gone.
         """
         values = outcome.fingerprint, outcome.synced_at, outcome.verified_at, outcome.failures, outcome.error
-        if not self.connection.change(FINISH, *values, outcome.due_at, publication, owner) or problems is None:
+        if not self.connection.change(FINISH, *values, outcome.due_at, mirror, owner) or problems is None:
             return
-        self.connection.change(DELETE_PROBLEMS, publication)
-        rows = [(publication, table_id, json.dumps(each.path), each.problem) for table_id, each in problems.items()]
+        self.connection.change(DELETE_PROBLEMS, mirror)
+        rows = [(mirror, table_id, json.dumps(each.path), each.problem) for table_id, each in problems.items()]
         self.connection.change_many(INSERT_PROBLEM, rows)
 
     @reads
-    def published_entries(self, publication: int) -> list[PublishedEntry]:
-        """Return all entries of a publication."""
+    def published_entries(self, mirror: int) -> list[PublishedEntry]:
+        """Return all entries of a mirror."""
         return [
             PublishedEntry(tuple(json.loads(path)), table_id, location, digest, bool(marked))
-            for path, table_id, location, digest, marked in self.connection.rows(ENTRIES, publication)
+            for path, table_id, location, digest, marked in self.connection.rows(ENTRIES, mirror)
         ]
 
     @writes
-    def write_published_entry(self, publication: int, owner: str, lease_ms: int, entry: PublishedEntry) -> None:
-        """Record an entry, and renew the lease. Raises as `renew_publication` does."""
-        self.renew_publication(publication, owner, lease_ms)
+    def write_published_entry(self, mirror: int, owner: str, lease_ms: int, entry: PublishedEntry) -> None:
+        """Record an entry, and renew the lease. Raises as `renew_mirror` does."""
+        self.renew_mirror(mirror, owner, lease_ms)
         values = entry.table_id, entry.location, entry.digest, entry.marked
-        self.connection.change(WRITE_ENTRY, publication, json.dumps(entry.path), *values)
+        self.connection.change(WRITE_ENTRY, mirror, json.dumps(entry.path), *values)
 
     @writes
-    def delete_published_entry(self, publication: int, owner: str, lease_ms: int, path: Path) -> None:
-        """Forget an entry, and renew the lease. Raises as `renew_publication` does."""
-        self.renew_publication(publication, owner, lease_ms)
-        self.connection.change(DELETE_ENTRY, publication, json.dumps(path))
+    def delete_published_entry(self, mirror: int, owner: str, lease_ms: int, path: Path) -> None:
+        """Forget an entry, and renew the lease. Raises as `renew_mirror` does."""
+        self.renew_mirror(mirror, owner, lease_ms)
+        self.connection.change(DELETE_ENTRY, mirror, json.dumps(path))
 
     @reads
-    def count_published_entries(self, publication: int) -> int:
+    def count_published_entries(self, mirror: int) -> int:
         """Return how many tables have their entry."""
-        return int(self.connection.rows(COUNT_ENTRIES, publication)[0][0])
+        return int(self.connection.rows(COUNT_ENTRIES, mirror)[0][0])
 
     @reads
-    def publication_problems(self, publication: int, limit: int) -> tuple[int, Sequence[TableProblem]]:
+    def mirror_problems(self, mirror: int, limit: int) -> tuple[int, Sequence[TableProblem]]:
         """Return how many tables have a problem, and up to `limit` of those."""
-        count = int(self.connection.rows(COUNT_PROBLEMS, publication)[0][0])
-        rows = self.connection.rows(PROBLEMS, publication, limit) if count else []
+        count = int(self.connection.rows(COUNT_PROBLEMS, mirror)[0][0])
+        rows = self.connection.rows(PROBLEMS, mirror, limit) if count else []
         return count, [TableProblem(tuple(json.loads(path)), problem) for path, problem in rows]
 
     @reads

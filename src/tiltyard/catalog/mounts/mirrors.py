@@ -1,7 +1,6 @@
-"""Operations on publications: other catalogs in which tables of ours are registered, and kept in step by the workers.
+"""Operations on mirrors: other catalogs in which tables of ours are registered, and kept in step by the workers.
 
-Only administrators do that. How entries are kept in step is in `publication_sync`. (Publishing several tables at once,
-`tiltyard.publishing`, is something else.)
+On the wire they are publications. Only administrators do that. How entries are kept in step is in `mirror_sync`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from uuid import uuid4
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_server
+from tiltyard.catalog.mounts.mirror_sync import LEASE_MS, sync
 from tiltyard.catalog.mounts.mounts import checked_settings
-from tiltyard.catalog.mounts.publication_sync import LEASE_MS, sync
 from tiltyard.model.ids import Id, check_name, namespace_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
@@ -23,7 +22,7 @@ from tiltyard.mounts import open_catalog
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
-    from tiltyard.store import PublicationRecord
+    from tiltyard.store import MirrorRecord
 
 ADMINISTRATORS = on_server(Privilege.ADMINISTER)
 SYNC_SECONDS = 20.0
@@ -48,7 +47,7 @@ def create_publication(ctx: Context, request: models.CreatePublicationRequest) -
     settings = checked_settings(ctx, request.kind, request.settings or {})
     catalog = open_catalog(request.kind, settings)
     catalog.close()
-    added = ctx.store.add_publication(
+    added = ctx.store.add_mirror(
         name,
         request.kind,
         settings,
@@ -60,7 +59,7 @@ def create_publication(ctx: Context, request: models.CreatePublicationRequest) -
     )
     if not added:
         raise InvalidInputError(f"There is a publication '{name}' already.")
-    return models.CreatePublicationResponse(publication=_current_entry(ctx, find_publication(ctx, name)))
+    return models.CreatePublicationResponse(publication=_current_entry(ctx, find_mirror(ctx, name)))
 
 
 @operation(needs=ADMINISTRATORS, changes=False)
@@ -70,7 +69,7 @@ def list_publications(ctx: Context, request: models.ListPublicationsRequest) -> 
     Raises InvalidInputError.
     """
     page, token = ctx.paging.fetch_page(
-        "publications", request.page_token, request.limit, ctx.store.list_publications, lambda record: record.name
+        "publications", request.page_token, request.limit, ctx.store.list_mirrors, lambda record: record.name
     )
     fingerprint = ctx.store.tables_fingerprint() if page else ""
     entries = [_entry(ctx, record, fingerprint) for record in page]
@@ -84,9 +83,9 @@ def sync_publication(ctx: Context, request: models.SyncPublicationRequest) -> mo
     The response says whether it is in step by now, or why the other catalog cannot be reached. Raises
     InvalidInputError (there is none of this name).
     """
-    record = find_publication(ctx, request.publication)
+    record = find_mirror(ctx, request.publication)
     _sync_now(ctx, record)
-    return models.SyncPublicationResponse(publication=_current_entry(ctx, find_publication(ctx, record.name)))
+    return models.SyncPublicationResponse(publication=_current_entry(ctx, find_mirror(ctx, record.name)))
 
 
 @operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
@@ -95,21 +94,21 @@ def drop_publication(ctx: Context, request: models.DropPublicationRequest) -> mo
 
     The response has the publication while it still removes them. Raises InvalidInputError (there is none of this name).
     """
-    record = find_publication(ctx, request.publication)
+    record = find_mirror(ctx, request.publication)
     if not request.remove_entries:
-        ctx.store.delete_publication(record.id)
+        ctx.store.delete_mirror(record.id)
         return models.DropPublicationResponse()
     ctx.store.start_removing_entries(record.id)
     _sync_now(ctx, record)
-    left = ctx.store.find_publication(record.name)
+    left = ctx.store.find_mirror(record.name)
     if left is None or left.id != record.id:
         return models.DropPublicationResponse()
     return models.DropPublicationResponse(publication=_current_entry(ctx, left))
 
 
-def find_publication(ctx: Context, name: str) -> PublicationRecord:
+def find_mirror(ctx: Context, name: str) -> MirrorRecord:
     """Return the publication of a name. Raises InvalidInputError."""
-    record = ctx.store.find_publication(name)
+    record = ctx.store.find_mirror(name)
     if record is None:
         raise InvalidInputError(f"There is no publication '{name}'.")
     return record
@@ -121,27 +120,27 @@ def _own_namespace_id(ctx: Context, scope: Id) -> int:
     return ctx.store.describe_namespace(scope).id
 
 
-def _sync_now(ctx: Context, record: PublicationRecord) -> None:
+def _sync_now(ctx: Context, record: MirrorRecord) -> None:
     """Sync once; wait for a worker that does so at the moment."""
     owner, deadline = uuid4().hex, time.monotonic() + SYNC_SECONDS
     while time.monotonic() < deadline:
-        claimed = ctx.store.claim_publication(record.id, owner, LEASE_MS)
+        claimed = ctx.store.claim_mirror(record.id, owner, LEASE_MS)
         if claimed is not None:
             sync(ctx, claimed, owner, lambda: time.monotonic() >= deadline, verify=True)
             return
-        current = ctx.store.find_publication(record.name)
+        current = ctx.store.find_mirror(record.name)
         if current is None or current.id != record.id:  # a worker has removed it
             return
         time.sleep(WAIT_SECONDS)
 
 
-def _current_entry(ctx: Context, record: PublicationRecord) -> models.PublicationEntry:
+def _current_entry(ctx: Context, record: MirrorRecord) -> models.PublicationEntry:
     return _entry(ctx, record, ctx.store.tables_fingerprint())
 
 
-def _entry(ctx: Context, record: PublicationRecord, fingerprint: str) -> models.PublicationEntry:
+def _entry(ctx: Context, record: MirrorRecord, fingerprint: str) -> models.PublicationEntry:
     is_in_step = record.error is None and record.fingerprint == fingerprint and not record.removing
-    number_of_problems, problems = ctx.store.publication_problems(record.id, MAX_PROBLEMS)
+    number_of_problems, problems = ctx.store.mirror_problems(record.id, MAX_PROBLEMS)
     since = record.synced_at or record.created_at
     return models.PublicationEntry(
         publication=record.name,

@@ -156,6 +156,24 @@ def test_a_row_that_does_not_fit_ends_the_stream_without_a_folder_and_loses_noth
     assert ids(films) == [1, 2]
 
 
+@pytest.mark.parametrize("on", [[], ["id"]], ids=["append", "upsert"])
+def test_a_batch_that_fails_a_check_is_not_committed_and_ends_the_stream(
+    films: Table, put: Put, run_stream: RunStream, on: list[str], tmp_path: Path
+) -> None:
+    options = {"on": on, "checks": ["not_null(v)", "unique(v)", "rejected == 0", "distribution(id, 100)"]}
+    put("1.jsonl", {"id": 1, "v": "a"}, {"id": 2, "v": "b"})
+    assert run_stream(**options)["rows"] == 2
+    data = sorted((Path(films.location().uri) / "data").iterdir())
+    put("2.jsonl", {"id": 1 if on else 3, "v": "b"}, {"id": 4, "v": None}, {"id": 5, "v": "e"})
+    failed = r"Nothing was published: not_null\(v\): 1 rows are not; unique\(v\): 1 keys are there more than once"
+    with pytest.raises(InvalidInputError, match=failed):
+        run_stream(**options)
+    assert ids(films) == [1, 2] and sorted((Path(films.location().uri) / "data").iterdir()) == data
+    with pytest.raises(InvalidInputError, match="there is no column 'w'"):
+        run_stream(on=on, check=["not_null(w)"])
+    assert run_stream(on=on, checks=["warn: not_null(v)", "rejected == 0"])["rows"] == 3
+
+
 def test_a_table_is_created_by_the_first_row_that_can_be_read(
     films: Table, put: Put, run_stream: RunStream, folder: Path, tmp_path: Path
 ) -> None:

@@ -24,7 +24,13 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import ColumnNames, is_outage, job
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.sources.csv_records import CsvDialect
-from tiltyard.pipeline.sources.file_options import CsvOptions, check_csv_only, given_options, pick_file_options
+from tiltyard.pipeline.sources.file_options import (
+    CsvOptions,
+    check_csv_only,
+    given_options,
+    pick_csv_options,
+    pick_file_options,
+)
 from tiltyard.pipeline.sources.filesystem import absolute_path, base_folder, is_remote, local_path
 from tiltyard.pipeline.streams.avro import AvroDecoder
 from tiltyard.pipeline.streams.batches import BatchLimits, StreamSource
@@ -36,6 +42,8 @@ from tiltyard.pipeline.streams.target import StreamOptions, StreamTable
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.pipeline.writing.commit import CommitConflictError
+from tiltyard.pipeline.writing.options import StreamRowOptions
+from tiltyard.pipeline.writing.quality_checks import parse_check
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +102,7 @@ def stream(
     name: Annotated[
         str | None, "What identifies the stream in the table's history [default: its source]. It goes on by its name."
     ] = None,
-    **csv: Unpack[CsvOptions],
+    **row_options: Unpack[StreamRowOptions],
 ) -> Mapping[str, object]:
     """Append or upsert what arrives in a folder or a topic, each row exactly once, until the job is canceled.
 
@@ -116,7 +124,9 @@ def stream(
         absolute_path(rejects) if rejects else None,
         storage,
         JobLineage("stream", (LineageSource.of_uri(path),)),
+        tuple(parse_check(text) for text in row_options.get("checks") or ()),
     )
+    csv = pick_csv_options(row_options)
 
     def open_stream() -> tuple[StreamTable, StreamSource]:
         target = StreamTable(run, catalog_client.table(catalog, table), options)

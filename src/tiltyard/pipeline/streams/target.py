@@ -47,7 +47,10 @@ from tiltyard.pipeline.writing.fragments import (
     parse_fragments,
     write_batches,
 )
-from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target
+from tiltyard.pipeline.writing.quality_checks import CheckCounter, QualityCheck, validate_checks
+from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode, prepare_target
+from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, describe_unfit, encode_rejects
+from tiltyard.pipeline.writing.write_job import check_rows
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.upkeep.compaction import commit_compaction, plan_compaction
 
@@ -66,7 +69,8 @@ class StreamOptions:
     """How a stream named `name` changes its table: `on` is the key to upsert by, () to append.
 
     With `evolves`, columns that the table lacks are added; else their rows are rejected. `rejects` is the folder for
-    rejected rows; without one such a row ends the stream. `lineage` is what its commits record as the rows' source.
+    rejected rows; without one such a row ends the stream. Each batch is to pass the `checks`. `lineage` is what its
+    commits record as the rows' source.
     """
 
     name: str
@@ -75,6 +79,7 @@ class StreamOptions:
     rejects: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
     lineage: JobLineage | None = None
+    checks: tuple[QualityCheck, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +88,6 @@ class Applied:
 
     rows: int
     rejected: int
-
-
-@dataclass(frozen=True, slots=True)
-class _UnreportedRun:
-    """The run of a step whose progress is not the run's own."""
-
-    inner: Run
-
-    @property
-    def id(self) -> str:
-        return self.inner.id
-
-    def progress(self, **_: object) -> None:
-        self.inner.check()
-
-    def check(self) -> None:
-        self.inner.check()
-
-    def checkpoints(self) -> Mapping[str, str]:
-        return self.inner.checkpoints()
-
-    def save_checkpoint(self, key: str, value: str) -> None:
-        self.inner.save_checkpoint(key, value)
 
 
 @dataclass(slots=True)
@@ -174,7 +156,7 @@ class StreamTable:
             deletes = self._fit(batch, batch.deletes, key_schema, rejected)
             rows, deleted = _last_of_each_key(rows, deletes, on)
         self._write_rejects(rejected)
-        self._commit(dataset, rows.drop_columns([SEQUENCE]), deleted, batch.position)
+        self._commit(dataset, rows.drop_columns([SEQUENCE]), deleted, batch.position, len(rejected))
         self.position = {**self.position, **batch.position}
         self._commits += 1
         if self._commits % FRAGMENTS_TO_COMPACT == 0:
@@ -286,47 +268,75 @@ class StreamTable:
         return pa.Table.from_batches(fitted, pa.schema(fields))
 
     def _commit(
-        self, dataset: lance.LanceDataset, rows: pa.Table, deleted: pa.Table | None, advanced: Position
+        self, dataset: lance.LanceDataset, rows: pa.Table, deleted: pa.Table | None, advanced: Position, rejected: int
     ) -> None:
-        """Write rows and commit them with the position; by key, the rows that they replace are deleted."""
+        """Write rows, check and commit them with the position; by key, the rows that they replace are deleted."""
         location = self.table.location()
         target = FragmentTarget(location, dataset.schema, False, dataset.data_storage_version)
-        fragments = write_batches(target, rows.cast(dataset.schema).to_batches(), dataset)
+        validate_checks(self.options.checks, dataset.schema)
+        batches = rows.cast(dataset.schema).to_batches()
+        fragments = write_batches(target, batches, dataset)
         reach(Point.BEFORE_RECORD)
         try:
+            properties = {**self._check(target, dataset, batches, fragments, rejected), **self._properties(advanced)}
             if deleted is None:
-                version = self._commit_append(dataset, fragments, advanced)
+                version = self._commit_append(dataset, fragments, properties)
             else:
                 keys = pa.concat_tables([rows.select(deleted.column_names), deleted])
-                version = self._commit_changes(
-                    dataset, KeysInMemory(location, self.options.on, keys), fragments, advanced
-                )
+                in_memory = KeysInMemory(location, self.options.on, keys)
+                version = self._commit_changes(dataset, in_memory, fragments, properties)
         except (RefusedError, InvalidInputError, ConcurrentModificationError, *KEY_ERRORS):
             delete_fragment_files(location, fragments)
             raise
         self.version = version
         reach(Point.AFTER_FINALIZE)
 
-    def _commit_append(self, dataset: lance.LanceDataset, fragments: Sequence[str], advanced: Position) -> int:
+    def _check(
+        self,
+        target: FragmentTarget,
+        dataset: lance.LanceDataset,
+        batches: Sequence[pa.RecordBatch],
+        fragments: Sequence[str],
+        rejected: int,
+    ) -> Mapping[str, str]:
+        """Check a batch; return what its commit keeps of that. Raises InvalidInputError."""
+        if not self.options.checks:
+            return {}
+        counter = CheckCounter(self.options.checks)
+        for batch in batches:
+            counter.count(batch)
+        rows = sum(batch.num_rows for batch in batches)
+        spec = WriteSpec(self.run.id, target, (), checks=self.options.checks)
+        result = WriteResult(tuple(fragments), rows, rejected, 0, counter.failures)
+        found = TargetTable(self.table, target.location, int(dataset.version), False, dataset.schema, None)
+        return check_rows(self.run, None, found, spec, [result], self.options.on).properties
+
+    def _commit_append(
+        self, dataset: lance.LanceDataset, fragments: Sequence[str], properties: Mapping[str, str]
+    ) -> int:
         assert self._job_table is not None
         operation = lance.LanceOperation.Append(parse_fragments(fragments))
         for _ in range(MAX_CONFLICTS):
             self.run.check()
             try:
                 return self._job_table.commit(
-                    dataset, operation, self.run, verify=self._is_writer, properties=self._properties(advanced)
+                    dataset, operation, self.run, verify=self._is_writer, properties=properties
                 )
             except CommitConflictError:
                 dataset = self._latest()
         raise ConcurrentModificationError(f"{self.table} keeps changing: {MAX_CONFLICTS} commits conflicted.")
 
     def _commit_changes(
-        self, dataset: lance.LanceDataset, keys: KeysInMemory, fragments: Sequence[str], advanced: Position
+        self,
+        dataset: lance.LanceDataset,
+        keys: KeysInMemory,
+        fragments: Sequence[str],
+        properties: Mapping[str, str],
     ) -> int:
         """Commit rows and the deletion of all that have one of the keys."""
         assert self._job_table is not None
-        run = _UnreportedRun(self.run)
-        plan = UpsertPlan(keys, parse_fragments(fragments), dataset)
+        run = self.run
+        plan = UpsertPlan(keys, parse_fragments(fragments), dataset, reports=False)
         plan.match_keys(run, None)
         for _ in range(MAX_CONFLICTS):
             self.run.check()
@@ -336,7 +346,7 @@ class StreamTable:
                     plan.operation(),
                     self.run,
                     verify=lambda newer: self._is_writer(newer) and plan.can_commit_after(run, newer),
-                    properties=self._properties(advanced),
+                    properties=properties,
                 )
             except CommitConflictError:
                 plan.rebase(run, None, self._latest())
@@ -375,12 +385,8 @@ class StreamTable:
         if not rejected:
             return
         if self.options.rejects is None:
-            raise RefusedError(
-                f"A row does not fit: {rejected[0].reason}. Name a folder for such rows (--rejects), and the others "
-                "are taken."
-            )
-        lines = [json.dumps({"reason": row.reason, "row": row.row}, default=_to_text) for row in rejected]
-        write_file(self._rejects_file(), ("\n".join(lines) + "\n").encode(), self.options.storage)
+            raise describe_unfit(rejected[0])
+        write_file(self._rejects_file(), encode_rejects(rejected), self.options.storage)
 
     def _remove_uncommitted_rejects(self) -> None:
         """Remove the rejected rows of a batch that was not committed: it is read again, and may end elsewhere.
@@ -457,8 +463,3 @@ def _locate(batch: StreamBatch, rejected: RejectedRow) -> RejectedRow:
     """Add the place in the source to the reason of a rejected row."""
     row = dict(rejected.row)
     return RejectedRow(row, f"{batch.describe(row.pop(SEQUENCE))}: {rejected.reason}")
-
-
-def _to_text(value: object) -> str:
-    """Return text for values that JSON cannot represent."""
-    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

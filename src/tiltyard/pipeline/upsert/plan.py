@@ -130,6 +130,8 @@ class UpsertPlan:
     keys: Keys
     written: list[FragmentMetadata]
     dataset: lance.LanceDataset
+    reports: bool = True
+    """Whether the look-up is progress of the run's."""
     matched: dict[int, MatchedFragment] = field(default_factory=dict)
     checked: lance.LanceDataset = field(init=False)
     loaded_keys: list[pa.Table] = field(init=False, default_factory=list)
@@ -167,7 +169,8 @@ class UpsertPlan:
         fragments = fragments_by_id(self.dataset)
         to_match = list(fragments) if numbers is None else list(numbers)
         rows = sum(fragments[number].num_rows for number in to_match)
-        run.progress(stage="match", looked=0, looked_total=rows)
+        if self.reports:
+            run.progress(stage="match", looked=0, looked_total=rows)
         session = spark if max(rows, self.keys.rows) > MAX_DRIVER_ROWS else None
         buckets = math.ceil(self.keys.rows / MAX_KEYS_IN_MEMORY)
         checks = [CheckKeys(self.keys, bucket, buckets) for bucket in range(buckets if check else 0)]
@@ -180,7 +183,8 @@ class UpsertPlan:
             nonlocal rows_searched
             if position < len(groups):
                 rows_searched += sum(fragments[number].num_rows for number in groups[position])
-            run.progress(looked=rows_searched)
+            if self.reports:
+                run.progress(looked=rows_searched)
 
         tasks: list[MatchFragments | CheckKeys] = [*matches, *checks]
         wave = slots + 1

@@ -12,7 +12,7 @@ from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.user_functions import parse_user_function
 from tiltyard.pipeline.jobs import Alias, ColumnNames
 from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.file_options import FileOptions
+from tiltyard.pipeline.sources.file_options import CsvOptions, FileOptions
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
@@ -20,7 +20,19 @@ from tiltyard.pipeline.writing.quality_checks import QualityCheck, parse_check
 from tiltyard.pipeline.writing.target_table import WriteMode
 
 
-class RowOptions(TypedDict, total=False):
+class CheckOptions(TypedDict, total=False):
+    """What rows have to be."""
+
+    checks: Annotated[
+        list[str] | None,
+        "A check before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)', 'matches(a, [A-Z]+)', "
+        "'in_set(a, x, y)', 'foreign_key(a, other.b)', 'freshness(a, 2d)', 'distribution(a, 0.1)'; 'warn: …' "
+        "publishes all the same.",
+        Alias("check"),
+    ]
+
+
+class RowOptions(CheckOptions, total=False):
     """How rows become those of a table, whatever they come from; what is left out is None."""
 
     select: Annotated[list[str] | None, "Only these columns of the source: a,b.", ColumnNames()]
@@ -29,14 +41,11 @@ class RowOptions(TypedDict, total=False):
     null: Annotated[list[str] | None, "Columns of the table that the source lacks; they become null.", ColumnNames()]
     udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."]
     rejects: Annotated[str | None, "A folder for rows that do not fit; without one, such a row fails the job."]
-    checks: Annotated[
-        list[str] | None,
-        "A check before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)', 'matches(a, [A-Z]+)', "
-        "'in_set(a, x, y)', 'foreign_key(a, other.b)', 'freshness(a, 2d)', 'distribution(a, 0.1)'; 'warn: …' "
-        "publishes all the same.",
-        Alias("check"),
-    ]
     rows_per_file: Annotated[int | None, f"Maximal rows of a fragment [default: {ROWS_PER_FILE}]."]
+
+
+class StreamRowOptions(CsvOptions, CheckOptions, total=False):
+    """The options of streams that they have in common with other jobs that write rows."""
 
 
 class WriteJobOptions(FileOptions, RowOptions, CallOptions, total=False):

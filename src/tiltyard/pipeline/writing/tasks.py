@@ -220,11 +220,7 @@ class _RejectWriter:
                 "A row does not fit the table: a value is none of its column's type, or null where none may be."
             )
         if self.spec.rejects is None:
-            text = json.dumps(rejected.row, default=_to_text)[:_MAX_ROW_TEXT]
-            raise RefusedError(
-                f"A row does not fit: {rejected.reason}. The row: {text}. Name a folder for such rows (--rejects), "
-                "and the others are taken."
-            )
+            raise describe_unfit(rejected)
         self.files.add(rejected.reason, rejected.row)
 
     def flush(self) -> None:
@@ -239,13 +235,13 @@ class RejectFiles:
     stem: str
     storage: Mapping[str, str]
     count: int = 0
-    _buffer: list[str] = field(default_factory=list)
+    _buffer: list[bytes] = field(default_factory=list)
     _files: int = 0
 
     def add(self, reason: str, row: Any) -> None:
         """Add a row; a full file is written."""
         self.count += 1
-        self._buffer.append(json.dumps({"reason": reason, "row": row}, default=_to_text))
+        self._buffer.append(_encode_reject(reason, row))
         if len(self._buffer) == REJECTS_PER_FILE:
             self.flush()
 
@@ -253,8 +249,26 @@ class RejectFiles:
         """Write the rows that are in no file yet."""
         if self._buffer:
             name = f"{self.folder}/{self.stem}-{self._files}.jsonl"
-            write_file(name, ("\n".join(self._buffer) + "\n").encode(), self.storage)
+            write_file(name, b"".join(self._buffer), self.storage)
             self._files, self._buffer = self._files + 1, []
+
+
+def describe_unfit(rejected: RejectedRow) -> RefusedError:
+    """Return the error of a row that does not fit, where there is no folder for such rows."""
+    text = json.dumps(rejected.row, default=_to_text)[:_MAX_ROW_TEXT]
+    return RefusedError(
+        f"A row does not fit: {rejected.reason}. The row: {text}. Name a folder for such rows (--rejects), and the "
+        "others are taken."
+    )
+
+
+def encode_rejects(rejected: Iterable[RejectedRow]) -> bytes:
+    """Return rejected rows as lines of JSON: {"reason": …, "row": …}."""
+    return b"".join(_encode_reject(row.reason, row.row) for row in rejected)
+
+
+def _encode_reject(reason: str, row: Any) -> bytes:
+    return json.dumps({"reason": reason, "row": row}, default=_to_text).encode() + b"\n"
 
 
 def _to_text(value: Any) -> str:

@@ -151,6 +151,8 @@ def write_uncommitted(
     run.progress(**source.figures())
     spec = plan_rows(run, source.schema, target, options, partial(source.try_function, run))
     results.extend(source.write(run, spec))
+    counts = count_written(results)
+    run.progress(**{name: counts[name] for name in ("rows", "fragments", "bytes")})
     written = check_rows(run, source.spark, target, spec, results, options.on)
     return replace(written, figures={**written.figures, **source.figures()})
 
@@ -289,11 +291,10 @@ def check_rows(
 ) -> WrittenRows:
     """Check written rows by all checks; few keys and values are looked at here, without Spark.
 
-    Rows of the table that have one of the keys `on` of the new rows are to be replaced. The run has the figures, also
-    where this raises InvalidInputError: the rows fail a check that is no warning.
+    Rows of the table that have one of the keys `on` of the new rows are to be replaced. Raises InvalidInputError if the
+    rows fail a check that is no warning; the run has the figure `checks` then, too.
     """
     counts, fragments = count_written(results), fragments_of(results)
-    run.progress(**{name: counts[name] for name in ("rows", "fragments", "bytes")})
     rows = counts["rows"]
     judged = judge_counts(spec.checks, rows, counts["rejected"], [result.failures for result in results])
     of_keys = [check for check in spec.checks if check.kind in KEY_CHECKS]

@@ -24,7 +24,7 @@ from tests.services.lossy import wait_for
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
 from tiltyard.runtime.failpoints import Point
-from tiltyard.tables.commits import batch_commit, batched_commits, commit
+from tiltyard.tables.commits import recording
 
 Meet = Callable[[], None]
 SECONDS = 60
@@ -64,8 +64,7 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meet]:
             has_met.set()
 
     def begin() -> None:
-        for module in (commit, batch_commit, batched_commits):
-            monkeypatch.setattr(module, "reach", reached)
+        monkeypatch.setattr(recording, "reach", reached)
 
     yield begin
     assert has_met.is_set(), "the operations did not meet"
@@ -175,7 +174,7 @@ def test_merge_that_a_commit_with_its_key_overtakes_runs_again(
             overtaken.set()
             remote.open_table(tables[0]).add(rows(11))
 
-    monkeypatch.setattr(commit, "reach", reached)
+    monkeypatch.setattr(recording, "reach", reached)
     monkeypatch.setattr(twin._services.storage.locks, "hold", lambda *_: nullcontext())  # as on a machine of its own
     request = MergeInsertIntoTableRequest(
         id=[tables[0]], on=["id"], when_matched_update_all=True, when_not_matched_insert_all=True

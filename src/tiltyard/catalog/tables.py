@@ -41,9 +41,9 @@ from tiltyard.model.views.plain_views import PlainView
 from tiltyard.storage.locations import is_relative
 from tiltyard.store import ListedTable, TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_call_provider, storage_options
+from tiltyard.tables.name_conflicts import prefer_name_conflict
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.query.routes.view import VIEW_VERSION
-from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.stats import basic_stats
 from tiltyard.tables.schema.view_sources import source_version_properties
 from tiltyard.tables.versions.records import new_is_managed, registered_is_managed

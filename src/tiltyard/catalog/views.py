@@ -25,8 +25,8 @@ from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import MAX_QUERY_LENGTH
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.engine import infer_schema
+from tiltyard.tables.name_conflicts import prefer_name_conflict
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 
 
 @operation(needs=DECLARE_VIEW)

@@ -26,7 +26,7 @@ from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.store import VersionRecord
 from tiltyard.store.tables.tables import Tables
-from tiltyard.tables.commits import batch_commit, batched_commits, commit, commit_requests, finalizing, recording
+from tiltyard.tables.commits import batch_commit, commit, finalizing, recording, validation
 from tiltyard.tables.versions import versions
 
 ROWS = pa.table({"a": [1, 2, 3]})
@@ -127,7 +127,7 @@ def test_create_versions_that_wait_together_succeed_or_fail_alone(server: Server
         ask(models.CreateTableVersionRequest, id=name, version=1, manifest_path=path, naming_scheme="V2")
         for name, path in commits
     ]
-    outcomes = batched_commits.create_table_versions([(server.ctx, request) for request in requests])
+    outcomes = commit.create_table_versions([(server.ctx, request) for request in requests])
     kinds = [type(outcome) for outcome in outcomes]
     response_type = models.CreateTableVersionResponse
     assert kinds == [
@@ -149,7 +149,7 @@ def together(server: Server, *commits: tuple[str, int, str]) -> list[Any]:
         ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
         for name, version, path in commits
     ]
-    outcomes = batched_commits.create_table_versions([(server.ctx, request) for request in requests])
+    outcomes = commit.create_table_versions([(server.ctx, request) for request in requests])
     return [
         type(outcome) if isinstance(outcome, Exception) else outcome.version and outcome.version.version
         for outcome in outcomes
@@ -226,7 +226,7 @@ def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refu
     table = server.services.store.describe_table(("t",))
     path = stage(folder, 1, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=1, manifest_path=path, naming_scheme="V2")
-    new = commit_requests.validate_version(server.ctx, table, request)
+    new = validation.validate_version(server.ctx, table, request)
     outcomes = recording.record_independently(server.ctx, [structs.replace(new, table_id=99), new])
     assert [type(outcome) for outcome in outcomes] == [TableNotFoundError, VersionRecord]
 
@@ -382,7 +382,7 @@ def test_a_record_without_its_manifest_is_finished_by_the_next_reader(
     create(server, "t", 1, stage(folder, 1, tmp_path))
     staged = stage(folder, 2, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
-    new = commit_requests.validate_version(server.ctx, server.services.store.describe_table(("t",)), request)
+    new = validation.validate_version(server.ctx, server.services.store.describe_table(("t",)), request)
     server.services.store.record_version(new)  # and here the server dies
     request = ask(models.DescribeTableVersionRequest, id="t", version=2)
     assert versions.describe_table_version(server.ctx, request).version.version == 2

@@ -17,7 +17,7 @@ from tests.tables.served import Server, ask
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, VersionRecord
-from tiltyard.tables.commits import commit_requests, finalizing
+from tiltyard.tables.commits import finalizing, validation
 from tiltyard.tables.upkeep import repair
 from tiltyard.tables.versions import versions
 
@@ -42,7 +42,7 @@ def recorded(server: Server, staged: str) -> VersionRecord:
     """Record version 2, as the catalog has it at the loss of power."""
     table = server.services.store.describe_table(("t",))
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
-    record, _ = server.services.store.record_version(commit_requests.validate_version(server.ctx, table, request))
+    record, _ = server.services.store.record_version(validation.validate_version(server.ctx, table, request))
     return record
 
 

@@ -32,7 +32,7 @@ from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.store import DROP_MOUNTED_TABLE, DROPPED, TableRecord, UnitOfWork
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.credentials import storage_options
-from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
+from tiltyard.tables.name_conflicts import prefer_name_conflict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

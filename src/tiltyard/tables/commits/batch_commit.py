@@ -30,13 +30,13 @@ from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.commits.commit import ranges_to_delete
-from tiltyard.tables.commits.commit_requests import (
+from tiltyard.tables.commits.finalizing import finalize_batch, lost_version_error
+from tiltyard.tables.commits.recording import record_all, record_versions
+from tiltyard.tables.commits.validation import (
     check_commits_here,
     explain_conflict,
     validate_versions,
 )
-from tiltyard.tables.commits.finalizing import finalize_batch, lost_version_error
-from tiltyard.tables.commits.recording import record_all, record_versions
 from tiltyard.tables.credentials import creator_storage_options
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.versions.deleted_versions import delete_versions, exclude_tagged

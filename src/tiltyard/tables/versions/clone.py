@@ -19,7 +19,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.lineage import LineageRecord
-from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
+from tiltyard.tables.name_conflicts import prefer_name_conflict
 from tiltyard.tables.upkeep.references import old_versions_lock
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import new_is_managed

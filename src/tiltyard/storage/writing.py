@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.commit_route import CommitRoute
+    from tiltyard.storage.commit_route import Check, CommitRoute
     from tiltyard.storage.files import Files
     from tiltyard.storage.next_manifest import NextManifest
     from tiltyard.storage.storage import Storage
@@ -230,41 +230,38 @@ def has_schema(dataset: lance.LanceDataset, schema: pa.Schema) -> bool:
     return bool(dataset.lance_schema == lance.schema.LanceSchema.from_pyarrow(schema))
 
 
-@dataclass(frozen=True, slots=True)
-class FastCommit:
-    """A commit to the main branch on an object store whose next manifest is made here, from the latest one."""
+def commit_made_here(
+    storage: Storage,
+    location: str,
+    manifests: Mapping[int, bytes],
+    transaction: lance.Transaction,
+    commit_route: CommitRoute,
+) -> UnopenedVersion | None:
+    """Commit to the main branch on an object store by making the next manifest here; return the new version.
 
-    storage: Storage
-    location: str
-    latest: bytes
-    """The manifest of the version that the catalog says is the latest."""
-    earlier: Mapping[int, bytes] = field(default_factory=dict)
-    """Manifests before it, by version, from that which the transaction was made on."""
-
-    def commit(self, transaction: lance.Transaction, version: int, commit_route: CommitRoute) -> UnopenedVersion | None:
-        """Commit a transaction as the version right after `version`; return that version.
-
-        None if another commit has the number or conflicts with it, or Lance has to make the manifest: nothing was
-        committed then. Raises what the commit route raises.
-        """
-        reach(Point.BEFORE_RECORD)
-        made = make_next_manifest(self.latest, version, transaction, self.earlier)
-        if made is None:
-            return None
-        location, files = self.location, self.storage.files(self.location)
-        staged = f"{location}/_versions/{made.name}-{uuid4()}"
-        objects = {staged: made.content, f"{location}/_transactions/{made.transaction_name}": made.transaction}
+    `manifests` are those of versions by their numbers: from the one that the transaction was made on to the one that is
+    the latest by the catalog. None if another commit has the next number or conflicts, or Lance has to make the
+    manifest: nothing was committed then. Raises what the commit route raises.
+    """
+    version = max(manifests)
+    earlier = {number: content for number, content in manifests.items() if number != version}
+    reach(Point.BEFORE_RECORD)
+    made = make_next_manifest(manifests[version], version, transaction, earlier)
+    if made is None:
+        return None
+    files, staged = storage.files(location), f"{location}/_versions/{made.name}-{uuid4()}"
+    objects = {staged: made.content, f"{location}/_transactions/{made.transaction_name}": made.transaction}
+    with lance_errors(location):
+        _put_all(files, objects)
+    entry = {"id": list(commit_route.table_id), "version": version + 1, "manifest_path": staged}
+    try:
+        commit_route.client.commit_content({**entry, "manifest_size": len(made.content)}, made.content)
+    except ConcurrentModificationError:
         with lance_errors(location):
-            _put_all(files, objects)
-        entry = {"id": list(commit_route.table_id), "version": version + 1, "manifest_path": staged}
-        try:
-            commit_route.client.commit_content({**entry, "manifest_size": len(made.content)}, made.content)
-        except ConcurrentModificationError:
-            with lance_errors(location):
-                files.delete(list(objects))
-            return None
-        reach(Point.AFTER_FINALIZE)
-        return UnopenedVersion(self.storage, location, version + 1, made)
+            files.delete(list(objects))
+        return None
+    reach(Point.AFTER_FINALIZE)
+    return UnopenedVersion(storage, location, version + 1, made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,32 +324,50 @@ def commit_append(
             refused_versions.append(version)
             raise ColumnsChangedError
 
-    if commit_route:
-        commit_route.checks.append(check)
-    reach(Point.BEFORE_RECORD)
     try:
-        committed = lance.LanceDataset.commit(
-            dataset,
-            transaction,
-            max_retries=_MAX_REBASES,
-            commit_timeout=timedelta(seconds=max(seconds, 1)),
-            namespace_client=commit_route.client if commit_route else None,
-            table_id=list(commit_route.table_id) if commit_route else None,
-            namespace_client_managed_versioning=commit_route is not None,
-        )
+        timeout = timedelta(seconds=max(seconds, 1))
+        committed = _commit(dataset, transaction, commit_route, check, max_retries=_MAX_REBASES, commit_timeout=timeout)
     except Exception as error:
         if refused_versions:
             raise ColumnsChangedError from error
-        if commit_route and commit_route.refusals:
-            raise commit_route.refusals[0] from error
         raise
-    reach(Point.AFTER_FINALIZE)
     is_rebased = commit_route is None and committed.version > read_version + 1
     if is_rebased and not field_ids <= {
         number for column in committed.lance_schema.fields() for number in ids_of_field(column)
     }:
         _withdraw(committed, fragments)
         raise ColumnsChangedError(withdrawn=True)
+    return committed
+
+
+def _commit(
+    dataset: lance.LanceDataset,
+    change: lance.Transaction | lance.LanceOperation.BaseOperation,
+    commit_route: CommitRoute | None = None,
+    check: Check | None = None,
+    **options: Any,
+) -> lance.LanceDataset:
+    """Let Lance commit, by the commit route if there is one, which calls `check` first; `options` are Lance's.
+
+    Raises why the route has refused the commit, if that is certain, else what Lance raises.
+    """
+    if commit_route and check:
+        commit_route.checks.append(check)
+    reach(Point.BEFORE_RECORD)
+    try:
+        committed = lance.LanceDataset.commit(
+            dataset,
+            change,
+            namespace_client=commit_route.client if commit_route else None,
+            table_id=list(commit_route.table_id) if commit_route else None,
+            namespace_client_managed_versioning=commit_route is not None,
+            **options,
+        )
+    except Exception as error:
+        if commit_route and commit_route.refusals:
+            raise commit_route.refusals[0] from error
+        raise
+    reach(Point.AFTER_FINALIZE)
     return committed
 
 
@@ -384,26 +399,13 @@ def commit_next(
             refused.append(version)
             raise ConcurrentModificationError("Another commit came first.")
 
-    if commit_route:
-        commit_route.checks.append(check)
-    reach(Point.BEFORE_RECORD)
+    transaction = lance.Transaction(base, operation, transaction_properties=dict(properties))
     try:
-        committed = lance.LanceDataset.commit(
-            dataset,
-            lance.Transaction(base, operation, transaction_properties=dict(properties)),
-            max_retries=0,
-            namespace_client=commit_route.client if commit_route else None,
-            table_id=list(commit_route.table_id) if commit_route else None,
-            namespace_client_managed_versioning=commit_route is not None,
-        )
+        return _commit(dataset, transaction, commit_route, check, max_retries=0)
     except Exception as error:
-        if refused or is_conflict(error):
+        if refused or any(is_conflict(each) for each in (error, error.__cause__) if each is not None):
             raise ConcurrentModificationError("Another commit to the table came first.") from error
-        if commit_route and commit_route.refusals:
-            raise commit_route.refusals[0] from error
         raise
-    reach(Point.AFTER_FINALIZE)
-    return committed
 
 
 def commit_overwrite(
@@ -411,10 +413,7 @@ def commit_overwrite(
 ) -> lance.LanceDataset:
     """Replace a table's rows and schema, whatever its latest version is. Raises what Lance raises."""
     rebased = lance.Transaction(dataset.version, transaction.operation, transaction_properties=dict(properties or {}))
-    reach(Point.BEFORE_RECORD)
-    committed = lance.LanceDataset.commit(dataset, rebased)
-    reach(Point.AFTER_FINALIZE)
-    return committed
+    return _commit(dataset, rebased)
 
 
 def commit_new_columns(dataset: lance.LanceDataset, operation: lance.LanceOperation.Merge) -> int:
@@ -422,7 +421,4 @@ def commit_new_columns(dataset: lance.LanceDataset, operation: lance.LanceOperat
 
     Raises what Lance raises, for any commit that came first.
     """
-    reach(Point.BEFORE_RECORD)
-    committed = lance.LanceDataset.commit(dataset, operation, read_version=dataset.version, max_retries=0)
-    reach(Point.AFTER_FINALIZE)
-    return int(committed.version)
+    return int(_commit(dataset, operation, read_version=dataset.version, max_retries=0).version)

@@ -20,7 +20,9 @@ from tiltyard.storage.locks import TooBusyError
 from tiltyard.storage.writing import (
     ColumnsChangedError,
     UnopenedVersion,
+    append_transaction,
     commit_append,
+    commit_made_here,
     count_rows,
     discard,
     discard_after_error,
@@ -29,7 +31,7 @@ from tiltyard.storage.writing import (
 from tiltyard.store import AppendNotWaitingError, RequestClaim
 from tiltyard.tables.commits.idempotency_marks import marks
 from tiltyard.tables.keys.checked_appends import check_append
-from tiltyard.tables.rows.append_routes import AppendRoute, log_route, make_here, why_not_made_here, why_not_queued
+from tiltyard.tables.rows.append_routes import AppendRoute, log_route, why_not_made_here, why_not_queued
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
@@ -413,7 +415,8 @@ def _commit_fragments(
         route.queued_appends.append(queued)
     obstacle = why_not_made_here(target, base.version, read_version, manifest)
     if obstacle is None and route is not None and manifest is not None:
-        made = make_here(target, fragments, base.version, manifest, properties, route)
+        transaction = append_transaction(fragments, read_version, properties)
+        made = commit_made_here(target.ctx.storage, target.location, {read_version: manifest}, transaction, route)
         if made is not None:
             log_route(target, AppendRoute.MADE_HERE)
             return made

@@ -15,17 +15,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.writing import FastCommit, append_transaction
 from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
-    from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.commit_route import CommitRoute
-    from tiltyard.storage.writing import UnopenedVersion
     from tiltyard.tables.rows.write_target import WriteTarget
 
 log = logging.getLogger("tiltyard.appends")
@@ -88,16 +84,3 @@ def why_not_made_here(target: WriteTarget, version: int, read_version: int, mani
         return "rows were written on an earlier version"
     recorded = recorded_latest(target.ctx, target.record, target.branch)
     return None if recorded is not None and recorded.version == version else "another commit came meanwhile"
-
-
-def make_here(
-    target: WriteTarget,
-    fragments: Sequence[FragmentMetadata],
-    version: int,
-    manifest: bytes,
-    properties: Mapping[str, str],
-    route: CommitRoute,
-) -> UnopenedVersion | None:
-    """Commit fragments right after a version with this manifest; None if that is left to Lance, and nothing is done."""
-    transaction = append_transaction(fragments, version, properties)
-    return FastCommit(target.ctx.storage, target.location, manifest).commit(transaction, version, route)

@@ -18,7 +18,7 @@ from tiltyard.model.columns.primary_keys import unenforced_key
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.next_manifest import COMMIT_HOOKS
 from tiltyard.storage.version_cache import VersionInfo
-from tiltyard.storage.writing import FastCommit, discard_transaction
+from tiltyard.storage.writing import commit_made_here, discard_transaction
 from tiltyard.tables.keys.errors import DuplicateKeyError
 
 if TYPE_CHECKING:
@@ -128,12 +128,10 @@ def _commit_rebased(
         *_, version = manifests
         route = target.commit_route
         assert route is not None
-        earlier = {at: content for at, content in manifests.items() if at != version}
         try:
-            commit = FastCommit(target.ctx.storage, target.location, manifests[version], earlier)
-            committed = commit.commit(transaction, version, route)
+            committed = commit_made_here(target.ctx.storage, target.location, manifests, transaction, route)
         except DuplicateKeyError:
-            if not earlier:
+            if len(manifests) == 1:
                 raise
             return None  # another commit may have brought the key: a merge that runs again updates its row
         if committed is not None or _latest_version(target) == version:

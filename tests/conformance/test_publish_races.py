@@ -123,7 +123,7 @@ def test_publish_whose_manifests_cannot_be_finalized_is_not_rolled_back(
 
     with monkeypatch.context() as patch:
         for name in ("publish_checked", "finalize", "finalize_content"):
-            patch.setattr(f"tiltyard.storage.manifest_store.ManifestStore.{name}", refused)
+            patch.setattr(f"tiltyard.storage.manifests.manifest_store.ManifestStore.{name}", refused)
         with pytest.raises(tiltyard.PublishUncertainError), tiltyard.publish(catalog.client) as tables:
             write(tables, ["a"], "append")
             write(tables, ["new"])

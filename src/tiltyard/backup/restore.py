@@ -25,7 +25,7 @@ from tiltyard.runtime.failpoints import Point as Failpoint
 from tiltyard.runtime.failpoints import reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_within
-from tiltyard.storage.manifest_format import parse_manifest, with_bases
+from tiltyard.storage.manifests.manifest_format import parse_manifest, with_bases
 from tiltyard.store import NotEmptyError, is_empty_database, load_dump, read_header, read_rows
 from tiltyard.store.schema import refuse_newer
 

@@ -11,7 +11,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.branches import MAIN
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_within
-from tiltyard.storage.manifest_format import LAST_VERSION, NamingScheme, naming_scheme_of, versions_folder
+from tiltyard.storage.manifests.manifest_format import LAST_VERSION, NamingScheme, naming_scheme_of, versions_folder
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.upkeep.references import (
     FileKind,

@@ -17,8 +17,8 @@ from tiltyard.backup.points import fetch_part, read_tables, table_label
 from tiltyard.backup.selection import version_of_manifest
 from tiltyard.backup.target import digest_chunks
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifest_format import is_detached, parse_manifest
-from tiltyard.storage.manifest_references import files_of_bases, referenced_files
+from tiltyard.storage.manifests.manifest_format import is_detached, parse_manifest
+from tiltyard.storage.manifests.manifest_references import files_of_bases, referenced_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, versions_folder
 
 if TYPE_CHECKING:
     import lance

@@ -37,8 +37,8 @@ from tiltyard.storage.locations import (
     with_existing_case,
 )
 from tiltyard.storage.locks import Locks
-from tiltyard.storage.manifest_format import FINAL_NAME
-from tiltyard.storage.manifest_store import ManifestStore
+from tiltyard.storage.manifests.manifest_format import FINAL_NAME
+from tiltyard.storage.manifests.manifest_store import ManifestStore
 from tiltyard.storage.reference_files import ReferenceFiles
 from tiltyard.storage.roots import Roots, StorageError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 
 import lance
 
-from tiltyard.storage.manifest_format import message_of, parse_manifest
+from tiltyard.storage.manifests.manifest_format import message_of, parse_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -24,8 +24,8 @@ from tiltyard.runtime.durability import WrittenFile
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import is_conflict, lance_errors, may_have_committed
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifest_format import column_ids
-from tiltyard.storage.next_manifest import make_first_manifest, make_next_manifest
+from tiltyard.storage.manifests.manifest_format import column_ids
+from tiltyard.storage.manifests.next_manifest import make_first_manifest, make_next_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tiltyard.storage.commit_route import Check, CommitRoute
     from tiltyard.storage.files import Files
-    from tiltyard.storage.next_manifest import NextManifest
+    from tiltyard.storage.manifests.next_manifest import NextManifest
     from tiltyard.storage.storage import Storage
 
 Rows = Any  # a table or a reader of record batches

@@ -21,7 +21,7 @@ from tests.services.wire import stream
 import tiltyard
 from tiltyard.storage import Storage, writing
 from tiltyard.storage.datasets import Datasets
-from tiltyard.storage.manifest_format import parse_manifest
+from tiltyard.storage.manifests.manifest_format import parse_manifest
 from tiltyard.tables.rows import append_queue
 
 ROWS, SECRET = pa.table({"n": [1, 2, 3]}), pa.table({"n": [42]})

@@ -22,7 +22,7 @@ from tests.tables.rows.calls import begin_upload, complete_upload, insert, merge
 from tests.tables.served import ask, models, run_concurrently
 
 from tiltyard.model.columns.primary_keys import PROPERTY
-from tiltyard.storage import manifest_rows
+from tiltyard.storage.manifests import manifest_rows
 from tiltyard.tables.keys import enforcement
 from tiltyard.tables.keys.declaration import drop_table_primary_key, set_table_primary_key
 from tiltyard.tables.keys.errors import DuplicateKeyError

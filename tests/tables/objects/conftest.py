@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.storage.next_manifest import NextManifest
+from tiltyard.storage.manifests.next_manifest import NextManifest
 from tiltyard.tables.commits import process_state
 
 

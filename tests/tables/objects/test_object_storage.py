@@ -28,7 +28,7 @@ from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.storage import Storage, StorageError, shared_snapshots, writing
-from tiltyard.storage.next_manifest import NextManifest
+from tiltyard.storage.manifests.next_manifest import NextManifest
 from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.commit import create_table_version
 from tiltyard.tables.commits.finalizing import finalize_pending

@@ -18,7 +18,7 @@ from tests.tables.objects.calls import count_served, create, insert, names_of_ve
 from tiltyard.context import Context
 from tiltyard.model.spec import models
 from tiltyard.storage import row_rewrites, writing
-from tiltyard.storage.manifest_store import ManifestStore
+from tiltyard.storage.manifests.manifest_store import ManifestStore
 from tiltyard.tables.keys.declaration import set_table_primary_key
 from tiltyard.tables.rows import merge as merge_module
 from tiltyard.tables.rows import row_changes, update_delete

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from tiltyard.runtime.file_forms import BrokenFileError, check_whole
-from tiltyard.storage.manifest_format import top_fields
-from tiltyard.storage.manifest_references import new_files
+from tiltyard.storage.manifests.manifest_format import top_fields
+from tiltyard.storage.manifests.manifest_references import new_files
 
 
 @pytest.fixture(scope="module")

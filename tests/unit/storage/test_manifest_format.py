@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.storage.manifest_format import parse_manifest
-from tiltyard.storage.manifest_references import referenced_files
+from tiltyard.storage.manifests.manifest_format import parse_manifest
+from tiltyard.storage.manifests.manifest_references import referenced_files
 
 FOOTER = struct.Struct("<QHH4s")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiltyard.model.columns.blob_columns import has_blobs
-from tiltyard.storage.manifest_format import NamingScheme, manifest_name
+from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name
 
 if TYPE_CHECKING:
     import lance

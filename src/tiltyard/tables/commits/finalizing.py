@@ -26,8 +26,8 @@ from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileStat
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifest_format import branch_file
-from tiltyard.storage.manifest_references import referenced_files
+from tiltyard.storage.manifests.manifest_format import branch_file
+from tiltyard.storage.manifests.manifest_references import referenced_files
 from tiltyard.store import FinalManifest, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.versions.records import has_no_manifest, stored_versions
 

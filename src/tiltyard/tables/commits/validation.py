@@ -26,7 +26,7 @@ from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.runtime.durability import WrittenFile
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
+from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.commits.finalizing import MAX_THREADS, finalize_pending
 from tiltyard.tables.keys.enforcement import check_version, first_taken_key

@@ -33,8 +33,8 @@ from msgspec import structs
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.primary_keys import PrimaryKey, is_key_type
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifest_format import NamingScheme, manifest_name, message_of, versions_folder
-from tiltyard.storage.manifest_rows import RowChange, column_numbers, compare_rows
+from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, message_of, versions_folder
+from tiltyard.storage.manifests.manifest_rows import RowChange, column_numbers, compare_rows
 from tiltyard.tables.keys.errors import duplicate_error, null_error
 from tiltyard.tables.keys.key_values import first_duplicate, first_key, first_null, other_keys
 from tiltyard.tables.keys.lookup import KeyLookup, read_keys, scan_for_keys

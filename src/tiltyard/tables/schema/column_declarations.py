@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
-    from tiltyard.storage.manifest_format import CodeDeclaration
+    from tiltyard.storage.manifests.manifest_format import CodeDeclaration
     from tiltyard.store import TableRecord
 
 _KEY_PREFIX = PREFIX.encode()

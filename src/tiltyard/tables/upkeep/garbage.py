@@ -24,7 +24,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifest_format import is_detached, versions_folder
+from tiltyard.storage.manifests.manifest_format import is_detached, versions_folder
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending, pending_versions, stat_final_manifest
 from tiltyard.tables.opening import find_table

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifest_format import FINAL_NAME, versions_folder
+from tiltyard.storage.manifests.manifest_format import FINAL_NAME, versions_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

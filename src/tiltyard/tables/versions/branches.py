@@ -20,7 +20,7 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifest_format import FINAL_NAME, branch_file
+from tiltyard.storage.manifests.manifest_format import FINAL_NAME, branch_file
 from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.versions.records import delete_branch_records
 

@@ -24,7 +24,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors, may_have_committed
-from tiltyard.storage.manifest_format import with_column_ids
+from tiltyard.storage.manifests.manifest_format import with_column_ids
 from tiltyard.storage.writing import commit_new_columns
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.conflict_retry import commit_with_retry

@@ -18,7 +18,13 @@ from tiltyard.model.columns.primary_keys import PROPERTY
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifest_format import LAST_VERSION, V2_DIGITS, NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.manifests.manifest_format import (
+    LAST_VERSION,
+    V2_DIGITS,
+    NamingScheme,
+    manifest_name,
+    versions_folder,
+)
 from tiltyard.storage.shared_snapshots import RecordedVersion
 from tiltyard.store import NewVersion
 

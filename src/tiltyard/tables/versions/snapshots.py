@@ -33,7 +33,7 @@ from tiltyard.model.privileges import Privilege, privilege_names
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifest_format import tag_file
+from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.snapshots import SnapshotMember, SnapshotRecord
 from tiltyard.tables.opening import open_for_reading, open_to_commit

@@ -19,7 +19,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifest_format import tag_file
+from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.tables.opening import check_version_number, open_for_reading, open_for_writing
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 

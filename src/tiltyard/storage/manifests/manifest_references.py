@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from tiltyard.storage.manifest_format import (
+from tiltyard.storage.manifests.manifest_format import (
     BASES_FIELD,
     FRAGMENTS_FIELD,
     INDICES_FIELD,

@@ -18,7 +18,7 @@ from tiltyard.runtime.durability import WrittenFile, replace_file
 from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.files import FileContent, FileTooLargeError, LocalFiles, check_size
 from tiltyard.storage.locations import check_no_links, is_local, path_in_table
-from tiltyard.storage.manifest_format import (
+from tiltyard.storage.manifests.manifest_format import (
     FINAL_NAME,
     MAX_NAME_BYTES,
     Field,
@@ -32,7 +32,7 @@ from tiltyard.storage.manifest_format import (
     top_fields,
     versions_folder,
 )
-from tiltyard.storage.manifest_references import FileReference, all_files, new_files, transaction_file
+from tiltyard.storage.manifests.manifest_references import FileReference, all_files, new_files, transaction_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

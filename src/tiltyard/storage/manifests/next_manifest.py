@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import lance
 
-from tiltyard.storage.manifest_format import NamingScheme, manifest_name, message_of
+from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiltyard.storage.manifest_format import byte_fields, message_fields, message_of, read_varint
+from tiltyard.storage.manifests.manifest_format import byte_fields, message_fields, message_of, read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

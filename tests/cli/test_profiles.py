@@ -120,7 +120,7 @@ def test_keys_and_principals_are_those_of_the_server_of_the_profile(
 def test_a_key_whose_answer_is_lost_is_not_created_twice(secured: Secured) -> None:
     cutting = CuttingProxy(secured.url, cuts=1, path="/key/create")
     reach = ("--url", cutting.url, "--key", secured.keys["administrator"])
-    assert "did not answer" in refused(run_command("key", "create", "late", *reach), 6)
+    assert "does not answer" in refused(run_command("key", "create", "late", *reach), 6)
     assert cutting.cut == 1 and printed(run_command("key", "list", "late", *reach)).count("late") == 1
 
 

@@ -119,4 +119,4 @@ def test_job_that_is_asked_for_wrongly_says_so_in_a_sentence_and_changes_nothing
 def test_job_on_a_server_that_is_not_there_says_so_soon(spark: SparkSession, films: lance.LanceDataset) -> None:
     arguments = ["job", "export", NAME, "out", "--uri", "http://127.0.0.1:9"]
     done = CliRunner().invoke(main, arguments)
-    assert (done.exit_code, "http://127.0.0.1:9 did not answer" in done.output) == (6, True), done.output
+    assert (done.exit_code, "http://127.0.0.1:9 does not answer" in done.output) == (6, True), done.output

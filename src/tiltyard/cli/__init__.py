@@ -11,15 +11,15 @@ from tiltyard import __version__
 from tiltyard.cli.interruption import InterruptibleGroup
 
 COMMANDS = {
+    "access": ("can", "grant", "grants", "policy", "revoke", "role", "whoami"),
     "audit": ("audit",),
     "backup": ("backup",),
     "browsing.change_feed": ("changes",),
-    "browsing.changes": ("cp", "mv", "rm"),
+    "browsing.changes": ("cp", "mkdir", "mv", "rm"),
     "browsing.console_page": ("open",),
     "browsing.description": ("schema", "show"),
     "browsing.diff": ("diff",),
     "browsing.listing": ("du", "ls", "tree"),
-    "browsing.namespaces": ("mkdir",),
     "browsing.rows": ("count", "head"),
     "browsing.search": ("search",),
     "browsing.snapshots": ("snapshot",),
@@ -27,15 +27,13 @@ COMMANDS = {
     "browsing.sql": ("sql",),
     "browsing.versions": ("restore", "tag", "versions"),
     "database": ("db",),
-    "grants": ("can", "grant", "grants", "revoke", "whoami"),
     "import_catalog": ("import-catalog",),
     "keys": ("key", "principal"),
     "upkeep": ("gc", "maintain", "repair"),
     "mcp.command": ("mcp",),
     "mounts": ("mount",),
-    "policies": ("policy",),
+    "pipelines": ("pipeline", "view"),
     "publish_to": ("publish-to",),
-    "roles": ("role",),
     "serve": ("serve", "worker"),
     "session.completion": ("completion",),
     "session.login": ("login", "logout", "profiles"),
@@ -111,32 +109,4 @@ def job() -> None:
       tiltyard job ingest ./films.parquet films --uri http://127.0.0.1:2333
       tiltyard job ingest --help
       tiltyard job list --uri http://127.0.0.1:2333
-    """
-
-
-@main.group(
-    "pipeline",
-    cls=LazyGroup,
-    module="tiltyard.cli.pipelines",
-    short_help="Create several tables from one file, and publish them at once.",
-)
-def pipeline() -> None:
-    """Create several tables as one YAML or Python file describes them, and publish them at once.
-
-    \b
-    Examples:
-      tiltyard pipeline check docs.yaml
-      tiltyard pipeline run docs.yaml --uri http://127.0.0.1:2333
-    """
-
-
-@main.group(
-    "view", cls=LazyGroup, module="tiltyard.cli.views", short_help="Create materialized views of queries on Spark."
-)
-def view() -> None:
-    """Create materialized views: tables that a query in Spark's SQL computes.
-
-    \b
-    Example:
-      tiltyard view create late --sql "SELECT id, title FROM films WHERE year >= 2000" --uri http://127.0.0.1:2333
     """

@@ -60,7 +60,7 @@ def create(settings: Settings, target: str) -> None:
       tiltyard backup s3://backups/lake --config tiltyard.toml
     """
     from tiltyard.backup.create import create_backup
-    from tiltyard.cli.client import open_context
+    from tiltyard.cli.database import open_context
 
     with _refusing(), open_context(settings) as ctx:
         point = create_backup(ctx, _open_target(settings, target, creates=True), _report)

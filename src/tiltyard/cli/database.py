@@ -14,6 +14,7 @@ from tiltyard.config import ConfigError, Settings
 from tiltyard.runtime.fatal import describe, refuse
 
 if TYPE_CHECKING:
+    from tiltyard.context import Context
     from tiltyard.store import Store
 
 
@@ -33,6 +34,29 @@ def open_database(settings: Settings) -> Iterator[Store]:
             yield store
     except (LanceNamespaceError, StoreVersionError, ConfigError, ValueError) as error:
         refuse(describe(error))
+
+
+@contextmanager
+def open_context(settings: Settings) -> Iterator[Context]:
+    """Yield a context of the server's own principal on an existing catalog, for maintenance.
+
+    No catalog is created: there would be nothing to maintain, and a mistyped root would look like a sound one.
+    """
+    from lance_namespace.errors import LanceNamespaceError
+
+    from tiltyard.cli.session.failures import status_of
+    from tiltyard.context import Context
+    from tiltyard.model.principals import SERVER
+    from tiltyard.server.process import open_services_or_refuse
+
+    require_database(settings)
+    services = open_services_or_refuse(settings)
+    try:
+        yield Context(services, "cli", principal=SERVER)
+    except LanceNamespaceError as error:
+        refuse(str(error), status_of(error))
+    finally:
+        services.close()
 
 
 def require_database(settings: Settings) -> None:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.interruption import exit_interrupted, interruptible
-from tiltyard.cli.options import catalog_options
+from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.cli.output.progress import progress_bar
-from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class Report:
 @click.option("--report", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write a report as JSON.")
 @catalog_options
 def import_catalog(
-    settings: Settings,
+    place: CatalogPlace,
     source: str,
     target: str | None,
     copy: bool,
@@ -138,8 +137,6 @@ def import_catalog(
     mounted: str | None,
     allow_wider_access: bool,
     file: Path | None,
-    url: str,
-    key: str,
 ) -> None:
     """Move the tables of a mounted namespace into this catalog, with their grants and policies; files stay in place.
 
@@ -152,7 +149,6 @@ def import_catalog(
       tiltyard import-catalog lake films --copy --spark 'local[4]' --root ./data
       tiltyard import-catalog sales --to 'lake$sales' --root ./data
     """
-    from tiltyard.cli.client import connect
     from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 
     _check_options(target, mounted, copy=copy, keeps_entries=keep_entries, master=master, storage=task_storage)
@@ -161,7 +157,7 @@ def import_catalog(
     is_return = mounted is not None
     options = {"copy": copy or None, "keep_entry": keep_entries or None, "allow_wider_access": allow_wider_access}
     report = Report(source, mounted or target or "")
-    with interruptible() as interruption, connect(settings, url, key) as calls:
+    with interruptible() as interruption, place.connect() as calls:
         ends = parse_id(source, DEFAULT_DELIMITER), parse_id(report.target, DEFAULT_DELIMITER)
         _check_ends(calls, *ends, is_return=is_return)
         plan = list(_plan(calls, *ends))

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError, TransactionNotFoundError
 
-from tiltyard.calls.caller import Caller
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.output.progress import progress_bar
 from tiltyard.cli.session.failures import ExitStatus, describe_failure, status_of
 from tiltyard.cli.session.ids import TABLE_OF_JOB, format_id
-from tiltyard.cli.session.job_target import JobTarget, job_target_options
+from tiltyard.cli.session.job_target import JobTarget, execution_options, job_target_options
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.refusals import RefusedError
@@ -49,6 +48,7 @@ from tiltyard.runtime.fatal import refuse
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tiltyard.calls.caller import Caller
     from tiltyard.pipeline.session import LazySession
 
 POLL_SECONDS = 0.5
@@ -62,18 +62,6 @@ def list_commands() -> list[str]:
 def find_command(name: str) -> click.Command | None:
     """Return the command of this name, if there is one."""
     return _steering_command(name) or _job_command(name)
-
-
-def execution_options() -> list[click.Parameter]:
-    """Return the options for who drives a job."""
-    return [
-        click.Option(
-            ["--submit", "submit_it"], is_flag=True, help="Queue the job for the server's workers; print its id."
-        ),
-        click.Option(
-            ["--untracked"], is_flag=True, help="Do not record the job in the catalog: no transaction, no resuming."
-        ),
-    ]
 
 
 @contextmanager

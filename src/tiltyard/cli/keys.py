@@ -1,20 +1,18 @@
-"""`tiltyard key …` and `tiltyard principal …`: on a server, or on the catalog's database."""
+"""`tiltyard key …` and `tiltyard principal …`: on a server, or on the catalog's database.
+
+The database is enough: keys can be made where the storage cannot be reached, or has no credentials.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from tiltyard.cli.options import catalog_options
-from tiltyard.config import Settings
+from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.runtime.fatal import refuse
-
-if TYPE_CHECKING:
-    from tiltyard.calls.caller import Caller
 
 DAYS = click.FloatRange(min=0, min_open=True, max=36_500)
 HOURS = click.FloatRange(min=0, max=876_000)
@@ -39,13 +37,11 @@ def key() -> None:
 @click.option("--note", default="", help="What the key is for.")
 @catalog_options
 def create(
-    settings: Settings,
+    place: CatalogPlace,
     principal: str,
     administrator: bool,
     expires_days: float | None,
     note: str,
-    url: str,
-    key: str,
 ) -> None:
     """Create an API key for a principal, which is created if missing, and print it on standard output.
 
@@ -54,7 +50,7 @@ def create(
       tiltyard key create ann --url https://lake.example.org --expires-days 90 --note "the nightly load"
       tiltyard key create --administrator --root ./data
     """
-    with _connect(settings, url, key, creates=True) as calls:
+    with place.connect(creates=True, database_alone=True) as calls:
         created = calls.call(
             "CreateApiKey",
             principal=principal,
@@ -68,7 +64,7 @@ def create(
 @key.command("list", short_help="List keys, without their secrets.")
 @click.argument("principal", required=False)
 @catalog_options
-def list_keys(settings: Settings, principal: str | None, url: str, key: str) -> None:
+def list_keys(place: CatalogPlace, principal: str | None) -> None:
     """List the keys of a principal, or all: their ids, principals, last use and expiry.
 
     Who is no administrator of the server sees the own ones.
@@ -77,7 +73,7 @@ def list_keys(settings: Settings, principal: str | None, url: str, key: str) -> 
     Example:
       tiltyard key list ann --root ./data
     """
-    with _connect(settings, url, key) as calls:
+    with place.connect(database_alone=True) as calls:
         for entry in calls.entries("ListApiKeys", "keys", principal=principal):
             click.echo(_format_key(entry))
 
@@ -87,16 +83,14 @@ def list_keys(settings: Settings, principal: str | None, url: str, key: str) -> 
 @click.option("--overlap-hours", type=HOURS, default=24.0, show_default=True, help="Hours for which both keys work.")
 @click.option("--expires-days", type=DAYS, help="Days after which the new key expires [default: never].")
 @catalog_options
-def rotate(
-    settings: Settings, key_id: str, overlap_hours: float, expires_days: float | None, url: str, key: str
-) -> None:
+def rotate(place: CatalogPlace, key_id: str, overlap_hours: float, expires_days: float | None) -> None:
     """Create a key that replaces another one, which keeps working for a while; print it on standard output.
 
     \b
     Example:
       tiltyard key rotate 0f3c9a6b12d4e578 --overlap-hours 1
     """
-    with _connect(settings, url, key) as calls:
+    with place.connect(database_alone=True) as calls:
         overlap = int(overlap_hours * HOUR_SECONDS)
         lifetime = _lifetime(expires_days)
         created = calls.call("RotateApiKey", key_id=key_id, overlap_seconds=overlap, expires_in_seconds=lifetime)
@@ -107,7 +101,7 @@ def rotate(
 @click.argument("key_ids", nargs=-1)
 @click.option("--all-tokens", is_flag=True, help="Revoke all tokens that the servers have signed; on the database.")
 @catalog_options
-def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool, url: str, key: str) -> None:
+def revoke(place: CatalogPlace, key_ids: tuple[str, ...], all_tokens: bool) -> None:
     """Revoke keys, on every server within seconds, with the tokens that were issued for them.
 
     \b
@@ -119,15 +113,15 @@ def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool, url: 
 
     if not key_ids and not all_tokens:
         refuse("Name the keys to revoke, or set --all-tokens.")
-    if all_tokens and url:
+    if all_tokens and place.url:
         refuse("--all-tokens works on the catalog's database: name it by --root or --db.")
     if key_ids:
-        with _connect(settings, url, key) as calls:
+        with place.connect(database_alone=True) as calls:
             for key_id in key_ids:
                 calls.call("RevokeApiKey", key_id=key_id)
                 click.echo(f"{key_id} is revoked.")
     if all_tokens:
-        with open_database(settings) as store:
+        with open_database(place.settings) as store:
             store.delete_signing_keys()
         click.echo("All tokens are revoked.")
 
@@ -144,14 +138,14 @@ def principal() -> None:
 
 @principal.command("list", short_help="List principals.")
 @catalog_options
-def list_principals(settings: Settings, url: str, key: str) -> None:
+def list_principals(place: CatalogPlace) -> None:
     """List the principals that have keys or were altered.
 
     \b
     Example:
       tiltyard principal list --root ./data
     """
-    with _connect(settings, url, key) as calls:
+    with place.connect(database_alone=True) as calls:
         for entry in calls.entries("ListPrincipals", "principals"):
             words = " ".join(word for word in ("administrator", "disabled") if entry[word])
             click.echo(f"{_format_time(entry['created_at_millis'])}  {entry['name']}  {words}".rstrip())
@@ -162,7 +156,7 @@ def list_principals(settings: Settings, url: str, key: str) -> None:
 @click.option("--administrator/--no-administrator", default=None, help="Whether it has all privileges.")
 @click.option("--disabled/--enabled", default=None, help="Whether its requests are refused.")
 @catalog_options
-def alter(settings: Settings, name: str, administrator: bool | None, disabled: bool | None, url: str, key: str) -> None:
+def alter(place: CatalogPlace, name: str, administrator: bool | None, disabled: bool | None) -> None:
     """Disable a principal or make it an administrator, or revert that. A new name is added.
 
     \b
@@ -172,19 +166,12 @@ def alter(settings: Settings, name: str, administrator: bool | None, disabled: b
     """
     if administrator is None and disabled is None:
         refuse("Choose what to change: --administrator, --no-administrator, --disabled or --enabled.")
-    with _connect(settings, url, key) as calls:
+    with place.connect(database_alone=True) as calls:
         entry = calls.call("AlterPrincipal", principal=name, administrator=administrator, disabled=disabled)[
             "principal"
         ]
     state = "disabled" if entry["disabled"] else "enabled"
     click.echo(f"{entry['name']} is {state}, {'an' if entry['administrator'] else 'no'} administrator.")
-
-
-def _connect(settings: Settings, url: str, key: str, *, creates: bool = False) -> AbstractContextManager[Caller]:
-    """Reach the server or the database: keys can be made where the storage cannot be reached, or has no credentials."""
-    from tiltyard.cli.client import connect
-
-    return connect(settings, url, key, creates=creates, database_alone=True)
 
 
 def _print_key(created: Mapping[str, Any]) -> None:

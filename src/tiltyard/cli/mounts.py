@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.options import catalog_options, parse_pairs
+from tiltyard.cli.options import CatalogPlace, catalog_options, parse_pairs
 from tiltyard.cli.session.failures import ExitStatus
-from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def mount() -> None:
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property of the namespace.")
 @catalog_options
 def add(
-    settings: Settings,
+    place: CatalogPlace,
     name: str,
     kind: str,
     uri: str | None,
@@ -80,8 +79,6 @@ def add(
     managed: bool | None,
     vend: bool | None,
     properties: tuple[str, ...],
-    url: str,
-    key: str,
 ) -> None:
     """Mount the catalog at URI as the namespace NAME, once it has answered.
 
@@ -94,10 +91,8 @@ def add(
       tiltyard mount add 'eu$unity' unity https://unity.example.org/api/2.1/unity-catalog \\
         --set token=env:TILTYARD_MOUNT_UNITY --allow s3://lake/tables --url https://lake.example.org
     """
-    from tiltyard.cli.client import connect
-
     values = settings_with_uri(kind, uri, parse_settings(texts))
-    with connect(settings, url, key, creates=True) as calls:
+    with place.connect(creates=True) as calls:
         response = calls.call(
             "MountCatalog",
             id=_parse_name(name),
@@ -114,16 +109,14 @@ def add(
 
 @mount.command("list", short_help="List the mounts.")
 @catalog_options
-def list_mounts(settings: Settings, url: str, key: str) -> None:
+def list_mounts(place: CatalogPlace) -> None:
     """List the mounts with their settings, and which of them do not answer.
 
     \b
     Example:
       tiltyard mount list --root ./data
     """
-    from tiltyard.cli.client import connect
-
-    with connect(settings, url, key) as calls:
+    with place.connect() as calls:
         for entry in calls.entries("ListMounts", "mounts"):
             click.echo(_format_mount(entry))
 
@@ -139,7 +132,7 @@ def list_mounts(settings: Settings, url: str, key: str) -> None:
 @vend_option
 @catalog_options
 def alter(
-    settings: Settings,
+    place: CatalogPlace,
     name: str,
     texts: tuple[str, ...],
     unset: tuple[str, ...],
@@ -148,8 +141,6 @@ def alter(
     allow_any: bool,
     managed: bool | None,
     vend: bool | None,
-    url: str,
-    key: str,
 ) -> None:
     """Change settings of a mount, which has to answer with them; the others stay. --allow replaces all locations.
 
@@ -157,11 +148,9 @@ def alter(
     Example:
       tiltyard mount alter lake --set timeout=5 --max-age 0 --root ./data
     """
-    from tiltyard.cli.client import connect
-
     if allow_any and locations:
         raise click.UsageError("--allow and --allow-any contradict each other: choose one.")
-    with connect(settings, url, key) as calls:
+    with place.connect() as calls:
         changed = _changed_settings(_find_mount(calls, name), parse_settings(texts), unset) if texts or unset else None
         entry = calls.call(
             "AlterMount",
@@ -180,16 +169,14 @@ def alter(
 @mount.command("remove", short_help="Unmount a catalog.")
 @click.argument("name")
 @catalog_options
-def remove(settings: Settings, name: str, url: str, key: str) -> None:
+def remove(place: CatalogPlace, name: str) -> None:
     """Unmount a catalog, with the grants, policies and jobs of what is in it; that catalog stays as it is.
 
     \b
     Example:
       tiltyard mount remove lake --root ./data
     """
-    from tiltyard.cli.client import connect
-
-    with connect(settings, url, key) as calls:
+    with place.connect() as calls:
         calls.call("UnmountCatalog", id=_parse_name(name))
         click.echo(f"{name} is unmounted.")
 
@@ -198,7 +185,7 @@ def remove(settings: Settings, name: str, url: str, key: str) -> None:
 @click.argument("name")
 @click.option("--convert", is_flag=True, help="Convert entries through which other programs may delete files.")
 @catalog_options
-def doctor(settings: Settings, name: str, convert: bool, url: str, key: str) -> None:
+def doctor(place: CatalogPlace, name: str, convert: bool) -> None:
     """Say whether a mounted catalog answers, what it has, and what is wrong; exit with status 3 if anything is.
 
     What is wrong: entries through which DROP TABLE of Hive or Spark would delete files (managed ones), locations that
@@ -208,11 +195,9 @@ def doctor(settings: Settings, name: str, convert: bool, url: str, key: str) -> 
     Example:
       tiltyard mount doctor lake --convert --root ./data
     """
-    from tiltyard.cli.client import connect
-
     namespaces = tables = problems = 0
     contents = ""
-    with connect(settings, url, key) as calls:
+    with place.connect() as calls:
         kind = _find_mount(calls, name)["kind"]
         for page in _check_pages(calls, name, convert=convert):
             if not page["reachable"]:

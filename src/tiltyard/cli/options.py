@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import click
 
 from tiltyard.config import NAMES, ConfigError, Settings, load_settings
 from tiltyard.model.settings.setting_names import unknown_variables
 from tiltyard.runtime.fatal import refuse
+
+if TYPE_CHECKING:
+    from tiltyard.calls.caller import Caller
 
 Command = Callable[..., None]
 
@@ -61,19 +65,57 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CatalogPlace:
+    """Where the catalog of a command is: a server, by its `url` and a `key`, or the database of the `settings`."""
+
+    settings: Settings
+    url: str
+    key: str
+
+    @contextmanager
+    def connect(self, *, creates: bool = False, database_alone: bool = False) -> Iterator[Caller]:
+        """Yield what calls the catalog's operations; an error of them ends the command with one sentence.
+
+        A catalog that does not exist is made only if the command `creates`: a mistyped root would look like an empty
+        one. Operations that need the `database_alone` run in this process without its storage and its mounts.
+        """
+        from lance_namespace.errors import LanceNamespaceError
+
+        from tiltyard.calls.http_caller import HttpCaller, key_headers
+        from tiltyard.cli.session.failures import CommandError, describe_failure, status_of
+        from tiltyard.cli.session.target import open_root
+
+        try:
+            if self.url:
+                caller: Caller = HttpCaller(self.url, key_headers(self.key))
+            else:
+                caller = open_root(self.settings, creates=creates, database_alone=database_alone)
+            with caller:
+                yield caller
+        except CommandError as error:
+            refuse(str(error), error.status)
+        except LanceNamespaceError as error:
+            refuse(describe_failure(error, str(error)), status_of(error))
+
+
 def catalog_options(command: Command) -> Command:
     """Add options for the catalog to work on: a server's --url, --profile and --key, or the database of the settings.
 
     Where neither options nor variables name one, it is the server of the current profile, as for `tiltyard ls`; without
-    a profile it is the database. The command gets `settings`, `url` and `key`; `url` is empty for the database.
+    a profile it is the database. The command gets a CatalogPlace.
     """
-    command = settings_options(*DATABASE)(command)
 
+    @settings_options(*DATABASE)
     @functools.wraps(command)
+    def with_settings(settings: Settings, url: str, key: str, **arguments: Any) -> None:
+        command(CatalogPlace(settings, url, key), **arguments)
+
+    @functools.wraps(with_settings)
     def run(url: str, profile: str, key: str, **arguments: Any) -> None:
         is_database_named = any(arguments[name] for name in (*DATABASE, "config"))
         url, key = _choose_server(url, profile, key, is_database_named=is_database_named)
-        command(url=url, key=key, **arguments)
+        with_settings(url=url, key=key, **arguments)
 
     for flags, name, text in (
         (("--key",), "key", "An API key for the server; the variable TILTYARD_KEY is safer."),

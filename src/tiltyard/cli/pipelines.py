@@ -1,43 +1,40 @@
-"""`tiltyard pipeline run | check`: several tables from one file."""
+"""`tiltyard pipeline run | check` and `view create`: several tables from one file, and views of queries, on Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
-from tiltyard.cli.jobs import execution_options, refusing, run_job
 from tiltyard.cli.options import parse_pairs
-from tiltyard.cli.session.job_target import JobTarget, job_target_options
-from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.plans.plan_file import describe_plan, read_plan
+from tiltyard.cli.session.ids import TABLE_OF_JOB
+from tiltyard.cli.session.job_target import JobTarget, execution_options, job_target_options
 from tiltyard.runtime.fatal import refuse
 
-
-def list_commands() -> list[str]:
-    """Return the names of the commands."""
-    return list(_COMMANDS)
-
-
-def find_command(name: str) -> click.Command | None:
-    """Return the command of this name, if there is one."""
-    if name not in _COMMANDS:
-        return None
-    function, make_options = _COMMANDS[name]
-
-    def run(file: Path, values: tuple[str, ...], **options: Any) -> None:
-        with refusing(refuse):
-            function(file, values, **options)
-
-    help_text = function.__doc__ or ""
-    params = [*_plan_parameters(), *make_options()]
-    return click.Command(name, callback=run, params=params, help=help_text, short_help=help_text.split("\n")[0])
+_PLAN_PARAMETERS: list[click.Parameter] = [
+    click.Argument(["file"], type=click.Path(path_type=Path)),
+    click.Option(["--set", "values"], multiple=True, help="NAME=VALUE, the value of ${NAME} in the file; repeatable."),
+]
 
 
-def _run(file: Path, values: tuple[str, ...], submit_it: bool, untracked: bool, **target: Any) -> None:
+@click.group("pipeline", short_help="Create several tables from one file, and publish them at once.")
+def pipeline() -> None:
+    """Create several tables as one YAML or Python file describes them, and publish them at once.
+
+    \b
+    Examples:
+      tiltyard pipeline check docs.yaml
+      tiltyard pipeline run docs.yaml --uri http://127.0.0.1:2333
+    """
+
+
+@pipeline.command(
+    "run",
+    short_help="Create the tables that a file describes, index them, and publish them at once.",
+    params=[*_PLAN_PARAMETERS, *execution_options(), *job_target_options(spark=True)],
+)
+def run(file: Path, values: tuple[str, ...], submit_it: bool, untracked: bool, **target: Any) -> None:
     """Create the tables that a file describes, index them, and publish them at once.
 
     \b
@@ -45,33 +42,68 @@ def _run(file: Path, values: tuple[str, ...], submit_it: bool, untracked: bool, 
       tiltyard pipeline run docs.yaml --uri http://127.0.0.1:2333
       tiltyard pipeline run docs.yaml --set day=2026-05-01 --submit --uri http://127.0.0.1:2333
     """
-    plan = read_plan(file, parse_pairs(values))
-    arguments: dict[str, Any] = {"plan": msgspec.json.encode(plan).decode()}
-    if plan.functions:
-        arguments["udf"] = plan.functions
-    run_job(find_job("pipeline"), arguments, JobTarget(**target), submit_it=submit_it, untracked=untracked)
+    import msgspec
+
+    from tiltyard.cli.jobs import refusing, run_job
+    from tiltyard.pipeline.jobs import find_job
+    from tiltyard.pipeline.plans.plan_file import read_plan
+
+    with refusing(refuse):
+        plan = read_plan(file, parse_pairs(values))
+        arguments: dict[str, Any] = {"plan": msgspec.json.encode(plan).decode()}
+        if plan.functions:
+            arguments["udf"] = plan.functions
+        run_job(find_job("pipeline"), arguments, JobTarget(**target), submit_it=submit_it, untracked=untracked)
 
 
-def _check(file: Path, values: tuple[str, ...]) -> None:
+@pipeline.command("check", params=_PLAN_PARAMETERS)
+def check(file: Path, values: tuple[str, ...]) -> None:
     """Read a file, and show what it would do; nothing is changed.
 
     \b
     Example:
       tiltyard pipeline check docs.yaml
     """
-    click.echo("\n".join(describe_plan(read_plan(file, parse_pairs(values)))))
+    from tiltyard.cli.jobs import refusing
+    from tiltyard.pipeline.plans.plan_file import describe_plan, read_plan
+
+    with refusing(refuse):
+        click.echo("\n".join(describe_plan(read_plan(file, parse_pairs(values)))))
 
 
-def _plan_parameters() -> list[click.Parameter]:
-    return [
-        click.Argument(["file"], type=click.Path(path_type=Path)),
-        click.Option(
-            ["--set", "values"], multiple=True, help="NAME=VALUE, the value of ${NAME} in the file; repeatable."
-        ),
-    ]
+@click.group("view", short_help="Create materialized views of queries on Spark.")
+def view() -> None:
+    """Create materialized views: tables that a query in Spark's SQL computes.
+
+    \b
+    Example:
+      tiltyard view create late --sql "SELECT id, title FROM films WHERE year >= 2000" --uri http://127.0.0.1:2333
+    """
 
 
-_COMMANDS: dict[str, tuple[Callable[..., None], Callable[[], list[click.Parameter]]]] = {
-    "run": (_run, lambda: [*execution_options(), *job_target_options(spark=True)]),
-    "check": (_check, list),
-}
+_VIEW_PARAMETERS: list[click.Parameter] = [
+    click.Argument(["name"], type=TABLE_OF_JOB),
+    click.Option(["--sql"], required=True, help="The query, in Spark's SQL; tables by their ids: `shop$orders`."),
+    click.Option(["--refresh"], is_flag=True, help="Compute the rows at once."),
+]
+
+
+@view.command("create", params=[*_VIEW_PARAMETERS, *job_target_options(spark=True)])
+def create(name: str, sql: str, refresh: bool, **options: Any) -> None:
+    """Create a materialized view: a table that a query computes.
+
+    Spark infers the columns now, so a wrong query is an error now; the rows come with a refresh.
+
+    \b
+    Example:
+      tiltyard view create late --sql "SELECT id, title FROM films WHERE year >= 2000" --uri http://127.0.0.1:2333
+    """
+    from tiltyard.cli.jobs import refusing
+
+    target = JobTarget(**options)
+    with refusing(refuse):
+        view = target.lake().create_view(name, sql)
+        click.echo(f"{view.name}: {', '.join(f'{field.name} {field.type}' for field in view.schema)}")
+        if refresh:
+            for figure, value in view.refresh().figures.items():
+                click.echo(f"{figure}: {value}")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.mounts import parse_settings, settings_option, settings_with_uri
-from tiltyard.cli.options import catalog_options
-from tiltyard.config import Settings
+from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def publish_to() -> None:
 @click.option("--columns", is_flag=True, help="List the tables' columns in a property of their entries.")
 @catalog_options
 def add(
-    settings: Settings,
+    place: CatalogPlace,
     name: str,
     kind: str,
     uri: str | None,
@@ -51,8 +50,6 @@ def add(
     namespace: str | None,
     target: str | None,
     columns: bool,
-    url: str,
-    key: str,
 ) -> None:
     """Publish tables to the catalog at URI from now on, once it has answered; a server's worker writes the entries.
 
@@ -64,9 +61,7 @@ def add(
       tiltyard publish-to add lake hive thrift://metastore:9083 --namespace films --target media --root ./data
       tiltyard publish-to add partners glue --set region=eu-central-1 --url https://lake.example.org
     """
-    from tiltyard.cli.client import connect
-
-    with connect(settings, url, key) as calls:
+    with place.connect() as calls:
         response = calls.call(
             "CreatePublication",
             publication=name,
@@ -81,16 +76,14 @@ def add(
 
 @publish_to.command("list", short_help="List the catalogs that tables are published to.")
 @catalog_options
-def list_publications(settings: Settings, url: str, key: str) -> None:
+def list_publications(place: CatalogPlace) -> None:
     """List the publications: what is published where, whether it is in step, and which tables have a problem.
 
     \b
     Example:
       tiltyard publish-to list --root ./data
     """
-    from tiltyard.cli.client import connect
-
-    with connect(settings, url, key) as calls:
+    with place.connect() as calls:
         for entry in calls.entries("ListPublications", "publications"):
             click.echo(_format_publication(entry))
 
@@ -98,16 +91,14 @@ def list_publications(settings: Settings, url: str, key: str) -> None:
 @publish_to.command("sync", short_help="Bring the entries in another catalog in step now.")
 @click.argument("name")
 @catalog_options
-def sync(settings: Settings, name: str, url: str, key: str) -> None:
+def sync(place: CatalogPlace, name: str) -> None:
     """Bring all entries of a publication in step, looking at each; exit with status 3 if tables have a problem.
 
     \b
     Example:
       tiltyard publish-to sync lake --root ./data
     """
-    from tiltyard.cli.client import connect
-
-    with connect(settings, url, key) as calls:
+    with place.connect() as calls:
         entry = _wait(calls, calls.call("SyncPublication", publication=name)["publication"])
         if entry is None:
             refuse(f"{name} was removed meanwhile.")
@@ -120,16 +111,14 @@ def sync(settings: Settings, name: str, url: str, key: str) -> None:
 @click.argument("name")
 @click.option("--remove-entries", is_flag=True, help="Remove our entries there; without it they stay as they are.")
 @catalog_options
-def remove(settings: Settings, name: str, remove_entries: bool, url: str, key: str) -> None:
+def remove(place: CatalogPlace, name: str, remove_entries: bool) -> None:
     """Publish to another catalog no more; its entries stay there, unless they are to be removed.
 
     \b
     Example:
       tiltyard publish-to remove lake --remove-entries --root ./data
     """
-    from tiltyard.cli.client import connect
-
-    with connect(settings, url, key) as calls:
+    with place.connect() as calls:
         response = calls.call("DropPublication", publication=name, remove_entries=remove_entries or None)
         entry = _wait(calls, response.get("publication"))
         if entry is None:

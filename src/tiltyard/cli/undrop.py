@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.options import catalog_options
+from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.cli.session.ids import TABLE, TABLE_OR_NAMESPACE, TypedId
-from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
@@ -27,13 +26,11 @@ if TYPE_CHECKING:
 )
 @catalog_options
 def undrop(
-    settings: Settings,
+    place: CatalogPlace,
     table: TypedId | None,
     namespace: TypedId | None,
     new_id: TypedId | None,
     dropped_id: int | None,
-    url: str,
-    key: str,
 ) -> None:
     """Bring back a dropped or deregistered table, or a dropped namespace; without arguments, list them.
 
@@ -44,13 +41,11 @@ def undrop(
       tiltyard undrop library.books --as library.books_of_may
       tiltyard undrop --namespace library --root ./data
     """
-    from tiltyard.cli.client import connect
-
     if table is not None and namespace is not None:
         refuse("Name a table or a --namespace, not both.")
     if (new_id is not None or dropped_id is not None) and table is namespace is None:
         refuse("Name the table or the --namespace to bring back.")
-    with connect(settings, url, key) as calls:
+    with place.connect() as calls:
         if table is not None:
             _undrop_table(calls, table, new_id or table, dropped_id)
         elif namespace is not None:

@@ -42,7 +42,7 @@ def gc(
       tiltyard gc --root ./data --dry-run
       tiltyard gc --root ./data films --keep-versions-days 30
     """
-    from tiltyard.cli.client import open_context
+    from tiltyard.cli.database import open_context
     from tiltyard.tables.upkeep.garbage import collect, collect_options, try_collect
     from tiltyard.tables.versions.snapshots import sweep_snapshots
 
@@ -95,7 +95,7 @@ def repair(settings: Settings, tables: tuple[TypedId, ...], dry_run: bool, resto
       tiltyard repair --root ./data --dry-run
       tiltyard repair --root ./data --restore films
     """
-    from tiltyard.cli.client import open_context
+    from tiltyard.cli.database import open_context
     from tiltyard.tables.upkeep.repair import repair as repair_table
 
     with open_context(settings) as ctx:

@@ -1,4 +1,4 @@
-"""`tiltyard cp | mv | rm`: copy, rename and drop tables."""
+"""`tiltyard mkdir | cp | mv | rm`: create namespaces; copy, rename and drop tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from tiltyard.cli.browsing.confirmation import confirm, yes_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TABLE_OR_NAMESPACE, TypedId
-from tiltyard.cli.session.target import catalog_command
+from tiltyard.cli.session.target import CatalogTarget, catalog_command, defer_imports, opened_catalog, target_options
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
@@ -143,3 +143,42 @@ def way_back(catalog: Caller, object_id: TypedId, operation: str, entries: str, 
     if not any(tuple(entry["id"]) == tuple(object_id) for entry in dropped):
         return "It cannot be brought back."
     return f"While it is in the trash it can be brought back: tiltyard undrop {flag}{shlex.quote(str(object_id))}"
+
+
+@click.command("mkdir", short_help="Create a namespace.")
+@click.argument("namespace", type=TABLE_OR_NAMESPACE)
+@click.option("-p", "--parents", "with_parents", is_flag=True, help="Create those above it, too; it may exist already.")
+@target_options
+def mkdir(target: CatalogTarget, namespace: TypedId, with_parents: bool) -> None:
+    """Create a namespace, for tables and further namespaces; a --root without a catalog gets one.
+
+    \b
+    Examples:
+      tiltyard mkdir library
+      tiltyard mkdir -p library.fiction.english
+    """
+    from lance_namespace.errors import NamespaceAlreadyExistsError
+
+    if not namespace:
+        raise CommandError("The root exists already: name a namespace.", ExitStatus.USAGE)
+    defer_imports()
+    with opened_catalog(target, new_ids=(namespace,), creates=True) as catalog:
+        try:
+            _make_namespace(catalog, namespace, with_parents=with_parents)
+        except NamespaceAlreadyExistsError as error:
+            raise CommandError(f"{namespace} exists already.") from error
+        click.echo(f"The namespace {namespace} is there")
+
+
+def _make_namespace(catalog: Caller, namespace: TypedId, *, with_parents: bool) -> None:
+    """Create a namespace, with those above it that are missing. Raises lance_namespace.errors."""
+    from lance_namespace.errors import NamespaceNotFoundError
+
+    mode = "ExistOk" if with_parents else None
+    try:
+        catalog.call("CreateNamespace", id=list(namespace), mode=mode)
+    except NamespaceNotFoundError:
+        if not with_parents or len(namespace) == 1:
+            raise
+        _make_namespace(catalog, TypedId(namespace[:-1]), with_parents=True)
+        catalog.call("CreateNamespace", id=list(namespace), mode=mode)

@@ -157,3 +157,15 @@ def job_target_options(*, spark: bool) -> list[click.Parameter]:
         click.Option(["--conf"], multiple=True, help="NAME=VALUE, a Spark property."),
     ]
     return [*job_catalog_options(), storage, *(session if spark else [])]
+
+
+def execution_options() -> list[click.Parameter]:
+    """Return the options for who drives a job."""
+    return [
+        click.Option(
+            ["--submit", "submit_it"], is_flag=True, help="Queue the job for the server's workers; print its id."
+        ),
+        click.Option(
+            ["--untracked"], is_flag=True, help="Do not record the job in the catalog: no transaction, no resuming."
+        ),
+    ]

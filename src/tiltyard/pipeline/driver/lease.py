@@ -19,7 +19,6 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.calls.caller import Caller
 from tiltyard.model.ids import Id
 from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRYABLE, is_transient, retry_wait_ms
 from tiltyard.pipeline.driver.progress import Figures
@@ -32,6 +31,7 @@ from tiltyard.pipeline.task_errors import drop_repeated_prefix
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tiltyard.calls.caller import Caller
     from tiltyard.pipeline.jobs import RegisteredJob
     from tiltyard.pipeline.runs import Run
     from tiltyard.pipeline.table_location import CatalogConnection

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated
 from lance.optimize import RewriteResult
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
-from tiltyard.calls.caller import Caller
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.jobs import job
@@ -36,6 +35,8 @@ from tiltyard.upkeep.thresholds import FULL_FRAGMENT_ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tiltyard.calls.caller import Caller
 
 MAX_DRIVER_BYTES = 64 << 20
 """Up to so many bytes are compacted in this process: starting Spark's tasks takes longer."""

@@ -21,7 +21,7 @@ LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --genera
 # Two at a time: the longest begins.
 CHECKS := check-types check-security check-style check-generated
 
-.PHONY: $(CHECKS) advisories cli-docs docs help compatibility demo test test-all soak lint format spec lock bench services clean
+.PHONY: $(CHECKS) advisories bounds cli-docs docs help compatibility demo test test-all soak lint format spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,7 @@ check-style:
 check-generated:
 	$(BIN)/python scripts/make_models.py --check
 	$(BIN)/python scripts/make_cli_docs.py --check
+	$(BIN)/python scripts/make_bounds.py --check
 	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py --check $(SPEC_FOLDER); fi
 
 format: $(DEV) ## Put all code into its one form.
@@ -65,6 +66,9 @@ spec: $(DEV) ## Write the models again from the specification (its facts first, 
 
 cli-docs: $(DEV) ## Write the reference of docs/cli.md from the commands' own help.
 	$(BIN)/python scripts/make_cli_docs.py
+
+bounds: $(DEV) ## Write docs/bounds.md from the constants that hold them.
+	$(BIN)/python scripts/make_bounds.py
 
 docs: $(DEV) ## Build the site of README.md and docs/ into build/site; a broken link fails it.
 	$(BIN)/python scripts/make_site.py

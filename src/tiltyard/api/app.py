@@ -19,7 +19,6 @@ from tiltyard.api.authentication import RequestAuthentication, check_single
 from tiltyard.api.binding import Headers, QueryString, Segments, context_entries, parse_query, read_freshness
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY
 from tiltyard.api.bodies.uploads import read_body
-from tiltyard.api.connection_limits import RECOGNIZE, Connections
 from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.exchange import Exchange, Receive, Send
 from tiltyard.api.execution import mounted
@@ -29,9 +28,10 @@ from tiltyard.api.execution.threaded import ThreadPools
 from tiltyard.api.idempotency.requests import REPLAYED, IdempotentRequests, Replay
 from tiltyard.api.lancedb import dialect
 from tiltyard.api.lancedb.databases import DATABASE_HEADER, Databases, qualify, relative_response
+from tiltyard.api.limits.connections import RECOGNIZE, Connections
+from tiltyard.api.limits.requests import Limits
 from tiltyard.api.metrics_history import MetricsHistory
 from tiltyard.api.pages import PATHS, Pages
-from tiltyard.api.request_limits import Limits
 from tiltyard.api.request_log import RequestLog
 from tiltyard.api.request_tracing import traced
 from tiltyard.api.routing import Route, Router

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tiltyard.api.bodies.uploads import MemoryBody, StreamedBody
     from tiltyard.api.deadlines import Deadline
     from tiltyard.api.idempotency.requests import IdempotentRequest
-    from tiltyard.api.request_limits import QuerySlot
+    from tiltyard.api.limits.requests import QuerySlot
     from tiltyard.api.request_log import LoggedRequest
 
 Receive = Callable[[], Awaitable[Any]]

@@ -20,10 +20,10 @@ from tiltyard.model.spec import JSON
 
 if TYPE_CHECKING:
     from tiltyard.api.binding import Headers
-    from tiltyard.api.connection_limits import Connections
     from tiltyard.api.exchange import Exchange
     from tiltyard.api.execution.threaded import ThreadPools
-    from tiltyard.api.request_limits import Limits
+    from tiltyard.api.limits.connections import Connections
+    from tiltyard.api.limits.requests import Limits
     from tiltyard.api.request_log import RequestLog
 
 log = logging.getLogger("tiltyard.api")

@@ -15,10 +15,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Match, Route
 
 from tiltyard.access.authorization import is_administrator
-from tiltyard.api.connection_limits import RECOGNIZE
 from tiltyard.api.deadlines import Deadline
 from tiltyard.api.errors import HttpError, clear_tracebacks, error_response
 from tiltyard.api.exchange import WATCH_CLIENT
+from tiltyard.api.limits.connections import RECOGNIZE
 from tiltyard.console.browse.tree import read_tree
 from tiltyard.console.browser_checks import HEADERS, NO_STORE, check_request
 from tiltyard.console.calls import ClientLeftError, PageCalls

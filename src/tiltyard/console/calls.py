@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from tiltyard.api.app import Shared
     from tiltyard.api.deadlines import Deadline
+    from tiltyard.api.limits.requests import QuerySlot
     from tiltyard.api.metrics import ProcessCounts
     from tiltyard.api.metrics_history import MetricsHistory
-    from tiltyard.api.request_limits import QuerySlot
     from tiltyard.api.request_log import LoggedRequest
     from tiltyard.model.operations import ArrowAnswer, BytesAnswer, Handler
     from tiltyard.model.principals import Principal

@@ -24,7 +24,7 @@ from msgspec import structs
 
 from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.lancedb.databases import DATABASE_HEADER, PREFIX_HEADER
-from tiltyard.api.request_limits import caller_name
+from tiltyard.api.limits.requests import caller_name
 from tiltyard.api.request_tracing import traced
 from tiltyard.context import Context
 from tiltyard.flight.places import CallPlaces

@@ -13,7 +13,7 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
-from tiltyard.api.connection_limits import Connections, Phase, Progress, unacknowledged_bytes
+from tiltyard.api.limits.connections import Connections, Phase, Progress, unacknowledged_bytes
 from tiltyard.flight.frames import FrameCutter, ProtocolError
 
 if TYPE_CHECKING:

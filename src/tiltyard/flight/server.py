@@ -15,7 +15,7 @@ from tiltyard.sql.parameters import MAX_PARAMETER_BYTES
 
 if TYPE_CHECKING:
     from tiltyard.api.app import Shared
-    from tiltyard.api.connection_limits import Connections
+    from tiltyard.api.limits.connections import Connections
     from tiltyard.config import Settings
 
 MAX_STREAMS = 100

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from tiltyard.api.app import Shared
-    from tiltyard.api.request_limits import QuerySlot
+    from tiltyard.api.limits.requests import QuerySlot
     from tiltyard.context import Context
     from tiltyard.flight.connections import FlightConnections
 

@@ -17,7 +17,7 @@ from tiltyard.server.flight_address import sockets_folder
 
 if TYPE_CHECKING:
     from tiltyard.api.app import Shared
-    from tiltyard.api.connection_limits import Connections
+    from tiltyard.api.limits.connections import Connections
     from tiltyard.config import Settings
     from tiltyard.runtime.owned_folders import OwnedFolder
     from tiltyard.server.flight_address import FlightAddress

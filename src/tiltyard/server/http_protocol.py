@@ -23,7 +23,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY, HAND_OVER, BodyReader
-from tiltyard.api.connection_limits import (
+from tiltyard.api.exchange import SECURITY_LINES, SEND_WHOLE, WATCH_CLIENT
+from tiltyard.api.limits.connections import (
     CONNECTIONS,
     RECOGNIZE,
     Connections,
@@ -31,7 +32,6 @@ from tiltyard.api.connection_limits import (
     Progress,
     unacknowledged_bytes,
 )
-from tiltyard.api.exchange import SECURITY_LINES, SEND_WHOLE, WATCH_CLIENT
 from tiltyard.model.spec.models import ErrorResponse
 from tiltyard.server.request_cycle import RequestCycle
 

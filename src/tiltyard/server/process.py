@@ -17,7 +17,7 @@ import uvicorn
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.api.app import Api
-from tiltyard.api.connection_limits import CONNECTIONS, Connections
+from tiltyard.api.limits.connections import CONNECTIONS, Connections
 from tiltyard.bootstrap import open_services
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services

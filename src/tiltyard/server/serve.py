@@ -15,8 +15,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from tiltyard.api.limits.rates import shared_rates
 from tiltyard.api.metrics import shared_metrics
-from tiltyard.api.rate_limits import shared_rates
 from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse

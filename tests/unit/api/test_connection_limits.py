@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tiltyard.api.connection_limits import ANONYMOUS_BYTES, DRAIN_SECONDS, Connections, Phase, Progress
+from tiltyard.api.limits.connections import ANONYMOUS_BYTES, DRAIN_SECONDS, Connections, Phase, Progress
 from tiltyard.config import Settings
 
 SETTINGS = Settings(head_timeout=10, send_timeout=60)

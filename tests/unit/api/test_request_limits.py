@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api import rate_limits, request_limits
 from tiltyard.api.errors import HttpError
-from tiltyard.api.rate_limits import ProcessBuckets, RateLimit, open_buckets, shared_rates
-from tiltyard.api.request_limits import Limits, depth
+from tiltyard.api.limits import rates, requests
+from tiltyard.api.limits.rates import ProcessBuckets, RateLimit, open_buckets, shared_rates
+from tiltyard.api.limits.requests import Limits, depth
 from tiltyard.bootstrap import register_operations
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
@@ -57,7 +57,7 @@ def test_bucket_of_a_slow_rate_lets_one_through_after_a_pause() -> None:
 
 
 def test_bucket_forgets_callers_whose_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limits, "MAX_BUCKETS", 10)
+    monkeypatch.setattr(rates, "MAX_BUCKETS", 10)
     clock, times = Clock(), ProcessBuckets()
     bucket = RateLimit({}, 1, 2, clock, times)
     for number in range(100):
@@ -151,8 +151,8 @@ def test_queries_with_large_bodies_run_within_the_bytes_of_two_and_small_ones_be
     first, second = (limits.acquire_slot(asked_by(ANN), "", most) for _ in range(2))
     assert first is not None
     with pytest.raises(HttpError, match=f"have {2 * most} bytes together"):
-        limits.acquire_slot(asked_by(BOB), "", request_limits.SMALL_QUERY_BYTES + 1)
-    assert limits.acquire_slot(asked_by(BOB), "", request_limits.SMALL_QUERY_BYTES) is None
+        limits.acquire_slot(asked_by(BOB), "", requests.SMALL_QUERY_BYTES + 1)
+    assert limits.acquire_slot(asked_by(BOB), "", requests.SMALL_QUERY_BYTES) is None
     first.release()
     assert limits.acquire_slot(asked_by(BOB), "", most) is not None
     assert second is not None

@@ -29,7 +29,7 @@ from tiltyard.model.spec import Shape
 if TYPE_CHECKING:
     from tiltyard.api.exchange import Exchange
     from tiltyard.api.execution.threaded import Execution, ThreadPools
-    from tiltyard.api.request_limits import Limits
+    from tiltyard.api.limits.requests import Limits
     from tiltyard.context import Context, Services
     from tiltyard.model.operations import Handler
     from tiltyard.model.spec import Operation

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tiltyard.api.exchange import Exchange
     from tiltyard.api.execution.threaded import Authorization
-    from tiltyard.api.request_limits import Limits, QuerySlot
+    from tiltyard.api.limits.requests import Limits, QuerySlot
     from tiltyard.config import Settings
     from tiltyard.context import Context
     from tiltyard.model.operations import Handler

@@ -12,7 +12,7 @@ import os
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tiltyard.api.request_limits import caller_name
+from tiltyard.api.limits.requests import caller_name
 from tiltyard.model.operations import Pool
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.runtime.pool import RESERVED_SHARE, FairPool

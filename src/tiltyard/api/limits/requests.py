@@ -18,7 +18,7 @@ import msgspec
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.errors import HttpError
-from tiltyard.api.rate_limits import RateLimit, open_buckets
+from tiltyard.api.limits.rates import RateLimit, open_buckets
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.principals import EVERYBODY

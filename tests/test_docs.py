@@ -88,9 +88,10 @@ def test_demo_of_a_hive_metastore_is_searched_and_refused_by_spark() -> None:
     assert done.stdout.endswith("\nDone.\n")
 
 
-@pytest.mark.parametrize("name", [spec.name for spec in dataclasses.fields(Settings)])
-def test_settings_page_has_a_row_for_each_setting(name: str) -> None:
-    assert re.search(rf"^\| `{name}` \|", SETTINGS, re.MULTILINE), f"docs/settings.md says nothing of {name}"
+def test_settings_page_has_a_row_for_each_setting() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \|", SETTINGS, re.MULTILINE))
+    missing = {spec.name for spec in dataclasses.fields(Settings)} - rows
+    assert not missing, "docs/settings.md says nothing of these"
 
 
 def test_settings_page_example_is_a_settings_file(tmp_path: Path) -> None:
@@ -115,10 +116,13 @@ def test_settings_page_example_of_mounts_has_settings_of_their_kinds(
     assert [mount.kind for mount in mounts] == ["hive", "unity", "dir"]
 
 
-@pytest.mark.parametrize("command", list(commands(main)))
-def test_settings_page_has_a_row_for_each_command_or_the_command_line_a_section(command: str) -> None:
-    is_described = f"| `{command}` |" in SETTINGS or f"\n### `{command}`\n" in COMMAND_LINE
-    assert is_described, f"neither docs/settings.md nor docs/cli.md says anything of {command}"
+def test_settings_page_has_a_row_for_each_command_or_the_command_line_a_section() -> None:
+    missing = [
+        command
+        for command in commands(main)
+        if f"| `{command}` |" not in SETTINGS and f"\n### `{command}`\n" not in COMMAND_LINE
+    ]
+    assert not missing, "neither docs/settings.md nor docs/cli.md says anything of these"
 
 
 def test_command_line_page_has_what_the_commands_say_of_themselves() -> None:
@@ -168,11 +172,10 @@ def test_site_has_all_pages_and_no_link_without_a_target(tmp_path: Path) -> None
     assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', (tmp_path / "site/index.html").read_text())
 
 
-@pytest.mark.parametrize(
-    "target", sorted(set(re.findall(r"(?:^\$ |`|=\S+ )make ([a-z]+)[ `\n]", TARGETS_IN, re.MULTILINE)))
-)
-def test_documents_name_make_targets_that_exist(target: str) -> None:
-    assert re.search(rf"^{target}:", (HOME / "Makefile").read_text(), re.MULTILINE)
+def test_documents_name_make_targets_that_exist() -> None:
+    named = set(re.findall(r"(?:^\$ |`|=\S+ )make ([a-z]+)[ `\n]", TARGETS_IN, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (HOME / "Makefile").read_text(), re.MULTILINE))
+    assert named and not named - targets
 
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])

@@ -408,6 +408,15 @@ ROWS: dict[str, Row] = {
 }
 
 
+USES_UP = frozenset(
+    {
+        *("AlterTableDropColumns", "BatchCommitTables", "CreateTableIndex", "CreateTableScalarIndex"),
+        *("DeregisterTable", "DropNamespace", "DropTable", "RenameTable", "UndropNamespace", "UndropTable"),
+    }
+)
+"""Operations whose success, or whose preparation, leaves the next caller other objects than the table is about."""
+
+
 def served() -> list[str]:
     """The operations that there are."""
     register_operations()
@@ -427,8 +436,8 @@ def tried(stage: Stage, name: str) -> list[str]:
             fields = row.fields(scene, place)
             result = outcome(send(stage.callers[caller], operations()[name], fields, row.body))
             outcomes.append(result)
-            if (served.changes and result.startswith("200")) or "Dropped" in name or name.startswith("Undrop"):
-                scene = stage.admin.scene()  # what was there may be gone
+            if name in USES_UP and (result.startswith("200") or name.startswith("Undrop")):
+                scene = stage.admin.scene()
         cells.append(outcomes[0] if len(set(outcomes)) == 1 else " · ".join(outcomes))
     if next(numbers) == made + 1 and not served.changes:
         stage.keep(scene)

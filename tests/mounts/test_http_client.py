@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
+from tests.services.cases import check_each
 from tests.services.certificates import CertificateFiles, loopback_certificate
 from tests.services.stub_catalog import Answer, StubRequest, stub_catalog
 from tiltyard.model.ids import Id
@@ -35,9 +36,11 @@ def opened(kind: str, url: str) -> MountedCatalog:
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "lance", "polaris", "unity"])
-@pytest.mark.parametrize("content", WRONG, ids=str)
-def test_a_wrong_answer_is_an_error_of_the_specification(kind: str, content: object) -> None:
-    with stub_catalog(lambda _: (200, content)) as stub:
+def test_a_wrong_answer_is_an_error_of_the_specification(kind: str) -> None:
+    answered: list[object] = []
+
+    def check(content: object) -> None:
+        answered.append(content)
         catalog = opened(kind, stub.url)
         calls: list[Callable[[], object]] = [
             lambda: catalog.list_namespaces(Id(), 2),
@@ -58,6 +61,9 @@ def test_a_wrong_answer_is_an_error_of_the_specification(kind: str, content: obj
             with suppress(LanceNamespaceError):
                 call()
         catalog.close()
+
+    with stub_catalog(lambda _: (200, answered[-1])) as stub:
+        check_each(WRONG, check)
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "lance", "polaris", "unity"])

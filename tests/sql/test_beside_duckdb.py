@@ -122,7 +122,13 @@ def queries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queries]:
     made.services.close()
 
 
-@pytest.mark.parametrize("reader", [None, *POLICIES])
+@pytest.mark.parametrize(
+    "reader",
+    [
+        *(None, "masks", "both"),  # both: the row filter and what is hidden, too
+        *(pytest.param(reader, marks=pytest.mark.extended) for reader in ("rows", "hides")),
+    ],
+)
 def test_answers_are_those_of_duckdb_over_the_visible_rows(queries: Queries, reader: str | None) -> None:
     if reader is not None:
         row_filter, masks = POLICIES[reader]

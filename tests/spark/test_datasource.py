@@ -119,6 +119,24 @@ def test_write_a_value_that_the_column_cannot_hold_is_an_error_and_nothing_is_ad
     assert plain(catalog, name).num_rows == 1
 
 
+@pytest.mark.parametrize("on", ["", "n"], ids=["append", "upsert"])
+def test_write_is_checked_and_sets_rows_aside_as_a_job_does(
+    spark: SparkSession, put: Any, write: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path, on: str
+) -> None:
+    name, key = fresh("checked"), {"on": on} if on else {}
+    put(name, pa.table({"n": pa.array([1, 2], pa.int32()), "t": ["a", "b"]}))
+    data = Path(table_of(catalog, name).location().uri) / "data"
+    files = sorted(data.iterdir())
+    with pytest.raises(PySparkException, match=r"Nothing was published: unique\(t\): 1 keys are there more than once"):
+        write(spark.createDataFrame([(3, "a")], "n int, t string"), name, checks='["rows == 1", "unique(t)"]', **key)
+    assert sorted(data.iterdir()) == files
+    rows = spark.createDataFrame([(4, "d"), (5_000_000_000, "too large")], "n long, t string")
+    write(rows, name, checks="rejected == 1", rejects=str(tmp_path / "bad"), **key)
+    assert plain(catalog, name)["n"].to_pylist() == [1, 2, 4]
+    [file] = (tmp_path / "bad").iterdir()
+    assert "too large" in file.read_text()
+
+
 def test_read_in_partitions_sees_all_rows_and_filters_do_not_stick(put: Any, read: Any, fresh: Fresh) -> None:
     name = fresh("parts")
     put(name, numbers(100), max_rows_per_file=10)

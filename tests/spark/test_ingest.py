@@ -204,17 +204,6 @@ def test_ingest_csv_with_invalid_rows_writes_rejects_with_the_reason(
     assert all(str(file) in reject["reason"] for reject in rejects)
 
 
-def test_ingest_bad_row_without_a_place_for_it_publishes_nothing(
-    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
-) -> None:
-    name, file = fresh("bad"), tmp_path / "rows.csv"
-    file.write_text("id\n1\n2\nx\n")
-    with pytest.raises(InvalidInputError, match="--rejects"):
-        put(file, name, cast={"id": "int64"})
-    with pytest.raises(TableNotFoundError):
-        table_of(catalog, name).describe()
-
-
 UDF = """
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -269,27 +258,6 @@ def test_ingest_create_of_a_table_that_is_there_is_refused_and_overwrite_is_not(
     assert stored(catalog, name) == rows(3).select(["id"])
     with pytest.raises(TableNotFoundError):
         put(tmp_path / "rows.parquet", fresh("missing"), mode="append")
-
-
-CHECKS = ["rows >= 21", "not_null(text)", "between(id, 0, 18)", "unique(id)", "unique(id, text)"]
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_ingest_check_that_fails_publishes_nothing_and_leaves_no_file(
-    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path, check: str
-) -> None:
-    name = fresh("check")
-    pq.write_table(rows(19), tmp_path / "first.parquet")
-    put(tmp_path / "first.parquet", name, check=["rows == 19", "unique(id)", "between(id, 0, 18)", "not_null(text)"])
-    before = sorted(Path(table_of(catalog, name).location().uri).rglob("*"))
-    second = rows(1, 19) if check.startswith(("rows", "between")) else rows(1, 18)
-    if check.startswith("not_null"):
-        second = second.set_column(1, "text", pa.array([None], pa.string()))
-    pq.write_table(second, tmp_path / "second.parquet")
-    with pytest.raises(InvalidInputError, match="Nothing was published"):
-        put(tmp_path / "second.parquet", name, mode="append", check=[check])
-    assert stored(catalog, name) == rows(19)
-    assert sorted(Path(table_of(catalog, name).location().uri).rglob("*")) == before
 
 
 def test_ingest_driver_that_died_is_resumed_and_finished_shares_are_not_written_again(

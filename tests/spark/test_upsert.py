@@ -122,46 +122,6 @@ def test_upsert_all_rows_of_a_fragment_removes_it(
     assert len(target.dataset().get_fragments()) == 1
 
 
-@pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize(
-    ("source", "on", "reason"),
-    [
-        (rows([1, 2, 1], "new"), ["id"], "a key may be there once"),
-        (pa.table({"id": [1, None], "half": ["b", "a"], "v": ["new", "new"]}), ["id"], "null in 1 row"),
-        (rows([1], "new").drop_columns(["v"]), ["id"], "'v'"),
-        (rows([1], "new"), ["nothing"], "no column 'nothing'"),
-    ],
-    ids=["twice", "null", "column", "key"],
-)
-def test_upsert_of_what_cannot_be_changes_nothing_and_leaves_nothing(
-    spark: SparkSession,
-    catalog: CatalogConnection,
-    name: str,
-    tmp_path: Path,
-    source: pa.Table,
-    on: list[str],
-    reason: str,
-) -> None:
-    target = create_table(catalog, name, range(10))
-    pq.write_table(source, tmp_path / "bad.parquet")
-    with pytest.raises(InvalidInputError, match=reason):
-        upsert(LocalRun(), catalog, spark, str(tmp_path / "bad.parquet"), name, on=on)
-    assert contents(target) == dict.fromkeys(range(10), "old")
-    assert len(list((Path(target.location().uri) / "data").iterdir())) == 1
-
-
-def test_upsert_canceled_changes_nothing(
-    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
-) -> None:
-    target = create_table(catalog, name, range(10))
-    pq.write_table(rows(range(10), "new"), tmp_path / "new.parquet")
-    run = LocalRun()
-    run.canceled.set()
-    with pytest.raises(RunCanceledError):
-        upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
-    assert target.dataset().version == 1
-
-
 class StoppingRun(LocalRun):
     """A run that is canceled as soon as keys are looked up."""
 
@@ -192,18 +152,6 @@ def test_upsert_stopped_while_keys_are_looked_up_goes_on_with_its_files(
     )
     assert contents(target) == dict.fromkeys(range(5), "old") | dict.fromkeys(range(5, 15), "new")
     assert set(data.iterdir()) == files_left
-
-
-def test_upsert_run_again_after_its_commit_is_done_once(
-    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
-) -> None:
-    target = create_table(catalog, name, range(10))
-    pq.write_table(rows(range(5, 15), "new"), tmp_path / "new.parquet")
-    run = LocalRun()
-    first = upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
-    repeated = upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
-    assert repeated == first
-    assert target.dataset().version == 2
 
 
 @contextmanager

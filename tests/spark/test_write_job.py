@@ -22,6 +22,7 @@ from tiltyard.pipeline.plans.job import pipeline
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources import inspection
+from tiltyard.pipeline.upsert import plan
 from tiltyard.pipeline.writing import row_sources
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.row_sources import FrameRows, StreamRows
@@ -103,6 +104,7 @@ def write(
     """Return a writer to a table that does not exist yet; Spark starts for the sources alone that need it."""
     if request.param == "files in tasks":
         monkeypatch.setattr(row_sources, "MAX_DRIVER_BYTES", 0)
+        monkeypatch.setattr(plan, "MAX_DRIVER_ROWS", 0)
     return Writer(request.param, table(catalog, fresh("written")), lambda: request.getfixturevalue("spark"), tmp_path)
 
 
@@ -132,8 +134,12 @@ def test_write_has_the_same_figures_and_lineage_by_each_source(write: Writer, ke
 
 
 def test_write_sets_rows_aside_that_do_not_fit(write: Writer, key: dict[str, Any], tmp_path: Path) -> None:
-    write(OLD, mode="create")
     rows = pa.table({"id": ["2", "x", "5"], "title": ["two", "no number", "five"]})
+    with pytest.raises(InvalidInputError, match="A row does not fit"):
+        write(rows, mode="create", cast={"id": "int64"})
+    with pytest.raises(TableNotFoundError):
+        write.target.describe()
+    write(OLD, mode="create")
     options = {"cast": {"id": "int64"}, **key}
     files = write.data_files()
     with pytest.raises(InvalidInputError, match=r"A row does not fit: .*no number.*\(--rejects\)"):
@@ -149,7 +155,14 @@ def test_write_that_fails_a_check_publishes_nothing_and_leaves_no_file(write: Wr
     write(OLD, mode="create")
     files, run = write.data_files(), LocalRun()
     rows = pa.table({"id": [4, 5], "title": ["two", "five"]})
-    checks = ["rows >= 3", "unique(title)", "not_null(id)", "warn: in_set(title, five)", "between(id, 0, 4)"]
+    checks = [
+        "rows >= 3",
+        "unique(title)",
+        "unique(id, title)",
+        "not_null(id)",
+        "warn: in_set(title, five)",
+        "between(id, 0, 4)",
+    ]
     failed = r"rows >= 3: 2 rows; between\(id, 0, 4\): 1 rows are not; unique\(title\): 1 keys are there more than once"
     with pytest.raises(InvalidInputError, match=rf"Nothing was published: {failed}"):
         write(rows, run, checks=checks, **key)
@@ -157,6 +170,7 @@ def test_write_that_fails_a_check_publishes_nothing_and_leaves_no_file(write: Wr
     assert passed == {
         "rows >= 3": False,
         "unique(title)": False,
+        "unique(id, title)": True,
         "not_null(id)": True,
         "warn: in_set(title, five)": False,
         "between(id, 0, 4)": False,
@@ -169,6 +183,7 @@ def test_write_of_keys_that_cannot_be_changes_nothing(write: Writer, tmp_path: P
     write(OLD, mode="create")
     files = write.data_files()
     for rows, reason in (
+        (pa.table({"id": [1]}), "no column 'title' of the table"),
         (pa.table({"id": [1, 1], "title": ["a", "b"]}), "a key may be there once"),
         (pa.table({"id": pa.array([1, None]), "title": ["a", "b"]}), "'id' is null in 1 rows"),
     ):
@@ -231,8 +246,8 @@ def test_csv_with_an_escape_is_read_by_both_runners_of_jobs_and_by_plans(
     figures = upsert(LocalRun(), catalog, spark, str(file), name, on=["id"], escape="\\")
     assert (figures["updated"], figures["inserted"]) == (200, 0)
     planned = fresh("planned")
-    plan = {"tables": {planned: {"files": str(file), "escape": "\\"}}}
-    pipeline(LocalRun(), catalog, spark, json.dumps(plan))
+    content = {"tables": {planned: {"files": str(file), "escape": "\\"}}}
+    pipeline(LocalRun(), catalog, spark, json.dumps(content))
     for each in (name, planned):
         assert sorted(table(catalog, each).dataset().to_table()["text"].to_pylist()) == sorted(texts)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
     from tiltyard.cli.interruption import Interruption
     from tiltyard.model.ids import Id
-    from tiltyard.pipeline.copies.tasks import CopyPart
+    from tiltyard.pipeline.export.tasks import CopyPart
 
 COPY_SECONDS = 60 * 60.0
 """How long a copy may take: a server gives up after that, too."""
@@ -265,7 +265,7 @@ def _copy_on_spark(
     interruption: Interruption,
 ) -> None:
     """Copy all tables in tasks of Spark; the server adds each as soon as it is copied."""
-    from tiltyard.pipeline.copies.tasks import CopyOutcome, copy_part
+    from tiltyard.pipeline.export.tasks import CopyOutcome, copy_part
     from tiltyard.pipeline.runs import LocalRun, RunCanceledError
     from tiltyard.pipeline.session import spark_session
     from tiltyard.pipeline.spark_tasks import run_tasks
@@ -299,7 +299,7 @@ def _stage_all(
     """Have the server choose a folder for the copy of each table; yield what is to be copied into it."""
     from lance_namespace.errors import LanceNamespaceError
 
-    from tiltyard.pipeline.copies.tasks import CopyPart
+    from tiltyard.pipeline.export.tasks import CopyPart
 
     for namespace in plan:
         try:

@@ -18,7 +18,12 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.csv_records import CsvDialect
-from tiltyard.pipeline.sources.file_options import FileOptions, check_csv_only, pick_csv_options
+from tiltyard.pipeline.sources.file_options import (
+    SPARK_FORMATS,
+    FileOptions,
+    check_csv_only,
+    pick_csv_options,
+)
 from tiltyard.pipeline.sources.filesystem import FileInfo, base_folder, list_files
 from tiltyard.pipeline.sources.inspection import (
     HEAD_BYTES,
@@ -32,7 +37,6 @@ from tiltyard.pipeline.sources.inspection import (
 from tiltyard.pipeline.sources.partitions import HIVE, read_partitions
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
 from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
-from tiltyard.pipeline.sources.spark_formats import SPARK_FORMATS
 from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, merge_schemas
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.task_errors import clean_message

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from tiltyard.model.refusals import RefusedError
 
+SPARK_FORMATS = ("orc", "avro")
+"""Formats that Spark reads, as DataFrames."""
 _DEFAULTS: Mapping[str, Any] = {"schema": "union", "partitions": "hive", "task_mb": 256}
 """Defaults that earlier releases recorded in the arguments of jobs: to name one is to leave the option out."""
 

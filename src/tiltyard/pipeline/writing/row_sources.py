@@ -21,11 +21,11 @@ from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, started, task_slots
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import FileSource, SourceOptions, find_source, group_pieces, spark_inspector
-from tiltyard.pipeline.sources.file_options import pick_file_options
+from tiltyard.pipeline.sources.file_options import SPARK_FORMATS, FileOptions, given_options, pick_file_options
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
-from tiltyard.pipeline.sources.spark_formats import read_spark_files, spark_format
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
+from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.pipeline.writing.fragments import delete_fragment_files, fragment_files_exist
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.tasks import (
@@ -66,11 +66,40 @@ def open_files(
 ) -> RowSource:
     """Open files by the arguments of a job: as a DataFrame where Spark reads them. Raises RefusedError."""
     files, path = pick_file_options(arguments), absolute_path(path)
-    if (kind := spark_format(path, files.get("format"))) is not None:
-        frame = read_spark_files(started(spark), path, kind, files)
+    if (kind := _spark_format(path, files.get("format"))) is not None:
+        frame = _read_spark_files(started(spark), path, kind, files)
         return FrameRows(frame, (LineageSource.of_uri(path),))
     options = SourceOptions.of(path, files, selection, dict(catalog.storage))
     return FileRows(find_source(options, spark_inspector(run, spark)), spark, options.task_bytes, path)
+
+
+def _spark_format(path: str, format_: str | None) -> str | None:
+    """Return the format of files that Spark reads, by its name or by that of the files; None for any other one."""
+    if format_ is not None:
+        return format_ if format_ in SPARK_FORMATS else None
+    extension = path.lower().rpartition(".")[2]
+    return extension if extension in SPARK_FORMATS else None
+
+
+def _read_spark_files(spark: SparkSession, path: str, format_: str, options: FileOptions) -> DataFrame:
+    """Return the rows of files as a DataFrame.
+
+    `options` are those of other formats, none of which may be set but `format` itself. Raises RefusedError, also for
+    files that are not there, and where Spark lacks the format's package.
+    """
+    from pyspark.errors import AnalysisException  # noqa: PLC0415  # an extra
+
+    if given := [name for name in given_options(options) if name != "format"]:
+        raise RefusedError(f"{given[0]} is no option of {format_}, which Spark reads: leave it out.")
+    try:
+        return spark.read.format(format_).load(path)
+    except AnalysisException as error:
+        if format_ == "avro" and "avro" in str(error).lower() and "path" not in str(error.getCondition() or "").lower():
+            raise RefusedError(
+                "Spark reads Avro by a package of its own: name it by --conf "
+                f"spark.jars.packages=org.apache.spark:spark-avro_2.13:{spark.version}."
+            ) from error
+        raise RefusedError(f"{path} cannot be read as {format_}: {clean_message(error).splitlines()[0]}.") from error
 
 
 @dataclass(slots=True)

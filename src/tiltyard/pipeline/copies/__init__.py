@@ -1,1 +1,0 @@
-"""Copy many tables at once, as `tiltyard import-catalog --copy --spark` does."""

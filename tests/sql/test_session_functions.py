@@ -6,7 +6,7 @@ import datafusion
 import pyarrow as pa
 import pytest
 
-from tiltyard.sql.session_functions import SessionFunctions
+from tiltyard.sql.sessions import SessionFunctions
 from tiltyard.sql.statements import parse_statement
 from tiltyard.tables.sql.functions import FUNCTIONS
 

@@ -17,7 +17,7 @@ from tiltyard.catalog.tables import drop_table, rename_table
 from tiltyard.catalog.views import create_view
 from tiltyard.model.spec import models
 from tiltyard.sql.engine import plan_query
-from tiltyard.sql.view_expansion import MAX_VIEW_DEPTH
+from tiltyard.sql.planning import MAX_VIEW_DEPTH
 from tiltyard.tables.query.query import count_table_rows, query_table
 
 if TYPE_CHECKING:

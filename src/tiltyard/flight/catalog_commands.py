@@ -21,7 +21,7 @@ from tiltyard.sql.information_schema import (
     SchemaTable,
     tables_of_schemas,
 )
-from tiltyard.sql.visible_schemas import visible_schema
+from tiltyard.sql.reading import visible_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -51,7 +51,7 @@ from tiltyard.model.operations import Pool
 from tiltyard.sql.errors import READ_ONLY
 from tiltyard.sql.parameters import MAX_PARAMETER_BYTES
 from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
-from tiltyard.sql.process_messages import Form
+from tiltyard.sql.processes import Form
 from tiltyard.sql.read_grounds import check_grounds
 from tiltyard.sql.remote_query import RemoteQuery, query_request
 

@@ -12,7 +12,7 @@ from tiltyard.runtime.lazy_imports import import_lazily
 import_lazily()  # before anything imports pyarrow and lance_namespace
 
 import tiltyard.server.query_process  # noqa: E402
-import tiltyard.sql.plans  # noqa: E402
+import tiltyard.sql.planning  # noqa: E402
 import tiltyard.sql.table_functions  # noqa: E402
 import tiltyard.storage.objects  # noqa: E402, F401
 from tiltyard.bootstrap import register_operations  # noqa: E402

@@ -21,11 +21,11 @@ from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.sql.errors import query_errors
 from tiltyard.sql.parameters import write_parameters
-from tiltyard.sql.process_messages import ViewRead
+from tiltyard.sql.planning import ViewExpansion, placeholder_types
+from tiltyard.sql.processes import ViewRead
 from tiltyard.sql.remote_query import RemoteQuery, query_request, run_remotely
 from tiltyard.sql.statements import parse_statement
 from tiltyard.sql.tables import QueryTables
-from tiltyard.sql.view_expansion import ViewExpansion
 from tiltyard.tables.query.plan import NO_LIMIT
 
 if TYPE_CHECKING:
@@ -166,8 +166,6 @@ class PlannedQuery:
 
     def parameter_types(self) -> list[pa.DataType]:
         """Return the types of the parameters; that of text for one whose type the query leaves open."""
-        from tiltyard.sql.plans import placeholder_types
-
         types = placeholder_types(self._frame.logical_plan()) if self.placeholders else {}
         return [types.get(number, pa.string()) for number in range(1, self.placeholders + 1)]
 

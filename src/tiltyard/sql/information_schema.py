@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from tiltyard.access.filtered_lists import list_all_tables
 from tiltyard.model.ids import Id
-from tiltyard.sql.row_sources import RowSource
-from tiltyard.sql.visible_schemas import visible_schema
+from tiltyard.sql.reading import RowSource, visible_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

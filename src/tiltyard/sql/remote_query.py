@@ -13,8 +13,7 @@ from lance_namespace.errors import from_error_code
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.principals import EVERYBODY
-from tiltyard.sql.process_messages import Failure, Form, Kind, PlanDescription, QueryRequest
-from tiltyard.sql.processes import QueryEndedError
+from tiltyard.sql.processes import Failure, Form, Kind, PlanDescription, QueryEndedError, QueryRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Check the text of a statement before it is planned, which cannot be interrupted: its length, depth and size.
 
-What a statement may do is judged by its plan (`tiltyard.sql.plans`), not by its text. The text is checked because to
+What a statement may do is judged by its plan (`tiltyard.sql.planning`), not by its text. The text is checked because to
 plan it may already take too much: chains of operators overflow the stack (5,000 of AND end the process), a common table
 expression that is used twice doubles the plan, and constant calls such as `repeat('x', 1000000000)` are computed while
 it is planned.

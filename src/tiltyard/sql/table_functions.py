@@ -20,7 +20,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import is_view
-from tiltyard.sql.row_sources import RowSource
+from tiltyard.sql.reading import RowSource
 from tiltyard.sql.tables import TableRef
 from tiltyard.tables.query.query import query_table
 

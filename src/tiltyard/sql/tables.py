@@ -31,8 +31,7 @@ from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA, InformationSchema
 from tiltyard.sql.read_grounds import ReadGrounds, authorize_reading, grounds_of
-from tiltyard.sql.row_sources import RowSource, to_table
-from tiltyard.sql.visible_schemas import readable_schema, restricted_source
+from tiltyard.sql.reading import RowSource, readable_schema, restricted_source, to_table
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.policy_enforcement import policy_scope_of_latest
 

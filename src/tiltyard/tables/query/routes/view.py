@@ -18,7 +18,7 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.views.plain_views import PlainView
-from tiltyard.sql.process_messages import ViewRead
+from tiltyard.sql.processes import ViewRead
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.plan import NO_LIMIT, plan_search

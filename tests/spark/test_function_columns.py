@@ -26,6 +26,7 @@ from tests.functions import definitions
 from tests.services.secured import Secured, kept_lines, secured_server
 from tests.services.server import ServerProcess
 from tests.spark.job_processes import wait_for
+from tiltyard.pipeline.backfill import job as backfill
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
@@ -246,6 +247,34 @@ def test_value_of_a_secret_is_not_written_once_its_registrant_has_lost_the_right
     grants.grant("ann", "manage_secrets", [name])
     drive(table.refresh_column_async("greeting"))
     assert values(table, "greeting") == [f"hello Ann {SECRET}-new"]
+
+
+def test_values_of_a_registrant_who_loses_the_right_meanwhile_are_not_committed(
+    secured: Secured,
+    db: Any,
+    drive: Callable[..., Any],
+    fresh: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, grants, ann = fresh("team"), Admin(secured.http("administrator")), connect(secured, "ann")
+    db.create_namespace([name])
+    db.create_secret("api", SECRET, namespace_path=[name])
+    grants.grant("ann", "all", [name])
+    secrets = [EnvVarSecret("api", env_variable="API_KEY", secret_namespace_path=[name])]
+    bound = ann.create_function(definitions.greeting, namespace_path=[name], secrets=secrets)
+    table = ann.create_table("names", pa.table({"name": ["Ann"]}), namespace_path=[name])
+    table.add_columns({"greeting": bound(name=col("name"))})
+    run_tasks = backfill.run_tasks
+
+    def revoke_and_run(*arguments: Any, **options: Any) -> Any:
+        revoked = {"grantee": "ann", "privileges": ["manage_secrets", "administer"]}
+        grants.call("RevokePrivileges", {"object_kind": "namespace", "id": [name], **revoked})
+        return run_tasks(*arguments, **options)
+
+    monkeypatch.setattr(backfill, "run_tasks", revoke_and_run)
+    with pytest.raises(PermissionDeniedError, match="ann, who registered this function"):
+        drive(table.refresh_column_async("greeting"))
+    assert values(table, "greeting") == [None]
 
 
 def test_function_runs_for_those_alone_who_may_run_it(

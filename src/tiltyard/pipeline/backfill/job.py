@@ -254,6 +254,7 @@ class _SparkHost:
         self, dataset: lance.LanceDataset, operation: LanceOperation.Update, properties: Mapping[str, str]
     ) -> int | None:
         verify = partial(_has_only_appends, dataset)
+        self._check_rights()
         try:
             return self.job_table.commit(
                 dataset, operation, self.run, self.function.name, verify=verify, properties=properties
@@ -268,6 +269,7 @@ class _SparkHost:
         on_filled: Callable[[Sequence[FilledFragment]], None],
     ) -> None:
         """Run the plans in tasks, of which small fragments share some. Raises what `run_tasks` raises."""
+        self._check_rights()
         location, branch = self.job_table.table.location(), self.job_table.branch
         tasks = {
             plan.fragment_id: FillFragment(location, branch, plan, self.function, self.run.id, self.batch_rows)
@@ -285,6 +287,11 @@ class _SparkHost:
             at_once=self.concurrency,
             resources=self.function.policy.resources,
         )
+
+    def _check_rights(self) -> None:
+        """Check that a registered function may still be run, with its secrets. Raises as ReadJobFunction does."""
+        if isinstance(self.function.code, FunctionCode):
+            self.run.read_function()
 
     def delete_files(self, names: Sequence[str]) -> None:
         location = self.job_table.table.location()

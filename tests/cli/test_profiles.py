@@ -103,6 +103,7 @@ def test_keys_and_principals_are_those_of_the_server_of_the_profile(
     key_id = key.split("_")[1]
     assert list(tmp_path.glob("tiltyard-data")) == []
     assert printed(run_command("whoami", "--url", secured.url, "--key", key)).startswith("principal:  yan\n")
+    wait_for(lambda: "never used" not in printed(run_command("key", "list", "yan")))  # noted behind the answer
     listed = printed(run_command("key", "list", "yan"))
     assert listed == printed(run_command("key", "list", "yan", "--root", str(secured.server.root)))
     assert listed.startswith(key_id) and listed.endswith("yan  by profile\n") and "until 20" in listed

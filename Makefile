@@ -12,9 +12,12 @@ SPEC_FOLDER := ../shared/spec
 SECONDS ?= 600
 # Tests start Python by the hundred: where it may not keep what it has compiled, each start compiles all again.
 export PYTHONDONTWRITEBYTECODE :=
-# Tests wait for processes that start, for leases and pauses, more than they compute: two for each processor.
-PROCESSES ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 1
+# Tests wait for processes that start, for leases and pauses, more than they compute: three for each processor, and two
+# where clusters of processes are tested.
+PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
+PROCESSES ?= $(shell echo $$((3 * $(PROCESSORS))))
+EXTENDED_PROCESSES ?= $(shell echo $$((2 * $(PROCESSORS))))
+PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder --max-worker-restart 1 --numprocesses
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --extra sql --custom-compile-command "make lock" --quiet
 
@@ -30,11 +33,11 @@ demo: $(if $(MOUNT),$(DEV),$(RUN)) ## Start a server, load 17,472 films, search 
 	$(BIN)/python examples/$(or $(MOUNT),films).py$(if $(KEEP), --keep)
 
 test: $(DEV) services lint ## Prepare all, lint, then test every behaviour, within minutes (PYTEST_ARGS="-k name").
-	$(PYTEST) -m "not extended" $(PYTEST_ARGS)
+	$(PYTEST) $(PROCESSES) -m "not extended" $(PYTEST_ARGS)
 
 test-all: test ## The same, then what multiplies it: PostgreSQL and S3, clusters, kills, fuzzing at length.
 	@bash scripts/install_services.sh zsh fish
-	$(PYTEST) -m extended $(PYTEST_ARGS)
+	$(PYTEST) $(EXTENDED_PROCESSES) -m extended $(PYTEST_ARGS)
 
 lint: $(DEV) ## Style, types, direction of imports, and whether generated files are current.
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(CHECKS)

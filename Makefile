@@ -24,7 +24,7 @@ LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --genera
 # Two at a time: the longest begins.
 CHECKS := check-types check-security check-style check-generated
 
-.PHONY: $(CHECKS) advisories bounds cli-docs docs help compatibility demo test test-all soak lint format spec lock bench services clean
+.PHONY: $(CHECKS) advisories bounds cli-docs docs help compatibility demo test test-all soak lint format machinery spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,7 @@ check-generated:
 	$(BIN)/python scripts/make_models.py --check
 	$(BIN)/python scripts/make_cli_docs.py --check
 	$(BIN)/python scripts/make_bounds.py --check
+	$(BIN)/python scripts/make_machinery.py --check
 	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py --check $(SPEC_FOLDER); fi
 
 format: $(DEV) ## Put all code into its one form.
@@ -72,6 +73,9 @@ cli-docs: $(DEV) ## Write the reference of docs/cli.md from the commands' own he
 
 bounds: $(DEV) ## Write docs/bounds.md from the constants that hold them.
 	$(BIN)/python scripts/make_bounds.py
+
+machinery: $(DEV) ## Write the table of caches, queues, pools and child processes in docs/architecture.md from the code.
+	$(BIN)/python scripts/make_machinery.py
 
 docs: $(DEV) ## Build the site of README.md and docs/ into build/site; a broken link fails it.
 	$(BIN)/python scripts/make_site.py

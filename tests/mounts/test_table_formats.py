@@ -44,7 +44,6 @@ def test_a_format_is_loaded_once_while_it_is_remembered() -> None:
     formats.remember(TABLES[1], is_lance=True)
     assert formats.are_lance(TABLES[:3]) == [True, True, True]
     assert loads.tables[12:] == TABLES[:1]
-    formats.close()
 
 
 def test_formats_with_no_age_are_loaded_each_time() -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tiltyard.access.grantees import principal_grantees
 from tiltyard.access.policies import EffectivePolicy, effective_policy
 from tiltyard.model.privileges import Privilege, with_implied
+from tiltyard.runtime.cache import Cache
 from tiltyard.store import FRESH_SECONDS, GRANTS_GENERATION
 from tiltyard.store.access.grants import SERVER, TABLE
 
@@ -83,6 +84,11 @@ class Rights:
             self._counted[what] = are_few, now
         return are_few
 
+    @property
+    def is_full(self) -> bool:
+        """Whether they are of so many objects that they are looked up anew."""
+        return len(self._tables) + len(self._namespaces) + len(self._effective_policies) > MAX_OBJECTS
+
     def on_namespace(self, namespace_id: int) -> int:
         """Return the privileges on a namespace, granted on it or above it, or on the server.
 
@@ -90,7 +96,6 @@ class Rights:
         """
         bits = self._namespaces.get(namespace_id)
         if bits is None:
-            _empty_if_full(self._namespaces)
             bits = with_implied(self.server | self._store.privileges_above(namespace_id, self.grantees))
             self._namespaces[namespace_id] = bits
         return bits
@@ -99,7 +104,6 @@ class Rights:
         """Return the privileges on a table: granted on it, or above it. Raises ServiceUnavailableError."""
         bits = self._tables.get(table_id)
         if bits is None:
-            _empty_if_full(self._tables)
             bits = self._tables[table_id] = with_implied(self._store.privileges_on(TABLE, table_id, self.grantees))
         return bits | self.on_namespace(namespace_id)
 
@@ -121,14 +125,8 @@ class Rights:
             policy = None
             if not self.server & Privilege.ADMINISTER.value:
                 policy = effective_policy(self._store.policies(table_id), self._principal, self.roles)
-            _empty_if_full(self._effective_policies)
             self._effective_policies[table_id] = policy
             return policy
-
-
-def _empty_if_full(cache: dict[int, Any]) -> None:
-    if len(cache) >= MAX_OBJECTS:
-        cache.clear()
 
 
 class RightsCache:
@@ -136,7 +134,12 @@ class RightsCache:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._rights: dict[Principal, Rights] = {}
+        self._rights: Cache[tuple[int, Principal], Rights] = Cache(
+            "rights",
+            "Privileges and policies of principals, on each object that they have named",
+            max_entries=MAX_PRINCIPALS,
+            invalidated_by="the generation of grants, which each change of one raises",
+        )
         self._generation = -1
         self._check_at = 0.0
         self._checking = threading.Lock()
@@ -145,12 +148,11 @@ class RightsCache:
         """Return a principal's current rights. Raises ServiceUnavailableError: without the catalog nobody has any."""
         if time.monotonic() >= self._check_at:
             self._check()
-        cache = self._rights
-        rights = cache.get(principal)
-        if rights is None:
-            if len(cache) >= MAX_PRINCIPALS:
-                cache.clear()
-            rights = cache[principal] = Rights(self._store, principal)
+        key = self._generation, principal  # so threads that look up rights of the old generation fill the old one
+        rights = self._rights.get(key)
+        if rights is None or rights.is_full:
+            rights = Rights(self._store, principal)
+            self._rights.put(key, rights)
         return rights
 
     def refresh_next(self) -> None:
@@ -165,6 +167,6 @@ class RightsCache:
                 return  # another thread has read it meanwhile
             generation = self._store.generation(GRANTS_GENERATION)
             if generation != self._generation:
-                self._rights = {}  # a new dict: threads that look up rights of the old generation fill the old one
                 self._generation = generation
+                self._rights.clear()
             self._check_at = now + FRESH_SECONDS

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
-from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -134,13 +133,11 @@ def is_own_page(headers: Mapping[bytes, bytes]) -> bool:
     return True
 
 
-@lru_cache(maxsize=256)
 def _is_origin_of(origin: bytes, host: bytes) -> bool:
     """Whether a page's origin is the server that it calls."""
     return origin.partition(b"://")[2].lower() == host.lower() != b""
 
 
-@lru_cache(maxsize=256)
 def _is_local_name(host: bytes) -> bool:
     """Whether a Host header has an address, or a name that public DNS does not have."""
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any, get_args, get_type_hints
 from urllib.parse import parse_qsl
 
@@ -23,8 +22,6 @@ from tiltyard.model.spec import Operation, Shape, models
 
 NOT_FROM_QUERY = frozenset({"id", "identity", "context"})
 NOT_FIELDS = NOT_FROM_QUERY | {"delimiter"}
-SHORT_QUERY = 64
-"""Bytes of a query string up to which what it says is remembered."""
 CONTEXT_HEADER = b"x-lance-ctx-"
 TABLE_LOCATION = b"x-lance-table-location"
 TABLE_PROPERTIES = b"x-lance-table-properties"
@@ -133,18 +130,10 @@ def parse_query(raw: bytes) -> QueryString:
     """Return the names and values of a query string. Raises InvalidInputError if it is not UTF-8."""
     if not raw:
         return []
-    return list(_parse_short_query(raw)) if len(raw) <= SHORT_QUERY else _parse_query(raw)
-
-
-def _parse_query(raw: bytes) -> QueryString:
     try:
         return parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1000)
     except (ValueError, UnicodeDecodeError) as error:
         raise InvalidInputError("The query string cannot be read: percent-encode it as UTF-8.") from error
-
-
-_parse_short_query = lru_cache(maxsize=256)(_parse_query)
-"""The same for query strings that many requests have, as `limit=100`; the list that it returns is not to be changed."""
 
 
 def context_entries(headers: Headers) -> Mapping[str, str]:

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from tiltyard.access.authorization import is_administrator
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.runtime.machinery import MachineFigures, read_figures
 from tiltyard.store import JobFilter
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ SECONDS = (
 )
 _BOUNDS = (*map(str, SECONDS), "+Inf")
 UNROUTED = "none"
+_CACHE_RESULTS = {"hits": "hit", "misses": "miss"}
 
 log = logging.getLogger("tiltyard.api")
 
@@ -97,6 +99,7 @@ class ProcessCounts(msgspec.Struct):
     loads: dict[str, float] = {}  # msgspec copies it
     routes: dict[str, int] = {}
     """Queries that each route has answered."""
+    machinery: list[MachineFigures] = []
 
 
 class Metrics:
@@ -146,10 +149,8 @@ class Metrics:
 
     def encoded(self) -> bytes:
         """Return the counts of this process until now."""
-        loads, routes = dict(self.read_loads()), dict(self.read_routes())
-        return msgspec.json.encode(
-            ProcessCounts(os.getpid(), self._running, list(self._tallies.values()), loads, routes)
-        )
+        tallies, loads, routes = list(self._tallies.values()), dict(self.read_loads()), dict(self.read_routes())
+        return msgspec.json.encode(ProcessCounts(os.getpid(), self._running, tallies, loads, routes, read_figures()))
 
     def read_processes(self, counts: bytes) -> list[ProcessCounts]:
         """Return the counts of all processes of this server, this one's first, `counts` (`encoded`)."""
@@ -227,8 +228,29 @@ class _Requests(Collector):
             queries.add_metric((route,), number)
         running = GaugeMetricFamily("tiltyard_requests_running", "Requests that have not ended.")
         # A process that was killed runs no requests, whatever it shared last.
-        running.add_metric((), sum(process.running for process in self._processes if is_alive(process.pid)))
-        yield from (ended, durations, first_bytes, queries, running)
+        alive = [process for process in self._processes if is_alive(process.pid)]
+        running.add_metric((), sum(process.running for process in alive))
+        yield from (ended, durations, first_bytes, queries, running, *_machinery(alive))
+
+
+def _machinery(processes: Iterable[ProcessCounts]) -> tuple[Metric, ...]:
+    """Return the figures of caches, batchers, pools and child processes, and how caches were asked."""
+    now = GaugeMetricFamily(
+        "tiltyard_machinery",
+        "Sizes, bounds, and what waits or is active, of the machinery of docs/architecture.md.",
+        labels=("process", "kind", "name", "figure"),
+    )
+    asked = CounterMetricFamily(
+        "tiltyard_cache_requests", "How often a cache was asked.", labels=("process", "name", "result")
+    )
+    for process in processes:
+        for machine in process.machinery:
+            for figure, number in machine.figures.items():
+                if figure in _CACHE_RESULTS:
+                    asked.add_metric((str(process.pid), machine.name, _CACHE_RESULTS[figure]), number)
+                else:
+                    now.add_metric((str(process.pid), machine.kind, machine.name, figure), number)
+    return now, asked
 
 
 def _histogram(

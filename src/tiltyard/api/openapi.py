@@ -18,9 +18,15 @@ SCHEMES: Json = {
 """How clients authenticate, as the specification has it."""
 
 
-@cache
 def openapi_json(requires_auth: bool) -> bytes:
-    """Return the OpenAPI 3.1 document, encoded once; without `requires_auth`, clients may be anonymous."""
+    """Return the OpenAPI 3.1 document; without `requires_auth`, clients may be anonymous."""
+    security: list[Json] = [*({name: []} for name in SCHEMES), *([] if requires_auth else [{}])]
+    return msgspec.json.encode({**_document(), "security": security})
+
+
+@cache
+def _document() -> Json:
+    """Return the document without what an operator chooses."""
     facts = document()["operations"]
     paths: dict[str, Json] = {}
     for name, (operation, handler) in bound_operations().items():
@@ -28,15 +34,12 @@ def openapi_json(requires_auth: bool) -> bytes:
             paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(
                 name, facts[name], handler.function
             )
-    return msgspec.json.encode(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "Tiltyard: Lance REST Namespace", "version": __version__},
-            "paths": paths,
-            "components": {"schemas": _schemas(), "securitySchemes": SCHEMES},
-            "security": [*({name: []} for name in SCHEMES), *([] if requires_auth else [{}])],
-        }
-    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Tiltyard: Lance REST Namespace", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": _schemas(), "securitySchemes": SCHEMES},
+    }
 
 
 def _schemas() -> dict[str, Json]:

@@ -128,9 +128,9 @@ class Pages:
         cached = {
             "bytes of rows in memory": datasets.column_cache.size,
             "bytes of vectors in memory": datasets.vector_cache.size,
-            "searches of vectors in memory": datasets.vector_cache.searches,
+            "searches of vectors in memory": datasets.vector_cache.hits,
             "bytes of tables on disk": datasets.disk_cache.size,
-            "reads of tables on disk": datasets.disk_cache.reads,
+            "reads of tables on disk": datasets.disk_cache.hits,
         }
         running = {
             "queries running": self._limits.running_queries,

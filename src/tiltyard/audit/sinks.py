@@ -15,6 +15,7 @@ import msgspec
 import urllib3
 
 from tiltyard.config import ConfigError
+from tiltyard.runtime.batcher import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,13 +111,11 @@ def _write_all(file: int, lines: bytes) -> None:
         lines = lines[os.write(file, lines) :]
 
 
-class WebhookSink:
+class WebhookSink(WorkQueue):
     """Posts each record as a CloudEvent (https://cloudevents.io, HTTP binding, structured mode).
 
     A thread of its own sends from a bounded queue: what does not fit is dropped and counted.
     """
-
-    name = "webhook"
 
     def __init__(self, url: str, headers: Mapping[str, str], retries: urllib3.Retry = RETRIES) -> None:
         self._dropped = 0
@@ -125,8 +124,13 @@ class WebhookSink:
         self._headers = {**headers, "content-type": MEDIA_TYPE}
         self._queue: Queue[models.AuditEntry | None] = Queue(MAX_QUEUED_EVENTS)
         self._pool = urllib3.PoolManager(retries=retries, timeout=TIMEOUT_SECONDS)
+        super().__init__("webhook", "Records of the audit on their way to another server")
         self._thread = threading.Thread(target=self._run, name="audit-webhook", daemon=True)
         self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.qsize()
 
     def send(self, entries: Sequence[models.AuditEntry]) -> None:
         for entry in entries:

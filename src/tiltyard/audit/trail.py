@@ -22,6 +22,7 @@ from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 from tiltyard.audit.entries import to_entry
 from tiltyard.audit.sinks import LineSink, WebhookSink
 from tiltyard.model.modes import Outcome
+from tiltyard.runtime.batcher import WorkQueue
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class _Queued:
     written: Future[None] | None
 
 
-class AuditTrail:
+class AuditTrail(WorkQueue):
     """Writes the audit records of one process. `enqueue` and `write` may be called from any thread.
 
     Not a `runtime.batcher.Batcher`: most records have no caller that waits, the queue is bounded, failed batches are
@@ -88,6 +89,11 @@ class AuditTrail:
         self._numbers = count()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        super().__init__("audit", "Records of requests, which are written together soon after")
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue) + len(self._unwritten)
 
     def should_record(self, outcome: Outcome, changes: bool) -> bool:
         """Return whether a request with this outcome is recorded."""
@@ -122,7 +128,7 @@ class AuditTrail:
     def gauges(self) -> dict[str, float]:
         """Return how many records are waiting, and how many were lost, by name."""
         gauges: dict[str, float] = {
-            "audit records waiting": len(self._queue) + len(self._unwritten),
+            "audit records waiting": self.waiting,
             "audit records lost": self.dropped,
         }
         return gauges | {f"audit records lost by {sink.name}": sink.lost_count() for sink in self._sinks}

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import re
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +38,7 @@ from tiltyard.backup.selection import IncompleteError, TableState, check_target,
 from tiltyard.backup.target import digest_chunks
 from tiltyard.runtime.failpoints import Point as Failpoint
 from tiltyard.runtime.failpoints import reach
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import read_rows
 
@@ -54,7 +54,10 @@ log = logging.getLogger("tiltyard.backup")
 
 ATTEMPTS = 4
 """Snapshots that are taken at most until all tables are whole in one."""
-TABLE_THREADS, FILE_THREADS = 4, 8
+TABLE_THREADS, FILE_THREADS = 4, 4
+"""Tables at once, and files of one table."""
+_TABLES_AT_ONCE = 100
+"""Tables between two looks at how far it is."""
 SETTLED_MS = 60_000
 """How long before the last backup a manifest has to be written to be known by its time of modification: storages keep
 whole seconds, and their clocks differ from the server's.
@@ -80,7 +83,6 @@ class _Backup:
     ctx: Context
     target: BackupTarget
     id: str
-    files_pool: ThreadPoolExecutor
     known: dict[str, StoredTable]
     known_at: int
     elsewhere: dict[str, set[str]] = field(default_factory=dict)
@@ -100,11 +102,10 @@ def create_backup(
         tempfile.TemporaryDirectory(prefix="tiltyard-backup-") as folder,
         lance_errors(target.location),
         running(target, CREATING),
-        ThreadPoolExecutor(FILE_THREADS) as files_pool,
     ):
         dump_file = Path(folder, "catalog.jsonl.gz")
         known, known_at = _known_tables(target, Path(folder))
-        backup = _Backup(ctx, target, new_point_id(ctx.clock()), files_pool, known, known_at)
+        backup = _Backup(ctx, target, new_point_id(ctx.clock()), known, known_at)
         problems: dict[str, str] | None = None
         for _ in range(ATTEMPTS):
             before, header = problems, ctx.store.dump(dump_file)
@@ -186,8 +187,10 @@ def _copy_tables(
         except (IncompleteError, LanceNamespaceError, FileNotFoundError) as error:
             return error
 
-    with ThreadPoolExecutor(TABLE_THREADS) as pool:
-        for number, (state, outcome) in enumerate(zip(states, pool.map(copy, states), strict=True), 1):
+    for start in range(0, len(states), _TABLES_AT_ONCE):
+        part = states[start : start + _TABLES_AT_ONCE]
+        outcomes = run_together(copy, part, TABLE_THREADS)
+        for number, (state, outcome) in enumerate(zip(part, outcomes, strict=True), start + 1):
             if isinstance(outcome, Exception):
                 problems[table_label(state.name, state.location)] = (
                     str(outcome) or "a file vanished while it was copied"
@@ -225,7 +228,7 @@ def _copy_table(backup: _Backup, state: TableState) -> StoredTable:
     def copy(file: SelectedFile) -> StoredFile:
         return _copy_file(backup, state.location, folder, file, by_path.get(file.entry.path))
 
-    files = sorted(backup.files_pool.map(copy, selected), key=lambda file: file.path)
+    files = sorted(run_together(copy, selected, FILE_THREADS), key=lambda file: file.path)
     return StoredTable(state.id, state.name, state.location, folder, files)
 
 
@@ -264,7 +267,7 @@ def _is_replaced(backup: _Backup, known: StoredTable, selected: list[SelectedFil
         chunks = backup.ctx.storage.files(known.location).read_chunks(f"{known.location}/{path}")
         return digest_chunks(chunks)[1] != digest
 
-    return any(list(backup.files_pool.map(is_other, doubtful)))
+    return any(run_together(is_other, doubtful, FILE_THREADS))
 
 
 def _copy_file(backup: _Backup, location: str, folder: str, file: SelectedFile, known: StoredFile | None) -> StoredFile:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from tiltyard.backup.target import BackupTarget, DigestError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.failpoints import Point as Failpoint
 from tiltyard.runtime.failpoints import reach
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_within
 from tiltyard.storage.manifests.manifest_format import parse_manifest, with_bases
@@ -97,14 +97,13 @@ def restore_point(
     with (
         tempfile.TemporaryDirectory(prefix="tiltyard-restore-") as folder,
         lance_errors(target.location),
-        ThreadPoolExecutor(FILE_THREADS) as pool,
     ):
         dump_file = fetch_part(target, point, "catalog", Path(folder))
         list_file = fetch_part(target, point, "files", Path(folder))
         refuse_newer(read_header(dump_file).version)
         _check_empty(restore, root, point, database_url, list_file)
         for number, table in enumerate(read_tables(list_file), 1):
-            _restore_table(restore, table, pool)
+            _restore_table(restore, table)
             if number % 100 == 0:
                 progress(f"{number} tables.")
         reach(Failpoint.BEFORE_RESTORED_CATALOG)
@@ -142,7 +141,7 @@ def _is_of_database(name: str, root: str, database_url: str) -> bool:
     return file.parent == Path(root) and name.startswith(file.name)
 
 
-def _restore_table(restore: _Restore, table: StoredTable, pool: ThreadPoolExecutor) -> None:
+def _restore_table(restore: _Restore, table: StoredTable) -> None:
     """Restore the files of a table: manifests first, since tags and branches tell their sizes."""
     location = restore.map_location(table.location)
     destination = BackupTarget(location, restore.storage.roots.root_of(location).options)
@@ -153,9 +152,9 @@ def _restore_table(restore: _Restore, table: StoredTable, pool: ThreadPoolExecut
     def copy_manifest(file: StoredFile) -> tuple[str, int]:
         return file.path, _restore_manifest(restore, table, destination, file)
 
-    sizes.update(pool.map(copy_manifest, manifests))
+    sizes.update(run_together(copy_manifest, manifests, FILE_THREADS))
     versions = {version_of_manifest(path): size for path, size in sizes.items()}
-    list(pool.map(lambda file: _restore_file(restore, table, destination, file, versions), others))
+    run_together(lambda file: _restore_file(restore, table, destination, file, versions), others, FILE_THREADS)
     restore.num_files += len(table.files)
 
 

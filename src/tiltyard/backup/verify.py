@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from tiltyard.backup.create import FILE_THREADS
 from tiltyard.backup.points import fetch_part, read_tables, table_label
 from tiltyard.backup.selection import version_of_manifest
 from tiltyard.backup.target import digest_chunks
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import is_detached, parse_manifest
 from tiltyard.storage.manifests.manifest_references import files_of_bases, referenced_files
@@ -50,12 +50,11 @@ def verify_point(target: BackupTarget, point: BackupPoint) -> Verification:
     with (
         tempfile.TemporaryDirectory(prefix="tiltyard-verify-") as folder,
         lance_errors(target.location),
-        ThreadPoolExecutor(FILE_THREADS) as pool,
     ):
         fetch_part(target, point, "catalog", Path(folder))
         list_file = fetch_part(target, point, "files", Path(folder))
         for table in read_tables(list_file):
-            problems = list(pool.map(partial(_check_file, target, table), table.files))
+            problems = run_together(partial(_check_file, target, table), table.files, FILE_THREADS)
             result.problems += [problem for problem in problems if problem]
             if not any(problems):
                 result.problems += _check_versions(target, table, result.elsewhere)

@@ -7,7 +7,6 @@ portable format (https://github.com/RoaringBitmap/RoaringFormatSpec).
 from __future__ import annotations
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from tiltyard.runtime.file_forms import (
     WITH_RUNS,
     WITHOUT_RUNS,
 )
+from tiltyard.runtime.pool import run_together
 
 if TYPE_CHECKING:
     import lance
@@ -46,11 +46,10 @@ def write_deletions(
         return [], []
     numbers, offsets, _ = split_by_fragment(np.sort(addresses))
 
-    def delete(number: int, rows: NDArray[np.uint64]) -> FragmentMetadata | None:
-        return get_fragment(dataset, number).delete_rows(rows.tolist())
+    def delete(rows: tuple[int, NDArray[np.uint64]]) -> FragmentMetadata | None:
+        return get_fragment(dataset, rows[0]).delete_rows(rows[1].tolist())
 
-    with ThreadPoolExecutor(min(_MAX_THREADS, len(numbers))) as pool:
-        remaining = list(pool.map(delete, numbers, offsets))
+    remaining = run_together(delete, zip(numbers, offsets, strict=True), _MAX_THREADS)
     emptied = [number for number, fragment in zip(numbers, remaining, strict=True) if fragment is None]
     return [fragment for fragment in remaining if fragment is not None], emptied
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote
 
@@ -32,6 +31,7 @@ from tiltyard.console.static_files import PREFIX, StaticFiles
 from tiltyard.console.templates import make_templates
 from tiltyard.context import Context
 from tiltyard.model.principals import EVERYBODY, Principal
+from tiltyard.runtime.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -56,7 +56,7 @@ class Console:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._settings = shared.services.settings
-        self._pool = ThreadPoolExecutor(THREADS, "console")
+        self._pool = Pool("console", "Pages of the console", THREADS)
         self._static = StaticFiles()
         self._templates = make_templates(self._static)
         self._seals: Seals | None = None
@@ -298,7 +298,7 @@ class Console:
 
     def close(self) -> None:
         """Start no more pages."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
 
 async def _no_endpoint(request: Request) -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from contextlib import suppress
 from enum import StrEnum
 from itertools import islice
@@ -256,7 +256,7 @@ class Queries:
     def __init__(self, kept_bytes: int) -> None:
         """`kept_bytes` is how many bytes of rows ended queries may hold together for their readers."""
         self._kept_bytes = kept_bytes
-        self._queries: OrderedDict[str, SubmittedQuery] = OrderedDict()
+        self._queries: dict[str, SubmittedQuery] = {}
         self._unread: list[SubmittedQuery] = []
         """Those that ended before their rows were read, in the order of their ends; some were read since."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -111,7 +110,6 @@ _TYPE_OF_VALUE: dict[type, int] = {str: 0, bool: 1, int: 2, _Bits: 3, list: 4, d
 """Positions in the union of values."""
 
 
-@cache
 def sql_info(numbers: Sequence[int]) -> pa.RecordBatch:
     """Return what the server can do, for these numbers of the format; all that it tells without numbers."""
     wanted = [number for number in _INFO if not numbers or number in numbers]

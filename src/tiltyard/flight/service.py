@@ -9,7 +9,7 @@ any process of the server can serve each of these calls: one about a query that 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -48,6 +48,7 @@ from tiltyard.flight.query_messages import (
 from tiltyard.flight.siblings import Siblings
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import Pool
+from tiltyard.runtime.pool import Pool as ThreadPool
 from tiltyard.sql.errors import READ_ONLY
 from tiltyard.sql.parameters import MAX_PARAMETER_BYTES
 from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
@@ -101,7 +102,9 @@ class FlightService:
         self._siblings = siblings
         self._calls = Calls(shared, connections)
         self._pool = shared.pools[Pool.QUERIES]
-        self._threads = ThreadPoolExecutor(shared.services.settings.sql_queries + SPARE_THREADS, "sql")
+        self._threads = ThreadPool(
+            "sql", "SQL queries, each as long as it runs", shared.services.settings.sql_queries + SPARE_THREADS
+        )
         self.queries = Queries(shared.services.settings.sql_kept_bytes)
 
     def methods(self) -> Methods:

@@ -22,6 +22,7 @@ from tiltyard.identity.keys import require_valid, verify_key
 from tiltyard.identity.providers import TrustedProvider
 from tiltyard.identity.tokens import ISSUER, ServerTokens, read_unverified
 from tiltyard.model.principals import Principal
+from tiltyard.runtime.cache import Cache
 from tiltyard.store import FRESH_SECONDS, IDENTITY_GENERATION
 
 if TYPE_CHECKING:
@@ -60,7 +61,12 @@ class Authenticator:
             provider.issuer: TrustedProvider(name, provider, clock) for name, provider in settings.providers.items()
         }
         self._lock = threading.Lock()
-        self._cache: dict[bytes, CachedPrincipal] = {}
+        self._cache: Cache[bytes, CachedPrincipal] = Cache(
+            "principals",
+            "Who has which key, token or session, by its digest",
+            max_entries=MAX_CACHED,
+            invalidated_by="the generation of identities, and the end of a key or token",
+        )
         self._generation = -1
         self._fresh_until = 0.0
         self._unavailable: tuple[float, str] | None = None
@@ -80,9 +86,7 @@ class Authenticator:
         entry = self._verify(credentials)
         with self._lock:
             if generation == self._generation:  # else the records may have changed since they were read
-                if len(self._cache) >= MAX_CACHED:
-                    self._cache.clear()
-                self._cache[credentials.digest] = entry
+                self._cache.put(credentials.digest, entry)
         return entry.principal
 
     def issue_token(self, client_id: str, secret: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import lru_cache
 from typing import TypeVar
 
 from lance_namespace.errors import InvalidInputError
@@ -103,7 +102,6 @@ def parse_mode(kind: type[Mode], text: str | None, default: Mode, word: str = "m
     return member
 
 
-@lru_cache(maxsize=256)  # of texts that name a member: errors are not cached
 def _member(kind: type[StrEnum], text: str, word: str) -> StrEnum:
     normalized = text.replace("_", "").lower()
     for member in kind:

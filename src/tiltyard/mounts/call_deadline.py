@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from lance_namespace.errors import ServiceUnavailableError
+
+from tiltyard.runtime.pool import start_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,24 +28,37 @@ class CallDeadline:
         """`backend` is what messages call it."""
         self._backend = backend
         self._seconds = seconds
-        self._threads = ThreadPoolExecutor(threads, "mount")
+        self._places = threading.BoundedSemaphore(threads)
+        self._is_closed = False
 
     def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         """Return the result of a call. Raises ServiceUnavailableError where it takes too long."""
-        future = self._threads.submit(function, *args, **options)
+        until = time.monotonic() + self._seconds
+        if not self._places.acquire(timeout=self._seconds):
+            raise self._too_slow()
         try:
-            return future.result(self._seconds)
+            if self._is_closed:
+                raise RuntimeError("no call can be made after the end of its mount")
+            future = start_thread("mount", partial(function, *args, **options))
+        except BaseException:
+            self._places.release()
+            raise
+        future.add_done_callback(lambda _: self._places.release())
+        try:
+            return future.result(max(0.0, until - time.monotonic()))
         except TimeoutError as error:
-            if future.done() and not future.cancelled():
+            if future.done():
                 raise  # the call's own
-            future.cancel()
-            raise ServiceUnavailableError(
-                f"{self._backend} has not answered within {self._seconds:g} s: what was to change may have changed."
-            ) from error
+            raise self._too_slow() from error
 
     def close(self) -> None:
         """Start no further calls."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
+
+    def _too_slow(self) -> ServiceUnavailableError:
+        return ServiceUnavailableError(
+            f"{self._backend} has not answered within {self._seconds:g} s: what was to change may have changed."
+        )
 
 
 @contextmanager

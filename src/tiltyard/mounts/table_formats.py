@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from lance_namespace.errors import TableNotFoundError
 
 from tiltyard.model.ids import Id
+from tiltyard.runtime.cache import Cache
+from tiltyard.runtime.pool import run_together
 
 MAX_REMEMBERED = 200_000
 """Tables: some 40 MB."""
@@ -31,42 +31,32 @@ class TableFormats:
     ) -> None:
         """`load` raises TableNotFoundError for a table of another format; `seconds` is how long that is remembered."""
         self._load = load
-        self._seconds = seconds
-        self._monotonic = monotonic
-        self._threads = ThreadPoolExecutor(threads, "mount")
-        self._lock = threading.Lock()
-        self._remembered: dict[Id, tuple[bool, float]] = {}
+        self._threads = threads
+        self._known: Cache[Id, bool] = Cache(
+            "table formats",
+            "Which tables of a catalog without formats in its lists are Lance's",
+            max_entries=MAX_REMEMBERED,
+            seconds=seconds,
+            clock=monotonic,
+            invalidated_by="a drop or rename by this process",
+        )
 
     def are_lance(self, tables: Sequence[Id]) -> list[bool]:
         """Return for each table whether it is Lance's; of those that are gone by now, False. Raises as loading does."""
-        now = self._monotonic()
-        with self._lock:
-            known = {table: verdict for table in tables if (verdict := self._verdict(table, now)) is not None}
+        known = {table: is_lance for table in tables if (is_lance := self._known.get(table)) is not None}
         unknown = [table for table in tables if table not in known]
-        for table, is_lance in zip(unknown, self._threads.map(self._is_lance, unknown), strict=True):
+        for table, is_lance in zip(unknown, run_together(self._is_lance, unknown, self._threads), strict=True):
             self.remember(table, is_lance=is_lance)
             known[table] = is_lance
         return [known[table] for table in tables]
 
     def remember(self, table: Id, *, is_lance: bool) -> None:
         """Note what a table is known to be."""
-        with self._lock:
-            if len(self._remembered) >= MAX_REMEMBERED:
-                self._remembered.clear()
-            self._remembered[table] = is_lance, self._monotonic() + self._seconds
+        self._known.put(table, is_lance)
 
     def forget(self, table: Id) -> None:
         """Forget a table that is dropped or renamed."""
-        with self._lock:
-            self._remembered.pop(table, None)
-
-    def close(self) -> None:
-        """Start no further loads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _verdict(self, table: Id, now: float) -> bool | None:
-        is_lance, until = self._remembered.get(table, (False, now))
-        return is_lance if now < until else None
+        self._known.pop(table)
 
     def _is_lance(self, table: Id) -> bool:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from typing import Any
 from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.pipeline.runs import RunCanceledError
+from tiltyard.runtime.child_process import run_command
 
 MIN_JAVA_VERSION = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -97,7 +97,7 @@ def check_java() -> None:
     hint = f"install it (Debian: `apt install openjdk-{MIN_JAVA_VERSION}-jre-headless`) or set JAVA_HOME"
     if java is None or not Path(java).exists():
         raise SparkMissingError(f"{needed}, and there is none: {hint}.")
-    version_text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # the operator's own Java
+    version_text = run_command([java, "-version"], text=True).stderr
     match = _VERSION.search(version_text)
     if match is None or int(match[1]) < MIN_JAVA_VERSION:
         raise SparkMissingError(f"{needed}, and {java} is {match[1] if match else 'none'}: {hint}.")

@@ -20,9 +20,9 @@ import os
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.private_variables import set_task_variables, variables_for_tasks
 from tiltyard.pipeline.session import LazySession, is_connect, started, task_slots
 from tiltyard.runtime.allocator import retain_freed_memory
-from tiltyard.runtime.pool import Pool
+from tiltyard.runtime.pool import start_thread, submit_shared
 from tiltyard.runtime.tracing import TaskTrace, task_span, task_trace
 
 if TYPE_CHECKING:
@@ -103,21 +103,21 @@ def run_tasks(
     results: dict[int, R] = {}
     offsets = iter(range(0, len(payloads), size))
     pending: set[Future[list[tuple[int, bytes]]]] = set()
-    with ThreadPoolExecutor(WAVES, thread_name_prefix="wave") as pool:
-        try:
-            while len(results) < len(payloads):
-                while len(pending) < waves and (first := next(offsets, None)) is not None:
-                    next_wave = _Wave(first, tuple(dumps(payload) for payload in payloads[first : first + size]))
-                    pending.add(pool.submit(_run_wave, spark, tag, name, work, next_wave, trace, profile))
-                finished, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-                for position, result in (_unpickle_result(row) for future in finished for row in future.result()):
-                    results[position] = result
-                    if on_result is not None:
-                        on_result(position, result)
-                run.check()
-        except BaseException:
-            _cancel(spark, tag, pending)
-            raise
+    try:
+        while len(results) < len(payloads):
+            while len(pending) < waves and (first := next(offsets, None)) is not None:
+                next_wave = _Wave(first, tuple(dumps(payload) for payload in payloads[first : first + size]))
+                run_wave = partial(_run_wave, spark, tag, name, work, next_wave, trace, profile)
+                pending.add(start_thread("wave", run_wave))  # which Spark's tags stay with
+            finished, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+            for position, result in (_unpickle_result(row) for future in finished for row in future.result()):
+                results[position] = result
+                if on_result is not None:
+                    on_result(position, result)
+            run.check()
+    except BaseException:
+        _cancel(spark, tag, pending)
+        raise
     return [results[position] for position in range(len(payloads))]
 
 
@@ -139,21 +139,20 @@ def run_partitions(
     tag = f"tiltyard-{uuid.uuid4().hex}"
     worker = _partition_worker(work, task_variables(spark), task_trace(), name)
     mapped = frame.mapInArrow(worker, "i bigint, o binary", profile=resource_profile(spark, resources))
-    with ThreadPoolExecutor(1, thread_name_prefix="frame") as pool:
-        pending = {pool.submit(_collect, spark, mapped, tag, name)}
-        try:
-            polls = itertools.count(1)
-            while not (finished := wait(pending, POLL_SECONDS)[0]):
-                run.check()
-                if (
-                    reports_tasks
-                    and next(polls) % _POLLS_PER_COUNT == 0
-                    and (counts := count_spark_tasks(spark, tag)) is not None
-                ):
-                    run.progress(tasks=counts[0], tasks_total=counts[1] + 1)
-        except BaseException:
-            _cancel(spark, tag, pending)
-            raise
+    pending = {start_thread("frame", partial(_collect, spark, mapped, tag, name))}
+    try:
+        polls = itertools.count(1)
+        while not (finished := wait(pending, POLL_SECONDS)[0]):
+            run.check()
+            if (
+                reports_tasks
+                and next(polls) % _POLLS_PER_COUNT == 0
+                and (counts := count_spark_tasks(spark, tag)) is not None
+            ):
+                run.progress(tasks=counts[0], tasks_total=counts[1] + 1)
+    except BaseException:
+        _cancel(spark, tag, pending)
+        raise
     if reports_tasks and (counts := count_spark_tasks(spark, tag)) is not None:
         run.progress(tasks=counts[1], tasks_total=counts[1])
     [future] = finished
@@ -164,20 +163,24 @@ def _run_in_threads(
     run: Run, work: Callable[[P], R], payloads: Sequence[P], on_result: Callable[[int, R], None] | None
 ) -> list[R]:
     results: dict[int, R] = {}
-    with Pool("task", "Tasks of a job that runs without a cluster", os.cpu_count() or 1) as pool:
-        pending = {pool.submit(work, payload): position for position, payload in enumerate(payloads)}
-        try:
-            while len(results) < len(payloads):
-                finished, _ = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-                for future in finished:
-                    position = pending.pop(future)
-                    results[position] = future.result()
-                    if on_result is not None:
-                        on_result(position, results[position])
-                run.check()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    pending: dict[Future[R], int] = {}
+    remaining, at_once = iter(enumerate(payloads)), os.cpu_count() or 1
+    try:
+        while len(results) < len(payloads):
+            for position, payload in itertools.islice(remaining, at_once - len(pending)):
+                pending[submit_shared(work, payload)] = position
+            finished, _ = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+            for future in finished:
+                position = pending.pop(future)
+                results[position] = future.result()
+                if on_result is not None:
+                    on_result(position, results[position])
+            run.check()
+    except BaseException:
+        for future in pending:
+            future.cancel()
+        wait(pending)
+        raise
     return [results[position] for position in range(len(payloads))]
 
 
@@ -331,7 +334,7 @@ _TRIM_THRESHOLD_BYTES = 128 << 20
 """Bytes that the process retains after they are freed."""
 
 
-@lru_cache(maxsize=1)
+@cache
 def tune_allocator() -> None:
     """Configure glibc to retain memory that Lance frees for the next batch, instead of requesting it anew.
 
@@ -341,7 +344,6 @@ def tune_allocator() -> None:
     retain_freed_memory(_TRIM_THRESHOLD_BYTES, _MMAP_THRESHOLD_BYTES)
 
 
-@lru_cache(maxsize=64)
 def freeze_imports(kind: str) -> None:
     """Exclude imported objects from garbage collection after the first task of a kind; later calls do nothing.
 
@@ -349,8 +351,13 @@ def freeze_imports(kind: str) -> None:
     imported that is a tenth of a second of walking through objects that live as long as the process: many tasks take
     less.
     """
-    gc.collect()
-    gc.freeze()
+    if kind not in _frozen_kinds:
+        _frozen_kinds.add(kind)
+        gc.collect()
+        gc.freeze()
+
+
+_frozen_kinds: set[str] = set()
 
 
 def resource_profile(spark: SparkSession, resources: Sequence[tuple[str, str]]) -> ResourceProfile | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tiltyard.model.columns.blob_columns import check_no_blobs
 from tiltyard.pipeline.sources.filesystem import is_remote, local_path
+from tiltyard.runtime.cache import cached
 from tiltyard.runtime.durability import Durability
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _disks() -> Durability:
     return Durability()
 
 
-@lru_cache(maxsize=16)
+@cached("catalog clients", "Clients by which tasks renew credentials", max_entries=16)
 def _connect(implementation: str, properties: Pairs) -> lance_namespace.LanceNamespace:
     import lance_namespace  # noqa: PLC0415  # see above
 

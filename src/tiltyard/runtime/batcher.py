@@ -1,6 +1,6 @@
 """Batch concurrent work on the same key into one run: group commit.
 
-A worker thread takes everything that is queued, runs it, and repeats for what was queued in the meantime; no caller
+A shared thread takes everything that is queued, runs it, and repeats for what was queued in the meantime; no caller
 needs a thread of its own to wait in. A single caller waits for nobody. After a batch, the next one is delayed briefly
 until the callers of the last one are back: else the first of them would get a run of its own, and all the others would
 wait for that.
@@ -11,10 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from tiltyard.runtime.machinery import Kind, Machine
+from tiltyard.runtime.pool import submit_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,8 +29,6 @@ REGATHER_SECONDS = 0.02
 """How long at most a batch waits for the callers of the last one."""
 REGATHER_GAP_SECONDS = 0.006
 """How long at most it waits for the next of them. An event loop reads thirty requests before it begins the first."""
-_THREADS = 64
-"""Keys served concurrently."""
 
 
 class PendingItem(Generic[T]):
@@ -97,6 +96,9 @@ class WorkQueue(Machine):
     def figures(self) -> Mapping[str, float]:
         return {"waiting": self.waiting}
 
+    def close(self) -> None:
+        """Take nothing more that nobody waits for. By default nothing is."""
+
 
 class Batcher(WorkQueue):
     """Queue items by key, and run those of one key in batches. Safe to use from several threads."""
@@ -104,7 +106,6 @@ class Batcher(WorkQueue):
     def __init__(self, name: str, purpose: str) -> None:
         self._queues: dict[Hashable, _Queue] = {}
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(_THREADS, "batcher")
         super().__init__(name, purpose)
 
     @property
@@ -114,10 +115,6 @@ class Batcher(WorkQueue):
 
     def figures(self) -> Mapping[str, float]:
         return {**super().figures(), "active": len(self._queues)}
-
-    def close(self) -> None:
-        """Run what was queued, and take no more."""
-        self._threads.shutdown(wait=False)
 
     def submit(self, key: Hashable, item: T, run: Run, gap: float = REGATHER_GAP_SECONDS) -> Future[Any]:
         """Run `item` in a batch with others of the same key; the future gets its outcome, or its error.
@@ -136,7 +133,7 @@ class Batcher(WorkQueue):
                 return pending.future
             self._queues[key] = queue = _Queue(self._lock, pending)
             queue.gap = gap
-        self._threads.submit(self._run_batch, key)
+        submit_shared(self._run_batch, key)
         return pending.future
 
     def _run_batch(self, key: Hashable) -> None:
@@ -161,4 +158,4 @@ class Batcher(WorkQueue):
             if not queue.items:
                 del self._queues[key]
                 return
-        self._threads.submit(self._run_batch, key)
+        submit_shared(self._run_batch, key)

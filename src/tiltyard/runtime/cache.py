@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from functools import lru_cache, update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -19,6 +20,28 @@ D = TypeVar("D")
 P = ParamSpec("P")
 
 FOREVER = float("inf")
+
+
+class CountedCache(Machine):
+    """A cache with its own way to keep things, which counts its `hits` and `misses`, and tells its bytes."""
+
+    kind = Kind.CACHE
+    unit = "bytes"
+
+    def __init__(self, name: str, purpose: str, *, max_bytes: int, invalidated_by: str) -> None:
+        """`max_bytes` is the bound, 0 for a cache that keeps nothing."""
+        self.max_bytes = max_bytes
+        self.invalidated_by = invalidated_by
+        self.hits = self.misses = 0
+        super().__init__(name, purpose)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        raise NotImplementedError
+
+    def figures(self) -> Mapping[str, float]:
+        return {"size": self.size, "bound": self.max_bytes, "hits": self.hits, "misses": self.misses}
 
 
 class Cache(Machine, Generic[K, V]):
@@ -56,6 +79,7 @@ class Cache(Machine, Generic[K, V]):
         self.hits = self.misses = self.bytes = 0
         self._size_of, self._clock, self._dropped = size_of, clock, dropped
         self._entries: OrderedDict[K, tuple[V, float, int]] = OrderedDict()
+        self._is_filling = False
         self._lock = threading.Lock()
         super().__init__(name, purpose)
 
@@ -71,15 +95,19 @@ class Cache(Machine, Generic[K, V]):
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: Any = None) -> Any:
-        """Return the value of a key, which counts as its use; `default` where there is none any more."""
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None or (entry[1] != FOREVER and entry[1] <= self._clock()):
-                self.misses += 1
-                return default
-            self._entries.move_to_end(key)
-            self.hits += 1
-            return entry[0]
+        """Return the value of a key, which counts as its use; `default` where there is none any more.
+
+        Uses are put in order once half of the room is taken: until then no call waits for another.
+        """
+        entry = self._entries.get(key)
+        if entry is None or (entry[1] != FOREVER and entry[1] <= self._clock()):
+            self.misses += 1
+            return default
+        if self._is_filling:
+            with self._lock, suppress(KeyError):  # it was removed meanwhile
+                self._entries.move_to_end(key)
+        self.hits += 1
+        return entry[0]
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
         """Return the value of a key, or make and keep it. Callers at once may each make it. Raises what `make` does."""
@@ -88,6 +116,10 @@ class Cache(Machine, Generic[K, V]):
             value = make()
             self.put(key, value)
         return value
+
+    def reading(self, make: Callable[[K], V]) -> Callable[[K], V]:
+        """Return a function that returns the value of a key, which `make` makes once."""
+        return lambda key: self.get_or_make(key, lambda: make(key))
 
     def put(self, key: K, value: V, seconds: float | None = None) -> None:
         """Keep a value, for as many seconds as others unless told, and drop others where there are too many."""
@@ -102,6 +134,7 @@ class Cache(Machine, Generic[K, V]):
                 _, oldest = self._entries.popitem(last=False)
                 self.bytes -= oldest[2]
                 gone.append(oldest)
+            self._is_filling = self._is_over(half=True)
         self._drop(gone)
 
     def pop(self, key: K) -> V | None:
@@ -135,9 +168,10 @@ class Cache(Machine, Generic[K, V]):
     def close(self) -> None:
         self.clear()
 
-    def _is_over(self) -> bool:
-        return (self.max_entries is not None and len(self._entries) > self.max_entries) or (
-            self.max_bytes is not None and self.bytes > self.max_bytes
+    def _is_over(self, *, half: bool = False) -> bool:
+        """Return whether there is more than the bound allows, or than a `half` of it."""
+        return (self.max_entries is not None and len(self._entries) > self.max_entries >> half) or (
+            self.max_bytes is not None and self.bytes > self.max_bytes >> half
         )
 
     def _drop(self, gone: list[tuple[V, float, int]]) -> None:

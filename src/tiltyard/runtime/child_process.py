@@ -137,9 +137,14 @@ def run_command(
     Raises OSError, subprocess.TimeoutExpired after `seconds`, and with `check` subprocess.CalledProcessError where it
     fails.
     """
-    purpose = "A program that is run to its end, for what it prints: Java's version, pip, the forms of jobs"
-    child = ChildProcess("command", purpose, command, stdin=NOTHING, stderr=PIPE, text=text)
-    return child.communicate(seconds, check=check)
+    return ChildProcess(
+        "command",
+        "Runs to its end, for what it prints: Java's version, pip, the forms of jobs",
+        command,
+        stdin=NOTHING,
+        stderr=PIPE,
+        text=text,
+    ).communicate(seconds, check=check)
 
 
 class _PythonProcess(Machine):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from dataclasses import dataclass
 
 CONTENDED_SECONDS = 5.0
@@ -27,16 +26,15 @@ class Contention:
     """
 
     def __init__(self) -> None:
-        self._histories: OrderedDict[str, _History] = OrderedDict()
+        self._histories: dict[str, _History] = {}
         self._lock = threading.Lock()
 
     def add_commit(self, key: str, opened: int, committed: int) -> None:
         """Note a commit of this process: the version that it was made on, and its own."""
         with self._lock:
-            history = self._histories.setdefault(key, _History())
-            self._histories.move_to_end(key)
+            history = self._histories[key] = self._histories.pop(key, _History())  # the last one now
             if len(self._histories) > MAX_HISTORIES:
-                self._histories.popitem(last=False)
+                del self._histories[next(iter(self._histories))]
             is_overtaken = committed > opened + 1 or 0 < history.version < opened
             history.version = committed
             if is_overtaken:

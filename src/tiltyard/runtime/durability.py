@@ -20,15 +20,16 @@ import re
 import sys
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
+from tiltyard.runtime.cache import Cache
 from tiltyard.runtime.file_forms import BrokenFileError, check_whole
-from tiltyard.runtime.pool import run_in_background
+from tiltyard.runtime.pool import run_in_background, run_together
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -56,8 +57,8 @@ _MIN_LINUX = 5, 8
 """The first Linux whose syncfs reports write errors."""
 _TIMESTAMP_NS = 200_000_000
 """Changes of a folder within so many nanoseconds may have one timestamp: the clock of file systems is a coarse one."""
-MAX_SYNCED_FOLDERS = 100_000
-"""Folders that are remembered as synced, before the memory is emptied."""
+MAX_SEEN = 100_000
+"""Folders of which is known how they looked when they were synced, or their files checked."""
 
 MISSING = "missing"
 """The fault of a file that is not there."""
@@ -100,8 +101,12 @@ class Durability:
     """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, "sync")
-        self._synced: dict[str, _Stamp] = {}
+        self.seen: Cache[str, object] = Cache(
+            "checked on disk",
+            "Folders that were synced and folders of tags that were whole, with how they looked then",
+            max_entries=MAX_SEEN,
+            invalidated_by="another look of the folder",
+        )
 
     def make_durable(
         self, files: Iterable[WrittenFile | str], below: str, *, folders: Iterable[str] = (), missing_ok: bool = False
@@ -139,7 +144,7 @@ class Durability:
 
     def _is_synced(self, folder: str) -> bool:
         """Return whether a folder was synced here since its entries last changed."""
-        known = self._synced.get(folder)
+        known = self.seen.get(folder)
         if known is None:
             return False
         try:
@@ -150,24 +155,9 @@ class Durability:
     def _sync_each(self, files: Sequence[WrittenFile], folders: Sequence[str], missing_ok: bool) -> None:
         """Sync files and folders concurrently: they share a disk's writes then, and take a fraction of the time."""
         work: list[WrittenFile | str] = [*files, *folders]
-        share = -(-len(work) // _THREADS)
-        first, *others = [work[start : start + share] for start in range(0, len(work), share or 1)] or [[]]
-        running = [self._start(part, missing_ok) for part in others]
-        try:
-            self._sync(first, missing_ok)
-        finally:
-            errors = [error for future in running if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-
-    def _start(self, part: Sequence[WrittenFile | str], missing_ok: bool) -> Future[None]:
-        try:
-            return self._threads.submit(self._sync, part, missing_ok)
-        except RuntimeError:  # the interpreter shuts down, and its pools take no more work
-            self._sync(part, missing_ok)
-            done = Future[None]()
-            done.set_result(None)
-            return done
+        share = -(-len(work) // _THREADS) or 1
+        parts = [work[start : start + share] for start in range(0, len(work), share)]
+        run_together(partial(self._sync, missing_ok=missing_ok), parts, _THREADS)
 
     def _sync(self, part: Sequence[WrittenFile | str], missing_ok: bool) -> None:
         for each in part:
@@ -188,9 +178,7 @@ class Durability:
         finally:
             os.close(descriptor)
         if began_ns - stamp[2] > _TIMESTAMP_NS:
-            if len(self._synced) >= MAX_SYNCED_FOLDERS:
-                self._synced = {}
-            self._synced[folder] = stamp
+            self.seen.put(folder, stamp)
 
     @contextmanager
     def writing_back(self, folder: str) -> Iterator[None]:

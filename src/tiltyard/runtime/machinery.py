@@ -8,6 +8,7 @@ of the process; `scripts/make_machinery.py` writes the table of docs/architectur
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -67,6 +68,16 @@ class Machine:
 
 _machines: weakref.WeakSet[Machine] = weakref.WeakSet()
 _lock = threading.Lock()
+
+
+def _forget_parents() -> None:
+    """Let a forked process have none of its parent's machinery: its threads and child processes are the parent's."""
+    global _lock  # noqa: PLW0603  # another thread may have held it
+    _lock = threading.Lock()
+    _machines.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parents)
 
 
 def machines() -> list[Machine]:

@@ -9,21 +9,27 @@ piece of work starts at once however much work others have.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from tiltyard.runtime.current_request import is_in_request, track_work
+from tiltyard.runtime.current_request import bind_to_request, is_in_request, track_work
 from tiltyard.runtime.machinery import Kind, Machine
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
+
+MAX_SHARED_THREADS = 128
+_NICENESS = 10
 
 RESERVED_SHARE = 4
 """One reserved place for so many, at least one where there are several."""
@@ -192,6 +198,112 @@ class _Share(Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return self._pool.submit_for(self._name, partial(fn, *args, **kwargs))
+
+
+def filling_thread(lowers_priority: bool = False) -> Pool:
+    """Return the thread of a cache, which fills it with one thing after the other while requests go on."""
+    initializer = _lower_priority if lowers_priority else None
+    return Pool(
+        "cache fills", "What is read, copied and built for caches, one thing at a time for each", 1, initializer
+    )
+
+
+def _lower_priority() -> None:
+    """Let requests go before this thread, where the system has priorities of threads."""
+    if sys.platform == "linux":
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+_shared = Pool("shared", "Parts of calls that wait for storage, at the same time", MAX_SHARED_THREADS)
+
+
+def _renew_shared() -> None:
+    """Let a forked process, which has no threads of the one before, start its own."""
+    global _shared  # noqa: PLW0603  # of the process
+    _shared = Pool("shared", _shared.purpose, MAX_SHARED_THREADS)
+
+
+os.register_at_fork(after_in_child=_renew_shared)
+
+
+class Started(Generic[T]):
+    """Work that was given to a shared thread."""
+
+    __slots__ = ("_future", "_work")
+
+    def __init__(self, work: Callable[[], T], future: Future[T]) -> None:
+        self._work, self._future = work, future
+
+    def result(self) -> T:
+        """Return its result, or raise its error; work that no thread has begun yet is done here."""
+        return self._work() if self._future.cancel() else self._future.result()
+
+
+def start_soon(work: Callable[[], T]) -> Started[T]:
+    """Run work in a shared thread, while the caller goes on."""
+    return Started(work, _shared.submit(work))
+
+
+def submit_shared(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Run work in a shared thread that waits for no other in these threads, but by `run_together` and `start_soon`."""
+    return _shared.submit(work, *args, **kwargs)
+
+
+def run_together(work: Callable[[Item], T], items: Iterable[Item], at_once: int) -> list[T]:
+    """Call `work` for each item, up to `at_once` at the same time; return the results in the order of the items.
+
+    The caller works on items itself, with shared threads where some are free: so it may be called in `work`, too.
+    After an error nothing more is begun, and the error of the first item that has one is raised.
+    """
+    given = list(items)
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+    remaining = deque(range(len(given)))
+
+    def take_part() -> None:
+        while remaining:
+            try:
+                position = remaining.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            try:
+                results[position] = work(given[position])
+            except BaseException as error:  # noqa: BLE001  # it is raised in the caller's thread
+                errors[position] = error
+                remaining.clear()
+
+    helpers: list[Future[None]] = []
+    with suppress(RuntimeError):  # the interpreter shuts down, and its pools take no more work
+        helpers.extend(_shared.submit(take_part) for _ in range(min(at_once, len(given)) - 1))
+    take_part()
+    for helper in helpers:
+        if not helper.cancel():
+            helper.result()
+    if errors:
+        raise errors[min(errors)]
+    return [results[position] for position in range(len(given))]
+
+
+def start_thread(name: str, work: Callable[[], T]) -> Future[T]:
+    """Run work in a thread of its own, which the end of the process does not wait for; return its outcome.
+
+    For work that waits for others of its kind, or for what may hang, and for calls of Lance that begin in a callback of
+    Lance: it must not be called in its own threads.
+    """
+    outcome: Future[T] = Future()
+    tracked = bind_to_request(work)
+
+    def run() -> None:
+        if not outcome.set_running_or_notify_cancel():
+            return
+        try:
+            outcome.set_result(tracked())
+        except BaseException as error:  # noqa: BLE001  # it is the outcome
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
 
 
 def attempt(step: Callable[[], None]) -> bool:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tiltyard.runtime.cache import CountedCache
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -25,6 +27,7 @@ MAX_KEYS = 2_000_000
 """Keys of one table, and of all tables of a process: 16 MB."""
 _MAX_STALE = 256
 """Fragments of a table that are remembered although they are indexed, compacted or deleted by now."""
+_HASH_BYTES = 8
 _RUN_RATIO = 4
 """A sorted run has more than so many times as many hashes as the next one, so few runs are searched."""
 
@@ -55,12 +58,23 @@ class _TableKeys:
         return False
 
 
-class RecentKeys:
+class RecentKeys(CountedCache):
     """Hashes of keys by table and, in one, by file. `scope` names a declaration of a key. Thread-safe."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[str, _TableKeys] = OrderedDict()
         self._lock = threading.Lock()
+        super().__init__(
+            "recent keys",
+            "Hashes of the keys of files that no index covers yet",
+            max_bytes=MAX_KEYS * _HASH_BYTES,
+            invalidated_by="files that are the table's no more",
+        )
+
+    @property
+    def size(self) -> int:
+        with self._lock:
+            return sum(table.size for table in self._tables.values()) * _HASH_BYTES
 
     def missing(self, scope: str, files: Sequence[str]) -> list[str]:
         """Return the files whose keys are not here; those of files that are not named any more are dropped in time."""

@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from tiltyard.context import Context, Services
 from tiltyard.flight.encoding import LARGE_BYTES, BatchEncoder, Part, encode_schema
 from tiltyard.model.ids import Id
 from tiltyard.runtime.arrow_ipc import to_ipc
+from tiltyard.runtime.child_process import start_python
 from tiltyard.server.log_setup import set_up_logging
 from tiltyard.sql.engine import PlannedQuery, plan_query, plan_view
 from tiltyard.sql.parameters import read_parameters
@@ -41,11 +41,10 @@ log = logging.getLogger("tiltyard.sql")
 
 def start_query_process(settings: Settings, channel: socket.socket, folder: Path) -> BaseProcess:
     """Start a process that serves the queries that come through a socket, and spills to a folder."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    process = context.Process(target=serve, args=(channel, settings, str(folder)), name="sql", daemon=True)
-    process.start()
-    return process
+    arguments = channel, settings, str(folder)
+    return start_python(
+        "sql", "Runs SQL queries, one after the other", "forkserver", serve, arguments, preload=PRELOADED, daemon=True
+    )
 
 
 def serve(channel: socket.socket, settings: Settings, folder: str) -> None:

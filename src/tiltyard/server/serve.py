@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import multiprocessing
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from tiltyard.api.limits.rates import shared_rates
 from tiltyard.api.metrics import shared_metrics
 from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
+from tiltyard.runtime.child_process import start_python
 from tiltyard.runtime.fatal import refuse
 from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server import child_process
@@ -77,12 +77,11 @@ def run_server(settings: Settings) -> None:
 
 def _supervise(settings: Settings, listener: socket.socket, flight: FlightAddress | None) -> None:
     """Serve by several processes. Ends the command where none of them comes to serve."""
-    spawn = multiprocessing.get_context("spawn")  # Lance does not survive a fork
 
     def start(child: Connection) -> BaseProcess:
-        process = spawn.Process(target=child_process.run, args=(child, listener, settings, flight))
-        process.start()
-        return process
+        arguments = child, listener, settings, flight
+        # Lance does not survive a fork
+        return start_python("server", "Answers requests, one of several", "spawn", child_process.run, arguments)
 
     with ExitStack() as stack:
         for shared in (shared_metrics(), shared_rates(), shared_connection_counts(settings.workers)):

@@ -9,7 +9,6 @@ The reader is the context's principal: each table of the query needs `read`, and
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from lance_namespace.errors import InternalError, InvalidInputError, LanceNamesp
 from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
+from tiltyard.runtime.pool import start_thread
 from tiltyard.sql.errors import query_errors
 from tiltyard.sql.parameters import write_parameters
 from tiltyard.sql.planning import ViewExpansion, placeholder_types
@@ -60,8 +60,7 @@ def infer_view_schema(ctx: Context, path: Id) -> pa.Schema:
         remote = RemoteQuery(processes, query_request(ctx, "", _ROOT, view=read), ctx.check_deadline)
         remote.start()
         return remote.schema
-    with ThreadPoolExecutor(1, "view-schema") as pool:
-        planned = pool.submit(plan_view, ctx, read).result()
+    planned = start_thread("view-schema", lambda: plan_view(ctx, read)).result()
     planned.close()
     return planned.schema
 

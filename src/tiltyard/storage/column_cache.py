@@ -11,7 +11,6 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import monotonic
@@ -22,6 +21,8 @@ from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationErro
 
 from tiltyard.model.branches import Branch
 from tiltyard.model.columns.blob_columns import is_stored_as_read
+from tiltyard.runtime.cache import CountedCache
+from tiltyard.runtime.pool import filling_thread
 from tiltyard.storage.cached_rows import CachedRows
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.fragment_contents import contents
@@ -154,7 +155,7 @@ class _ClosedError(Exception):
     """The process shuts down."""
 
 
-class ColumnCache:
+class ColumnCache(CountedCache):
     """Columns of tables, as many as fit; the table that was queried least recently is evicted first.
 
     Safe to use from several threads.
@@ -162,11 +163,16 @@ class ColumnCache:
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes` is the size of the cache, 0 for none."""
-        self._max_bytes = max_bytes
+        super().__init__(
+            "rows in memory",
+            "Columns of tables that are queried often",
+            max_bytes=max_bytes,
+            invalidated_by="a later version, of which only new fragments are read; a drop of its table",
+        )
         self._tables: OrderedDict[BranchKey, _Table] = OrderedDict()
         self._lock = threading.Lock()
         self._versions: weakref.WeakKeyDictionary[lance.LanceDataset, _Version | None] = weakref.WeakKeyDictionary()
-        self._threads = ThreadPoolExecutor(1, "column-cache")
+        self._threads = filling_thread()
         self._is_closed = False
 
     @property
@@ -190,12 +196,14 @@ class ColumnCache:
         the few rows that a new version brings, and is the only one to do so; others never wait for Lance. What is not
         `is_counted` is no use of the columns: it starts nothing in the background.
         """
-        if not self._max_bytes:
+        if not self.max_bytes:
             return None
         with self._lock:
             table = self._touch(key)
             if names in (known := table.selections.get(dataset, {})):
+                self.hits += 1
                 return known[names]
+            self.misses += 1
         with table.reading if may_wait else nullcontext():
             return self._find(key, table, dataset, names, may_wait, is_counted)
 
@@ -209,14 +217,14 @@ class ColumnCache:
         is_counted: bool,
     ) -> CachedRows | None:
         version = self._version(dataset)
-        if version is None or not version.columns.keys() >= set(names) or version.size(names) > self._max_bytes:
+        if version is None or not version.columns.keys() >= set(names) or version.size(names) > self.max_bytes:
             with self._lock:
                 table.remember(dataset, names, None)
             return None
         with self._lock:
             if names in (known := table.selections.get(dataset, {})):
                 return known[names]  # read while this query waited
-            credit = min(table.credit + _CREDIT_PER_QUERY_BYTES, self._max_bytes)
+            credit = min(table.credit + _CREDIT_PER_QUERY_BYTES, self.max_bytes)
             if is_counted:
                 table.credit = credit
             if not table.pages and credit < version.size(names):
@@ -252,7 +260,7 @@ class ColumnCache:
     def load(self, key: BranchKey, dataset: lance.LanceDataset, names: Sequence[str] | None) -> None:
         """Read columns now, None for all cacheable ones. Raises UnsupportedOperationError for what cannot be cached."""
         version = self._version(dataset)
-        if version is None or not self._max_bytes:
+        if version is None or not self.max_bytes:
             raise UnsupportedOperationError(
                 "Rows of this table are not kept in memory: the server has no room for any (page_cache_bytes), or the "
                 f"table has no rows, over {MAX_FRAGMENTS} fragments (compact it) or files of an older format."
@@ -267,7 +275,7 @@ class ColumnCache:
             self._add(key, table, version, self._read(dataset, missing))
         except _TooLargeError:
             raise UnsupportedOperationError(
-                f"These columns take more than the {self._max_bytes:,} bytes that the server keeps (page_cache_bytes)."
+                f"These columns take more than the {self.max_bytes:,} bytes that the server keeps (page_cache_bytes)."
             ) from None
 
     def evict(self, location: str) -> None:
@@ -310,7 +318,7 @@ class ColumnCache:
     def _version(self, dataset: lance.LanceDataset) -> _Version | None:
         """Return what can be cached of a version, None for nothing; inspected once per dataset, which is immutable."""
         if dataset not in self._versions:
-            self._versions[dataset] = _inspect(dataset, self._max_bytes)
+            self._versions[dataset] = _inspect(dataset, self.max_bytes)
         return self._versions[dataset]
 
     def _fill(
@@ -344,7 +352,7 @@ class ColumnCache:
         for page in missing:
             pages_by_fragment.setdefault(page.fragment, []).append(page)
         arrays_by_key: dict[PageKey, pa.Array] = {}
-        remaining = self._max_bytes
+        remaining = self.max_bytes
         for fragment, pages in pages_by_fragment.items():
             with lance_errors(dataset):
                 arrays = self._read_columns(dataset, fragment, [page.column.field.name for page in pages], remaining)
@@ -383,15 +391,15 @@ class ColumnCache:
                 return  # evicted meanwhile
             pages = {page_key: page for page_key, page in table.pages.items() if page_key[0] in contents} | new_pages
             size = sum(page.nbytes for page in pages.values())
-            if size > self._max_bytes:
+            if size > self.max_bytes:
                 pages, size = new_pages, sum(page.nbytes for page in new_pages.values())
-            if size > self._max_bytes:
+            if size > self.max_bytes:
                 raise _TooLargeError
             table.pages, table.size = pages, size
             table.selections.clear()
             total = sum(entry.size for entry in self._tables.values())
             for other in list(self._tables):
-                if total <= self._max_bytes:
+                if total <= self.max_bytes:
                     break
                 if other != key:
                     total -= self._tables.pop(other).size

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 import lance
@@ -19,6 +17,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import check_name
+from tiltyard.runtime.cache import Cache
 from tiltyard.storage.column_cache import BranchKey, ColumnCache
 from tiltyard.storage.commit_route import CommitRoute
 from tiltyard.storage.disk_cache.cache import DiskCache
@@ -83,9 +82,13 @@ class Datasets:
         self.column_cache = ColumnCache(column_cache_bytes)
         self.vector_cache = VectorCache(vector_cache_bytes, processors)
         self.disk_cache = DiskCache(disk_cache_folder, disk_cache_bytes, self.session)
-        self._shared: OrderedDict[BranchKey, SharedSnapshot] = OrderedDict()
+        self._shared: Cache[BranchKey, SharedSnapshot] = Cache(
+            "open versions",
+            "The latest version of a branch as requests share it, with what was read of it",
+            max_entries=_MAX_SHARED,
+            invalidated_by="a later version, which each request looks for; a drop or restore of its table",
+        )
         self.openings = Openings()
-        self._lock = threading.Lock()
 
     def open_for_writing(
         self,
@@ -250,14 +253,9 @@ class Datasets:
         snapshot = Snapshot(dataset)
         if not self._has_allowed_bases(location, dataset):
             return snapshot
-        key = location, branch
         shared = SharedSnapshot(snapshot, location, branch)
         shared.confirm(recorded)
-        with self._lock:
-            self._shared[key] = shared
-            self._shared.move_to_end(key)
-            if len(self._shared) > _MAX_SHARED:
-                self._shared.popitem(last=False)
+        self._shared.put((location, branch), shared)
         return snapshot
 
     def cache_when_open(
@@ -284,13 +282,9 @@ class Datasets:
         self, location: str, branch: Branch = MAIN, recorded: RecordedVersion | None = None
     ) -> Snapshot | None:
         """Return the shared snapshot of a branch's latest version, None where that is not open."""
-        key = (location, branch)
         if branch.is_main and (opening := self.openings.get(location)) is not None:
             opening.wait()
-        with self._lock:
-            shared = self._shared.get(key)
-            if shared is not None:
-                self._shared.move_to_end(key)
+        shared = self._shared.get((location, branch))
         if shared is None:
             return None
         if not shared.is_confirmed(recorded):
@@ -330,8 +324,7 @@ class Datasets:
         """Drop the shared dataset of a branch, so that its latest version is looked up anew."""
         if branch.is_main:
             self.openings.forget(location)
-        with self._lock:
-            self._shared.pop((location, branch), None)
+        self._shared.pop((location, branch))
 
     def evict(self, location: str) -> None:
         """Drop the shared datasets, cached columns, vectors and files of a table that was deleted."""
@@ -339,9 +332,7 @@ class Datasets:
         self.vector_cache.evict(location)
         self.disk_cache.evict(location)
         self.openings.forget(location)
-        with self._lock:
-            for key in [key for key in self._shared if key[0] == location]:
-                del self._shared[key]
+        self._shared.remove(lambda key: key[0] == location)
 
 
 def _checkout_tag(dataset: lance.LanceDataset, tag: str) -> lance.LanceDataset:

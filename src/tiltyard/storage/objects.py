@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -10,6 +9,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from tiltyard.model.object_stores import open_object_store
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.files import CHUNK_BYTES, MAX_FILE_BYTES, FileContent, FileEntry, FileStat, check_size
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ class ObjectFiles:
         return FileStat(meta["size"], meta["e_tag"])
 
     def stat_all(self, locations: Sequence[str]) -> list[FileStat | None]:
-        with ThreadPoolExecutor(len(locations)) as pool:
-            return list(pool.map(self.stat, locations))
+        return run_together(self.stat, locations, len(locations))
 
     def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
         """Put conditionally: the response has the entity tag; see Files."""

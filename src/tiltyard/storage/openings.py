@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.runtime.failpoints import Point, reach
+from tiltyard.runtime.pool import submit_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     import lance
 
 log = logging.getLogger("tiltyard.storage")
-
-_OPENERS = 16
-"""Committed versions that are opened at the same time: each waits for one response of an object store."""
 
 
 class Opening:
@@ -62,7 +59,6 @@ class Openings:
     def __init__(self) -> None:
         self._openings: dict[str, Opening] = {}
         """By location."""
-        self._threads = ThreadPoolExecutor(_OPENERS, thread_name_prefix="open-version")
         self._lock = threading.Lock()
 
     def get(self, location: str) -> Opening | None:
@@ -78,7 +74,7 @@ class Openings:
         """Open a version in a thread, and share it unless it was forgotten, or another one came after it meanwhile."""
         with self._lock:
             self._openings[location] = opening
-        self._threads.submit(self._run, location, opening)
+        submit_shared(self._run, location, opening)
 
     def forget(self, location: str) -> None:
         """Have no version shared that is being opened of a table."""

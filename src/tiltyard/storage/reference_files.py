@@ -17,6 +17,7 @@ from tiltyard.storage.locations import is_local
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from tiltyard.runtime.cache import Cache
     from tiltyard.storage.files import FileEntry
     from tiltyard.storage.locks import Locks
 
@@ -24,9 +25,6 @@ log = logging.getLogger("tiltyard.storage")
 
 _SETTLED_MS = 500
 """Files that changed more recently are waited for: whoever copies a table there may be writing them."""
-
-MAX_KNOWN_TABLES = 100_000
-"""Tables whose files are remembered as whole, as long as none changes, before the memory is emptied."""
 
 
 class ReferenceFiles:
@@ -37,12 +35,14 @@ class ReferenceFiles:
     so never acknowledged, and then Lance can read none of the table's tags, or branches.
     """
 
-    def __init__(self, make_durable: Callable[..., None], locks: Locks, timeout: float) -> None:
-        """`make_durable` is the storage's; a change waits for others of the same table for `timeout` seconds."""
+    def __init__(
+        self, make_durable: Callable[..., None], locks: Locks, timeout: float, seen: Cache[str, object]
+    ) -> None:
+        """`make_durable` is the storage's, `seen` its disks'; a change waits for others for `timeout` seconds."""
         self._make_durable = make_durable
         self._locks = locks
         self._timeout = timeout
-        self._whole: dict[str, int] = {}
+        self._seen = seen
 
     @contextmanager
     def changing(self, location: str, path: str) -> Iterator[None]:
@@ -81,7 +81,7 @@ class ReferenceFiles:
             return
         files = [entry for entry in entries if entry.path.endswith(".json")]
         seen = hash(tuple((entry.path, entry.size, entry.modified) for entry in files))
-        if self._whole.get(location) == seen:
+        if self._seen.get(f"{location}/_refs") == seen:
             return
         with lance_errors(location):
             broken = [entry for entry in files if _is_broken(f"{location}/_refs/{entry.path}")]
@@ -90,9 +90,7 @@ class ReferenceFiles:
                 time.sleep(max(_SETTLED_MS - age, 0) / 1000)
                 self._delete_broken(location, f"{location}/_refs/{entry.path}")
         if not broken:
-            if len(self._whole) >= MAX_KNOWN_TABLES:
-                self._whole = {}
-            self._whole[location] = seen
+            self._seen.put(f"{location}/_refs", seen)
 
     def _delete_broken(self, location: str, file: str) -> None:
         with self._locks.hold(_lock_name(location), self._timeout):

@@ -16,6 +16,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.runtime.batcher import Batcher
+from tiltyard.runtime.cache import Cache
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.durability import Durability, WrittenFile
 from tiltyard.runtime.outage_log import StorageUnavailableError
@@ -49,6 +50,15 @@ if TYPE_CHECKING:
     from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
     from tiltyard.storage.vending.vendor import VendedCredentials
+
+MAX_VENDED = 4096
+"""Tables whose catalogs vend credentials for them to this server."""
+
+
+def bucket_of(location: str) -> str:
+    """Return the part of a location on an object store before its path."""
+    parts = urlsplit(location)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _vend_nothing(location: str) -> None:
@@ -87,11 +97,17 @@ class Storage:
         self.disks = Durability()
         self._max_file_bytes = settings.max_manifest_bytes
         self._local_files = LocalFiles(self._max_file_bytes)
-        self._object_files: dict[str, tuple[dict[str, str], Files]] = {}
+        self._object_files: dict[str, Files] = {}
+        """Clients of the roots' buckets."""
         self.vended_credentials: Callable[[str], VendedCredentials | None] = _vend_nothing
         """Credentials that another catalog vends to this server for a table of its own, by the table's location."""
-        self._last_vended: dict[str, VendedCredentials] = {}
-        self._references = ReferenceFiles(self.make_durable, self.locks, settings.conflict_timeout)
+        self._vended: Cache[str, tuple[VendedCredentials, Files]] = Cache(
+            "vended stores",
+            "Clients of object stores with the credentials that other catalogs vend for tables of theirs",
+            max_entries=MAX_VENDED,
+            invalidated_by="new credentials",
+        )
+        self._references = ReferenceFiles(self.make_durable, self.locks, settings.conflict_timeout, self.disks.seen)
         self.manifests = ManifestStore(
             self.files, self.make_durable, self.datasets, self._max_file_bytes, self._references.set_broken_aside
         )
@@ -141,23 +157,34 @@ class Storage:
         root = self.roots.root_of(location)
         if is_local(location):
             return self._local_files
-        parts = urlsplit(location)
-        base = f"{parts.scheme}://{parts.netloc}"
+        base = bucket_of(location)
         vended = self.vended_credentials(location)
         if vended is not None:
-            return self._open_files(f"vended {location}", base, {**root.options, **vended.options})
+            return self._vended_files(location, vended)
         self.check_available(location)
-        return self._open_files(f"{root.storage} {base}", base, root.options)
+        with self._lock:
+            key = f"{root.storage} {base}"
+            if key not in self._object_files:
+                self._object_files[key] = self._open_files(base, root.options)
+            return self._object_files[key]
 
-    def _open_files(self, key: str, base: str, options: Mapping[str, str]) -> Files:
-        """Return what reads and writes files with some options: what was opened with the same ones under a key."""
+    def _vended_files(self, location: str, vended: VendedCredentials) -> Files:
+        """Return what reads and writes the files of a table by what another catalog vends for it.
+
+        Open datasets have the credentials before: after new ones they are opened again.
+        """
+        known = self._vended.get(location)
+        if known is None or known[0] is not vended:
+            self.datasets.evict(location)
+            base, options = bucket_of(location), {**self.roots.root_of(location).options, **vended.options}
+            known = vended, self._open_files(base, options)
+            self._vended.put(location, known)
+        return known[1]
+
+    def _open_files(self, base: str, options: Mapping[str, str]) -> Files:
         from tiltyard.storage.objects import ObjectFiles  # noqa: PLC0415  # a local server needs none of it
 
-        with self._lock:
-            known = self._object_files.get(key)
-            if known is None or known[0] != options:
-                known = self._object_files[key] = dict(options), ObjectFiles(base, options, self._max_file_bytes)
-            return known[1]
+        return ObjectFiles(base, options, self._max_file_bytes)
 
     def new_location(self, path: Id) -> str:
         """Choose a location for a new table, directly below the root."""
@@ -199,9 +226,8 @@ class Storage:
         if vended is None:
             self.check_available(location)
             return options
-        if self._last_vended.get(location) is not vended:  # open datasets have the ones before
-            self._last_vended[location] = vended
-            self.datasets.evict(location)
+        if not is_local(location):
+            self._vended_files(location, vended)
         return {**options, **vended.options}
 
     def public_options(self, location: str) -> dict[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import lance
 
+from tiltyard.runtime.cache import Cache
 from tiltyard.storage.manifests.manifest_format import message_of, parse_manifest
 
 if TYPE_CHECKING:
@@ -80,22 +79,16 @@ class VersionCache:
     """Lance's metadata of the versions used last. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._versions: OrderedDict[Key, VersionInfo] = OrderedDict()
-        self._lock = threading.Lock()
+        self._versions: Cache[Key, VersionInfo] = Cache(
+            "version metadata",
+            "When versions were created and what Lance says of them, by their manifests",
+            max_entries=MAX_VERSIONS,
+            invalidated_by="nothing: a manifest never changes, and another one has another entity tag",
+        )
 
     def get_or_read(self, key: Key, read: Callable[[], VersionInfo]) -> VersionInfo:
         """Return the metadata of a manifest from the cache, or read it. Raises what `read` raises.
 
         Without an entity tag nothing tells whether the file is the same: then nothing is cached.
         """
-        with self._lock:
-            if (info := self._versions.get(key)) is not None:
-                self._versions.move_to_end(key)
-                return info
-        info = read()
-        if key[-1] is not None:
-            with self._lock:
-                self._versions[key] = info
-                if len(self._versions) > MAX_VERSIONS:
-                    self._versions.popitem(last=False)
-        return info
+        return read() if key[-1] is None else self._versions.get_or_make(key, read)

@@ -6,7 +6,6 @@ deletes the files of a failed write; the files of a write whose commit fails are
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +21,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 from tiltyard.change_feed.table_history import ids_of_field
 from tiltyard.runtime.durability import WrittenFile
 from tiltyard.runtime.failpoints import Point, reach
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import is_conflict, lance_errors, may_have_committed
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import column_ids
@@ -167,8 +167,7 @@ def commit_first_version(
 
 def _put_all(files: Files, objects: Mapping[str, bytes]) -> None:
     """Write new files; objects at the same time."""
-    with ThreadPoolExecutor(len(objects)) as pool:
-        list(pool.map(files.write_if_not_exists, objects, objects.values()))
+    run_together(lambda name: files.write_if_not_exists(name, objects[name]), objects, len(objects))
 
 
 def _commit_first(files: Files, commit_route: CommitRoute, staged: str, content: bytes) -> None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import (
@@ -27,7 +26,6 @@ NESTED = 8
 """Levels resolved inside one statement; SQLite's parser gives up at about a hundred."""
 
 
-@cache
 def at_depth(sql: str, depth: int) -> str:
     """Replace `{namespace}` with the sub-select for a namespace `depth` names below a given id."""
     inner = "?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import psycopg
@@ -43,7 +43,6 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """What nobody sets; on Linux it goes on while the machine sleeps."""
 
 
-@cache
 def to_postgres(sql: str) -> str:
     """Translate the store's SQL to PostgreSQL's, with numbered placeholders, so that psycopg need not parse it."""
     first, *remaining = sql.replace("/*+", "").replace("*/", "").split("?")

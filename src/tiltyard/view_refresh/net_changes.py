@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +19,7 @@ from tiltyard.change_feed.planning import plan_changes
 from tiltyard.change_feed.reader import read_changes
 from tiltyard.change_feed.row_digests import row_digests
 from tiltyard.model.refusals import RefusedError
+from tiltyard.runtime.cache import Cache
 from tiltyard.view_refresh.net_rows import NetRows
 from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
 
@@ -63,7 +63,13 @@ def find_net_changes(
     digests: list[bytes] = []
     signs: list[int] = []
     ends: list[int] = []
-    open_version = lru_cache(maxsize=2)(version_opener(dataset, branch))
+    opened: Cache[int, lance.LanceDataset] = Cache(
+        "versions of sources",
+        "What a refresh of a view compares",
+        max_entries=2,
+        invalidated_by="nothing",
+    )
+    open_version = opened.reading(version_opener(dataset, branch))
     try:
         for group in plan.groups:
             for batch in read_changes([group], plan.schema, open_version):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -34,6 +33,7 @@ from tiltyard.context import Context, Services
 from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRYABLE, pipeline_jobs, retry_wait_ms
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
+from tiltyard.runtime.child_process import NOTHING, PIPE, ChildProcess
 from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.worker.driver_config import (
     driver_environment,
@@ -198,10 +198,23 @@ class DriverPool:
             log.warning("job %s is free when its lease ends: %s", record.id, unavailable)
 
 
+def _start(command: Sequence[str], settings: Settings, pipes: int) -> ChildProcess:
+    variables = driver_environment(settings)
+    return ChildProcess(
+        "driver",
+        "Drives jobs of the pipeline, one after the other or a single one",
+        command,
+        stdin=pipes,
+        stdout=pipes,
+        text=True,
+        variables=variables,
+    )
+
+
 class _DriverProcess:
     """A driver process, and the folder with its files."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path | None = None) -> None:
+    def __init__(self, process: ChildProcess, folder: Path | None = None) -> None:
         self._process = process
         self._folder = folder
         self._is_leaving = False
@@ -210,9 +223,7 @@ class _DriverProcess:
     @classmethod
     def warm(cls, settings: Settings) -> Self:
         """Start a driver that takes one job after the other. Raises OSError."""
-        command, variables, pipe = warm_command(settings), driver_environment(settings), subprocess.PIPE
-        process = subprocess.Popen(command, text=True, env=variables, stdin=pipe, stdout=pipe)  # noqa: S603  # our own driver
-        assert process.stdin is not None
+        process = _start(warm_command(settings), settings, PIPE)
         process.stdin.write(driver_orders(settings, submitted=False) + "\n")
         process.stdin.flush()
         return cls(process)
@@ -223,9 +234,7 @@ class _DriverProcess:
         folder = Path(tempfile.mkdtemp(prefix="tiltyard-driver-"))
         try:
             write_driver_files(settings, record, folder)
-            command, variables = submit_command(settings, record, folder), driver_environment(settings)
-            nothing = subprocess.DEVNULL
-            process = subprocess.Popen(command, text=True, env=variables, stdin=nothing, stdout=nothing)  # noqa: S603  # Spark's own command, with Spark's properties
+            process = _start(submit_command(settings, record, folder), settings, NOTHING)
         except BaseException:
             shutil.rmtree(folder)
             raise
@@ -234,12 +243,10 @@ class _DriverProcess:
     @property
     def takes_jobs(self) -> bool:
         """Return whether the process runs, and does not end after its last job."""
-        return not self._is_leaving and self._process.poll() is None
+        return not self._is_leaving and self._process.is_running
 
     def drive(self, record: TransactionRecord) -> None:
         """Send a job to the process, and wait until one of them has ended. Raises OSError if the process is gone."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"job": record.id, "owner": record.lease_owner}) + "\n")
         self._process.stdin.flush()
         for line in iter(self._process.stdout.readline, ""):
@@ -260,11 +267,6 @@ class _DriverProcess:
 
     def close(self) -> None:
         """Close its input, so that it ends, and wait for that: it has no job."""
-        if self._process.stdin:
-            with suppress(OSError):  # it is gone already, and never read what was written last
-                self._process.stdin.close()
-        self._process.wait()
-        if self._process.stdout:
-            self._process.stdout.close()
+        self._process.close(None)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # the driver deletes it as soon as it has read it

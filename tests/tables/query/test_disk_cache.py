@@ -140,7 +140,7 @@ def test_versions_are_read_from_disk_with_their_indexes_and_deletions(cache: Cac
         assert local.dataset.to_table(**options) == remote.dataset.to_table(**options)
     assert "ScalarIndexQuery" in local.dataset.scanner(**by_id).explain_plan()  # type: ignore[arg-type]
     assert "ANNSubIndex" in local.dataset.scanner(**by_vector).explain_plan()  # type: ignore[arg-type]
-    assert cache.cache.reads == 1
+    assert cache.cache.hits == 1
 
 
 def test_commit_is_seen_at_once_and_brings_its_new_files_alone(cache: Cache, bucket: Bucket) -> None:

@@ -50,10 +50,10 @@ def test_searches_all_in_memory_run_inline(server: Server) -> None:
     warm(server)
     ctx = query_on_loop(server.ctx, query())
     assert ctx is not None
-    before = datasets.vector_cache.searches
+    before = datasets.vector_cache.hits
     response = query_table(ctx, query())
     inline = pa.Table.from_batches(response.batches, response.schema)
-    assert datasets.vector_cache.searches == before + 1
+    assert datasets.vector_cache.hits == before + 1
     assert inline["id"][0].as_py() == 3
     for fields in ({"filter": "id > 5"}, {"k": 500}, {"version": 1}, {"bypass_vector_index": True}):
         assert query_on_loop(server.ctx, query(**fields)) is None
@@ -77,16 +77,16 @@ def test_searches_that_wait_are_done_together_each_with_its_own_rows(server: Ser
     contexts = [query_on_loop(server.ctx, request) for request in requests]
     calls = [call for ctx in contexts if ctx is not None and (call := waiting_search(ctx)) is not None]
     assert len(calls) == len(requests)
-    before = datasets.vector_cache.searches
+    before = datasets.vector_cache.hits
     search_together(calls)
-    assert datasets.vector_cache.searches == before + len(calls)
+    assert datasets.vector_cache.hits == before + len(calls)
     for ctx, request in zip(contexts, requests, strict=True):
         together = query_table(ctx, request)  # type: ignore[arg-type]
         alone = query_table(server.ctx, request)
         rows = pa.Table.from_batches(together.batches, together.schema)
         assert rows.equals(pa.Table.from_batches(alone.batches, alone.schema))
         assert rows.num_rows == request.k
-    assert datasets.vector_cache.searches == before + 2 * len(calls)  # none was searched for twice
+    assert datasets.vector_cache.hits == before + 2 * len(calls)  # none was searched for twice
     datasets.vector_cache.close()
 
 
@@ -115,12 +115,12 @@ def test_a_grantee_searches_once_too(server: Server) -> None:
     datasets = server.ctx.storage.datasets
     (_, handler) = bound_operations()["QueryTable"]
     assert handler is not None
-    before = datasets.vector_cache.searches
+    before = datasets.vector_cache.hits
     authorized = handler.authorize(query_on_loop(ann, query()), query())
     call = waiting_search(authorized)
     assert call is not None
     search_together([call])
     answer = query_table(authorized, query())
     assert pa.Table.from_batches(answer.batches, answer.schema)["id"][0].as_py() == 3
-    assert datasets.vector_cache.searches == before + 1
+    assert datasets.vector_cache.hits == before + 1
     datasets.vector_cache.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,7 +12,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from tiltyard.runtime.pool import FairPool
+from tiltyard.runtime.child_process import run_command
+from tiltyard.runtime.pool import (
+    MAX_SHARED_THREADS,
+    FairPool,
+    run_together,
+    start_soon,
+    start_thread,
+    submit_shared,
+)
 
 SECONDS = 20
 
@@ -186,3 +195,67 @@ def test_principals_are_forgotten_once_they_have_no_work() -> None:
             deadline.wait(0.05)
         assert not executor._principals
         assert executor._free == 5
+
+
+def test_run_together_returns_results_in_order_and_runs_at_once() -> None:
+    meeting = threading.Barrier(3)
+
+    def work(number: int) -> int:
+        meeting.wait(SECONDS)  # ends only where three run at the same time
+        return number * number
+
+    assert run_together(work, range(3), 3) == [0, 1, 4]
+    assert run_together(work, [], 3) == []
+
+
+def test_run_together_begins_nothing_after_an_error_and_raises_it() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        raise ValueError(f"number {number}")
+
+    with pytest.raises(ValueError, match="number 0"):
+        run_together(work, range(100), 1)
+    assert begun == [0]
+
+
+def test_run_together_inside_of_itself_never_waits_for_a_free_thread() -> None:
+    """Four levels of sixteen at once would take more threads than there are."""
+
+    def work(depth: int) -> int:
+        return 1 if depth == 0 else sum(run_together(work, [depth - 1] * 6, 6))
+
+    assert work(4) == 6**4
+
+
+def test_start_soon_without_a_free_thread_is_done_by_who_waits_for_it() -> None:
+    go_on = threading.Event()
+    blocking = [submit_shared(go_on.wait) for _ in range(MAX_SHARED_THREADS)]
+    started = start_soon(threading.get_ident)
+    assert started.result() == threading.get_ident()
+    go_on.set()
+    for each in blocking:
+        each.result()
+
+
+def test_start_thread_raises_what_its_work_raises() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        start_thread("test", fail).result()
+    assert start_thread("test", threading.get_ident).result() != threading.get_ident()
+
+
+def test_shared_threads_after_a_fork_are_the_childs_own() -> None:
+    """The child of a fork has no threads of its parent: its pool may not wait for them."""
+    command = (
+        "import os\n"
+        "from tiltyard.runtime.pool import submit_shared\n"
+        "submit_shared(int).result()\n"
+        "if not (child := os.fork()):\n"
+        "    os._exit(submit_shared(int, 7).result(20))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert run_command([sys.executable, "-c", command], 60, text=True).stdout == "7\n"

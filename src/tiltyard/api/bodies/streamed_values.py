@@ -7,7 +7,7 @@ for one byte: the header with the sizes replaced, then the body (https://arrow.a
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -61,7 +61,7 @@ def _header(body_bytes: int, value_bytes: int) -> bytes:
     return bytes(header)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _template() -> tuple[bytes, int, int]:
     """Return the message of a value of one byte up to its body; where the body's length is, and the value's."""
     batch = pa.record_batch([pa.array([b"x"], pa.large_binary())], ["value"])

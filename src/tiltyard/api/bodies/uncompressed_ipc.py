@@ -7,12 +7,12 @@ with the same bytes, the schema, which pyarrow takes longer to read than a row: 
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from tiltyard.model.schemas.arrow_compat import decimal_columns
+from tiltyard.runtime.cache import cached
 from tiltyard.runtime.client_arrow.decoded_size import check_decoded_size, encoded_columns
 from tiltyard.runtime.client_arrow.decompression_guard import ALLOWED_BYTES
 from tiltyard.runtime.client_arrow.ipc_metadata import (
@@ -99,7 +99,7 @@ def read(data: bytes, offsets: MessageOffsets) -> tuple[pa.Table, tuple[int, ...
     return pa.Table.from_batches(batches, schema), decimals
 
 
-@lru_cache(maxsize=_MAX_SCHEMAS)
+@cached("schemas of bodies", "What is read of the schema of small Arrow bodies", max_entries=_MAX_SCHEMAS)
 def _schema(message: bytes) -> tuple[pa.Schema, tuple[int, ...], tuple[int, ...]]:
     """Read a schema; return it with the positions of its columns with decimals, and of those with views."""
     schema = pa.ipc.read_schema(pa.py_buffer(message))

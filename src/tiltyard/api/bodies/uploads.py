@@ -28,7 +28,7 @@ from tiltyard.api.bodies.connection_reader import (
 )
 from tiltyard.api.errors import HttpError
 from tiltyard.model.schemas.arrow_compat import align_columns, decimal_columns
-from tiltyard.runtime.client_arrow.decoded_size import DecodedSizeCheck, cached_encoded_columns
+from tiltyard.runtime.client_arrow.decoded_size import DecodedSizeCheck, encoded_columns
 from tiltyard.runtime.client_arrow.decompression_guard import ExpansionCheck
 from tiltyard.runtime.client_arrow.reading import TRAILING_BYTES, read_table
 from tiltyard.runtime.current_request import add_rows
@@ -247,7 +247,7 @@ class StreamedBody:
         try:
             source = pa.ipc.open_stream(pa.PythonFile(self, mode="r"))
             decimals = decimal_columns(source.schema)
-            self._decoded_size = DecodedSizeCheck(cached_encoded_columns(source.schema))
+            self._decoded_size = DecodedSizeCheck(encoded_columns(source.schema))
             return pa.RecordBatchReader.from_batches(source.schema, self._batches(source, decimals))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._failure(error) from error

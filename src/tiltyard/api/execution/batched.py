@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiltyard.context import Context
 from tiltyard.model.operations import map_successes
+from tiltyard.runtime.batcher import WorkQueue
 from tiltyard.runtime.failpoints import Point, reach
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ LINGER_SECONDS = 0.002
 _Call = tuple[Context, Any, asyncio.Future[Any]]
 
 
-class Batched:
+class Batched(WorkQueue):
     """Run an operation's calls in batches, in threads. Belongs to the event loop.
 
     Not a `runtime.batcher.Batcher`, whose locks and futures between threads cost 15 % of the calls of 8 clients and
@@ -42,6 +43,11 @@ class Batched:
         self._is_running = self._is_scheduled = False
         self._expected_calls = 0
         self._linger: asyncio.TimerHandle | None = None
+        super().__init__("batched calls", "Calls of one short operation at once, which run in one thread together")
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
 
     async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
         loop = asyncio.get_running_loop()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import ConcurrentModificationError
 
 from tiltyard.model.branches import Branch
+from tiltyard.runtime.batcher import WorkQueue
 
 if TYPE_CHECKING:
     from tiltyard.api.exchange import Exchange
@@ -55,12 +56,17 @@ Key = tuple[tuple[str, ...], str]
 """A table's id and the key of one of its branches."""
 
 
-class CommitQueues:
+class CommitQueues(WorkQueue):
     """The queues of all tables in one process. Belongs to the event loop."""
 
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
         self._tables: dict[Key, _Queue] = {}
+        super().__init__("commit turns", "Clients that commit to one table and lose to each other, one after the other")
+
+    @property
+    def waiting(self) -> int:
+        return sum(queue.waiting for queue in list(self._tables.values()))
 
     async def wait_for_turn(self, request: Any, peer: Peer) -> None:
         """Return when it is the client's turn to read a table's latest version; at once for a client without one."""
@@ -136,6 +142,11 @@ class _Queue:
         self._lock: AcquiredLock | None = None
         self._is_acquiring = False
         self._series_ends_at = self._rests_until = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How many clients wait for a turn."""
+        return len(self._waiting)
 
     @property
     def is_calm(self) -> bool:

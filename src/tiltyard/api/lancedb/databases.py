@@ -8,11 +8,11 @@ responses are relative to that database. They are made absolute right after a re
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.databases import ROOT_DATABASE, DatabaseNames, resolve_database
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id
+from tiltyard.runtime.cache import Cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +46,13 @@ class Databases:
         self._store = services.store
         self._rule = DatabaseNames(services.settings.databases.lower())
         self._pool = pool
-        self._cached: dict[_Key, tuple[float, Id]] = {}
+        self._cached: Cache[_Key, Id] = Cache(
+            "databases",
+            "Namespaces by the names of lancedb's databases, where a look-up takes a thread",
+            max_entries=_MAX_CACHED,
+            seconds=CACHE_SECONDS,
+            invalidated_by="a change of a namespace by this process",
+        )
 
     async def find(self, ctx: Context, headers: Headers) -> Id:
         """Return the namespace that ids of a request are relative to. Raises as `resolve_database` does."""
@@ -57,14 +63,11 @@ class Databases:
         if self._store.inline_reads or self._rule is DatabaseNames.STRICT:
             return resolve_database(ctx, _decode(header), _decode(prefix))
         key = (ctx.principal, header, prefix)
-        expires, database = self._cached.get(key, (0.0, ROOT_DATABASE))
-        if time.monotonic() < expires:
-            return database
+        if (known := self._cached.get(key)) is not None:
+            return known
         arguments = ctx, _decode(header), _decode(prefix)
         database = await asyncio.get_running_loop().run_in_executor(self._pool, resolve_database, *arguments)
-        if len(self._cached) >= _MAX_CACHED:
-            self._cached.clear()
-        self._cached[key] = time.monotonic() + CACHE_SECONDS, database
+        self._cached.put(key, database)
         return database
 
     def forget(self) -> None:

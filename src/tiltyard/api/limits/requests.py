@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import cache
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -23,6 +22,7 @@ from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.principals import EVERYBODY
 from tiltyard.model.spec import models
+from tiltyard.runtime.cache import cached
 
 _NARROWER_LIMITS: Mapping[tuple[type, str], str] = {
     (models.QueryTableVector, "multi_vector"): "max_vectors",
@@ -162,7 +162,7 @@ class Limits:
                 self._check_counts(inside)
 
 
-@cache
+@cached("limited fields", "Fields of a request's type whose entries are counted", max_entries=1000)
 def _repeating(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     """Return the fields of a struct that are lists, maps, or structs that may have some, each with its limit's setting.
 

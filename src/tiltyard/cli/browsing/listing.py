@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE_OR_NAMESPACE, TypedId
 from tiltyard.cli.session.target import catalog_command
+from tiltyard.runtime.pool import run_together
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
@@ -176,8 +176,8 @@ def _measure(catalog: Caller, entries: list[Entry]) -> Iterator[dict[str, Any]]:
         record = {"id": _printed(entry), "kind": entry.kind, "rows": None, "bytes": None, "version": None}
         return record if entry.kind == NAMESPACE else {**record, **_figures(catalog, entry.id)}
 
-    with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
-        yield from pool.map(measure, entries)
+    for start in range(0, len(entries), _CALLS_AT_ONCE):
+        yield from run_together(measure, entries[start : start + _CALLS_AT_ONCE], _CALLS_AT_ONCE)
 
 
 def _figures(catalog: Caller, table: TypedId) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.runtime.child_process import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,9 +69,7 @@ class JobForms:
             if self._forms is None:
                 command = [sys.executable, "-m", "tiltyard.pipeline.job_parameters"]
                 try:
-                    done = subprocess.run(  # noqa: S603  # nothing in it comes from a caller
-                        command, capture_output=True, timeout=DESCRIBE_SECONDS, check=True
-                    )
+                    done = run_command(command, DESCRIBE_SECONDS, check=True)
                     self._forms = msgspec.json.decode(done.stdout, type=dict[str, JobForm])
                 except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
                     raise ServiceUnavailableError(

@@ -7,6 +7,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
+from msgspec.structs import replace
 
 from tiltyard.access.authorization import is_administrator
 from tiltyard.api.metrics import LoadUnit, is_alive, load_unit
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tiltyard.api.metrics import ProcessCounts
     from tiltyard.api.metrics_history import Sample
     from tiltyard.console.calls import PageCalls
+    from tiltyard.runtime.machinery import MachineFigures
 
 MAX_OPERATIONS = 12
 """Operations that are listed, those with the most requests."""
@@ -47,6 +49,7 @@ def show(page: PageRequest) -> Page:
         "hours": HOURS,
         "interval": int(INTERVAL_SECONDS),
         "processes": [_process(process) for process in processes if is_alive(process.pid)],
+        "machinery": _machinery(processes),
         "members": _members(page, {process.pid for process in processes}),
         "heartbeat_seconds": int(HEARTBEAT_SECONDS),
         "operations": operation_figures(processes)[:MAX_OPERATIONS],
@@ -62,6 +65,19 @@ def show(page: PageRequest) -> Page:
 def _process(process: ProcessCounts) -> dict[str, Any]:
     loads = [(name, load, load_unit(name) is LoadUnit.BYTES) for name, load in sorted(process.loads.items()) if load]
     return {"pid": process.pid, "running": process.running, "memory": read_memory(process.pid), "loads": loads}
+
+
+def _machinery(processes: Iterable[ProcessCounts]) -> list[MachineFigures]:
+    """Return what the processes of this server have of each cache, batcher, pool and kind of child, in all."""
+    totals: dict[tuple[str, str], MachineFigures] = {}
+    for process in processes:
+        if is_alive(process.pid):
+            for machine in process.machinery:
+                total = totals.setdefault((machine.kind, machine.name), replace(machine, pieces=0, figures={}))
+                total.pieces += machine.pieces
+                for figure, number in machine.figures.items():
+                    total.figures[figure] = total.figures.get(figure, 0) + number
+    return [totals[key] for key in sorted(totals)]
 
 
 def _members(page: PageRequest, own: set[int]) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -266,7 +265,6 @@ def embed_text(text: str, function: EmbeddingFunction, settings: Mapping[str, st
     return [float(number) for number in vector]
 
 
-@cache
 def _load(target: str) -> Callable[[Sequence[str]], Any]:
     """Import `module:function`, which takes a list of texts and returns a vector each."""
     module, _, name = target.partition(":")

@@ -5,15 +5,14 @@ Whoever rewrites rows has to know it: their blobs are rewritten with them.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.model.columns.blob_columns import has_blobs, is_blob
+from tiltyard.runtime.cache import Cache
 
 if TYPE_CHECKING:
     import lance
@@ -21,9 +20,12 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 8192
 _MAX_CACHED = 100_000
 
-_sizes: OrderedDict[tuple[str, ...], int] = OrderedDict()
-"""Sizes by the data files of a fragment, which never change."""
-_lock = threading.Lock()
+measured_sizes: Cache[tuple[str | int, ...], Any] = Cache(
+    "measured sizes",
+    "Bytes of blobs, and largest batches of columns whose values vary in width, by data file",
+    max_entries=_MAX_CACHED,
+    invalidated_by="nothing: data files never change",
+)
 
 
 def measure_blobs(dataset: lance.LanceDataset, fragments: Iterable[int] | None = None) -> int:
@@ -39,19 +41,16 @@ def measure_blobs(dataset: lance.LanceDataset, fragments: Iterable[int] | None =
 
 def _measure(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str]) -> int:
     key = (dataset.uri, *(str(file.path) for file in fragment.metadata.files))
-    with _lock:
-        if (known := _sizes.get(key)) is not None:
-            _sizes.move_to_end(key)
-            return known
+    size: int = measured_sizes.get_or_make(key, lambda: _read_sizes(dataset, fragment, columns))
+    return size
+
+
+def _read_sizes(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str]) -> int:
     size = 0
     fields = [dataset.schema.field(name) for name in columns]
     for batch in dataset.scanner(columns=columns, fragments=[fragment], batch_size=_BATCH_ROWS).to_batches():
         for field in fields:
             size += sum(pc.sum(array).as_py() or 0 for array in _descriptors(batch.column(field.name), field))
-    with _lock:
-        _sizes[key] = size
-        if len(_sizes) > _MAX_CACHED:
-            _sizes.popitem(last=False)
     return size
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.types as kinds
@@ -19,20 +18,8 @@ def decimal_columns(schema: pa.Schema) -> tuple[int, ...]:
 
     Every name is read, nested ones too. Raises UnicodeDecodeError for one that is not UTF-8.
     """
-    try:
-        hash(schema)
-    except TypeError:  # it has a type written in Python without a hash, such as Lance's for blobs
-        return _find_decimals(schema)
-    return _cached_decimals(schema)
-
-
-def _find_decimals(schema: pa.Schema) -> tuple[int, ...]:
     types_inside = [[inner.type for inner in _descendants(field)] for field in schema]
     return tuple(at for at, types in enumerate(types_inside) if any(map(kinds.is_decimal, types)))
-
-
-_cached_decimals = lru_cache(maxsize=256)(_find_decimals)
-"""Cached, as small bodies have the same schema hundreds of times a second."""
 
 
 def align_columns(batch: pa.RecordBatch, columns: Iterable[int]) -> pa.RecordBatch:

@@ -223,7 +223,6 @@ class IcebergCatalog:
         return iceberg_credentials(location, entry.get("config") or {}, entry.get("storage-credentials") or ())
 
     def close(self) -> None:
-        self._formats.close()
         self._client.close()
 
     def _default_location(self, table: Id) -> str | None:

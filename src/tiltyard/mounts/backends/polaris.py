@@ -184,7 +184,6 @@ class PolarisCatalog:
         return iceberg_credentials(described.location, {}, vended)
 
     def close(self) -> None:
-        self._formats.close()
         self._client.close()
 
     def _default_location(self, table: Id) -> str:

@@ -14,10 +14,11 @@ from typing import Any, TypeVar, cast
 
 from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
 
+from tiltyard.runtime.cache import FOREVER, Cache
+
 T = TypeVar("T")
 
 MAX_RESULTS = 10_000
-"""After so many the cache is emptied."""
 
 
 @dataclass(slots=True)
@@ -35,7 +36,13 @@ class LookupCache:
     def __init__(self, max_age: float) -> None:
         self._max_age = max_age
         self._lock = threading.Lock()
-        self._lookups: dict[Hashable, _Lookup] = {}
+        self._lookups: Cache[Hashable, _Lookup] = Cache(
+            "mount look-ups",
+            "What catalogs behind mounts answered, shared by callers at once, errors of missing objects included",
+            max_entries=MAX_RESULTS,
+            seconds=max_age,
+            invalidated_by="a change below the mount by this process; the mount's max_age",
+        )
 
     def get(self, key: Hashable, look_up: Callable[[], T]) -> T:
         """Return the result of a look-up, one that is under way or fresh if there is one. Raises what it raises."""
@@ -45,9 +52,8 @@ class LookupCache:
                 is_own = False
             else:
                 is_own = True
-                if len(self._lookups) >= MAX_RESULTS:
-                    self._lookups = {other: each for other, each in self._lookups.items() if not each.future.done()}
-                found = self._lookups[key] = _Lookup(Future(), time.monotonic())
+                found = _Lookup(Future(), time.monotonic())
+                self._lookups.put(key, found, FOREVER)
         if not is_own:
             return cast("T", found.future.result())
         try:
@@ -70,7 +76,7 @@ class LookupCache:
     def clear(self) -> None:
         """Forget all results, also those of look-ups under way, for later callers: something was changed."""
         with self._lock:
-            self._lookups = {}
+            self._lookups.clear()
 
     def _is_fresh(self, lookup: _Lookup) -> bool:
         return time.monotonic() - lookup.began_at < self._max_age
@@ -78,4 +84,4 @@ class LookupCache:
     def _remove(self, key: Hashable, lookup: _Lookup) -> None:
         with self._lock:
             if self._lookups.get(key) is lookup:
-                del self._lookups[key]
+                self._lookups.pop(key)

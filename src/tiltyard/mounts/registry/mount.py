@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,6 +32,7 @@ from tiltyard.mounts.registry.backend_vendor import BackendVendor, NothingVended
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker, MountPausedError
 from tiltyard.mounts.registry.lookup_cache import LookupCache
 from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.pool import Pool
 from tiltyard.storage.errors import StorageThrottledError
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending.credential_cache import CredentialCache
@@ -74,7 +74,7 @@ class Mount:
         """Open nothing yet. `check_foreign` raises for locations that are the server's own (`Roots.check_foreign`)."""
         self.record = record
         self.path = Id(record.path)
-        self.pool = ThreadPoolExecutor(THREADS, f"mount-{record.path[-1]}")
+        self.pool = Pool("mount", "Requests below a mount, which wait for its catalog and for nobody else", THREADS)
         self._store = store
         self._check_foreign = check_foreign
         self._cache = LookupCache(record.max_age_ms / 1000)
@@ -118,7 +118,7 @@ class Mount:
 
     def check_queue(self) -> None:
         """Raise ServiceUnavailableError if too many requests wait for a thread."""
-        if self.pool._work_queue.qsize() >= MAX_WAITING:
+        if self.pool.waiting >= MAX_WAITING:
             raise ServiceUnavailableError(
                 f"Too many requests wait for the catalog behind {self.path}: try again later."
             )
@@ -362,7 +362,7 @@ class Mount:
 
     def close(self) -> None:
         """Start nothing more, and close the backend: the server stops."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.pool.close()
         with self._lock:
             backend, self._backend = self._backend, None
         if backend is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts.registry.mount import Mount
+from tiltyard.runtime.pool import submit_shared
 from tiltyard.store import FRESH_SECONDS, MOUNTS_GENERATION
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class Mounts:
         self._generation = -1
         self._check_at = 0.0
         self._is_checking = False
-        self._thread = ThreadPoolExecutor(1, "mounts")
         self.refresh()
 
     def find(self, path: Sequence[str]) -> tuple[Mount, Id] | None:
@@ -96,7 +95,6 @@ class Mounts:
     def close(self) -> None:
         """Close all backends."""
         self._is_checking = True  # so that no check begins
-        self._thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             mounts, self._mounts, self._deepest = self._mounts, {}, 0
         for mount in mounts.values():
@@ -107,7 +105,7 @@ class Mounts:
         self._check_at = time.monotonic() + FRESH_SECONDS
         if not self._is_checking:
             self._is_checking = True
-            self._thread.submit(self._check)
+            submit_shared(self._check)
 
     def _check(self) -> None:
         try:

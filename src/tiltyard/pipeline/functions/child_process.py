@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from tiltyard.pipeline.functions.host import read_message, write_message
+from tiltyard.runtime.cache import Cache
+from tiltyard.runtime.child_process import NOTHING
+from tiltyard.runtime.child_process import ChildProcess as CountedProcess
 
 _END_SECONDS = 5.0
 
@@ -38,9 +39,8 @@ class ChildProcess:
         """Start it, with these environment variables, or with this process's own ones."""
         self._call_seconds = call_seconds
         self._timed_out = False
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(  # noqa: S603 - our own script, in the function's environment
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=variables
+        self._process = CountedProcess(
+            "function", "A function of a user, in its own environment", command, stderr=NOTHING, variables=variables
         )
 
     @contextmanager
@@ -62,7 +62,6 @@ class ChildProcess:
 
     def send(self, body: bytes) -> None:
         """Send a message; `receive` says so if the process has ended."""
-        assert self._process.stdin is not None
         with suppress(OSError):
             write_message(self._process.stdin, body)
 
@@ -80,7 +79,7 @@ class ChildProcess:
 
     def _ended(self) -> CallError:
         self.close()
-        status = self._process.returncode
+        status = self._process.wait()
         if self._timed_out:
             message = f"the call took longer than {self._call_seconds:g} s, and was ended"
             return CallError("TimeoutError", message, ended_process=True)
@@ -91,21 +90,12 @@ class ChildProcess:
 
     def close(self) -> None:
         """Close the pipes, and wait for the process to end; kill it if it does not."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(OSError):  # it has ended, and what was sent last stays unread
-            self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        self._process.close(_END_SECONDS)
 
     @property
     def is_running(self) -> bool:
         """Return whether it takes messages."""
-        return self._process.poll() is None
+        return self._process.is_running
 
 
 class _FunctionProcess(Protocol):
@@ -125,20 +115,22 @@ class ProcessCache(Generic[K, P]):
     """The processes that a worker keeps, `most` at once; the one that was used least recently ends."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._processes: OrderedDict[K, P] = OrderedDict()
+        self._processes: Cache[K, P] = Cache(
+            "function processes",
+            "Processes of users' functions that a worker of Spark keeps for later calls",
+            max_entries=most,
+            invalidated_by="the end of a process",
+            dropped=lambda process: process.close(),
+        )
 
     def get(self, key: K, start: Callable[[], P]) -> P:
         """Return the process of a key, which is started if none is running. Raises what `start` raises."""
-        process = self._processes.pop(key, None)
+        process = self._processes.get(key)
         if process is None or not process.is_running:
-            while len(self._processes) >= self._most:
-                self._processes.popitem(last=False)[1].close()
             process = start()
-        self._processes[key] = process
+            self._processes.put(key, process)
         return process
 
     def clear(self) -> None:
         """End all processes."""
-        while self._processes:
-            self._processes.popitem()[1].close()
+        self._processes.clear()

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from tiltyard.model.refusals import RefusedError
+from tiltyard.runtime.child_process import run_command
 
 FOLDER_VARIABLE = "TILTYARD_FUNCTION_ENVIRONMENTS"
 """The variable that names the folder of the environments; without it, one below the system's temporary folder."""
@@ -175,15 +176,14 @@ def _own_packages() -> list[str]:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(  # noqa: S603 - our own Python, with names and versions that were checked
-            command, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS, stdin=subprocess.DEVNULL
-        )
+        done = run_command(command, BUILD_SECONDS, text=True)
     except subprocess.TimeoutExpired as error:
         raise RefusedError(f"The packages of the function were not installed within {BUILD_SECONDS:.0f} s.") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         raise RefusedError(f"The packages of the function cannot be installed: {' '.join(lines[-_MESSAGE_LINES:])}")
-    return done.stdout
+    output: str = done.stdout
+    return output
 
 
 def _digest(packages: Sequence[str]) -> str:

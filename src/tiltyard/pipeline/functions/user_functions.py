@@ -8,11 +8,11 @@ import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from tiltyard.model.refusals import RefusedError
+from tiltyard.runtime.cache import cached
 
 
 class Loadable(Protocol):
@@ -43,7 +43,7 @@ class PickledFunction:
 
     def load(self) -> Callable[..., Any]:
         """Unpickle the function, once a process. Raises RefusedError if it cannot be, or is no callable."""
-        return _unpickle(self.code)
+        return _load(self)
 
 
 PICKLE_PREFIX = "pickle:"
@@ -65,8 +65,10 @@ def parse_user_function(path: str) -> UserFunction | PickledFunction:
         raise RefusedError(f"Cannot read {module}: {error.strerror}.") from error
 
 
-@lru_cache(maxsize=64)
-def _load(source: UserFunction) -> Callable[..., Any]:
+@cached("user functions", "Functions of users as they were loaded and set up in this process", max_entries=64)
+def _load(source: UserFunction | PickledFunction) -> Callable[..., Any]:
+    if isinstance(source, PickledFunction):
+        return _unpickle(source.code)
     if source.text is None:
         loaded = getattr(importlib.import_module(source.module), source.name, None)
     else:
@@ -89,7 +91,6 @@ def _instance(loaded: Any, name: str) -> Callable[..., Any]:
     return function
 
 
-@lru_cache(maxsize=16)
 def _unpickle(code: str) -> Callable[..., Any]:
     try:
         unpickled = pickle.loads(base64.b64decode(code))  # noqa: S301  # in a Python worker of Spark, where code may run

@@ -6,7 +6,6 @@ import bisect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -40,6 +39,7 @@ from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
 from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, merge_schemas
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.task_errors import clean_message
+from tiltyard.runtime.pool import run_together
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -166,8 +166,7 @@ def find_source(options: SourceOptions, inspect: Inspector | None = None) -> Fil
 
 def inspect_in_threads(task: SplittableTask[R]) -> list[R]:
     """Inspect files in threads of this process."""
-    with ThreadPoolExecutor(_INSPECTION_THREADS) as pool:
-        return [result for results in pool.map(call_task, task.split(1)) for result in results]
+    return [result for results in run_together(call_task, task.split(1), _INSPECTION_THREADS) for result in results]
 
 
 def spark_inspector(run: Run, spark: SparkSession | LazySession) -> Inspector:

@@ -10,7 +10,6 @@ import io
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from obstore.exceptions import BaseError
 from tiltyard.model.object_stores import open_object_store
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.task_errors import clean_message
+from tiltyard.runtime.cache import cached
 from tiltyard.runtime.durability import Durability, replace_file
 
 READ_AHEAD_BYTES = 4 << 20
@@ -237,7 +237,7 @@ def open_store(path: str, options: Mapping[str, str]) -> tuple[Any, str]:
     return _cached_store(f"{parts.scheme}://{parts.netloc}", tuple(sorted(options.items()))), parts.path.lstrip("/")
 
 
-@lru_cache(maxsize=16)
+@cached("object stores", "Clients of the object stores that files are read from", max_entries=16)
 def _cached_store(url: str, options: tuple[tuple[str, str], ...]) -> Any:
     try:
         return open_object_store(url, dict(options))

@@ -13,7 +13,8 @@ import msgspec
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.streams.messages import Decoder, KeyChange, Message, UnreadableMessageError
-from tiltyard.pipeline.streams.schema_registry import SchemaRegistry
+from tiltyard.pipeline.streams.schema_registry import MAX_SCHEMAS, SchemaRegistry
+from tiltyard.runtime.cache import Cache
 
 _HEADER_BYTES = 5
 MAX_DEPTH = 64
@@ -42,7 +43,12 @@ class AvroDecoder:
         self._fastavro = fastavro
         self._registry = registry
         self._decode = decode
-        self._schemas: dict[int, tuple[Any, Any]] = {}
+        self._schemas: Cache[int, tuple[Any, Any]] = Cache(
+            "Avro schemas",
+            "Schemas of messages, parsed, by their ids in the registry",
+            max_entries=MAX_SCHEMAS,
+            invalidated_by="nothing: the schema of an id never changes",
+        )
 
     def __call__(self, message: Message, on: Sequence[str]) -> KeyChange | None:
         """Read a message. Raises UnreadableMessageError, and as `SchemaRegistry.find` does."""
@@ -69,15 +75,16 @@ class AvroDecoder:
 
     def _find_schema(self, schema_id: int) -> tuple[Any, Any]:
         """Return the parsed schema of an id, and the schema of Kafka Connect that says what its values mean."""
+        return self._schemas.get_or_make(schema_id, lambda: self._read_schema(schema_id))
+
+    def _read_schema(self, schema_id: int) -> tuple[Any, Any]:
         sources = self._registry.find(schema_id)
-        if schema_id not in self._schemas:
-            named: dict[str, Any] = {}
-            try:
-                parsed = [self._fastavro.parse_schema(_name_meanings(source), named) for source in sources][-1]
-            except (self._fastavro.schema.SchemaParseException, ValueError, TypeError, LookupError) as error:
-                raise UnreadableMessageError(f"The schema {schema_id} is no Avro schema: {error}") from error
-            self._schemas[schema_id] = parsed, _to_connect(parsed, named)
-        return self._schemas[schema_id]
+        named: dict[str, Any] = {}
+        try:
+            parsed = [self._fastavro.parse_schema(_name_meanings(source), named) for source in sources][-1]
+        except (self._fastavro.schema.SchemaParseException, ValueError, TypeError, LookupError) as error:
+            raise UnreadableMessageError(f"The schema {schema_id} is no Avro schema: {error}") from error
+        return parsed, _to_connect(parsed, named)
 
 
 def _name_meanings(schema: Any, depth: int = 0) -> Any:

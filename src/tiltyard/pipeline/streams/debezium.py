@@ -9,10 +9,12 @@ import base64
 from collections.abc import Callable, Mapping
 from datetime import date, timedelta
 from decimal import Decimal
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
+
+from tiltyard.runtime.cache import cached
 
 Converter = Callable[[bytes], bytes]
 """Turns the JSON of a value into what is read; raises ValueError, TypeError, OverflowError, ArithmeticError."""
@@ -84,7 +86,7 @@ class _Schema(msgspec.Struct):
     parameters: dict[str, str] | None = None
 
 
-@lru_cache(maxsize=64)
+@cached("Debezium schemas", "Converters of columns by the schema of events", max_entries=64)
 def find_converters(schema: bytes, part: str | None) -> Mapping[str, Converter]:
     """Return the converters of columns by the schema of an event's part (`before`, `after`), or of a key (None).
 

@@ -29,13 +29,12 @@ _ADDRESS = re.compile(r"https?://[^/@\s?#]+(/[^@\s?#]*)?")
 
 
 class SchemaRegistry:
-    """A registry that speaks Confluent's REST API. Its schemas are immutable, and asked for once."""
+    """A registry that speaks Confluent's REST API. Its schemas never change."""
 
     def __init__(self, url: str, user_info: str | None = None, ca_file: str | None = None) -> None:
         self._url = url.rstrip("/")
         self._headers = urllib3.make_headers(basic_auth=user_info) if user_info else {}
         self._http = urllib3.PoolManager(retries=False, timeout=ANSWER_SECONDS, ca_certs=ca_file)
-        self._schemas: dict[int, list[Any]] = {}
 
     @classmethod
     def open(cls, url: str | None, properties: Mapping[str, str]) -> SchemaRegistry | None:
@@ -64,13 +63,9 @@ class SchemaRegistry:
         Raises UnreadableMessageError (there is none of this id, or it is no Avro), RefusedError (no right to read it),
         ServiceUnavailableError.
         """
-        if schema_id not in self._schemas:
-            if len(self._schemas) >= MAX_SCHEMAS:
-                self._schemas.clear()
-            schemas: dict[str, Any] = {}
-            schema = self._fetch(f"schemas/ids/{schema_id}", f"the id {schema_id}", schemas)
-            self._schemas[schema_id] = [*schemas.values(), schema]
-        return self._schemas[schema_id]
+        schemas: dict[str, Any] = {}
+        schema = self._fetch(f"schemas/ids/{schema_id}", f"the id {schema_id}", schemas)
+        return [*schemas.values(), schema]
 
     def _fetch(self, path: str, what: str, schemas: dict[str, Any]) -> Any:
         """Return a schema; add those that it refers to, by their names, each behind its own."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from lance_namespace.errors import (
 from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.lineage import RUN_PROPERTY, JobLineage
 from tiltyard.pipeline.lineage import index_commit
+from tiltyard.runtime.pool import start_thread
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.catalog_client import Table
@@ -121,8 +121,8 @@ class NextVersionNamespace(upstream.LanceNamespace):
         """Call `verify` in a thread of Python's own: pylance must not be called from within its own calls."""
         if self.verify is None:
             return False
-        with ThreadPoolExecutor(1, thread_name_prefix="verify") as pool:
-            return pool.submit(self.verify, version).result()
+        verify = self.verify
+        return start_thread("verify", lambda: verify(version)).result()
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ with a dictionary. Run-end encodings and views of lists are types that Lance ref
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,18 +29,6 @@ _VARYING = (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_la
 def encoded_columns(schema: pa.Schema) -> tuple[int, ...]:
     """Return the positions of the columns in which one value may stand for many, at any depth."""
     return tuple(at for at, column in enumerate(schema) if _is_encoded(column.type))
-
-
-def cached_encoded_columns(schema: pa.Schema) -> tuple[int, ...]:
-    """Return `encoded_columns`, cached by schema."""
-    try:
-        hash(schema)
-    except TypeError:  # an extension type in it cannot be hashed
-        return encoded_columns(schema)
-    return _cached(schema)
-
-
-_cached = lru_cache(maxsize=256)(encoded_columns)
 
 
 class DecodedSizeCheck:

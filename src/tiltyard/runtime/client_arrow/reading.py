@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tiltyard.runtime.client_arrow.decoded_size import cached_encoded_columns, check_decoded_size
+from tiltyard.runtime.client_arrow.decoded_size import check_decoded_size, encoded_columns
 from tiltyard.runtime.client_arrow.decompression_guard import ALLOWED_BYTES, MAX_RATIO, check_expansion
 
 TRAILING_BYTES = "bytes follow the end of the stream"
@@ -27,7 +27,7 @@ def read_table(
     if not is_file and source.tell() != len(data):
         raise ValueError(TRAILING_BYTES)
     table.validate(full=True)
-    check_decoded_size(table.to_batches(), cached_encoded_columns(table.schema), len(data))
+    check_decoded_size(table.to_batches(), encoded_columns(table.schema), len(data))
     return table
 
 

@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -23,6 +22,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InternalError, LanceNamespaceError, ServiceUnavailableError
 
+from tiltyard.runtime.cache import CountedCache
+from tiltyard.runtime.pool import filling_thread
 from tiltyard.storage.disk_cache.table_copy import CopyError, TableCopy
 from tiltyard.storage.disk_cache.version_files import UnsupportedTableError, list_version_files
 from tiltyard.storage.errors import lance_errors
@@ -80,7 +81,7 @@ class _Table:
         return not self.is_working and monotonic() >= self.retry_at and (self.copy is not None or is_read_often)
 
 
-class DiskCache:
+class DiskCache(CountedCache):
     """Copies of tables, as many as fit; the one that was read least recently is dropped first.
 
     Safe to use from several threads. Processes share the folder, and have a folder of their own in it, which the next
@@ -89,16 +90,19 @@ class DiskCache:
 
     def __init__(self, folder: str, max_bytes: int, session: lance.Session) -> None:
         """`max_bytes` is the budget of this process, 0 for no copies at all."""
-        self.max_bytes = max_bytes
-        self.reads = 0
-        """Reads that were answered from a copy."""
+        super().__init__(
+            "tables on disk",
+            "Copies of the files of tables on object stores that are read often",
+            max_bytes=max_bytes,
+            invalidated_by="a later version, of which only new files are copied; damage; a drop of its table",
+        )
         self.open_files: Callable[[str], Files] | None = None
         """Returns what reads the files at a location."""
         self._folder = Path(folder)
         self._session = session
         self._tables: OrderedDict[str, _Table] = OrderedDict()
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(1, "disk-cache")
+        self._threads = filling_thread()
         self._own_folder: Path | None = None
         self._lock_file = -1
         self._left: dict[str, TableCopy] = {}
@@ -125,9 +129,10 @@ class DiskCache:
             if opened is not None and opened.source() is snapshot.dataset:
                 assert table.copy is not None
                 if table.copy.has_manifest(int(snapshot.dataset.version)):
-                    self.reads += 1
+                    self.hits += 1
                     return opened.snapshot
                 self._drop_copy(table, "its copy was deleted")
+            self.misses += 1
             if table.wants_copy() and not self._is_closed:
                 table.is_working = True
                 self._threads.submit(self._run, table, snapshot.dataset)

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import weakref
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -14,6 +13,7 @@ from uuid import uuid4
 import lance
 import msgspec
 
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.disk_cache.version_files import manifest_path
 from tiltyard.storage.version_cache import Snapshot
 
@@ -110,18 +110,16 @@ class TableCopy:
         Raises CopyError for a file of another size than expected, OSError, and what the storage raises.
         """
 
-        def copy(path: str) -> CopiedFile:
-            return _copy(files, f"{self.location}/{path}", self.folder / path, sizes[path], check)
+        copied: dict[str, CopiedFile] = {}
 
-        with ThreadPoolExecutor(_DOWNLOADS, "disk-cache-copy") as pool:
-            pending = {path: pool.submit(copy, path) for path in sizes}
-            done, waiting = wait(pending.values(), return_when=FIRST_EXCEPTION)
-            for future in waiting:
-                future.cancel()
-        self._files |= {path: future.result() for path, future in pending.items() if _has_succeeded(future)}
-        self._write_checksums()
-        for future in done:
-            future.result()
+        def copy(path: str) -> None:
+            copied[path] = _copy(files, f"{self.location}/{path}", self.folder / path, sizes[path], check)
+
+        try:
+            run_together(copy, sizes, _DOWNLOADS)
+        finally:
+            self._files |= copied
+            self._write_checksums()
 
     def open(self, source: lance.LanceDataset, paths: frozenset[str], session: lance.Session) -> Snapshot:
         """Open the version of a dataset. Raises CopyError if the copy's manifest is another one."""
@@ -163,10 +161,6 @@ class TableCopy:
         part = self.folder / f"{CHECKSUMS}{_PART}"
         part.write_bytes(content)
         part.rename(self.folder / CHECKSUMS)
-
-
-def _has_succeeded(future: Future[CopiedFile]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _copy(files: Files, source: str, target: Path, size: int, check: Callable[[], None]) -> CopiedFile:

@@ -8,14 +8,11 @@ Lance answers meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import sys
 import threading
 import weakref
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -23,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tiltyard.runtime.cache import CountedCache
+from tiltyard.runtime.pool import Pool, filling_thread, run_together
 from tiltyard.storage.recent_uses import RecentUses
 from tiltyard.storage.vector_cache.fragments import (
     Array,
@@ -64,7 +63,6 @@ _COPIES = 2
 _CHUNK_ROWS = 1024
 _EXTENSION_ROWS = 64
 """Rows added at once while searches wait: 1 ms."""
-_NICENESS = 10
 _MIN_PART = 2
 """Queries for which it is worth a thread to search for a part of them."""
 _MAX_PART = 16
@@ -181,7 +179,7 @@ class _Entry:
         return block, np.ones(len(block.offsets), dtype=bool)
 
 
-class VectorCache:
+class VectorCache(CountedCache):
     """Indexes in memory, as many as fit; the one that was searched least recently is dropped first.
 
     Safe to use from several threads.
@@ -189,16 +187,18 @@ class VectorCache:
 
     def __init__(self, max_bytes: int, processors: int = 1) -> None:
         """`max_bytes` is the budget of this process, 0 for no index at all; `processors` share several searches."""
-        self.max_bytes = max_bytes
+        super().__init__(
+            "vectors in memory",
+            "Indexes of vector columns that are searched often",
+            max_bytes=max_bytes,
+            invalidated_by="a version that shares too little with the index; a drop of its table",
+        )
         self._processors = processors
-        self.searches = 0
-        """Searches that an index in memory has answered."""
         self._entries: OrderedDict[VectorKey, _Entry] = OrderedDict()
         self._lock = threading.Lock()
-        self._builders = ThreadPoolExecutor(1, "vector-build", initializer=_lower_priority)
-        self._extenders = ThreadPoolExecutor(1, "vector-extend")
+        self._builders = filling_thread(lowers_priority=True)
+        self._extenders = filling_thread()
         """Of no lower priority: searches wait for its rows. It never waits for a build."""
-        self._searchers = ThreadPoolExecutor(processors, "vector-search")
         self._is_closed = False
 
     @property
@@ -211,6 +211,7 @@ class VectorCache:
         """Return the rows of a version if they can be searched in memory; else see to it that they will be."""
         entry = self._touch(key)
         if (index := entry.index) is None:
+            self.misses += 1
             self._start_build(entry, dataset)
             return None
         with entry.lock:
@@ -236,14 +237,14 @@ class VectorCache:
 
         `queries` has the shape (queries, dimension). Each processor searches for a part of them.
         """
-        self.searches += len(queries)
+        self.hits += len(queries)
         parts = max(min(self._processors, len(queries) // _MIN_PART), -(-len(queries) // _MAX_PART))
-        first, *others = np.array_split(queries, parts) if parts > 1 else (queries,)
-        searches = [self._searchers.submit(rows.search, part, count, allowed, effort) for part in others]
-        found = rows.search(first, count, allowed, effort)
-        for search in searches:
-            found += search.result()
-        return found
+        if parts < 2:
+            return rows.search(queries, count, allowed, effort)
+        found = run_together(
+            lambda part: rows.search(part, count, allowed, effort), np.array_split(queries, parts), self._processors
+        )
+        return [each for part in found for each in part]
 
     def is_ready(self, table: BranchKey, column: str | None, dataset: lance.LanceDataset) -> bool:
         """Return whether a version can be searched at once by a column, or by any; nothing is read for it."""
@@ -276,7 +277,6 @@ class VectorCache:
         self._is_closed = True
         self._builders.shutdown(wait=False, cancel_futures=True)
         self._extenders.shutdown(wait=False, cancel_futures=True)
-        self._searchers.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait for builds and extensions that were started before."""
@@ -298,7 +298,7 @@ class VectorCache:
         if entry.searches.add() and monotonic() >= entry.retry_at:
             self._start(self._builders, entry, self._build, dataset)
 
-    def _start(self, threads: ThreadPoolExecutor, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:
+    def _start(self, threads: Pool, entry: _Entry, work: _Work, dataset: lance.LanceDataset) -> None:
         with self._lock:
             if entry.is_working or self._is_closed:
                 return
@@ -382,7 +382,7 @@ class VectorCache:
                 entry.masks = {key: mask for key, mask in entry.masks.items() if key not in added}
                 latest = max(entry.versions.keys(), key=lambda known: known.version, default=None)
                 entry.versions.clear()  # they were right, but had all these rows outside of the index
-                with contextlib.suppress(_IndexOutdatedError):  # the next search of the version meets it, too
+                with suppress(_IndexOutdatedError):  # the next search of the version meets it, too
                     if latest is not None:
                         entry.rows_of(latest, index)
 
@@ -415,13 +415,6 @@ class VectorCache:
 def _other_rows(capacity: int) -> int:
     """Return how many rows may be outside of an index with room for so many."""
     return min(MAX_OTHER_ROWS, capacity // 8 + SPARE_ROWS)
-
-
-def _lower_priority() -> None:
-    """Let requests go before this thread, where the system has priorities of threads."""
-    if sys.platform == "linux":
-        with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 if TYPE_CHECKING:

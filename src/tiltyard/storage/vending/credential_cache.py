@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
+from tiltyard.runtime.cache import Cache
 from tiltyard.storage.vending.vendor import Folder, VendedCredentials
 
 if TYPE_CHECKING:
@@ -46,7 +46,12 @@ class CredentialCache:
     def __init__(self, vendor: Vendor, clock: Callable[[], int]) -> None:
         self._vendor = vendor
         self._clock = clock
-        self._credentials: OrderedDict[Key, VendedCredentials] = OrderedDict()
+        self._credentials: Cache[Key, VendedCredentials] = Cache(
+            "credentials",
+            "Storage credentials of tables' folders for clients, and for tables of mounts",
+            max_entries=_MAX_FOLDERS,
+            invalidated_by="half of their lifetime, five minutes before their end at most",
+        )
         self._pending: dict[Key, Future[VendedCredentials]] = {}
         self._lock = threading.Lock()
 
@@ -55,7 +60,6 @@ class CredentialCache:
         with self._lock:
             cached = self._credentials.get(key)
             if cached is not None and now < cached.expires_at - _renewal_offset(cached):
-                self._credentials.move_to_end(key)
                 return cached
             pending = self._pending.get(key)
             is_first = pending is None
@@ -73,11 +77,7 @@ class CredentialCache:
         folder, writable = key
         try:
             credentials = self._vendor.vend(folder, writable=writable)
-            with self._lock:
-                self._credentials[key] = credentials
-                self._credentials.move_to_end(key)
-                if len(self._credentials) > _MAX_FOLDERS:
-                    self._credentials.popitem(last=False)
+            self._credentials.put(key, credentials)
             pending.set_result(credentials)
         except BaseException as error:
             pending.set_exception(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from functools import lru_cache
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -61,9 +60,8 @@ def raise_translated(error: Exception) -> NoReturn:
     raise error
 
 
-@lru_cache(maxsize=256)
 def _as_array(sql: str) -> str:
-    """Return the statement that reads a column `text` as one JSON array. Cached: so its hash is, too."""
+    """Return the statement that reads a column `text` as one JSON array."""
     return f"SELECT json_group_array(text) FROM ({sql})"  # noqa: S608 - a constant of the code
 
 

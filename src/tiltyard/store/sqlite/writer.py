@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
+from tiltyard.runtime.batcher import WorkQueue
 from tiltyard.runtime.durability import Durability
 from tiltyard.store.sqlite.connection import SqliteConnection
 
@@ -43,7 +44,7 @@ class _Write:
         self.error: BaseException | None = None
 
 
-class Writer:
+class Writer(WorkQueue):
     """Writes one file that other processes write, too. Safe to use from several threads."""
 
     def __init__(self, path: Path, timeout: float) -> None:
@@ -67,6 +68,7 @@ class Writer:
             raise ServiceUnavailableError(
                 f"The catalog's database cannot be opened: {path}: {error.strerror}."
             ) from error
+        super().__init__("catalog writes", "Writes of the catalog in SQLite at once, which become one commit")
         self._thread = threading.Thread(target=self._commit_queue, name="tiltyard-writer", daemon=True)
         self._thread.start()
 

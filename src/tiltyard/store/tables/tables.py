@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -446,7 +445,6 @@ def _require_row(row: tuple[object, ...] | None, table_id: int) -> TableRecord:
     return TableRecord.of(row)
 
 
-@cache
 def _find_statement(depth: int, number: int) -> str:
     """Return the statement that finds `number` tables in namespaces `depth` names below the root.
 

@@ -6,7 +6,6 @@ which of several commits wins; a crash between the two steps leaves a record tha
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,6 +18,7 @@ from tiltyard.model.ids import table_id
 from tiltyard.model.operations import CommitStep, map_successes, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.locations import is_local
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.commits.finalizing import MAX_THREADS, finalize, finalize_batch, finalize_each
@@ -122,8 +122,7 @@ def _validate_all(calls: _Calls, tables: _Tables) -> list[_Validated | Exception
     locations = {table.location for table in tables.values()}
     if len(calls) < 2 or not locations or all(map(is_local, locations)):
         return [_validate(ctx, request, tables) for ctx, request in calls]
-    with ThreadPoolExecutor(min(MAX_THREADS, len(calls))) as pool:
-        return list(pool.map(lambda call: _validate(call[0], call[1], tables), calls))
+    return run_together(lambda call: _validate(call[0], call[1], tables), calls, MAX_THREADS)
 
 
 def _validate(ctx: Context, request: models.CreateTableVersionRequest, tables: _Tables) -> _Validated | Exception:

@@ -7,7 +7,6 @@ table does, or the worker's sweep. Finalizing is idempotent: any process may do 
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,6 +22,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.branches import Branch
 from tiltyard.runtime.failpoints import Point, reach
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileStat
 from tiltyard.storage.locations import is_local
@@ -155,8 +155,8 @@ def _move_all(ctx: Context, commits: Sequence[Commit], news: Sequence[NewVersion
     def move_in_order(indexes: Iterable[int]) -> list[tuple[int, FileStat | Exception]]:
         return [(index, move(commits[index], news[index])) for index in indexes]
 
-    with ThreadPoolExecutor(min(MAX_THREADS, len(indexes_by_table))) as pool:
-        stats = dict(pair for pairs in pool.map(move_in_order, indexes_by_table.values()) for pair in pairs)
+    moved = run_together(move_in_order, indexes_by_table.values(), MAX_THREADS)
+    stats = dict(pair for pairs in moved for pair in pairs)
     return [stats[index] for index in range(len(commits))]
 
 

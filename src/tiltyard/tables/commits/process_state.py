@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.runtime.batcher import WorkQueue
+from tiltyard.runtime.cache import Cache
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -37,7 +40,7 @@ or finalize it once more.
 _NONE = -1, ""
 
 
-class FinalizedLog:
+class FinalizedLog(WorkQueue):
     """Versions that this process has finalized and not yet marked as final in the catalog.
 
     No request waits for the mark: a version that is recorded and durable but not marked is finalized again by the next
@@ -62,6 +65,11 @@ class FinalizedLog:
         self._is_scheduled = False
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
+        super().__init__("final versions", "Versions with their final names, to be marked so in the catalog")
+
+    @property
+    def waiting(self) -> int:
+        return len(self._unmarked)
 
     def add(self, manifests: Iterable[FinalManifest]) -> None:
         """Add manifests that have their final names, to be marked within FLUSH_SECONDS."""
@@ -203,7 +211,6 @@ class FinalizingBackoff:
 
 
 MAX_KNOWN_TABLES = 10_000
-"""Tables that are cached, before the cache is emptied."""
 
 
 class KnownTables:
@@ -214,7 +221,12 @@ class KnownTables:
     """
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[str, ...], TableRecord] = {}
+        self._tables: Cache[tuple[str, ...], TableRecord] = Cache(
+            "known tables",
+            "Records of tables that were committed to, for the next commit",
+            max_entries=MAX_KNOWN_TABLES,
+            invalidated_by="nothing: the statement that records a commit checks that the table has its name",
+        )
 
     def get_all(self, paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], TableRecord] | None:
         """Return the tables of these paths; None unless all are cached."""
@@ -226,6 +238,4 @@ class KnownTables:
         """Cache a table's record; not that of a table without data, which is about to change."""
         if table.declared:
             return
-        if len(self._tables) >= MAX_KNOWN_TABLES:
-            self._tables = {}
-        self._tables[path] = table
+        self._tables.put(path, table)

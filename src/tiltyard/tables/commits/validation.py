@@ -6,7 +6,6 @@ A version that storage has already, because a commit bypassed the server, is a c
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import (
@@ -24,6 +23,7 @@ from tiltyard.model.modes import parse_mode
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import refuse_view
 from tiltyard.runtime.durability import WrittenFile
+from tiltyard.runtime.pool import run_together, start_thread
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
@@ -141,8 +141,7 @@ def map_tables(work: Callable[[T], Result], by_location: Mapping[str, T]) -> lis
     """Call `work` for each of several tables; at the same time where they are on object stores, which is waiting."""
     if len(by_location) < 2 or all(map(is_local, by_location)):
         return list(map(work, by_location.values()))
-    with ThreadPoolExecutor(min(MAX_THREADS, len(by_location))) as pool:
-        return list(pool.map(work, by_location.values()))
+    return run_together(work, by_location.values(), MAX_THREADS)
 
 
 def _check_key(ctx: Context, table: TableRecord, new: NewVersion, content: bytes) -> NewVersion:
@@ -154,8 +153,7 @@ def _check_key(ctx: Context, table: TableRecord, new: NewVersion, content: bytes
     if table.primary_key is None:
         return new
     content = content or ctx.storage.manifests.read(table.location, new.staged_path).content
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(check_version, ctx, table, new, content).result()
+    return start_thread("check-key", lambda: check_version(ctx, table, new, content)).result()
 
 
 def explain_conflict(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -27,12 +26,7 @@ from lance_namespace.errors import (
     from_error_code,
 )
 
-from tiltyard.runtime.child_process import (
-    background_command,
-    background_variables,
-    end_idle,
-    lower_priority,
-)
+from tiltyard.runtime.child_process import ChildProcess, end_idle
 from tiltyard.tables.commits.child_commits import COMMIT_CALLS
 
 if TYPE_CHECKING:
@@ -81,13 +75,15 @@ class LanceProcess:
         self.progress: dict[str, str] = {}
         """What it has reported."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith(_SERVER_VARIABLES)}
-        if background:
-            command, variables = background_command(command), variables | background_variables()
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=variables)  # noqa: S603  # this program itself
+        self._process = ChildProcess(
+            "Lance's work",
+            "Builds an index, or tidies a table, and can be killed at it",
+            command,
+            text=True,
+            variables=variables,
+            background=background,
+        )
         self._background = background
-        if background:
-            lower_priority(self._process.pid)
         self._result: dict[str, Any] = {}
         self._committing = False
         self._ended = threading.Event()
@@ -102,10 +98,7 @@ class LanceProcess:
         self._process.kill()
         self._process.wait()
         self._listener.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(BrokenPipeError):  # a response that it did not live to read
-                    stream.close()
+        self._process.close()
 
     def wait(self, report: Callable[[], None], stall_seconds: float) -> None:
         """Wait until its work is committed; call `report` each second, and pass on what it raises.
@@ -138,15 +131,10 @@ class LanceProcess:
 
     def _exit_status(self) -> int:
         """Return the exit status; negative for a signal. A process that has closed its output is about to end."""
-        try:
-            return self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        return self._process.wait(_EXIT_SECONDS)
 
     def _listen(self) -> None:
         """Serve the commit calls of the process, and take its result, until it closes its output."""
-        assert self._process.stdout is not None
         try:
             for line in self._process.stdout:
                 message = json.loads(line)
@@ -175,7 +163,6 @@ class LanceProcess:
             return {"error": {"code": int(ErrorCode.INTERNAL), "message": "The commit failed; the log says why."}}
 
     def _send(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message) + "\n")
 
 

@@ -14,9 +14,8 @@ row is determined before the scan:
 from __future__ import annotations
 
 import re
-import threading
 from bisect import bisect_right
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -28,6 +27,7 @@ import pyarrow.types as kinds
 from lance.file import LanceFileReader
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.columns.blob_sizes import measured_sizes
 from tiltyard.tables.query.page_sizes import page_sizes
 from tiltyard.tables.sql.amplification import estimate_growth
 from tiltyard.tables.sql.lexer import TEXT
@@ -59,7 +59,6 @@ _UNBOUNDED_ROWS = 256
 """Rows of a batch whose values may be of any size."""
 _MEASURED_ROWS = 64
 """Rows of a batch that is read to measure its rows."""
-_MAX_CACHED_FILES = 50_000
 _IN_MEMORY = "memory"
 """How the address of a dataset begins that is not stored."""
 _MIN_FILE_VERSION = 2
@@ -104,10 +103,6 @@ class _VersionColumns:
     varying: Mapping[str, pa.Field]
     wide: set[str]
     sizes: dict[str, _ColumnSizes] = field(default_factory=dict)
-
-
-_file_sizes: OrderedDict[tuple[str, int], _ColumnSizes] = OrderedDict()
-_lock = threading.Lock()
 
 
 def batch_options(
@@ -307,24 +302,16 @@ def _measure_files(dataset: lance.LanceDataset, column: pa.Field) -> tuple[_Colu
             if ids.isdisjoint(file.fields):
                 continue
             key = (file.path, min(ids))
-            sizes = _file_sizes.get(key)
+            sizes = measured_sizes.get(key)
             if sizes is None:
                 if measured >= _MAX_MEASURED_FILES:
                     return _ColumnSizes(largest, is_unbounded=True), False
                 measured += 1
                 sizes = measure(dataset, fragment, file, column, ids)
-                _cache_sizes(key, sizes)
+                measured_sizes.put(key, sizes)
             largest = tuple(map(max, largest, sizes.by_batch))
             is_unbounded = is_unbounded or sizes.is_unbounded
     return _ColumnSizes(largest, is_unbounded), True
-
-
-def _cache_sizes(key: tuple[str, int], sizes: _ColumnSizes) -> None:
-    """Cache the sizes of a data file: its name is never reused."""
-    with _lock:
-        _file_sizes[key] = sizes
-        while len(_file_sizes) > _MAX_CACHED_FILES:
-            _file_sizes.popitem(last=False)
 
 
 def _leaf_ids(dataset: lance.LanceDataset, name: str) -> frozenset[int]:

@@ -7,12 +7,10 @@ write the table's files could name any file that the server can read.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
@@ -24,6 +22,7 @@ from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer, StreamedValue, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import ARROW_STREAM, models
+from tiltyard.runtime.cache import Cache
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.query.integer_filters import ROW_ID
 from tiltyard.tables.query.policy_enforcement import open_with_policies, redact_errors
@@ -153,28 +152,17 @@ def _no_known_columns(dataset: lance.LanceDataset) -> dict[str, tuple[str, ...]]
     return {}
 
 
-class _OpenBlobs:
-    """The handles and sizes of blobs of one version, by column and row id; the least recently used is dropped first."""
-
-    def __init__(self) -> None:
-        self._blobs: OrderedDict[tuple[str, int], BlobFile] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[str, int]) -> BlobFile | None:
-        with self._lock:
-            if (blob := self._blobs.get(key)) is not None:
-                self._blobs.move_to_end(key)
-            return blob
-
-    def add(self, key: tuple[str, int], blob: BlobFile) -> None:
-        with self._lock:
-            self._blobs[key] = blob
-            if len(self._blobs) > MAX_OPEN_BLOBS:
-                self._blobs.popitem(last=False)
+_OpenBlobs: TypeAlias = "Cache[tuple[str, int], BlobFile]"
+"""By column and row id."""
 
 
 def _no_open_blobs(dataset: lance.LanceDataset) -> _OpenBlobs:
-    return _OpenBlobs()
+    return Cache(
+        "open blobs",
+        "Handles and sizes of blobs of one version, whose parts clients read one after the other",
+        max_entries=MAX_OPEN_BLOBS,
+        invalidated_by="nothing: they go with their version",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +221,7 @@ class _BlobColumn:
         with lance_errors(self.dataset):
             (blob,) = self.dataset.take_blobs(self.path, ids=[row_id], buffer_size=0)
         assert blob is not None
-        self._open_blobs.add(key, blob)
+        self._open_blobs.put(key, blob)
         return blob
 
     def read(self, row_ids: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:

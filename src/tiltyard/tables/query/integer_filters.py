@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 
 from tiltyard.storage.cached_rows import IntegerRange, Integers
 
@@ -41,7 +40,6 @@ class IntegerFilter:
         return isinstance(self.integers, tuple) and len(self.integers) == 1
 
 
-@lru_cache(maxsize=32)
 def parse_integer_filter(expression: str) -> IntegerFilter | None:
     """Return what a filter selects by the integers of one column; None for all other filters."""
     if len(expression) > _MAX_LENGTH:

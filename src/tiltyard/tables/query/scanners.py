@@ -8,12 +8,13 @@ one native call with the same options; for plain options that call is made here.
 from __future__ import annotations
 
 import inspect
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from lance.dataset import LanceScanner, ScannerBuilder
 from lance.query import FullTextQuery
+
+from tiltyard.runtime.cache import cached
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +67,7 @@ def _has_native_options(options: Mapping[str, Any], nearest: Mapping[str, Any] |
     return _NATIVE_OPTIONS.issuperset(options) and all(isinstance(value, _NATIVE_TYPES) for value in options.values())
 
 
-@cache
+@cached("native scanners", "Whether Lance's own scanner has the options that are given to it", max_entries=4)
 def _native_scanner_accepts(native: type) -> bool:
     """Return whether the native scanner of this pylance has the options by these names: they are not public."""
     return _NATIVE_OPTIONS.issubset(inspect.signature(native.scanner).parameters)  # type: ignore[attr-defined]  # compiled

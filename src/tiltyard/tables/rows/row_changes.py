@@ -9,12 +9,12 @@ committed here, and Lance changes the rows again.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from tiltyard.model.columns.primary_keys import unenforced_key
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.manifests.next_manifest import COMMIT_HOOKS
 from tiltyard.storage.version_cache import VersionInfo
@@ -153,8 +153,7 @@ def _add_later(target: WriteTarget, base: WriteBase, manifests: dict[int, bytes]
         return latest == max(manifests)
     if unenforced_key(base.dataset.schema):
         return False
-    with ThreadPoolExecutor(len(later)) as pool:
-        contents = list(pool.map(partial(target.ctx.storage.manifests.read_latest, target.location), later))
+    contents = run_together(partial(target.ctx.storage.manifests.read_latest, target.location), later, len(later))
     manifests.update((version, content) for version, content in zip(later, contents, strict=True) if content)
     return all(contents)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.views.plain_views import refuse_view
+from tiltyard.runtime.pool import Started, start_soon
 from tiltyard.storage.locations import is_local
 from tiltyard.store import DROPPED
 from tiltyard.tables.commits.idempotency_marks import marks
@@ -19,7 +20,6 @@ from tiltyard.tables.versions.records import recorded_latest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from concurrent.futures import Future
 
     import lance
 
@@ -37,8 +37,8 @@ _LANCE_RETRIES = 100  # within the time that conflicts may take
 class OpenedVersion:
     """What is looked up of a version while rows are written on top of it: its manifest, and whether storage has it."""
 
-    _manifest: Future[bytes | None] | None
-    _is_in_storage: Future[bool] | None
+    _manifest: Started[bytes | None] | None
+    _is_in_storage: Started[bool] | None
 
     @property
     def is_in_storage(self) -> bool:
@@ -182,12 +182,13 @@ class WriteTarget:
             yield OpenedVersion(None, None)
             return
         storage, (dataset, version, was_asked_for) = self.ctx.storage, base
-        with ThreadPoolExecutor(2) as pool:
-            manifest = pool.submit(storage.manifests.read_latest, self.location, version)
-            is_there = (
-                None if was_asked_for else pool.submit(storage.datasets.is_in_storage, self.location, dataset, version)
-            )
-            yield OpenedVersion(manifest, is_there)
+        manifest = start_soon(partial(storage.manifests.read_latest, self.location, version))
+        is_there = (
+            None
+            if was_asked_for
+            else start_soon(partial(storage.datasets.is_in_storage, self.location, dataset, version))
+        )
+        yield OpenedVersion(manifest, is_there)
 
     def exclusive_dataset(self) -> lance.LanceDataset:
         """Open the latest version as a handle that is not shared: Lance locks the handle it reads transactions through.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.runtime.batcher import WorkQueue
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -16,7 +18,7 @@ log = logging.getLogger("tiltyard.upkeep")
 FLUSH_SECONDS = 1.0
 
 
-class ChangeLog:
+class ChangeLog(WorkQueue):
     """Tables that this process has committed to; they are written to the catalog once a second, many at once.
 
     What is lost when the process is killed is noted with the table's next commit.
@@ -27,6 +29,11 @@ class ChangeLog:
         self._write = write
         self._changed: set[int] = set()
         self._lock = threading.Lock()
+        super().__init__("changed tables", "Tables with commits in storage alone, to be noted for upkeep")
+
+    @property
+    def waiting(self) -> int:
+        return len(self._changed)
 
     def add(self, table_id: int) -> None:
         """Note that a table got a commit."""
@@ -48,3 +55,6 @@ class ChangeLog:
             self._write(changed)
         except LanceNamespaceError as error:
             log.warning("upkeep of %s tables waits for their next commits: %s", len(changed), error)
+
+    def close(self) -> None:
+        self.flush()

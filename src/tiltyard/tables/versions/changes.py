@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from typing import TYPE_CHECKING
 
 from tiltyard.change_feed.version_change import ChangedVersion, RowCounts
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.version_cache import VersionInfo
@@ -37,6 +37,7 @@ def load_changes(
     counts = {version.version: _row_counts(version) for version in versions}
 
     def load(version: models.TableVersion) -> None:
+        ctx.check_deadline()
         number = version.version
         before = counts.get(number - 1)
 
@@ -48,9 +49,7 @@ def load_changes(
         key = (location, f"{version.manifest_path} after {before}", version.e_tag)
         version.metadata = (version.metadata or {}) | ctx.storage.datasets.version_cache.get_or_read(key, read).metadata
 
-    with ThreadPoolExecutor(1 if is_local(location) else _READERS) as pool:
-        for _ in pool.map(load, versions):
-            ctx.check_deadline()
+    run_together(load, versions, 1 if is_local(location) else _READERS)
 
 
 def _row_counts(version: models.TableVersion) -> RowCounts:

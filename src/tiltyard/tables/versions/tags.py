@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import (
@@ -18,6 +18,7 @@ from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.runtime.pool import start_soon
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.tables.opening import check_version_number, open_for_reading, open_for_writing
@@ -66,22 +67,21 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
     location = table.record.location
     with lance_errors(table.dataset):
         own = table.dataset.checkout_version(int(table.dataset.version))  # the shared one may not be used meanwhile
-    with ThreadPoolExecutor(1) as pool:
-        earlier = pool.submit(ctx.storage.files(location).stat, f"{location}/{tag_file(request.tag)}")
-        try:
-            target = _new_target(ctx, table, request)
-            with ctx.storage.changing_reference(location, tag_file(request.tag)), lance_errors(own):
-                own.tags.create(request.tag, target)
-        except (TableTagAlreadyExistsError, TableVersionNotFoundError) as error:
-            with lance_errors(location):
-                was_there = earlier.result() is not None
-            if was_there:
-                raise _tag_taken(request.tag) from error
-            if isinstance(error, TableVersionNotFoundError):
-                raise
-            if not _has_target(ctx, table, request.tag, target):
-                raise _tag_taken(request.tag) from error
-            # else it is ours: Lance wrote it twice, because the response of the first write was lost
+    earlier = start_soon(partial(ctx.storage.files(location).stat, f"{location}/{tag_file(request.tag)}"))
+    try:
+        target = _new_target(ctx, table, request)
+        with ctx.storage.changing_reference(location, tag_file(request.tag)), lance_errors(own):
+            own.tags.create(request.tag, target)
+    except (TableTagAlreadyExistsError, TableVersionNotFoundError) as error:
+        with lance_errors(location):
+            was_there = earlier.result() is not None
+        if was_there:
+            raise _tag_taken(request.tag) from error
+        if isinstance(error, TableVersionNotFoundError):
+            raise
+        if not _has_target(ctx, table, request.tag, target):
+            raise _tag_taken(request.tag) from error
+        # else it is ours: Lance wrote it twice, because the response of the first write was lost
     return models.CreateTableTagResponse()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from tiltyard.model.ids import table_id
 from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.runtime.pool import run_together
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, versions_folder
@@ -236,8 +236,8 @@ def _list_objects(
 
     page, token = ctx.paging.fetch_page(scope, request.page_token, request.limit, next_numbers, lambda number: number)
     largest = max([1, *(stored[number].size for number in page)])
-    with ThreadPoolExecutor(max(1, min(_READERS, len(page), _READ_BYTES // largest))) as pool:
-        versions = [version for version in pool.map(version_of, page) if version]
+    readers = max(1, min(_READERS, _READ_BYTES // largest))
+    versions = [version for version in run_together(version_of, page, readers) if version]
     if page and not versions:  # an empty list would say that the table has no data
         raise TableVersionNotFoundError(f"No version {page[0]}: it has just been cleaned up.")
     return models.ListTableVersionsResponse(versions=versions, page_token=token)

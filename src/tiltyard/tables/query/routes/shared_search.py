@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from tiltyard.runtime.batcher import WorkQueue
 from tiltyard.tables.query.plan import QUERY_INDEX, column_names
 from tiltyard.tables.query.routes.cached_columns import CachedReader
 from tiltyard.tables.query.routes.route import BatchReader, Cost, LanceOffer, Refused
@@ -99,12 +100,18 @@ class _Queue:
     waiting: list[_Call] = field(default_factory=list)
 
 
-class SharedSearches:
+class SharedSearches(WorkQueue):
     """The searches of one version of a table. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queues: dict[tuple[Any, ...], _Queue] = {}
+        super().__init__("shared searches", "Vector searches of a version that wait for a processor, run as one")
+
+    @property
+    def waiting(self) -> int:
+        with self._lock:
+            return sum(len(queue.waiting) for queue in self._queues.values())
 
     def find(self, search: Search, processors: int) -> pa.Table:
         """Return the rows of a search with one query vector. Raises Lance's errors.

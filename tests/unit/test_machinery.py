@@ -1,0 +1,108 @@
+"""The machinery of the code: what keeps results, queues work, has threads or starts processes is counted."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HOME = Path(__file__).parents[2]
+SCRIPT = HOME / "scripts/make_machinery.py"
+
+UNCOUNTED = {
+    "api/execution/commit_queue.py": "the clients that wait for one table, which its queue counts",
+    "api/execution/upload.py": "the parts of one upload, bounded by its window",
+    "flight/queries.py": "the messages of one query, which its reader takes",
+    "storage/column_cache.py": "the versions of a table in memory, a part of that cache",
+    "tables/commits/child_commits.py": "answers of the parent in a child process, which has one call at a time",
+    "tables/query/memory_search.py": "the filters of an open version, which they go with",
+    "tables/query/search_effort.py": "the counts of an open version, which they go with",
+}
+"""What is no machinery of a process, though it looks like it, with the reason."""
+GOALS = {"cache": 20, "memo": 7, "batcher": 9, "pool": 9, "child": 6}
+"""How many there may be of each kind: a new one takes the place of another, or says in its commit what it earns."""
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_machinery", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    sys.modules["make_machinery"] = script  # where its dataclass looks for its names
+    spec.loader.exec_module(script)
+    return script
+
+
+script = load_script()
+pieces = list(script.find_pieces(script.SOURCE))
+
+
+def test_machinery_is_made_by_its_classes_and_named() -> None:
+    uncounted = {piece.place.partition(":")[0] for piece in pieces if not piece.name}
+    assert uncounted == set(UNCOUNTED), (
+        "Make it by a class of tiltyard.runtime (cache, pool, batcher, child_process), with a name and a purpose, "
+        "or say above why it is none, or no more."
+    )
+
+
+def test_machinery_of_a_name_is_made_in_one_place() -> None:
+    named = [piece for piece in pieces if piece.name]
+    assert len({(piece.kind, piece.name) for piece in named}) == len(named)
+    assert [piece.name for piece in named if piece.kind == "cache" and not (piece.bound and piece.invalidated_by)] == []
+    assert [piece.name for piece in named if piece.kind == "pool" and not piece.bound] == []
+
+
+@pytest.mark.parametrize("kind", GOALS)
+def test_machinery_does_not_grow(kind: str) -> None:
+    assert len({piece.name for piece in pieces if piece.kind == kind and piece.name}) <= GOALS[kind]
+
+
+def test_table_of_the_architecture_is_current() -> None:
+    subprocess.run([sys.executable, SCRIPT, "--check"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("@lru_cache(maxsize=8)\ndef f(x): ...", "memo"),
+        ("@cache\ndef f(x): ...", "memo"),
+        ("kept = OrderedDict()", "cache"),
+        ("def f(self):\n    if len(self.kept) >= 9:\n        self.kept.clear()", "cache"),
+        ("def f():\n    if len(kept) > 9:\n        kept = {}", "cache"),
+        ("class A:\n    def __init__(self):\n        self.queue = deque()", "batcher"),
+        ("with ThreadPoolExecutor(4) as pool: ...", "pool"),
+        ("subprocess.run(['true'])", "child"),
+        ("child = subprocess.Popen(['true'])", "child"),
+        ("context.Process(target=f)", "child"),
+    ],
+)
+def test_find_pieces_without_a_class_finds_it(code: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(code)
+    assert [(piece.kind, piece.name) for piece in script.find_pieces(tmp_path)] == [(kind, "")]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("A = Cache('a', 'b', max_entries=LIMIT, invalidated_by='c')\nLIMIT = 1 << 4", "cache"),
+        (
+            "class A(WorkQueue):\n  def f(self):\n    self.q = deque()\n    super().__init__('a', 'b')",
+            "batcher",
+        ),
+        ("@cached('a', 'b', max_entries=16)\ndef f(x): ...", "memo"),
+    ],
+)
+def test_find_pieces_of_a_class_names_it(code: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(code)
+    [piece] = script.find_pieces(tmp_path)
+    assert (piece.kind, piece.name, piece.purpose) == (kind, "a", "b")
+    assert kind == "batcher" or piece.bound == "16 entries"
+
+
+def test_find_pieces_of_constants_and_local_queues_finds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("@cache\ndef constant(): ...\n\ndef f():\n    window = deque()\n")
+    assert list(script.find_pieces(tmp_path)) == []

@@ -113,4 +113,4 @@ def test_what_tasks_write_is_durable_when_they_return_it() -> None:
 
 def test_files_that_take_the_place_of_others_do_so_durably() -> None:
     renaming = {name for name, path in modules() if any(RENAMES.search(call) for call in calls(path))}
-    assert renaming == set(MAY_RENAME), f"call `put_in_place` or `replace_file` of {DOOR} instead"
+    assert renaming == set(MAY_RENAME), f"call `atomic_file` or `replace_file` of {DOOR} instead"

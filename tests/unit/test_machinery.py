@@ -19,7 +19,7 @@ UNCOUNTED = {
     "flight/queries.py": "the messages of one query, which its reader takes",
     "storage/column_cache.py": "the versions of a table in memory, a part of that cache",
     "tables/commits/child_commits.py": "answers of the parent in a child process, which has one call at a time",
-    "tables/query/memory_search.py": "the filters of an open version, which they go with",
+    "tables/query/routes/index_in_memory.py": "the filters of an open version, which they go with",
     "tables/query/search_effort.py": "the counts of an open version, which they go with",
 }
 """What is no machinery of a process, though it looks like it, with the reason."""

@@ -13,7 +13,7 @@ from obstore.exceptions import AlreadyExistsError
 from obstore.store import LocalStore
 
 from tiltyard.model.object_stores import open_object_store
-from tiltyard.runtime.durability import Durability, put_in_place
+from tiltyard.runtime.durability import Durability, atomic_file
 from tiltyard.storage.files import CHUNK_BYTES, FileEntry, LocalFiles
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.objects import MAX_DELETED_AT_ONCE
@@ -84,16 +84,9 @@ class BackupTarget:
             return
         path = Path(self.location, key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(
-            f"{path.name}#{uuid4().int}"
-        )  # a name that object_store itself gives and never lists
-        try:
-            with temporary.open("xb") as file:
-                yield file
-            put_in_place(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        name = f"{path.name}#{uuid4().int}"  # one that object_store itself gives and never lists
+        with atomic_file(path, name) as temporary, temporary.open("xb") as file:
+            yield file
         self._disk.make_durable([], self.location, folders=[str(path.parent)])
 
     def write_new(self, key: str, content: bytes) -> bool:

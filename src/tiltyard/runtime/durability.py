@@ -39,10 +39,11 @@ __all__ = [
     "BrokenFileError",
     "Durability",
     "WrittenFile",
+    "atomic_file",
     "describe_fault",
-    "put_in_place",
     "replace_file",
-    "write_temporary",
+    "temporary_beside",
+    "write_new",
 ]
 
 _THREADS = 8
@@ -211,41 +212,49 @@ def describe_fault(file: WrittenFile | str) -> str | None:
     return None
 
 
-def write_temporary(location: str, content: bytes, mode: int = 0o666) -> Path:
-    """Write content durably to a temporary file in the folder of its final location, to be linked or renamed there."""
-    target = Path(location)
-    temporary = target.with_name(f".{target.name}.{uuid4().hex}")
+@contextmanager
+def temporary_beside(target: Path, name: str | None = None) -> Iterator[Path]:
+    """Yield the path of a temporary file in the folder of a file, which is gone after the block.
+
+    `name` is what it is called; by default its name begins with a dot, and nobody has it.
+    """
+    temporary = target.with_name(name or f".{target.name}.{uuid4().hex}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
+        yield temporary
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
-    return temporary
+
+
+@contextmanager
+def atomic_file(target: Path, name: str | None = None) -> Iterator[Path]:
+    """Yield the path of a temporary file, which gets its final name, durably, when the block ends without an error.
+
+    Readers see the old content or the new: its content is durable before it has the name, so that under that nobody
+    ever finds less, whenever the power is lost. `name` is that of `temporary_beside`.
+    """
+    with temporary_beside(target, name) as temporary:
+        yield temporary
+        _fsync(str(temporary))
+        temporary.replace(target)
+        _fsync(str(target.parent))
+
+
+def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a new file durably, whose name is to be made durable. Raises FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def replace_file(location: str, content: bytes, mode: int = 0o666) -> None:
     """Replace a file, or write a new one, atomically and durably: readers see the old content or the new."""
-    temporary = write_temporary(location, content, mode)
-    try:
-        temporary.replace(location)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _fsync(location.rpartition("/")[0] or "/")
-
-
-def put_in_place(temporary: Path, target: Path) -> None:
-    """Give a written file the name that it is to have, atomically and durably, as `replace_file` does.
-
-    Its content is durable before it has the name: under that nobody ever finds less, whenever the power is lost.
-    """
-    _fsync(str(temporary))
-    temporary.replace(target)
-    _fsync(str(target.parent))
+    target = Path(location)
+    with temporary_beside(target) as temporary:
+        write_new(temporary, content, mode)
+        temporary.replace(target)
+        _fsync(str(target.parent))
 
 
 def _folders_up_to(folder: str, below: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from uuid import uuid4
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.runtime.durability import write_temporary
+from tiltyard.runtime.durability import temporary_beside, write_new
 from tiltyard.storage.locations import check_no_links
 
 if TYPE_CHECKING:
@@ -235,13 +235,12 @@ class LocalFiles:
     def write_if_not_exists(self, location: str, content: bytes) -> FileStat | None:
         """Write a temporary file and link it, so that it appears with all its content or not at all; see Files."""
         Path(location).parent.mkdir(parents=True, exist_ok=True)
-        temporary = write_temporary(location, content)
-        try:
-            os.link(temporary, location)
-        except FileExistsError:
-            return None
-        finally:
-            temporary.unlink(missing_ok=True)
+        with temporary_beside(Path(location)) as temporary:
+            write_new(temporary, content)
+            try:
+                os.link(temporary, location)
+            except FileExistsError:
+                return None
         return self.stat(location)
 
     def rename_if_not_exists(self, source: str, target: str) -> bool:

@@ -186,7 +186,7 @@ def test_damaged_files_are_copied_anew_by_the_next_process(
             checksums.unlink()
         case "checksums garbled":
             checksums.write_bytes(checksums.read_bytes()[:-3])
-    wait_until_released(tmp_path)
+    wait_until_released(cache.cache)
     bucket.reads.clear()
     following = Cache(tmp_path, bucket)
     local = following.read_often("t", bucket.open("t"))
@@ -201,7 +201,7 @@ def test_next_process_takes_over_what_is_there(cache: Cache, bucket: Bucket, tmp
     bucket.write("t", rows(0, 1000))
     cache.read_often("t", bucket.open("t"))
     cache.cache.close()
-    wait_until_released(tmp_path)
+    wait_until_released(cache.cache)
     leftover = next(iter(tmp_path.glob("process-*/*/data"))) / "x.lance.part"
     leftover.write_bytes(b"half of a file")
     bucket.reads.clear()
@@ -214,12 +214,11 @@ def test_next_process_takes_over_what_is_there(cache: Cache, bucket: Bucket, tmp
     following.cache.close()
 
 
-def wait_until_released(folder: Path) -> None:
+def wait_until_released(closed: DiskCache) -> None:
     """Wait until a cache that was closed has left its folder."""
-    until = time.monotonic() + WAIT
-    while "disk-cache_0" in {thread.name for thread in threading.enumerate()}:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    for thread in list(closed._threads._threads):
+        thread.join(WAIT)
+        assert not thread.is_alive()
 
 
 def test_two_processes_have_copies_of_their_own(cache: Cache, bucket: Bucket, tmp_path: Path) -> None:
@@ -335,7 +334,7 @@ def test_closing_stops_a_copy(cache: Cache, bucket: Bucket) -> None:
     assert began.wait(WAIT)
     cache.cache.close()
     go_on.set()
-    wait_until_released(cache.folder)
+    wait_until_released(cache.cache)
     assert cache.read("t", remote) is remote
     assert cache.copied() == []
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tiltyard.runtime import contention
 from tiltyard.runtime.contention import CONTENDED_SECONDS, MAX_HISTORIES, Contention
-from tiltyard.tables.commits import process_state
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds = [100.0]
-    monkeypatch.setattr(process_state.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(contention.time, "monotonic", lambda: seconds[0])
     return seconds
 
 

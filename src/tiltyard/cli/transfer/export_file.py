@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-from uuid import uuid4
 
 import click
 
@@ -16,7 +15,7 @@ from tiltyard.cli.output.formats import OutputFormat
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
-from tiltyard.runtime.durability import put_in_place
+from tiltyard.runtime.durability import atomic_file
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
@@ -115,17 +114,10 @@ def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
     Raises CommandError for a disk that is full, or a folder that is not there.
     """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        with temporary.open("xb") as file:
+        with atomic_file(path) as temporary, temporary.open("xb") as file:
             yield file
-        put_in_place(temporary, path)
     except ConnectionError:
-        temporary.unlink(missing_ok=True)
         raise
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CommandError(f"{path} cannot be written: {error.strerror or error}.", ExitStatus.LOCAL_FILE) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

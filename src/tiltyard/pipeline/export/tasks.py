@@ -6,7 +6,6 @@ A scan returns where blobs are stored. Their bytes are read by the addresses of 
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import pyarrow.parquet
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.sources.filesystem import is_remote, local_path, open_store
 from tiltyard.pipeline.table_location import TableLocation, scan_fragments
-from tiltyard.runtime.durability import Durability, put_in_place
+from tiltyard.runtime.durability import Durability, atomic_file
 
 BLOB_ROWS = 1024
 """Rows of a table with blobs that are looked at once."""
@@ -143,12 +142,8 @@ def _atomic_file(path: str, storage: Mapping[str, str]) -> Iterator[Path]:
         return
     target = local_path(path)
     Durability().make_folder(str(target.parent))
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
+    with atomic_file(target) as temporary:
         yield temporary
-        put_in_place(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def test_many_files_are_synced_by_their_disk(tmp_path: Path, monkeypatch: pytest
 def test_atomic_file_has_its_name_after_the_block_alone(tmp_path: Path) -> None:
     target = tmp_path / "a"
     target.write_text("before")
-    with atomic_file(target) as temporary:
+    with durability.atomic_file(target) as temporary:
         temporary.write_text("after")
         assert target.read_text() == "before"
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "after"}
@@ -182,8 +182,13 @@ def test_atomic_file_has_its_name_after_the_block_alone(tmp_path: Path) -> None:
 def test_atomic_file_after_an_error_leaves_what_was_there(tmp_path: Path) -> None:
     target = tmp_path / "a"
     target.write_text("before")
-    with pytest.raises(KeyboardInterrupt), atomic_file(target, "part") as temporary:
-        temporary.write_text("half")
-        assert temporary == tmp_path / "part"
-        raise KeyboardInterrupt
+
+    def write_half() -> None:
+        with durability.atomic_file(target, "part") as temporary:
+            temporary.write_text("half")
+            assert temporary == tmp_path / "part"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "before"}

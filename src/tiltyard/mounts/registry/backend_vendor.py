@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
@@ -28,6 +29,13 @@ class NothingVendedError(Exception):
     """The other catalog vends no credentials for a table."""
 
 
+@dataclass(frozen=True, slots=True)
+class _TableFolder(Folder):
+    """The folder of a table, and its whole location, by which the catalog has it."""
+
+    location: str
+
+
 class BackendVendor:
     """Vends what the catalog behind a mount vends; `CredentialCache` shares it."""
 
@@ -36,16 +44,15 @@ class BackendVendor:
         self._path = path
         self._vend = vend
         self._store = store
-        self._locations: dict[Folder, str] = {}
 
     def folder(self, location: str) -> Folder:
         """Return the folder of a table; it is asked for by that."""
         folder = Folder.of(location)
-        self._locations[folder] = location
-        return folder
+        return _TableFolder(folder.bucket, folder.path, location)
 
     def vend(self, folder: Folder, *, writable: bool) -> VendedCredentials:
         """Raises NothingVendedError, PermissionDeniedError (they could write, and must not), what the backend does."""
+        assert isinstance(folder, _TableFolder)
         table = self._table_at(folder)
         vended = self._vend(table, writable)
         if vended is None:
@@ -58,9 +65,9 @@ class BackendVendor:
         now = wall_clock()
         return VendedCredentials(dict(vended.options), now, vended.expires_at or now + UNKNOWN_LIFETIME_MS)
 
-    def _table_at(self, folder: Folder) -> Id:
+    def _table_at(self, folder: _TableFolder) -> Id:
         """Return the table whose folder it is, by its id in the other catalog. Raises NothingVendedError."""
-        record = self._store.table_at(self._locations[folder])
+        record = self._store.table_at(folder.location)
         path = None if record is None else self._store.object_path(TABLE, record.id)
         if path is None or path[: len(self._path)] != self._path:
             raise NothingVendedError

@@ -71,6 +71,8 @@ class Datasets:
     ) -> None:
         """`has_shared_base(location, base)` says whether a table's files may lie at a base outside its folder."""
         self.has_shared_base = has_shared_base
+        self.processors = processors
+        """Searches that run at once without waiting for others."""
         self.check_size: Callable[[str, Branch, int | None], None] = no_size_limit
         """Raises InvalidInputError for a version, None being the latest, whose manifest is too large to be read."""
         self.check_references: Callable[[str], None] = no_references_limit

@@ -20,7 +20,6 @@ from tiltyard.runtime.cache import Cache
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.durability import Durability, WrittenFile
 from tiltyard.runtime.outage_log import StorageUnavailableError
-from tiltyard.runtime.processors import processors_of
 from tiltyard.storage.availability import AvailabilityMonitor
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.errors import lance_errors, translate_error
@@ -83,7 +82,7 @@ class Storage:
             settings.metadata_cache_bytes,
             settings.page_cache_bytes,
             vector_cache_bytes=settings.vector_cache_bytes,
-            processors=processors_of(settings.workers),
+            processors=max(1, (os.cpu_count() or 1) // settings.workers),
             disk_cache_bytes=settings.disk_cache_bytes,
             disk_cache_folder=settings.disk_cache_folder,
         )

@@ -36,7 +36,6 @@ def context(datasets: Datasets) -> Context:
         storage=SimpleNamespace(datasets=datasets),
         query_memory=MemoryBudget(4 << 30),
         route_counts=Counts(),
-        settings=SimpleNamespace(workers=1),
     )
     return Context(cast("Services", services))
 

@@ -64,7 +64,7 @@ class Searched:
         return offer.reason if isinstance(offer, Refused) else offer.describe()
 
     def asked(self, query: Any, purpose: Purpose, **fields: Any) -> Query:
-        caches = Caches((self.uri, MAIN), self.datasets.column_cache, self.datasets.vector_cache)
+        caches = Caches((self.uri, MAIN), self.datasets.column_cache, self.datasets.vector_cache, 1)
         search = plan_search(self.datasets.open_snapshot(self.uri, {}), self.request(query, **fields))
         return Query(search, caches, purpose)
 

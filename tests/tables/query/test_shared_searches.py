@@ -54,14 +54,13 @@ class Gate:
         self.fails = False
 
     def make(self, dataset: lance.LanceDataset, options: Any, nearest: Any) -> Any:
-        is_batch = isinstance(nearest["q"], pa.ListArray)
-        self.made.append(len(nearest["q"]) if is_batch else 1)
+        self.made.append(len(nearest["q"]))
         if len(self.made) == 1:
             until = threading.Event()
             for _ in range(int(SECONDS * 100)):
                 if self._count() >= self._waiting or until.wait(0.01):
                     break
-        if is_batch and self.fails:
+        if len(nearest["q"]) > 1 and self.fails:
             raise OSError("no batch today")
         return make_scanner(dataset, options, nearest)
 

@@ -13,7 +13,6 @@ from tiltyard.access.authorization import effective_policy_of
 from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
-from tiltyard.runtime.processors import processors_of
 from tiltyard.tables.opening import open_cached
 from tiltyard.tables.query.integer_filters import parse_integer_filter
 from tiltyard.tables.query.plan import column_names, limit_to_row_ids, plan_search
@@ -69,8 +68,8 @@ def caches_for(
         return _NAMES_VERSION
     if max_rows > SMALL_ROWS:
         return _MANY_ROWS
-    datasets, processors = ctx.storage.datasets, processors_of(ctx.services.settings.workers)
-    return Caches((table.record.location, branch), datasets.column_cache, datasets.vector_cache, processors)
+    datasets = ctx.storage.datasets
+    return Caches((table.record.location, branch), datasets.column_cache, datasets.vector_cache, datasets.processors)
 
 
 def choose(query: Query | ViewQuery) -> Offer:

@@ -158,7 +158,7 @@ class Caches:
     key: BranchKey
     columns: ColumnCache
     vectors: VectorCache
-    processors: int = 1
+    processors: int
     """Searches that run at once without waiting for others."""
 
 

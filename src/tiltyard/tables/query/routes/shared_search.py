@@ -22,7 +22,7 @@ from tiltyard.tables.query.routes.route import BatchReader, Cost, LanceOffer, Re
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
     import lance
     from lance.dataset import LanceScanner
@@ -79,7 +79,7 @@ class Sharing(LanceOffer):
         yield CachedReader(BatchReader(found.schema, tuple(found.to_batches())), self.output, self.query)
 
     def scanners(self) -> Iterator[LanceScanner]:
-        return self.search.scanners()
+        yield _batch_scanner(self.search, [self.search.nearest[0]["q"]])
 
 
 @dataclass(slots=True)
@@ -119,8 +119,8 @@ class SharedSearches(WorkQueue):
         `processors` is how many searches may run at once without waiting for others.
         """
         nearest = search.nearest[0]
-        common = {name: value for name, value in nearest.items() if name != "q"}
-        key = (tuple(search.options["columns"]), *sorted(common.items()))
+        common = ((name, value) for name, value in nearest.items() if name != "q")
+        key = (tuple(search.options["columns"]), *sorted(common))
         call = _Call(nearest["q"])
         with self._lock:
             queue = self._queues.setdefault(key, _Queue())
@@ -136,14 +136,17 @@ class SharedSearches(WorkQueue):
             if call.found is not None:
                 return call.found
             if call.batch is None:  # the batch failed: its error may be another search's
-                return _find_alone(search)
+                return _find(search, [call.query])[0]
             batch = call.batch
         try:
-            return _find_alone(search) if len(batch) == 1 else _find_together(search, batch, common)
+            found = _find(search, [each.query for each in batch])
+            for each, rows in zip(batch, found, strict=True):
+                each.found = rows
+            return found[0]
         except Exception:
             if len(batch) == 1:
                 raise
-            return _find_alone(search)
+            return _find(search, [call.query])[0]
         finally:
             self._end(key, queue, batch[1:])
 
@@ -176,31 +179,23 @@ def _new_shared_searches(_: lance.LanceDataset) -> SharedSearches:
     return SharedSearches()
 
 
-def _find_alone(search: Search) -> pa.Table:
-    reader = make_scanner(search.dataset, search.options, search.nearest[0]).to_reader()
-    batches, missing = [], search.nearest[0]["k"]
-    for batch in reader:
-        batches.append(batch)
-        missing -= batch.num_rows
-        if missing <= 0:
-            break  # reading on to the end would cost another round trip to Lance's threads
-    return pa.Table.from_batches(batches, reader.schema)
+def _batch_scanner(search: Search, queries: Sequence[pa.Array]) -> LanceScanner:
+    """Return the scanner of a batch of query vectors, with the number of each in the column QUERY_INDEX.
+
+    One vector is a batch, too: that takes Lance a fifth less than a search of one, which opens the index twice.
+    """
+    offsets = pa.array(np.arange(len(queries) + 1, dtype=np.int32) * len(queries[0]))
+    vectors = pa.ListArray.from_arrays(offsets, pa.concat_arrays(queries))
+    options = {**search.options, "columns": [QUERY_INDEX, *search.options["columns"]]}
+    return make_scanner(search.dataset, options, {**search.nearest[0], "q": vectors})
 
 
-def _find_together(search: Search, calls: list[_Call], common: Mapping[str, Any]) -> pa.Table:
-    """Return the rows of the first search, and give the others theirs. Raises Lance's errors."""
-    queries = pa.concat_arrays([call.query for call in calls])
-    offsets = pa.array(np.arange(len(calls) + 1, dtype=np.int32) * len(calls[0].query))
-    columns = [QUERY_INDEX, *search.options["columns"]]
-    nearest = {**common, "q": pa.ListArray.from_arrays(offsets, queries)}
-    scanner = make_scanner(search.dataset, {**search.options, "columns": columns}, nearest)
-    rows = scanner.to_reader().read_all().combine_chunks()
+def _find(search: Search, queries: Sequence[pa.Array]) -> list[pa.Table]:
+    """Return the rows of each query vector. Raises Lance's errors."""
+    rows = _batch_scanner(search, queries).to_reader().read_all().combine_chunks()
     numbers = rows.column(QUERY_INDEX).to_numpy()
     rows = rows.drop_columns([QUERY_INDEX])
     if np.any(numbers[1:] < numbers[:-1]):
         raise ValueError("Lance returned the rows of a batch in another order than that of its queries.")
-    bounds = numbers.searchsorted(np.arange(len(calls) + 1))
-    parts = [rows.slice(first, last - first) for first, last in pairwise(bounds.tolist())]
-    for call, part in zip(calls[1:], parts[1:], strict=True):
-        call.found = part
-    return parts[0]
+    bounds = numbers.searchsorted(np.arange(len(queries) + 1))
+    return [rows.slice(first, last - first) for first, last in pairwise(bounds.tolist())]

@@ -155,6 +155,7 @@ class Services:
     recent_keys: RecentKeys = field(default_factory=RecentKeys)
     contention: Contention = field(default_factory=Contention)
     route_counts: Counts = field(default_factory=Counts)
+    append_counts: Counts = field(default_factory=Counts)
     """How many queries each route has answered."""
     sql_processes: QueryProcesses | None = None
 

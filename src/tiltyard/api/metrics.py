@@ -99,6 +99,8 @@ class ProcessCounts(msgspec.Struct):
     loads: dict[str, float] = {}  # msgspec copies it
     routes: dict[str, int] = {}
     """Queries that each route has answered."""
+    appends: dict[str, int] = {}
+    """Appends that were committed by each route."""
     machinery: list[MachineFigures] = []
 
 
@@ -117,6 +119,8 @@ class Metrics:
         """Reads the loads of this process, once whoever knows them has said how."""
         self.read_routes: Callable[[], Mapping[str, int]] = dict
         """Reads how many queries each route has answered, likewise."""
+        self.read_appends: Callable[[], Mapping[str, int]] = dict
+        """Reads how many appends were committed by each route, likewise."""
         folder = os.environ.get(SHARED_FOLDER)
         self._file = Path(folder) / f"{os.getpid()}-{uuid.uuid4().hex}.json" if folder else None
         self._share_timer: asyncio.TimerHandle | None = None
@@ -149,8 +153,9 @@ class Metrics:
 
     def encoded(self) -> bytes:
         """Return the counts of this process until now."""
-        tallies, loads, routes = list(self._tallies.values()), dict(self.read_loads()), dict(self.read_routes())
-        return msgspec.json.encode(ProcessCounts(os.getpid(), self._running, tallies, loads, routes, read_figures()))
+        reads = self.read_loads, self.read_routes, self.read_appends
+        counts, tallies = [dict(read()) for read in reads], list(self._tallies.values())
+        return msgspec.json.encode(ProcessCounts(os.getpid(), self._running, tallies, *counts, read_figures()))
 
     def read_processes(self, counts: bytes) -> list[ProcessCounts]:
         """Return the counts of all processes of this server, this one's first, `counts` (`encoded`)."""
@@ -220,17 +225,16 @@ class _Requests(Collector):
             "Time from a request's head to the first byte of its response.",
             ((tally, tally.first_within, tally.first_seconds) for tally in tallies),
         )
-        routes: Counter[str] = Counter()
-        for process in self._processes:
-            routes.update(process.routes)
-        queries = CounterMetricFamily("tiltyard_queries", "Queries by the route that answered.", labels=("route",))
-        for route, number in routes.items():
-            queries.add_metric((route,), number)
+        counts = [(process.routes, process.appends) for process in self._processes]
+        queries = _by_route("tiltyard_queries", "Queries by the route that answered.", (each for each, _ in counts))
+        appends = _by_route(
+            "tiltyard_appends", "Commits of appended rows by their route.", (each for _, each in counts)
+        )
         running = GaugeMetricFamily("tiltyard_requests_running", "Requests that have not ended.")
         # A process that was killed runs no requests, whatever it shared last.
         alive = [process for process in self._processes if is_alive(process.pid)]
         running.add_metric((), sum(process.running for process in alive))
-        yield from (ended, durations, first_bytes, queries, running, *_machinery(alive))
+        yield from (ended, durations, first_bytes, queries, appends, running, *_machinery(alive))
 
 
 def _machinery(processes: Iterable[ProcessCounts]) -> tuple[Metric, ...]:
@@ -251,6 +255,17 @@ def _machinery(processes: Iterable[ProcessCounts]) -> tuple[Metric, ...]:
                 else:
                     now.add_metric((str(process.pid), machine.kind, machine.name, figure), number)
     return now, asked
+
+
+def _by_route(name: str, documentation: str, counts: Iterable[Mapping[str, int]]) -> CounterMetricFamily:
+    """Add up the counts of all processes by route."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    family = CounterMetricFamily(name, documentation, labels=("route",))
+    for route, number in total.items():
+        family.add_metric((route,), number)
+    return family
 
 
 def _histogram(

@@ -90,6 +90,7 @@ class Pages:
         self._connections = connections
         log.metrics.read_loads = self._gauges
         log.metrics.read_routes = services.route_counts.read
+        log.metrics.read_appends = services.append_counts.read
 
     async def serve(self, scope: dict[str, Any], headers: Headers, exchange: Exchange) -> None:
         """Serve one page. Raises HttpError 405, and for foreign pages in a browser what operations raise."""

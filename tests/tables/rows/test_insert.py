@@ -32,6 +32,7 @@ def test_insert_append_adds_rows_in_a_new_version(server: Server, body: Callable
     response = insert(server, body(rows(2, 3)))
     assert (response.version, response.num_inserted_rows) == (2, 2)
     assert server.open("t").to_table().equals(rows(5))
+    assert server.services.append_counts.read() == {"lance": 1}
 
 
 @pytest.mark.parametrize("body", [small, Streamed])

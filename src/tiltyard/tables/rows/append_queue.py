@@ -422,9 +422,10 @@ def _commit_fragments(
             return made
         obstacle = "another commit came first, or only Lance can make this one"
     log_route(target, AppendRoute.MADE_HERE, obstacle)
-    log_route(target, AppendRoute.LANCE)
     dataset = base.dataset if base.dataset.version == base.version else target.dataset()
-    return commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, route)
+    committed = commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, route)
+    log_route(target, AppendRoute.LANCE)
+    return committed
 
 
 def _uploaded(appends: Iterable[Append]) -> list[FragmentMetadata]:

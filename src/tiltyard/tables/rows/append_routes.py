@@ -1,11 +1,12 @@
 """Choose how appends are committed, and say why: the one place that knows all the ways.
 
-- **queued**: as one version with the appends of other servers that write to the table, too (`shared_appends`);
+- **queued**: as one version with the appends of other servers that write to the table, too (`shared_appends`): the one
+  whose turn it is commits it in one of the other ways;
 - **made here**: this process makes the next manifest from the latest one, and puts it with one request;
 - **Lance**: `lance.LanceDataset.commit`, which lists versions and reads what it has written, and can do all there is.
 
 They are tried in this order, and the first without an obstacle commits. At the level debug the log `tiltyard.appends`
-says for each commit which way it was, and what was in the way of those before.
+says for each commit which way it was, and what was in the way of those before; /metrics counts them.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ class AppendRoute(StrEnum):
     """A way to commit appends."""
 
     QUEUED = "queued"
-    MADE_HERE = "made here"
-    LANCE = "Lance"
+    MADE_HERE = "made_here"
+    LANCE = "lance"
 
 
 def log_route(target: WriteTarget, route: AppendRoute, obstacle: str | None = None) -> None:
-    """Log that appends to a table are committed in a way, or what is in its way."""
+    """Log and count that appends to a table were committed in a way, or log what is in its way."""
     log.debug("appends to %s, way '%s': %s", target.key, route, obstacle or "committed")
+    if obstacle is None:
+        target.ctx.services.append_counts.add(route)
 
 
 def why_not_queued(target: WriteTarget, rows: Sequence[pa.Table | None], tables: set[int]) -> str | None:

@@ -1,4 +1,4 @@
-"""Know of the object stores in use whether they respond, so that requests are refused at once while one does not.
+"""Know of the object stores in use whether they respond: while one does not, requests get 503 at once.
 
 Lance waits for a store that keeps connections and sends nothing for minutes, and each wait holds a thread. So a store
 that requests have used in the last seconds is asked for an object that is not there, and after two questions without

@@ -355,7 +355,7 @@ def test_objects_insert_that_another_server_overtakes_is_made_again_on_top(
     monkeypatch.setattr(writing, "make_next_manifest", overtake)
     assert insert(counted, 12) == 5
     assert count(counted, location) == 7
-    assert counted.services.append_counts.read() == {"made_here": 2, "lance": 1}, "Lance rebases what is overtaken"
+    assert counted.services.append_counts.read() == {"made_here": 1, "lance": 2}, "Lance rebases what is overtaken"
     other_machine.services.finalized_log.flush()
     counted.services.finalized_log.flush()
     assert all(name.endswith(".manifest") for name in names_of_versions(counted, location))

@@ -1,4 +1,4 @@
-"""Merge rows into a table by key columns: update matched rows, insert new ones, delete those without a source row."""
+"""Merge (upsert) rows into a table by key columns: update matched rows, insert new ones, delete those without a source row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retry changes whose commit met a concurrent commit, with growing random pauses, until a deadline: then they are 409."""
+"""Retry changes whose commit met a concurrent one, with growing random pauses, until a deadline: then they are 409."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merge (upsert) rows into a table by key columns: update matched rows, insert new ones, delete those without a source row."""
+"""Merge rows into a table by key columns (upsert): update matched rows, insert new ones, delete those without a source."""
 
 from __future__ import annotations
 

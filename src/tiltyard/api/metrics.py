@@ -153,9 +153,17 @@ class Metrics:
 
     def encoded(self) -> bytes:
         """Return the counts of this process until now."""
-        reads = self.read_loads, self.read_routes, self.read_appends
-        counts, tallies = [dict(read()) for read in reads], list(self._tallies.values())
-        return msgspec.json.encode(ProcessCounts(os.getpid(), self._running, tallies, *counts, read_figures()))
+        return msgspec.json.encode(
+            ProcessCounts(
+                pid=os.getpid(),
+                running=self._running,
+                tallies=list(self._tallies.values()),
+                loads=dict(self.read_loads()),
+                routes=dict(self.read_routes()),
+                appends=dict(self.read_appends()),
+                machinery=read_figures(),
+            )
+        )
 
     def read_processes(self, counts: bytes) -> list[ProcessCounts]:
         """Return the counts of all processes of this server, this one's first, `counts` (`encoded`)."""

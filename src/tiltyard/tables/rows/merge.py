@@ -1,4 +1,4 @@
-"""Merge rows into a table by key columns (upsert): update matched rows, insert new ones, delete those without a source."""
+"""Merge rows into a table by key columns (upsert): update matched rows, insert new ones, delete unmatched ones."""
 
 from __future__ import annotations
 

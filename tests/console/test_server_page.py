@@ -18,7 +18,7 @@ from tiltyard.console.monitor.server import make_charts
 from tiltyard.console.monitor.storage import MAX_PARTS, MapArea, Measured, make_boxes, make_parts
 from tiltyard.model.ids import Id
 from tiltyard.store import ProcessRecord, open_store, wall_clock
-from tiltyard.worker.heartbeat import ALIVE_MS
+from tiltyard.worker.process_record import ALIVE_MS
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 FRAGMENT = {"hx-request": "true"}
@@ -50,7 +50,7 @@ def test_servers_and_workers_of_other_machines_are_listed_by_their_heartbeats(
             assert time.monotonic() < deadline, "the server has sent no heartbeat"
             time.sleep(0.05)
         for process in (killed, idle):
-            store.record_heartbeat(process)
+            store.record_process(process)
         page = http.get("/server")
         for process in (killed, idle):
             store.delete_process(process.id)

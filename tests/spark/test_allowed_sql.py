@@ -11,9 +11,9 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.jobs import DRIVER_VARIABLE
 from tiltyard.pipeline.plans.rows import _query
 from tiltyard.pipeline.session import isolate_session
-from tiltyard.pipeline.sql.allow_list import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
-from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
-from tiltyard.pipeline.sql.spark_plans import to_list
+from tiltyard.pipeline.spark_sql.allow_list import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
+from tiltyard.pipeline.spark_sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
+from tiltyard.pipeline.spark_sql.spark_plans import to_list
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ import pytest
 
 from tiltyard.sql.sessions import SessionFunctions
 from tiltyard.sql.statements import parse_statement
-from tiltyard.tables.sql.functions import FUNCTIONS
+from tiltyard.tables.lance_sql.allowed_functions import FUNCTIONS
 
 ROWS = pa.table(
     {

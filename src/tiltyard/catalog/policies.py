@@ -14,10 +14,10 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.lance_sql.amplification import check_growth
+from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.query.policy_enforcement import policy_scope
-from tiltyard.tables.sql.amplification import check_growth
-from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     import lance

@@ -20,10 +20,10 @@ from tiltyard.api.exchange import WATCH_CLIENT
 from tiltyard.api.limits.connections import RECOGNIZE
 from tiltyard.console.browse.tree import read_tree
 from tiltyard.console.browser_checks import HEADERS, NO_STORE, check_request
-from tiltyard.console.calls import ClientLeftError, PageCalls
 from tiltyard.console.cookies import ONCE, Cookies
 from tiltyard.console.navigation import sections
 from tiltyard.console.page import MAX_PARAMETER, Page, PageRequest, Redirect, advice_for, parse_path
+from tiltyard.console.page_calls import ClientLeftError, PageCalls
 from tiltyard.console.routes import ROUTES, PageRoute
 from tiltyard.console.sessions import SECRET_NAME, BrowserSession, Seals
 from tiltyard.console.sign_in import SignIn

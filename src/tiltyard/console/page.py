@@ -13,7 +13,7 @@ from tiltyard.model.ids import Id, check_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.page_calls import PageCalls
     from tiltyard.console.sessions import BrowserSession
     from tiltyard.context import Services
     from tiltyard.model.principals import Principal

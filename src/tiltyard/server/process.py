@@ -42,7 +42,7 @@ WORKER_SECONDS = 2.0
 """How long workers may take to stop."""
 DRIVER_SECONDS = 5.0
 """How long drivers of jobs may take to release their leases."""
-HEARTBEAT_SECONDS = 1.0
+RECORD_SECONDS = 1.0
 """How long it may take to say that this process ends."""
 
 BALANCING_LOOP = "tiltyard.server.connection_balancing:BalancingLoop"
@@ -107,7 +107,7 @@ class Application:
 
 
 class BackgroundWork:
-    """What a process does besides requests: queued transactions, jobs of the pipeline, its heartbeat."""
+    """What a process does besides requests: queued transactions, jobs of the pipeline, the record that it is alive."""
 
     def __init__(
         self, services: Services, kind: Literal["server", "worker"], threads: int, *, has_drivers: bool
@@ -116,7 +116,7 @@ class BackgroundWork:
         self._worker = Worker(services, threads)
         self._runs_transactions = threads > 0
         self._drivers = job_drivers(services) if has_drivers else None
-        self._heartbeat = ProcessRecorder(services, kind, self._worker, self._drivers)
+        self._record = ProcessRecorder(services, kind, self._worker, self._drivers)
 
     def start(self) -> None:
         """Start the threads."""
@@ -124,7 +124,7 @@ class BackgroundWork:
             self._worker.start()
         if self._drivers:
             self._drivers.start()
-        self._heartbeat.start()
+        self._record.start()
 
     def stop(self) -> None:
         """Stop them, within seconds: what still runs then is queued again."""
@@ -132,7 +132,7 @@ class BackgroundWork:
             self._drivers.stop(DRIVER_SECONDS)
         if self._runs_transactions:
             self._worker.stop(WORKER_SECONDS)
-        self._heartbeat.stop(HEARTBEAT_SECONDS)
+        self._record.stop(RECORD_SECONDS)
 
 
 def open_services_or_refuse(settings: Settings, *, database_alone: bool = False) -> Services:

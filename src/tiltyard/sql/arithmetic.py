@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from lance_namespace.errors import UnsupportedOperationError
 
-from tiltyard.tables.sql.lexer import TOKEN
+from tiltyard.tables.lance_sql.lexer import TOKEN
 
 if TYPE_CHECKING:
     from datafusion import SessionContext

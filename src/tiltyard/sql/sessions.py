@@ -19,7 +19,7 @@ from lance_namespace.errors import ThrottlingError, UnsupportedOperationError
 
 from tiltyard.runtime.owned_folders import OwnedFolder
 from tiltyard.sql.tables import CATALOG, DEFAULT_SCHEMA, SessionCatalog
-from tiltyard.tables.sql.functions import FUNCTIONS
+from tiltyard.tables.lance_sql.allowed_functions import FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -15,9 +15,9 @@ from math import prod
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.tables.sql.amplification import MAX_GROWTH, multiply_growth
-from tiltyard.tables.sql.expressions import MAX_VALUES, check_depth
-from tiltyard.tables.sql.lexer import TOKEN
+from tiltyard.tables.lance_sql.amplification import MAX_GROWTH, multiply_growth
+from tiltyard.tables.lance_sql.expressions import MAX_VALUES, check_depth
+from tiltyard.tables.lance_sql.lexer import TOKEN
 
 MAX_CONNECTIVES = 500
 """AND and OR of one statement: Lance gets a filter as one chain of them."""

@@ -1,4 +1,4 @@
-"""Servers and workers of the catalog that are alive, on any machine, by their heartbeats."""
+"""Servers and workers of the catalog that are alive, on any machine, by what each writes of itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from tiltyard.store.repository import Repository, reads, writes
 
 FORGET_MS = 15 * 60_000
-"""How long the row of a process that sends no heartbeats any more is kept."""
+"""How long the row of a process that writes no more is kept."""
 MAX_LISTED = 500
 
 COLUMNS = "id, kind, host, pid, version, threads, drivers, running, started_at, seen_at"
@@ -21,7 +21,7 @@ LIST = f"SELECT {COLUMNS} FROM processes ORDER BY kind, host, started_at, pid LI
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A process, as of its last heartbeat at `seen_at` (ms since 1970). `kind` is "server" or "worker".
+    """A process, as of what it last wrote at `seen_at` (ms since 1970). `kind` is "server" or "worker".
 
     `threads` run transactions of the catalog and `drivers` jobs of the pipeline, at most so many at once; `running` is
     how many it had under way.
@@ -45,7 +45,7 @@ class Processes(Repository):
     __slots__ = ()
 
     @writes
-    def record_heartbeat(self, process: ProcessRecord) -> None:
+    def record_process(self, process: ProcessRecord) -> None:
         """Record that a process is alive, and delete those that have been silent for FORGET_MS."""
         self.connection.change(DELETE_SILENT, process.seen_at - FORGET_MS)
         self.connection.change(RECORD, *msgspec.structs.astuple(process))

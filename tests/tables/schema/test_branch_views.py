@@ -15,10 +15,10 @@ from tests.tables.served import Server, ask
 
 from tiltyard.model import jobs
 from tiltyard.model.spec import models
+from tiltyard.tables.lance_sql.select_queries import parse_select
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.update_delete import delete_from_table
 from tiltyard.tables.schema.views import create_materialized_view, refresh_materialized_view
-from tiltyard.tables.sql.select_queries import parse_select
 from tiltyard.tables.versions.branches import create_table_branch, delete_table_branch
 from tiltyard.worker import Worker
 

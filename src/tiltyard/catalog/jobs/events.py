@@ -13,7 +13,7 @@ from tiltyard.access.needs import DESCRIBE_JOB_STATE
 from tiltyard.model.operations import ArrowAnswer, Pool, operation
 from tiltyard.model.spec import ARROW_STREAM
 from tiltyard.store.jobs.events import JobEvent
-from tiltyard.tables.sql.expressions import check_expression
+from tiltyard.tables.lance_sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from sqlglot import exp

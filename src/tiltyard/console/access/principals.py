@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tiltyard.console.access.forms import Action
-    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.page_calls import PageCalls
 
 MAX_ROLES = 1000
 """Roles that are looked through for those of a principal."""

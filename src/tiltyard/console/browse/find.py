@@ -19,7 +19,7 @@ from tiltyard.model.ids import Id
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.page_calls import PageCalls
 
 SEPARATOR = "\x1f"
 """Joins the names of a listed id: no name can have it."""

@@ -15,7 +15,7 @@ from tiltyard.model.ids import Id
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.page_calls import PageCalls
 
 LEVEL_SIZE = 100
 """Entries of one level that are shown at once."""

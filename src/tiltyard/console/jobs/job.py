@@ -25,7 +25,7 @@ from tiltyard.model.jobs import pipeline_jobs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
-    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.page_calls import PageCalls
 
 MAX_EVENTS = 200
 """Entries of a job's log that are shown."""

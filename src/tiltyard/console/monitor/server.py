@@ -14,15 +14,15 @@ from tiltyard.api.metrics import LoadUnit, is_alive, load_unit
 from tiltyard.api.metrics_history import INTERVAL_SECONDS, SAMPLES, operation_figures, read_memory
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.templates import link
-from tiltyard.worker.heartbeat import ALIVE_MS
-from tiltyard.worker.heartbeat import INTERVAL_SECONDS as HEARTBEAT_SECONDS
+from tiltyard.worker.process_record import ALIVE_MS
+from tiltyard.worker.process_record import INTERVAL_SECONDS as HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tiltyard.api.metrics import ProcessCounts
     from tiltyard.api.metrics_history import Sample
-    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.page_calls import PageCalls
     from tiltyard.runtime.machinery import MachineFigures
 
 MAX_OPERATIONS = 12

@@ -17,7 +17,7 @@ from tiltyard.model.ids import Id
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.page_calls import PageCalls
 
 SECONDS = 1.5
 MORE_SECONDS = 15.0

@@ -17,7 +17,7 @@ from tiltyard.model.views.plain_views import DATABASE_PROPERTY, QUERY_PROPERTY
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.page_calls import PageCalls
     from tiltyard.console.table.heads import TableHead
 
 SOURCES_PROPERTY = "tiltyard.view.sources"

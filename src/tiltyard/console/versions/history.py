@@ -13,7 +13,7 @@ from tiltyard.change_feed.version_change import ROW_COUNTS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tiltyard.console.calls import PageCalls
+    from tiltyard.console.page_calls import PageCalls
     from tiltyard.model.ids import Id
 
 VERSIONS_AT_ONCE = 50

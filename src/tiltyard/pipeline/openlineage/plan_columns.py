@@ -14,7 +14,7 @@ from tiltyard.pipeline.openlineage.column_lineage import (
     SourceColumn,
     later_subtype,
 )
-from tiltyard.pipeline.sql.spark_plans import class_name, to_list, walk_expressions, walk_nodes
+from tiltyard.pipeline.spark_sql.spark_plans import class_name, to_list, walk_expressions, walk_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -21,7 +21,7 @@ from tiltyard.pipeline.openlineage.emitter import record_frame
 from tiltyard.pipeline.plans.plan_file import Plan, TablePlan
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
-from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
+from tiltyard.pipeline.spark_sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.writing.fragments import FragmentRows, fragment_files_exist
 from tiltyard.pipeline.writing.options import WriteOptions

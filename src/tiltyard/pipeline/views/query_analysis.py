@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
-from tiltyard.pipeline.sql.spark_plans import TABLE_ROWS, class_name, to_list, walk_expressions, walk_nodes
+from tiltyard.pipeline.spark_sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
+from tiltyard.pipeline.spark_sql.spark_plans import TABLE_ROWS, class_name, to_list, walk_expressions, walk_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

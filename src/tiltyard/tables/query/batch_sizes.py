@@ -28,9 +28,9 @@ from lance.file import LanceFileReader
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.columns.blob_sizes import measured_sizes
+from tiltyard.tables.lance_sql.amplification import estimate_growth
+from tiltyard.tables.lance_sql.lexer import TEXT
 from tiltyard.tables.query.page_sizes import page_sizes
-from tiltyard.tables.sql.amplification import estimate_growth
-from tiltyard.tables.sql.lexer import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

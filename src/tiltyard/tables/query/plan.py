@@ -23,13 +23,13 @@ from msgspec import structs
 
 from tiltyard.model.columns.index_types import GRANULARITY, LIST_ELEMENT
 from tiltyard.model.columns.vector_columns import VectorColumn, vector_columns
+from tiltyard.tables.lance_sql.amplification import check_growth
+from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.query.batch_sizes import ORDER_BYTES, SMALL_RESPONSE_ROWS, batch_options, estimate_ordering
 from tiltyard.tables.query.full_text import FullTextQueryBuilder
 from tiltyard.tables.query.integer_filters import ROW_ID, parse_row_ids
 from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array
 from tiltyard.tables.query.scanners import make_scanner
-from tiltyard.tables.sql.amplification import check_growth
-from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

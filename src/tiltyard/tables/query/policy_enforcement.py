@@ -23,10 +23,10 @@ from tiltyard.context import OpenTable
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.spec import models
 from tiltyard.tables.keys.errors import DuplicateKeyError
+from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.integer_filters import ROW_ID
 from tiltyard.tables.query.plan import Search, full_text_columns
-from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     import lance

@@ -18,6 +18,7 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.operations import ArrowAnswer, SharedWork, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import explain_copy_on_disk, with_copy_on_disk
 from tiltyard.tables.query.plan import limit_to_row_ids, plan_search
 from tiltyard.tables.query.policy_enforcement import (
@@ -40,7 +41,6 @@ from tiltyard.tables.query.routes.chooser import (
 from tiltyard.tables.query.routes.index_in_memory import search_together, waiting_search
 from tiltyard.tables.query.routes.route import CountQuery, Offer, Purpose, Query, ViewQuery
 from tiltyard.tables.query.routes.view import ViewCount, find_view
-from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Callable

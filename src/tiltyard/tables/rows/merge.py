@@ -18,6 +18,7 @@ from tiltyard.model.schemas.nested_types import map_renamings
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, refusal
 from tiltyard.tables.keys.errors import DuplicateKeyError
+from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table, open_to_commit
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.conflict_retry import ConflictRetry
@@ -26,7 +27,6 @@ from tiltyard.tables.rows.insert import append
 from tiltyard.tables.rows.row_changes import CommittedChange, change_rows
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
 from tiltyard.tables.rows.write_target import WriteTarget
-from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

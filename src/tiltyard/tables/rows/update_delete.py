@@ -16,6 +16,8 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.row_rewrites import delete_rows, update_rows
 from tiltyard.storage.version_cache import Snapshot
+from tiltyard.tables.lance_sql.amplification import check_growth
+from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.batch_sizes import check_change_memory
 from tiltyard.tables.query.policy_enforcement import check_updates, policy_scope_of_latest, redact_errors_if_restricted
@@ -24,8 +26,6 @@ from tiltyard.tables.rows.row_changes import change_rows
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import check_client_metadata
 from tiltyard.tables.schema.properties import set_properties
-from tiltyard.tables.sql.amplification import check_growth
-from tiltyard.tables.sql.expressions import check_expression
 from tiltyard.upkeep.thresholds import is_upkeep_property, upkeep_options
 
 if TYPE_CHECKING:

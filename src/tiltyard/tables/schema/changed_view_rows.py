@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.model.views.definitions import query_columns
-from tiltyard.tables.sql.lexer import TOKEN
+from tiltyard.tables.lance_sql.lexer import TOKEN
 from tiltyard.view_refresh.added_columns import FILE_FORMAT
 from tiltyard.view_refresh.net_changes import find_net_changes, version_opener
 from tiltyard.view_refresh.removal import find_equal_rows
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tiltyard.tables.sql.select_queries import SelectQuery
+    from tiltyard.tables.lance_sql.select_queries import SelectQuery
     from tiltyard.view_refresh.net_rows import NetRows
 
 MAX_CHANGED_ROWS = 200_000

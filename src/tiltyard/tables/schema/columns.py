@@ -19,6 +19,8 @@ from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import ViewDefinition, query_columns
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.tables.commits.recovery import GONE
+from tiltyard.tables.lance_sql.amplification import check_growth
+from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
@@ -35,8 +37,6 @@ from tiltyard.tables.schema.computed_sources import check_no_source
 from tiltyard.tables.schema.field_paths import RESERVED, find_field, path_names
 from tiltyard.tables.schema.function_columns import check_function_inputs, function_fields, record_uses
 from tiltyard.tables.schema.type_changes import check_lossless
-from tiltyard.tables.sql.amplification import check_growth
-from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -31,10 +31,10 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import parse_type
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN, is_refreshed_here
 from tiltyard.tables.schema.field_paths import arrow_field
-from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
+from tiltyard.tables.lance_sql.lexer import TOKEN
 from tiltyard.tables.schema.field_paths import path_names
-from tiltyard.tables.sql.lexer import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -30,9 +30,9 @@ from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.storage.writing import commit_next, discard_files, make_files_durable
+from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.write_target import WriteTarget
-from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

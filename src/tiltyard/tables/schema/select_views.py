@@ -35,13 +35,13 @@ from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, Vi
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.version_cache import Snapshot
 from tiltyard.storage.writing import commit_next, discard, discard_transaction, write_rows
+from tiltyard.tables.lance_sql.expressions import check_expression
+from tiltyard.tables.lance_sql.select_queries import SelectQuery, parse_select
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.changed_view_rows import ChangedViewRows, scan_columns
 from tiltyard.tables.schema.view_sources import find_definer, resolve_sources
-from tiltyard.tables.sql.expressions import check_expression
-from tiltyard.tables.sql.select_queries import SelectQuery, parse_select
 from tiltyard.tables.versions.lineage import add_commit
 from tiltyard.view_refresh.added_columns import AddedColumns
 from tiltyard.view_refresh.removal import Removal, remove_rows

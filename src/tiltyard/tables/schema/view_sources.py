@@ -24,7 +24,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import ViewRecord
-from tiltyard.tables.sql.select_queries import parse_select
+from tiltyard.tables.lance_sql.select_queries import parse_select
 
 if TYPE_CHECKING:
     import lance

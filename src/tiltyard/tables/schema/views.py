@@ -28,13 +28,13 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_compat import check_names
 from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind, check_query_text, record_columns
+from tiltyard.tables.lance_sql.select_queries import parse_select
 from tiltyard.tables.name_conflicts import prefer_name_conflict
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.schema.computed_columns import check_image
 from tiltyard.tables.schema.select_views import REFRESH_SELECT, infer_schema
 from tiltyard.tables.schema.view_sources import find_definer, record_view, resolve_sources, view_definer
-from tiltyard.tables.sql.select_queries import parse_select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.sql.expressions import MAX_CHAIN, check_expression
+from tiltyard.tables.lance_sql.expressions import MAX_CHAIN, check_expression
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Heartbeats of a process: recorded while it runs, also after a time without the database, and deleted at its end."""
+"""The record of a process: written while it runs, also after a time without the database, and deleted at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.store import ProcessRecord, open_store, wall_clock
-from tiltyard.worker import ProcessRecorder, heartbeat, runner
+from tiltyard.worker import ProcessRecorder, process_record, runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,10 +28,10 @@ class Catalog:
         self.store = open_store(f"sqlite:///{folder}/catalog.db")
         self.is_away = False
 
-    def record_heartbeat(self, process: ProcessRecord) -> None:
+    def record_process(self, process: ProcessRecord) -> None:
         if self.is_away:
             raise ServiceUnavailableError("away")
-        self.store.record_heartbeat(process)
+        self.store.record_process(process)
 
     def delete_process(self, id_: str) -> None:
         self.store.delete_process(id_)
@@ -47,7 +47,7 @@ class Catalog:
 
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
-    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(process_record, "INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(runner, "PAUSE_SECONDS", 0.01)
     catalog = Catalog(tmp_path)
     yield catalog

@@ -14,9 +14,9 @@ from collections.abc import Collection
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.sql.amplification import check_growth
-from tiltyard.tables.sql.functions import check_functions
-from tiltyard.tables.sql.lexer import TOKEN
+from tiltyard.tables.lance_sql.allowed_functions import check_functions
+from tiltyard.tables.lance_sql.amplification import check_growth
+from tiltyard.tables.lance_sql.lexer import TOKEN
 
 MAX_CHAIN = 100
 """Operators in one chain, across all levels of parentheses."""

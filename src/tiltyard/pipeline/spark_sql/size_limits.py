@@ -17,7 +17,7 @@ from typing import Any
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.sql.spark_plans import class_name, literal_type, literal_value, to_list
+from tiltyard.pipeline.spark_sql.spark_plans import class_name, literal_type, literal_value, to_list
 
 MAX_VALUES_PER_ROW = 1_000_000
 """Elements, bytes or rows that functions may produce for one row, nested ones multiplied."""

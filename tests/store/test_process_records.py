@@ -23,26 +23,26 @@ def later(process: ProcessRecord, ms: int, running: int = 0) -> ProcessRecord:
 
 
 def test_heartbeat_replaces_the_last_one_and_forgets_silent_processes(store: Store) -> None:
-    store.record_heartbeat(WORKER)
-    store.record_heartbeat(SERVER)
+    store.record_process(WORKER)
+    store.record_process(SERVER)
     assert store.list_processes() == [SERVER, WORKER]
     busy = later(WORKER, FORGET_MS - 1, running=3)
-    store.record_heartbeat(busy)
+    store.record_process(busy)
     assert store.list_processes() == [SERVER, busy]
     last = later(WORKER, FORGET_MS)
-    store.record_heartbeat(last)
+    store.record_process(last)
     assert store.list_processes() == [last]
 
 
 def test_process_that_ends_is_listed_no_more(store: Store) -> None:
-    store.record_heartbeat(SERVER)
-    store.record_heartbeat(WORKER)
+    store.record_process(SERVER)
+    store.record_process(WORKER)
     store.delete_process(WORKER.id)
     store.delete_process("unknown")
     assert store.list_processes() == [SERVER]
 
 
 def test_dump_has_no_processes(store: Store, tmp_path: Path) -> None:
-    store.record_heartbeat(SERVER)
+    store.record_process(SERVER)
     store.dump(tmp_path / "dump")
     assert "processes" not in {table for table, _ in read_rows(tmp_path / "dump")}

@@ -16,7 +16,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.views.definitions import check_query_text
 from tiltyard.pipeline.session import is_connect
-from tiltyard.pipeline.sql.allow_list import (
+from tiltyard.pipeline.spark_sql.allow_list import (
     ALLOWED_NAMES,
     ANALYZED_EXPRESSIONS,
     ANALYZED_NODES,
@@ -24,8 +24,8 @@ from tiltyard.pipeline.sql.allow_list import (
     PARSED_NODES,
     REFUSED_REASONS,
 )
-from tiltyard.pipeline.sql.size_limits import check_groupings, check_value_count, count_values
-from tiltyard.pipeline.sql.spark_plans import class_name, to_list, walk_expressions, walk_nodes
+from tiltyard.pipeline.spark_sql.size_limits import check_groupings, check_value_count, count_values
+from tiltyard.pipeline.spark_sql.spark_plans import class_name, to_list, walk_expressions, walk_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,7 +6,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.ids import Id
-from tiltyard.tables.sql.select_queries import SelectQuery, parse_select
+from tiltyard.tables.lance_sql.select_queries import SelectQuery, parse_select
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.sql.expressions import check_expression
-from tiltyard.tables.sql.functions import FUNCTIONS, check_functions
+from tiltyard.tables.lance_sql.allowed_functions import FUNCTIONS, check_functions
+from tiltyard.tables.lance_sql.expressions import check_expression
 
 
 def test_documented_functions_are_those_of_the_list() -> None:

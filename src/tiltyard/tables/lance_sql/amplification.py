@@ -14,7 +14,7 @@ from math import prod
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.sql.lexer import AMBIGUOUS, TOKEN
+from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, TOKEN
 
 MAX_GROWTH = 4096
 """Factor by which all expressions of a request together may enlarge a row: enough for a vector of so many numbers."""

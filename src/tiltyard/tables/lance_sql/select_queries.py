@@ -19,8 +19,8 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
 from tiltyard.model.views.definitions import check_query_text
-from tiltyard.tables.sql.expressions import check_expression
-from tiltyard.tables.sql.lexer import AMBIGUOUS, TOKEN
+from tiltyard.tables.lance_sql.expressions import check_expression
+from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, TOKEN
 
 MAX_COLUMNS = 10_000
 MAX_LIMIT = 2**63 - 1

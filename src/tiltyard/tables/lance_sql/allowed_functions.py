@@ -3,7 +3,7 @@
 Lance's planner has every function of DataFusion and some of its own, and each release adds more. A list of dangerous
 functions would be incomplete the day a release adds one, so this is a list of functions that were reviewed: each is a
 function of one row's values that reads nothing else, and whose result is no larger than they are, or larger in a way
-that `tiltyard.tables.sql.amplification` estimates.
+that `tiltyard.tables.lance_sql.amplification` estimates.
 
 Left out on purpose: aggregates and window functions (Lance cannot compute them for a row), functions that take other
 functions (`array_transform`: their results are not estimated), functions that change a field's metadata, and those that
@@ -17,7 +17,7 @@ from collections.abc import Collection
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.sql.lexer import AMBIGUOUS, QUOTED_NAME, WORD
+from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, QUOTED_NAME, WORD
 
 _NUMBERS = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh cot degrees exp factorial floor gcd greatest isnan iszero

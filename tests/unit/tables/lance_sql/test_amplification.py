@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.sql.amplification import MAX_GROWTH, MAX_TEXT_LENGTH, check_growth, estimate_growth
+from tiltyard.tables.lance_sql.amplification import MAX_GROWTH, MAX_TEXT_LENGTH, check_growth, estimate_growth
 
 
 @pytest.mark.parametrize(

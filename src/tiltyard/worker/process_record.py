@@ -1,4 +1,4 @@
-"""Heartbeats: each server and worker process records in the catalog that it is alive, for people who look after it.
+"""Records of processes: each server and worker writes into the catalog that it is alive, for people who look after it.
 
 Nothing depends on them: who may run a transaction is a matter of leases.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 15.0
 """How often a process writes: a row, in a transaction of its own."""
 ALIVE_MS = 60_000
-"""A process without a heartbeat for so long is taken for dead: it has missed three."""
+"""A process that has not written for so long is taken for dead: it has missed three."""
 
 
 class ProcessRecorder:
@@ -38,7 +38,7 @@ class ProcessRecorder:
         worker: Worker,
         drivers: DriverPool | None,
     ) -> None:
-        """Prepare the heartbeats of a process that has this worker, and drivers of jobs if any."""
+        """Prepare the record of a process that has this worker, and drivers of jobs if any."""
         self._services = services
         self._worker = worker
         self._drivers = drivers
@@ -56,7 +56,7 @@ class ProcessRecorder:
             seen_at=now,
         )
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="process record", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -77,4 +77,4 @@ class ProcessRecorder:
     def _send(self) -> None:
         jobs = 0 if self._drivers is None else self._drivers.count_running()
         running, now = self._worker.count_running() + jobs, self._services.clock()
-        self._services.store.record_heartbeat(msgspec.structs.replace(self._record, running=running, seen_at=now))
+        self._services.store.record_process(msgspec.structs.replace(self._record, running=running, seen_at=now))

@@ -1,0 +1,1 @@
+"""SQL fragments in requests, which Lance plans: parse them, allow known functions only, bound what they can produce."""

@@ -1,1 +1,0 @@
-"""SQL fragments in requests: parse them, allow known functions only, bound what they can produce."""

@@ -15,8 +15,8 @@ from tiltyard.change_feed.deletions import write_deletions
 from tiltyard.change_feed.row_digests import row_digests
 from tiltyard.change_feed.table_history import split_by_fragment
 from tiltyard.change_feed.version_rows import VersionRows, take_rows
+from tiltyard.view_refresh.net_rows import is_filtered_type, values_filter
 from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
-from tiltyard.view_refresh.value_filters import is_filtered_type, values_filter
 
 if TYPE_CHECKING:
     import lance

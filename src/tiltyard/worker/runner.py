@@ -24,7 +24,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.catalog.garbage import sweep
-from tiltyard.catalog.jobs.lost_runs import end_lost_runs
+from tiltyard.catalog.jobs.submission import end_lost_runs
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
 from tiltyard.model.jobs import (

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tiltyard.change_feed.comparison import differing_rows
 from tiltyard.change_feed.deletions import parse_bitmap, read_deletions
 from tiltyard.change_feed.planning import plan_changes
-from tiltyard.change_feed.reader import read_changes
+from tiltyard.change_feed.reader import differing_rows, read_changes
 from tiltyard.model.refusals import RefusedError
 
 

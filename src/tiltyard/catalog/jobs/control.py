@@ -16,7 +16,7 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError, Un
 from tiltyard.access import filtered_lists
 from tiltyard.access.databases import check_job_in_database
 from tiltyard.access.needs import ALTER_JOB, DESCRIBE_JOB_STATE, LIST_ALL_JOBS, may_see_arguments
-from tiltyard.catalog.jobs.lost_runs import describe_loss
+from tiltyard.catalog.jobs.submission import describe_loss
 from tiltyard.catalog.namespaces import DROP_KIND
 from tiltyard.catalog.tables import DROP_TABLE
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id

@@ -30,10 +30,9 @@ from tiltyard.catalog.jobs.authorization import (
     validate_arguments,
     visible_job_table,
 )
-from tiltyard.catalog.jobs.lost_runs import describe_loss, end_lost_runs
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.jobs import LEASE_MS, exclusive_run_key, pipeline_jobs
+from tiltyard.model.jobs import ENDLESS_JOBS, LEASE_MS, exclusive_run_key, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
 from tiltyard.model.privileges import Privilege
@@ -51,6 +50,8 @@ if TYPE_CHECKING:
 MAX_LEASE_MS = 3_600_000
 MAX_PARTS = 1_000
 """The greatest number of checkpoints in one page."""
+MAX_LOST_RUNS = 1_000
+"""How many runs are ended at once."""
 
 
 def queue_job(
@@ -357,3 +358,21 @@ def _lease_ms(request: models.SubmitJobRequest | models.ClaimJobRequest | models
     if not request.owner:
         raise InvalidInputError("A driver needs a name of its own, that only it knows: set 'owner'.")
     return lease_ms
+
+
+def end_lost_runs(ctx: Context) -> int:
+    """End the runs whose lease has ended, as Lost; return how many. Raises ServiceUnavailableError.
+
+    They are those that the process of their submitter drove: only submitted jobs are the workers' to start again.
+    Whoever ran a command knows whether, and where, it is to go on: the run's error says how.
+    """
+    return ctx.store.end_lost_runs(describe_loss, MAX_LOST_RUNS) if ctx.store.has_lost_runs() else 0
+
+
+def describe_loss(record: TransactionRecord) -> str:
+    """Return what became of a run, and how to go on."""
+    again = "run its command again, or " if record.kind in ENDLESS_JOBS else ""
+    return (
+        "The process that ran this job has ended without a word, or is cut off, and no worker goes on with a run that "
+        f"was not submitted: {again}`tiltyard job resume {record.id}`, which repeats nothing that is done."
+    )

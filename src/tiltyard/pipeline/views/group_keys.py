@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.runtime.arrow_ipc import to_ipc
+from tiltyard.view_refresh.net_rows import is_filtered_type
 from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
-from tiltyard.view_refresh.value_filters import is_filtered_type
 
 _MAX_BYTES = 1 << 20
 """The size of the values of a column at most: the run's checkpoint has them."""

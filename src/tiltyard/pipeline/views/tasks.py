@@ -22,7 +22,7 @@ from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RowsFailedError
 from tiltyard.pipeline.writing.fragments import FragmentTarget, read_fragments, write_batches
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, write_rows
-from tiltyard.view_refresh.value_filters import values_filter
+from tiltyard.view_refresh.net_rows import values_filter
 
 if TYPE_CHECKING:
     from tiltyard.view_refresh.net_rows import NetRows

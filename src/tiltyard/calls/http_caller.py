@@ -36,12 +36,13 @@ class HttpCaller(Caller):
         headers: Mapping[str, str] | None = None,
         *,
         retry_seconds: float = COMMAND_RETRY_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
         tls_files: Mapping[str, str] | None = None,
     ) -> None:
         """`tls_files` are arguments of urllib3's pools: `cert_file`, `key_file`, `ca_certs`."""
         super().__init__(url.rstrip("/"), retry_seconds)
         self.headers = dict(headers or {})
-        timeout = Timeout(connect=CONNECT_SECONDS, read=ANSWER_SECONDS)
+        timeout = Timeout(connect=CONNECT_SECONDS, read=answer_seconds)
         files: dict[str, Any] = dict(tls_files or {})
         self._pool = PoolManager(retries=False, timeout=timeout, maxsize=CONNECTIONS, block=False, **files)
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 JOB_RETRY_SECONDS = 120.0
 """How long a call of a job under way is sent again: longer than a server that died takes to be replaced."""
+JOB_ANSWER_SECONDS = 60.0
+"""How long a server may be silent to such a call: the job has a lease to renew, and a call that is sent again with its
+key gets the answer of the first one.
+"""
 EXPIRES_OPTION = "expires_at_millis"
 """The storage option that holds the expiry of the credentials."""
 
@@ -73,7 +77,8 @@ class CatalogConnection:
         names = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "ca_certs"}
         files = {name: properties.get(f"tls.{given}") for given, name in names.items()}
         tls_files = {name: path for name, path in files.items() if path}
-        return HttpCaller(properties["uri"], self.headers, retry_seconds=retry_seconds, tls_files=tls_files)
+        silence = {"answer_seconds": JOB_ANSWER_SECONDS} if retry_seconds == JOB_RETRY_SECONDS else {}
+        return HttpCaller(properties["uri"], self.headers, retry_seconds=retry_seconds, tls_files=tls_files, **silence)
 
     def when_visible(self, call: Callable[[CatalogConnection], None]) -> None:
         """Call with a connection that sees what was committed: now, or after the end of a publication."""

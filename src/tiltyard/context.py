@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiltyard.runtime.outage_log import OutageLog
     from tiltyard.storage import Storage
     from tiltyard.storage.commit_route import CommitRoute
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.store import (
         FinalManifest,
         NamespaceRecord,
@@ -190,7 +190,7 @@ class OpenTable:
     """
 
     record: TableRecord
-    snapshot: Snapshot
+    snapshot: CachedVersion
     offer: Any = None
 
     @property

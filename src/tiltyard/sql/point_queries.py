@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context, OpenTable
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
 
 MAX_LENGTH = 2_000
 """Characters of a query that is looked at."""
@@ -151,7 +151,7 @@ def open_point_query(ctx: Context, query: PointQuery) -> OpenedPointQuery | None
     return None if schema is None else OpenedPointQuery(schema, grounds, query, table)
 
 
-def _result_schema(snapshot: Snapshot, query: PointQuery) -> pa.Schema | None:
+def _result_schema(snapshot: CachedVersion, query: PointQuery) -> pa.Schema | None:
     """Return the schema of the rows as DataFusion has it; None where a point query cannot be looked up."""
     if not snapshot.fact(lookup_columns).has_few_rows(query.column):
         return None

@@ -26,7 +26,7 @@ from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.openings import Opening, Openings
 from tiltyard.storage.shared_snapshots import RecordedVersion, SharedSnapshot, manifest_path
 from tiltyard.storage.vector_cache.cache import VectorCache
-from tiltyard.storage.version_cache import Snapshot, VersionCache
+from tiltyard.storage.version_cache import CachedVersion, VersionCache
 
 log = logging.getLogger("tiltyard.storage")
 
@@ -186,7 +186,7 @@ class Datasets:
         version: int | None = None,
         tag: str | None = None,
         recorded: RecordedVersion | None = None,
-    ) -> Snapshot:
+    ) -> CachedVersion:
         """Return a snapshot with a shared dataset, the latest version by default: read only, never mutate it.
 
         `recorded` is the latest version of the branch as the catalog had it when this was called.
@@ -196,20 +196,20 @@ class Datasets:
         latest = self._open_latest(location, options, branch.check(), recorded)
         if tag is not None:
             self.check_references(location)
-            return Snapshot(self.check_bases(location, _checkout_tag(latest.dataset, check_name(tag, "tag"))))
+            return CachedVersion(self.check_bases(location, _checkout_tag(latest.dataset, check_name(tag, "tag"))))
         if version is None or version == latest.dataset.version:
             return latest
         self.check_size(location, branch, version)
         try:
             with lance_errors(latest.dataset):
                 checked_out = latest.dataset.checkout_version((branch.lance_name, version))
-                return Snapshot(self.check_bases(location, checked_out))
+                return CachedVersion(self.check_bases(location, checked_out))
         except (TableVersionNotFoundError, InvalidTableStateError, InvalidInputError) as error:
             raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.dataset.version}.") from error
 
     def _open_latest(
         self, location: str, options: Mapping[str, str], branch: Branch, recorded: RecordedVersion | None
-    ) -> Snapshot:
+    ) -> CachedVersion:
         snapshot = self.cached_snapshot(location, branch, recorded)
         if snapshot is None:
             dataset = self._advance(location, branch) or self.open_for_writing(location, options, branch)
@@ -241,7 +241,7 @@ class Datasets:
 
     def cache(
         self, location: str, branch: Branch, dataset: lance.LanceDataset, recorded: RecordedVersion | None = None
-    ) -> Snapshot:
+    ) -> CachedVersion:
         """Share the dataset of a commit, so that the next request need not open the table again; return its snapshot.
 
         `recorded` is the latest version as the catalog has it, read before the dataset was opened, or after its commit.
@@ -252,7 +252,7 @@ class Datasets:
         opened = self._shared.get((location, branch))
         if opened is not None and opened.is_of_same_file(dataset):
             return opened.snapshot
-        snapshot = Snapshot(dataset)
+        snapshot = CachedVersion(dataset)
         if not self._has_allowed_bases(location, dataset):
             return snapshot
         shared = SharedSnapshot(snapshot, location, branch)
@@ -282,7 +282,7 @@ class Datasets:
 
     def cached_snapshot(
         self, location: str, branch: Branch = MAIN, recorded: RecordedVersion | None = None
-    ) -> Snapshot | None:
+    ) -> CachedVersion | None:
         """Return the shared snapshot of a branch's latest version, None where that is not open."""
         if branch.is_main and (opening := self.openings.get(location)) is not None:
             opening.wait()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.model.branches import Branch
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
 
 _CONFIRMED_SECONDS = 5.0
 """How long the catalog's word suffices that a version is the latest, after a list of the object store said so, too: a
@@ -55,7 +55,7 @@ class SharedSnapshot:
         *("dataset", "files", "snapshot"),
     )
 
-    def __init__(self, snapshot: Snapshot, location: str, branch: Branch) -> None:
+    def __init__(self, snapshot: CachedVersion, location: str, branch: Branch) -> None:
         self.snapshot = snapshot
         self.dataset = dataset = snapshot.dataset
         self.files = _latest_files(dataset, location, branch) if is_local(location) else None

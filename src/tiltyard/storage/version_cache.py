@@ -47,7 +47,7 @@ class VersionInfo:
 _UNREAD = object()
 
 
-class Snapshot:
+class CachedVersion:
     """A dataset at one version, which it never leaves, and the facts that were read of that version."""
 
     __slots__ = ("_facts", "dataset")

@@ -16,7 +16,7 @@ from tiltyard.model.ids import table_id
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.storage.errors import IncompleteFileError
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.commits.finalizing import finalize_pending, has_unfinished
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import recorded_latest
@@ -120,7 +120,7 @@ def open_cached(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:
     return OpenTable(record, snapshot)
 
 
-def _open_fresh(ctx: Context, record: TableRecord, branch: Branch, freshness: Freshness) -> Snapshot:
+def _open_fresh(ctx: Context, record: TableRecord, branch: Branch, freshness: Freshness) -> CachedVersion:
     """Open the latest version of a branch once it is fresh enough; wait for that for a moment, never on the event loop.
 
     The version is looked up at each request, so it is fresh, but for what another server has not made visible yet.
@@ -169,7 +169,7 @@ def _has_pending_versions(ctx: Context, record: TableRecord) -> bool:
 def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: Branch = MAIN) -> OpenTable:
     """Open a table with a dataset that is not shared, to commit through. Raises what `open_for_reading` raises."""
     record = find_table(ctx, names)
-    return OpenTable(record, Snapshot(open_to_commit(ctx, record, branch)))
+    return OpenTable(record, CachedVersion(open_to_commit(ctx, record, branch)))
 
 
 def finish_direct_commit(ctx: Context, record: TableRecord, branch: Branch, version: int) -> None:

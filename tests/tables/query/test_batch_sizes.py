@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.query.batch_sizes import (
     BATCH_BYTES,
     MAX_ROWS,
@@ -26,20 +26,22 @@ if TYPE_CHECKING:
 FILTER = {"filter": "upper(a) = lower(a)"}
 
 
-def rows_at_once(table: Snapshot, read: Any, expressions: dict[str, str]) -> int:
+def rows_at_once(table: CachedVersion, read: Any, expressions: dict[str, str]) -> int:
     return batch_options(table, read, expressions).get("batch_size", MAX_ROWS)
 
 
 def test_batch_options_of_narrow_rows_say_nothing(tmp_path: Path) -> None:
     names = pa.array([f"name {number}" for number in range(20_000)])
     vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.0] * 20_000 * 8, pa.float32()), 8)
-    table = Snapshot(lance.write_dataset(pa.table({"id": range(20_000), "name": names, "v": vectors}), tmp_path / "t"))
+    table = CachedVersion(
+        lance.write_dataset(pa.table({"id": range(20_000), "name": names, "v": vectors}), tmp_path / "t")
+    )
     for read in (None, (), ["id", "name"], ["v"]):
         for expressions in ({}, {"filter": "id < 10"}, {"filter": "name LIKE '%7'"}, {"filter": "upper(name) = 'X'"}):
             assert batch_options(table, read, expressions) == {}, (read, expressions)
     column = pa.array([f"word {number % 5000} of a dictionary" for number in range(100_000)])
     tags = pa.array([[f"tag {number % 7}", "other"] for number in range(100_000)])
-    table = Snapshot(
+    table = CachedVersion(
         lance.write_dataset(pa.table({"word": column, "tags": tags, "none": pa.nulls(100_000)}), tmp_path / "w")
     )
     for expressions in ({}, {"filter": "upper(word) = 'X'"}, {"filter": "array_has(tags, 'x') AND none IS NULL"}):
@@ -60,7 +62,7 @@ def test_batch_options_count_what_dictionaries_views_and_pages_unfold_to(tmp_pat
         "wide": pa.FixedSizeListArray.from_arrays(pa.array([0.0] * 300 * 25_000, pa.float32()), 25_000),
     }
     for name, column in columns.items():
-        table = Snapshot(lance.write_dataset(pa.table({"a": column}), tmp_path / name))
+        table = CachedVersion(lance.write_dataset(pa.table({"a": column}), tmp_path / name))
         rows = rows_at_once(table, (), {"filter": "a IS NULL AND length(a) = 3"})
         assert MIN_ROWS <= rows <= BATCH_BYTES // 100_000, name
         assert rows_at_once(table, None, {}) <= 2 * BATCH_BYTES // 100_000, name
@@ -69,14 +71,14 @@ def test_batch_options_count_what_dictionaries_views_and_pages_unfold_to(tmp_pat
 def test_batch_options_look_at_the_widest_of_all_data_files(tmp_path: Path) -> None:
     lance.write_dataset(pa.table({"id": range(9000), "a": ["x"] * 9000}), tmp_path / "t")
     wide = pa.table({"id": range(400), "a": [chr(97 + row % 26) * 100_000 for row in range(400)]})
-    table = Snapshot(lance.write_dataset(wide, tmp_path / "t", mode="append"))
+    table = CachedVersion(lance.write_dataset(wide, tmp_path / "t", mode="append"))
     assert rows_at_once(table, (), FILTER) <= 128
     assert rows_at_once(table, ["id"], {"filter": "id = 3"}) == MAX_ROWS
 
 
 def test_batch_options_of_what_no_batch_can_hold_are_refused(tmp_path: Path) -> None:
     huge = pa.DictionaryArray.from_arrays(pa.array([0] * 10, pa.int8()), pa.array(["a" * (16 << 20)]))
-    table = Snapshot(lance.write_dataset(pa.table({"a": huge}), tmp_path / "t"))
+    table = CachedVersion(lance.write_dataset(pa.table({"a": huge}), tmp_path / "t"))
     with pytest.raises(InvalidInputError, match="would make"):
         batch_options(table, (), {"filter": "concat(a, a) = concat(a, a)"})
     assert rows_at_once(table, None, {}) == MIN_ROWS
@@ -84,12 +86,12 @@ def test_batch_options_of_what_no_batch_can_hold_are_refused(tmp_path: Path) -> 
 
 def test_check_change_and_order_refuse_what_is_held_at_once(tmp_path: Path) -> None:
     folded = pa.DictionaryArray.from_arrays(pa.array([0] * 9000, pa.int8()), pa.array(["a" * 200_000]))
-    table = Snapshot(lance.write_dataset(pa.table({"id": range(9000), "a": folded}), tmp_path / "t"))
+    table = CachedVersion(lance.write_dataset(pa.table({"id": range(9000), "a": folded}), tmp_path / "t"))
     check_change_memory(table, {"predicate": "id < 100"})
     with pytest.raises(InvalidInputError, match="computed at once"):
         check_change_memory(table, {"predicate": "upper(a) = 'x'"})
     unique = pa.array([f"{row}" + "a" * 40_000 for row in range(2000)])  # each of them compressed by itself
-    plain = Snapshot(lance.write_dataset(pa.table({"id": range(2000), "a": unique}), tmp_path / "plain"))
+    plain = CachedVersion(lance.write_dataset(pa.table({"id": range(2000), "a": unique}), tmp_path / "plain"))
     check_change_memory(plain, {"predicate": "a LIKE '%b%'"})
     with pytest.raises(InvalidInputError, match="computed at once"):
         check_change_memory(plain, {"predicate": "upper(a) = lower(a) OR concat(a, a) = 'x'"})

@@ -26,7 +26,7 @@ from tiltyard.storage.disk_cache import cache as cache_module
 from tiltyard.storage.disk_cache.cache import DiskCache
 from tiltyard.storage.disk_cache.table_copy import CHECKSUMS
 from tiltyard.storage.objects import ObjectFiles
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 
 BUCKETS = count(1)
 MIB = 1 << 20
@@ -64,8 +64,8 @@ class Bucket:
     def write(self, table: str, data: pa.Table, mode: str = "create") -> lance.LanceDataset:
         return lance.write_dataset(data, f"{self.uri}/{table}.lance", mode=mode, storage_options=self.options)
 
-    def open(self, table: str) -> Snapshot:
-        return Snapshot(lance.dataset(f"{self.uri}/{table}.lance", storage_options=self.options))
+    def open(self, table: str) -> CachedVersion:
+        return CachedVersion(lance.dataset(f"{self.uri}/{table}.lance", storage_options=self.options))
 
 
 @pytest.fixture
@@ -83,17 +83,17 @@ class Cache:
         self.cache = DiskCache(str(folder), max_bytes, lance.Session())
         self.cache.open_files = lambda location: bucket.files  # type: ignore[return-value]
 
-    def read(self, table: str, snapshot: Snapshot) -> Snapshot:
+    def read(self, table: str, snapshot: CachedVersion) -> CachedVersion:
         return self.cache.snapshot(f"{self.bucket.uri}/{table}.lance", snapshot)
 
-    def read_often(self, table: str, snapshot: Snapshot) -> Snapshot:
+    def read_often(self, table: str, snapshot: CachedVersion) -> CachedVersion:
         """Read a version until what is copied for it is there; return what the next read gets."""
         for _ in range(cache_module.READS):
             self.read(table, snapshot)
         self.cache.wait()
         return self.read(table, snapshot)
 
-    def reason(self, table: str, snapshot: Snapshot) -> str | None:
+    def reason(self, table: str, snapshot: CachedVersion) -> str | None:
         return self.cache.state(f"{self.bucket.uri}/{table}.lance", snapshot)
 
     def table(self, location: str) -> Any:
@@ -112,12 +112,12 @@ def cache(tmp_path: Path, bucket: Bucket) -> Iterator[Cache]:
     cache.cache.close()
 
 
-def ids(snapshot: Snapshot) -> list[int]:
+def ids(snapshot: CachedVersion) -> list[int]:
     found: list[int] = sorted(snapshot.dataset.to_table(columns=["id"]).column("id").to_pylist())
     return found
 
 
-def is_copy(cache: Cache, snapshot: Snapshot) -> bool:
+def is_copy(cache: Cache, snapshot: CachedVersion) -> bool:
     return str(cache.folder) in str(snapshot.dataset.uri)
 
 

@@ -15,7 +15,7 @@ from tests.tables.query.query_table import context, vectors
 
 from tiltyard.model.spec import models
 from tiltyard.storage.datasets import Datasets
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.query import plan
 from tiltyard.tables.query.plan import STREAM_BYTES, plan_search
 from tiltyard.tables.query.routes.route import Query, Refused
@@ -36,7 +36,7 @@ def dataset(tmp_path: Path) -> lance.LanceDataset:
 
 def held(dataset: lance.LanceDataset, **request: Any) -> int:
     """Return what a query is estimated to hold."""
-    return plan_search(Snapshot(dataset), convert(request)).memory_bytes
+    return plan_search(CachedVersion(dataset), convert(request)).memory_bytes
 
 
 def convert(request: dict[str, Any]) -> models.QueryTableRequest:
@@ -76,7 +76,7 @@ def test_response_gives_its_memory_back_when_it_is_read_closed_or_dropped(
     ctx = context(Datasets(64 << 20, 64 << 20))
     budget = ctx.services.query_memory
     request = convert({"k": 2**62})
-    search = plan_search(Snapshot(dataset), request)
+    search = plan_search(CachedVersion(dataset), request)
 
     def respond() -> Any:
         return ScanOffer(Query(search, Refused("no caches"))).answer(ctx).batches

@@ -22,7 +22,7 @@ from tiltyard.tables.query.search_effort import choose_effort, flat_rows
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.tables.query.search_effort import SearchEffort
 
 ROWS = 20_000
@@ -46,7 +46,7 @@ class IndexedTable:
         options = {"num_sub_vectors": 8} if index_type == "IVF_PQ" else {}
         dataset.create_index("vec", index_type, num_partitions=100, **options)
         dataset.create_scalar_index("rank", "BTREE")
-        self.snapshot: Snapshot = Datasets(1 << 20, 1 << 20).open_snapshot(uri, {})
+        self.snapshot: CachedVersion = Datasets(1 << 20, 1 << 20).open_snapshot(uri, {})
 
     def search(self, query: Any, **fields: Any) -> Any:
         request = {"vector": {"single_vector": query.tolist()}, "vector_column": "vec", "k": 10} | fields

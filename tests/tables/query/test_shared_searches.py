@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.tables.query.query_table import rows
 
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.query.plan import Search
 from tiltyard.tables.query.routes import shared_search
 from tiltyard.tables.query.routes.shared_search import MAX_BATCH, SharedSearches, can_share
@@ -28,16 +28,16 @@ make_scanner = shared_search.make_scanner
 
 
 @pytest.fixture(scope="module")
-def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> CachedVersion:
     """Return rows with an IVF_PQ on `vec`, some of them deleted, and some that are not in the index."""
     uri = str(tmp_path_factory.mktemp("shared") / "t.lance")
     lance.write_dataset(rows(2000), uri).create_index("vec", "IVF_PQ", num_partitions=8, num_sub_vectors=4)
     lance.write_dataset(rows(50, seed=4, start=2000), uri, mode="append")
     lance.dataset(uri).delete("id % 5 = 0")
-    return Snapshot(lance.dataset(uri))
+    return CachedVersion(lance.dataset(uri))
 
 
-def search(snapshot: Snapshot, seed: int, **nearest: Any) -> Search:
+def search(snapshot: CachedVersion, seed: int, **nearest: Any) -> Search:
     vector = pa.array(np.random.default_rng(seed).random(8, np.float32))
     columns = ["_distance", "_rowid"]
     options = {"prefilter": True, "columns": columns, "disable_scoring_autoprojection": True}
@@ -97,7 +97,7 @@ def run_all(searches: list[Search], gate: Gate, shared: SharedSearches, monkeypa
     ids=str,
 )
 def test_searches_that_wait_are_one_batch_and_find_what_they_find_alone(
-    nearest: dict[str, Any], snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+    nearest: dict[str, Any], snapshot: CachedVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = SharedSearches()
     gate = Gate(shared, 4)
@@ -105,21 +105,21 @@ def test_searches_that_wait_are_one_batch_and_find_what_they_find_alone(
     assert gate.made == [1, 4]
 
 
-def test_more_searches_than_a_batch_has_are_several(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_searches_than_a_batch_has_are_several(snapshot: CachedVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedSearches()
     gate = Gate(shared, MAX_BATCH + 3)
     run_all([search(snapshot, seed) for seed in range(MAX_BATCH + 4)], gate, shared, monkeypatch)
     assert gate.made == [1, MAX_BATCH, 3]
 
 
-def test_searches_with_other_options_are_no_batch(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_with_other_options_are_no_batch(snapshot: CachedVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedSearches()
     gate = Gate(shared, 0)
     run_all([search(snapshot, 1, nprobes=number + 1) for number in range(4)], gate, shared, monkeypatch)
     assert gate.made == [1] * 4
 
 
-def test_searches_of_a_batch_that_fails_run_alone(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_of_a_batch_that_fails_run_alone(snapshot: CachedVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedSearches()
     gate = Gate(shared, 3)
     gate.fails = True
@@ -128,7 +128,7 @@ def test_searches_of_a_batch_that_fails_run_alone(snapshot: Snapshot, monkeypatc
 
 
 def test_search_that_fails_alone_raises_and_leaves_its_place(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+    snapshot: CachedVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = SharedSearches()
     with pytest.raises((ValueError, OSError, RuntimeError), match="nowhere"):
@@ -138,7 +138,7 @@ def test_search_that_fails_alone_raises_and_leaves_its_place(
     run_all([search(snapshot, 2)], gate, shared, monkeypatch)
 
 
-def test_as_many_run_at_once_as_there_are_processors(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_run_at_once_as_there_are_processors(snapshot: CachedVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     shared, both = SharedSearches(), threading.Barrier(2)
 
     def make(dataset: lance.LanceDataset, options: Any, nearest: Any) -> Any:
@@ -151,7 +151,7 @@ def test_as_many_run_at_once_as_there_are_processors(snapshot: Snapshot, monkeyp
         assert [future.result(SECONDS).num_rows for future in futures] == [7, 7]
 
 
-def test_other_searches_are_not_shared(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_other_searches_are_not_shared(snapshot: CachedVersion, tmp_path: Path) -> None:
     plain = search(snapshot, 1)
     assert can_share(plain)
     assert not can_share(replace(plain, nearest=()))
@@ -162,4 +162,4 @@ def test_other_searches_are_not_shared(snapshot: Snapshot, tmp_path: Path) -> No
     for option in ({"distance_range": (0, 1)}, {"ef": 50}, {"approx_mode": "fast"}, {"q": pa.array([1], pa.int8())}):
         assert not can_share(replace(plain, nearest=(plain.nearest[0] | option,)))
     numbered = lance.write_dataset(rows(10).append_column("query_index", [list(range(10))]), str(tmp_path / "t.lance"))
-    assert not can_share(replace(plain, snapshot=Snapshot(numbered)))
+    assert not can_share(replace(plain, snapshot=CachedVersion(numbered)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 
 if TYPE_CHECKING:
     import lance
@@ -24,8 +24,8 @@ class Dataset:
         return self.rows
 
 
-def snapshot(dataset: Any) -> Snapshot:
-    return Snapshot(cast("lance.LanceDataset", dataset))
+def snapshot(dataset: Any) -> CachedVersion:
+    return CachedVersion(cast("lance.LanceDataset", dataset))
 
 
 def test_fact_is_read_once_and_kept_with_its_snapshot() -> None:

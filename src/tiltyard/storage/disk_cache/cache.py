@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.storage.files import Files
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class _Opened:
     """A version that is opened from its copy; `source` is the dataset of the object store."""
 
     source: weakref.ref[lance.LanceDataset]
-    snapshot: Snapshot
+    snapshot: CachedVersion
     paths: frozenset[str]
 
 
@@ -116,7 +116,7 @@ class DiskCache(CountedCache):
         """Bytes of all copies."""
         return sum(copy.size for copy in self._copies())
 
-    def snapshot(self, location: str, snapshot: Snapshot) -> Snapshot:
+    def snapshot(self, location: str, snapshot: CachedVersion) -> CachedVersion:
         """Return the same version from its copy; the same snapshot where there is none, and see to it that there is.
 
         For the latest version of main. Neither waits nor makes a request.
@@ -138,7 +138,7 @@ class DiskCache(CountedCache):
                 self._threads.submit(self._run, table, snapshot.dataset)
         return snapshot
 
-    def state(self, location: str, snapshot: Snapshot) -> str | None:
+    def state(self, location: str, snapshot: CachedVersion) -> str | None:
         """Return why a version is read from the object store; None where its copy is read."""
         with self._lock:
             table = self._tables.get(location)
@@ -147,7 +147,7 @@ class DiskCache(CountedCache):
             is_open = table.opened is not None and table.opened.snapshot is snapshot
             return None if is_open else table.state
 
-    def drop_if_damaged(self, location: str, snapshot: Snapshot, error: Exception) -> bool:
+    def drop_if_damaged(self, location: str, snapshot: CachedVersion, error: Exception) -> bool:
         """After an error of a read, return whether that was the copy's: it is dropped, and the object store has to be
         read.
 

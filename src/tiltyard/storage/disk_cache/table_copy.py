@@ -15,7 +15,7 @@ import msgspec
 
 from tiltyard.runtime.pool import run_together
 from tiltyard.storage.disk_cache.version_files import manifest_path
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -121,13 +121,13 @@ class TableCopy:
             self._files |= copied
             self._write_checksums()
 
-    def open(self, source: lance.LanceDataset, paths: frozenset[str], session: lance.Session) -> Snapshot:
+    def open(self, source: lance.LanceDataset, paths: frozenset[str], session: lance.Session) -> CachedVersion:
         """Open the version of a dataset. Raises CopyError if the copy's manifest is another one."""
         dataset = lance.dataset(str(self.folder), version=int(source.version), session=session)
         if dataset._ds.serialized_manifest() != source._ds.serialized_manifest():
             raise CopyError("its manifest is not that of the version")
         self._versions.append((weakref.ref(dataset), paths))
-        return Snapshot(dataset)
+        return CachedVersion(dataset)
 
     def has_files(self, paths: Iterable[str]) -> bool:
         """Whether files are there, with their sizes."""

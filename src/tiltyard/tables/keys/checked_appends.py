@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.branches import Branch
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.store import NewVersion, TableRecord
     from tiltyard.tables.keys.key_values import Key
     from tiltyard.tables.keys.lookup import Coverage, KeyLookup
@@ -50,7 +50,7 @@ class CheckedAppend:
         is_next = new.version == self.version + 1 and new.branch == self.branch
         return is_next and table.primary_key == self.primary_key
 
-    def remember(self, ctx: Context, committed: Snapshot, fragments: Sequence[FragmentMetadata]) -> None:
+    def remember(self, ctx: Context, committed: CachedVersion, fragments: Sequence[FragmentMetadata]) -> None:
         """Keep what is known of the committed version and its new fragments in memory, for the appends to come."""
         files = [key_files(fragment, self.coverage.field_ids) for fragment in fragments]
         ctx.services.recent_keys.add(self.token, files, self.hashes)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
     from tiltyard.runtime.recent_keys import RecentKeys
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
 
 _ROWS_PER_LOOKUP = 500
 """How many rows a scan reads in the time that the index takes for one key."""
@@ -122,7 +122,7 @@ class KeyFacts:
     coverage: dict[str, Coverage] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> KeyFacts:
+    def of(cls, snapshot: CachedVersion) -> KeyFacts:
         """Return the facts that are kept with a snapshot."""
         return snapshot.fact(_no_facts)
 
@@ -135,7 +135,7 @@ def _no_facts(_dataset: lance.LanceDataset) -> KeyFacts:
 class KeyLookup:
     """Looks up keys of one declaration, `scope`, in a version that fulfils it."""
 
-    snapshot: Snapshot
+    snapshot: CachedVersion
     columns: tuple[str, ...]
     scope: str
     recent: RecentKeys

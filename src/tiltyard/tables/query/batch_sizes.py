@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import DataFile
 
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
 
 BATCH_BYTES = 32 << 20
 """Bytes of the rows of one batch at most, with all values that expressions produce from them."""
@@ -106,7 +106,7 @@ class _VersionColumns:
 
 
 def batch_options(
-    snapshot: Snapshot, read_columns: Iterable[str] | None, expressions: Mapping[str, str]
+    snapshot: CachedVersion, read_columns: Iterable[str] | None, expressions: Mapping[str, str]
 ) -> dict[str, int]:
     """Return the scanner's `batch_size` where Lance's own number of rows could take too much memory, else nothing.
 
@@ -126,7 +126,7 @@ def batch_options(
     return {"batch_size": MIN_ROWS, **_READ_LIMITS}
 
 
-def check_change_memory(snapshot: Snapshot, expressions: Mapping[str, str]) -> None:
+def check_change_memory(snapshot: CachedVersion, expressions: Mapping[str, str]) -> None:
     """Check the memory of expressions that Lance computes in batches of its own size. Raises InvalidInputError.
 
     Columns whose values have no bound are read for the check, in small batches; the change then reads them again.
@@ -159,7 +159,7 @@ def _measure_by_reading(dataset: lance.LanceDataset, column: pa.Field, sizes: _C
 
 
 def estimate_ordering(
-    snapshot: Snapshot, read_columns: Iterable[str] | None, expressions: Mapping[str, str], rows: int
+    snapshot: CachedVersion, read_columns: Iterable[str] | None, expressions: Mapping[str, str], rows: int
 ) -> int:
     """Return the memory that sorting `rows` rows takes, 0 for few. Raises InvalidInputError if it is too much."""
     if rows <= SMALL_RESPONSE_ROWS:
@@ -183,7 +183,7 @@ def _too_large(expressions: Mapping[str, str], size: float, rows: int) -> Invali
 
 
 def _batch_totals(
-    snapshot: Snapshot, read_columns: Iterable[str] | None, expressions: Mapping[str, str]
+    snapshot: CachedVersion, read_columns: Iterable[str] | None, expressions: Mapping[str, str]
 ) -> tuple[list[float], int]:
     """Return the bytes of a batch of each number of rows, and how many rows it may have where there is no bound yet."""
     columns = snapshot.fact(_version_columns)
@@ -201,7 +201,7 @@ def _batch_totals(
     return totals, max_rows
 
 
-def _are_narrow(snapshot: Snapshot, expressions: Mapping[str, str]) -> bool:
+def _are_narrow(snapshot: CachedVersion, expressions: Mapping[str, str]) -> bool:
     """Return whether all expressions are short and use narrow values only."""
     columns = snapshot.fact(_version_columns)
     return all(_is_narrow(text, columns) for text in expressions.values())

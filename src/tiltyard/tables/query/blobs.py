@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lance import BlobFile
 
     from tiltyard.context import Context
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.tables.query.policy_enforcement import PolicyScope
 
 MAX_BLOBS = 10_000
@@ -169,7 +169,7 @@ def _no_open_blobs(dataset: lance.LanceDataset) -> _OpenBlobs:
 class _BlobColumn:
     """A column of blobs of one version, with what policies allow of its rows; `path` is quoted."""
 
-    snapshot: Snapshot
+    snapshot: CachedVersion
     path: str
     scope: PolicyScope | None
 

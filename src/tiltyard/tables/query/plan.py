@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lance.query import FullTextQuery
 
     from tiltyard.model.spec import models
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
 
 NO_LIMIT = 2**63 - 1
 QUERY_INDEX = "query_index"
@@ -100,7 +100,7 @@ def _row_bytes_on_disk(dataset: lance.LanceDataset) -> float:
     return size / rows if rows and size else UNKNOWN_ROW_BYTES
 
 
-def _estimate_row_bytes(snapshot: Snapshot, columns: Any) -> float:
+def _estimate_row_bytes(snapshot: CachedVersion, columns: Any) -> float:
     """Estimate the bytes of a row of a response: exact for columns of fixed width, else those of a row on disk."""
     if isinstance(columns, list):
         schema = snapshot.dataset.schema
@@ -128,7 +128,7 @@ def _fixed_width(kind: pa.DataType | None) -> float | None:
         return None
 
 
-def _streaming_options(snapshot: Snapshot, options: Mapping[str, Any]) -> dict[str, Any]:
+def _streaming_options(snapshot: CachedVersion, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scanner options that stream a large response; none for a small one."""
     limit = options.get("limit", NO_LIMIT)
     if limit <= UNESTIMATED_ROWS:
@@ -142,7 +142,7 @@ def _streaming_options(snapshot: Snapshot, options: Mapping[str, Any]) -> dict[s
 _FULL_TEXT_TYPES = ("inverted", "fts")
 
 
-def column_names(snapshot: Snapshot) -> tuple[str, ...]:
+def column_names(snapshot: CachedVersion) -> tuple[str, ...]:
     """Return the columns of a version."""
     return snapshot.fact(_table_info).names
 
@@ -153,7 +153,7 @@ def _has_element_documents(dataset: lance.LanceDataset) -> bool:
     return any(index.details.get(GRANULARITY) == LIST_ELEMENT for index in indices)
 
 
-def _may_find_elements(snapshot: Snapshot, request: models.QueryTableRequest) -> bool:
+def _may_find_elements(snapshot: CachedVersion, request: models.QueryTableRequest) -> bool:
     """Return whether the documents of a full-text query may be elements of lists; True, too, for one with that word."""
     query = msgspec.json.encode(request.full_text_query).lower()
     return LIST_ELEMENT.encode() in query or snapshot.fact(_has_element_documents)
@@ -175,7 +175,7 @@ class Search:
     `memory_bytes` estimates what it holds at once, 0 for little.
     """
 
-    snapshot: Snapshot
+    snapshot: CachedVersion
     options: dict[str, Any]
     nearest: tuple[dict[str, Any], ...]
     is_numbered: bool
@@ -208,7 +208,7 @@ def limit_to_row_ids(request: models.QueryTableRequest) -> models.QueryTableRequ
     return request if ids is None or len(ids) >= request.k else structs.replace(request, k=len(ids))
 
 
-def plan_search(snapshot: Snapshot, request: models.QueryTableRequest) -> Search:
+def plan_search(snapshot: CachedVersion, request: models.QueryTableRequest) -> Search:
     """Plan the search of a request. Raises InvalidInputError, TableColumnNotFoundError."""
     vectors = _query_vectors(request)
     text = (
@@ -249,7 +249,7 @@ def plan_search(snapshot: Snapshot, request: models.QueryTableRequest) -> Search
     return Search(snapshot, options, (), False, hidden_columns, limit, has_elements, memory_bytes)
 
 
-def _estimate_streamed(snapshot: Snapshot, columns: Any) -> int:
+def _estimate_streamed(snapshot: CachedVersion, columns: Any) -> int:
     """Estimate the bytes that a streamed response holds: all of it, or a window of it.
 
     Rows count with UNKNOWN_ROW_BYTES at least: on disk they are compressed.
@@ -258,7 +258,9 @@ def _estimate_streamed(snapshot: Snapshot, columns: Any) -> int:
     return min(STREAM_BYTES, int(snapshot.fact(_table_info).rows * row_bytes))
 
 
-def _batch_options(snapshot: Snapshot, options: Mapping[str, Any], max_rows: int | None) -> tuple[dict[str, int], int]:
+def _batch_options(
+    snapshot: CachedVersion, options: Mapping[str, Any], max_rows: int | None
+) -> tuple[dict[str, int], int]:
     """Return the scanner's batch size where Lance's default could take too much memory, and the bytes to be ordered.
 
     Raises InvalidInputError for expressions, and for rows to be ordered, that are too large for memory.
@@ -356,7 +358,7 @@ def _add_ordering(request: models.QueryTableRequest, options: dict[str, Any]) ->
 
 
 def _vector_searches(
-    snapshot: Snapshot, request: models.QueryTableRequest, vectors: list[Vector]
+    snapshot: CachedVersion, request: models.QueryTableRequest, vectors: list[Vector]
 ) -> tuple[tuple[dict[str, Any], ...], bool, int]:
     """Return the searches by vector, whether their rows are numbered, and the memory that one of them takes.
 
@@ -378,7 +380,7 @@ def _vector_searches(
     return tuple({**common, "q": value} for value in values), len(values) > 1, found_bytes
 
 
-def _estimate_found(snapshot: Snapshot, nearest: Mapping[str, Any], column: VectorColumn) -> int:
+def _estimate_found(snapshot: CachedVersion, nearest: Mapping[str, Any], column: VectorColumn) -> int:
     """Return the memory of the rows that a search compares to find its nearest, 0 for few.
 
     Lance holds their vectors until the last, unless an index alone finds them. Raises InvalidInputError for too many.

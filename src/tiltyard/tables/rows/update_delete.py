@@ -15,7 +15,7 @@ from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.row_rewrites import delete_rows, update_rows
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.lance_sql.amplification import check_growth
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table
@@ -77,7 +77,9 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
         if scope is not None:
             check_updates(updates, scope)
             condition = scope.combine_filter(predicate, "predicate")
-        check_change_memory(Snapshot(dataset), updates if condition is None else {**updates, "predicate": condition})
+        check_change_memory(
+            CachedVersion(dataset), updates if condition is None else {**updates, "predicate": condition}
+        )
         return condition
 
     def write(dataset: lance.LanceDataset) -> tuple[lance.Transaction, int] | None:
@@ -156,7 +158,7 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     def checked_condition(dataset: lance.LanceDataset) -> str:
         scope = policy_scope_of_latest(ctx, target.record, target.branch, None, dataset)
         condition = predicate if scope is None else scope.combine_filter(predicate, "predicate")
-        check_change_memory(Snapshot(dataset), {"predicate": condition or ""})
+        check_change_memory(CachedVersion(dataset), {"predicate": condition or ""})
         return condition or predicate
 
     def write(dataset: lance.LanceDataset) -> tuple[lance.Transaction, int] | None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.storage.commit_route import CommitRoute
     from tiltyard.storage.shared_snapshots import RecordedVersion
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.storage.writing import UnopenedVersion
     from tiltyard.store import TableRecord
 
@@ -125,7 +125,7 @@ class WriteTarget:
         storage = self.ctx.storage
         return storage.datasets.open_for_reading(self.location, storage.options(self.location), self.branch)
 
-    def share(self, dataset: lance.LanceDataset) -> Snapshot:
+    def share(self, dataset: lance.LanceDataset) -> CachedVersion:
         """Share the handle of a version that was just committed; return its snapshot."""
         recorded = recorded_latest(self.ctx, self.record, self.branch)
         return self.ctx.storage.datasets.cache(self.location, self.branch, dataset, recorded)

@@ -17,7 +17,7 @@ from tiltyard.model.schemas.arrow_json import from_json, parse_type
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import ViewDefinition, query_columns
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.commits.recovery import GONE
 from tiltyard.tables.lance_sql.amplification import check_growth
 from tiltyard.tables.lance_sql.expressions import check_expression
@@ -91,7 +91,7 @@ def alter_table_add_columns(
         _check_new_names(dataset, expressions or [field.name for field in fields])
         check_inputs(dataset, virtual)
         check_function_inputs(ctx, dataset, functions)
-        options = batch_options(Snapshot(dataset), (), expressions) if expressions else {}
+        options = batch_options(CachedVersion(dataset), (), expressions) if expressions else {}
         dataset.add_columns(expressions or fields, batch_size=options.get("batch_size"))
 
     backfills, branch = backfills_of_new_columns(request), Branch.parse(request.branch)

@@ -28,7 +28,7 @@ from tiltyard.model.columns.computed_columns import ExpressionDeclaration, input
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.storage.writing import commit_next, discard_files, make_files_durable
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.query.batch_sizes import batch_options
@@ -142,7 +142,7 @@ class _WorkerHost:
         """Write one fragment's file after the other. Raises InvalidInputError, JobCanceledError, what Lance raises."""
         dataset = self.latest().checkout_version((self._target.branch.lance_name, plans[0].version))
         label = f"expression of '{self._field.name}'"
-        options = batch_options(Snapshot(dataset), [self._field.name], {label: self._expression})
+        options = batch_options(CachedVersion(dataset), [self._field.name], {label: self._expression})
         batch_rows = min(BATCH_ROWS, options.get("batch_size", BATCH_ROWS))
         for plan in plans:
             on_filled([self._fill_fragment(dataset, plan, batch_rows)])

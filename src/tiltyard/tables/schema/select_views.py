@@ -33,7 +33,7 @@ from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage, query_columns
 from tiltyard.storage.errors import lance_errors, may_have_committed
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.storage.writing import commit_next, discard, discard_transaction, write_rows
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.lance_sql.select_queries import SelectQuery, parse_select
@@ -396,7 +396,7 @@ def _is_allowed(expression: str) -> bool:
 def _choose_rows(rows: lance.LanceDataset, expressions: Mapping[str, str]) -> int:
     """Return how many rows expressions are computed of at once, by the sizes of their values."""
     most = int(_SCAN_OPTIONS["batch_size"])
-    return min(most, int(batch_options(Snapshot(rows), (), expressions).get("batch_size", most)))
+    return min(most, int(batch_options(CachedVersion(rows), (), expressions).get("batch_size", most)))
 
 
 def _operation(written: Sequence[FragmentMetadata], removal: Removal) -> lance.LanceOperation.BaseOperation:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.schemas.nested_types import cast_array, is_same_type
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.schema.field_paths import find_field
 
@@ -29,7 +29,7 @@ def check_lossless(dataset: lance.LanceDataset, types: Mapping[str, pa.DataType]
         if not fields or not _may_lose(fields[-1].to_arrow().type, target):
             continue
         name = fields[0].name()
-        scanner = dataset.scanner(columns=[name], **batch_options(Snapshot(dataset), [name], {}))  # type: ignore[arg-type]  # integers and a flag
+        scanner = dataset.scanner(columns=[name], **batch_options(CachedVersion(dataset), [name], {}))  # type: ignore[arg-type]  # integers and a flag
         for batch in scanner.to_batches():
             try:
                 cast_array(_inner_values(batch.column(0), fields), target)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.store import TableRecord
 
 _MAX_VERSIONS = 100
@@ -105,7 +105,9 @@ def _readable(ctx: Context, path: Id) -> TableRecord:
     return authorize_table(msgspec.structs.replace(ctx, resolved=None), path, Privilege.READ.value)
 
 
-def source_version_properties(ctx: Context, record: TableRecord, branch: Branch, snapshot: Snapshot) -> dict[str, str]:
+def source_version_properties(
+    ctx: Context, record: TableRecord, branch: Branch, snapshot: CachedVersion
+) -> dict[str, str]:
     """Return the source versions of a view's rows as table properties; none for one that was not refreshed lately.
 
     They are kept with the snapshot, which readers share until the table's version changes.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.cached_rows import CachedRows
     from tiltyard.storage.column_cache import BranchKey, ColumnCache
     from tiltyard.storage.vector_cache.cache import VectorCache
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.query.search_effort import SearchEffort
 
@@ -258,7 +258,7 @@ class Route(Protocol):
 class CountQuery:
     """A count of a version's rows, or of those that a predicate selects; `caches` as of `Query`."""
 
-    snapshot: Snapshot
+    snapshot: CachedVersion
     predicate: str | None
     caches: Caches | Refused
     purpose: Purpose = Purpose.RUN

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.storage.cached_rows import CachedRows
-    from tiltyard.storage.version_cache import Snapshot
+    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.tables.query.integer_filters import IntegerFilter
     from tiltyard.tables.query.response import Reader
     from tiltyard.tables.query.routes.route import Caches, CountQuery, OutputRows, Query
@@ -113,7 +113,7 @@ class CountInMemory:
 
 
 def _indexed_column(
-    snapshot: Snapshot, selected: IntegerFilter, caches: Caches, purpose: Purpose, *, is_count: bool = False
+    snapshot: CachedVersion, selected: IntegerFilter, caches: Caches, purpose: Purpose, *, is_count: bool = False
 ) -> CachedRows | Refused:
     """Return the column in memory by whose integers rows are selected, if its index covers all rows.
 

@@ -19,7 +19,7 @@ from tiltyard.model.ids import table_id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.processes import ViewRead
-from tiltyard.storage.version_cache import Snapshot
+from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.plan import NO_LIMIT, plan_search
 from tiltyard.tables.query.response import query_errors
@@ -119,7 +119,7 @@ class ViewOffer(Offer):
         if self.query.request.full_text_query is not None:
             raise UnsupportedOperationError("A view has no full-text index: search its table, or a materialized view.")
 
-    def _search(self, snapshot: Snapshot) -> ScanOffer:
+    def _search(self, snapshot: CachedVersion) -> ScanOffer:
         search = plan_search(snapshot, self.query.request)
         return ScanOffer(Query(replace(search, memory_bytes=search.memory_bytes + VIEW_BYTES), _NO_CACHES))
 
@@ -165,7 +165,7 @@ def _selected(answer: ArrowAnswer, names: Sequence[str]) -> Iterator[pa.RecordBa
         _close(answer)
 
 
-def _load(ctx: Context, request: ViewRequest) -> Snapshot:
+def _load(ctx: Context, request: ViewRequest) -> CachedVersion:
     """Return a view's rows as a dataset in memory. Raises InvalidInputError if they are too many."""
     answer = _read(ctx, request, ViewRead(()))
     rows, size = [], 0
@@ -183,8 +183,8 @@ def _load(ctx: Context, request: ViewRequest) -> Snapshot:
     return _in_memory(rows, answer.schema)
 
 
-def _in_memory(rows: list[pa.RecordBatch], schema: pa.Schema) -> Snapshot:
-    return Snapshot(lance.write_dataset(pa.Table.from_batches(rows, schema), "memory://"))
+def _in_memory(rows: list[pa.RecordBatch], schema: pa.Schema) -> CachedVersion:
+    return CachedVersion(lance.write_dataset(pa.Table.from_batches(rows, schema), "memory://"))
 
 
 def _read(ctx: Context, request: ViewRequest, read: ViewRead) -> ArrowAnswer:

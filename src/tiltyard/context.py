@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tiltyard.runtime.budgets import MemoryBudget
     from tiltyard.runtime.outage_log import OutageLog
     from tiltyard.storage import Storage
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.storage.commit_route import CommitRoute
-    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.store import (
         FinalManifest,
         NamespaceRecord,

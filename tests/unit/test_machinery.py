@@ -17,7 +17,7 @@ UNCOUNTED = {
     "api/execution/commit_queue.py": "the clients that wait for one table, which its queue counts",
     "api/execution/upload.py": "the parts of one upload, bounded by its window",
     "flight/queries.py": "the messages of one query, which its reader takes",
-    "storage/column_cache.py": "the versions of a table in memory, a part of that cache",
+    "storage/caches/column_cache.py": "the versions of a table in memory, a part of that cache",
     "tables/commits/child_commits.py": "answers of the parent in a child process, which has one call at a time",
     "tables/query/routes/index_in_memory.py": "the filters of an open version, which they go with",
     "tables/query/search_effort.py": "the counts of an open version, which they go with",

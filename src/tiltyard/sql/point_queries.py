@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context, OpenTable
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
 
 MAX_LENGTH = 2_000
 """Characters of a query that is looked at."""

@@ -18,15 +18,15 @@ from lance_namespace.errors import (
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import check_name
 from tiltyard.runtime.cache import Cache
-from tiltyard.storage.column_cache import BranchKey, ColumnCache
+from tiltyard.storage.caches.column_cache import BranchKey, ColumnCache
+from tiltyard.storage.caches.openings import Opening, Openings
+from tiltyard.storage.caches.shared_snapshots import RecordedVersion, SharedSnapshot, manifest_path
+from tiltyard.storage.caches.version_cache import CachedVersion, VersionCache
 from tiltyard.storage.commit_route import CommitRoute
 from tiltyard.storage.disk_cache.cache import DiskCache
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import canonical_location, is_local, is_within
-from tiltyard.storage.openings import Opening, Openings
-from tiltyard.storage.shared_snapshots import RecordedVersion, SharedSnapshot, manifest_path
 from tiltyard.storage.vector_cache.cache import VectorCache
-from tiltyard.storage.version_cache import CachedVersion, VersionCache
 
 log = logging.getLogger("tiltyard.storage")
 

@@ -14,9 +14,9 @@ from tiltyard.model.branches import MAIN
 from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
 from tiltyard.runtime.outage_log import StorageUnavailableError
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import IncompleteFileError
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.commits.finalizing import finalize_pending, has_unfinished
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import recorded_latest

@@ -27,7 +27,8 @@ from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
-from tiltyard.storage import Storage, StorageError, shared_snapshots, writing
+from tiltyard.storage import Storage, StorageError, writing
+from tiltyard.storage.caches import shared_snapshots
 from tiltyard.storage.manifests.next_manifest import NextManifest
 from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.commit import create_table_version

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.storage.version_cache import CachedVersion
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.tables.query.batch_sizes import (
     BATCH_BYTES,
     MAX_ROWS,

@@ -17,9 +17,9 @@ from lance_namespace.errors import UnsupportedOperationError
 from tests.tables.query.query_table import Table, rows
 
 from tiltyard.model.branches import MAIN
-from tiltyard.storage import column_cache
-from tiltyard.storage.cached_rows import CachedRows
-from tiltyard.storage.column_cache import ColumnCache
+from tiltyard.storage.caches import column_cache
+from tiltyard.storage.caches.cached_rows import CachedRows
+from tiltyard.storage.caches.column_cache import ColumnCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable

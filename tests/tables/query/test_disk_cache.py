@@ -22,11 +22,11 @@ from tests.services.s3 import S3Server, s3_server
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
 
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.disk_cache import cache as cache_module
 from tiltyard.storage.disk_cache.cache import DiskCache
 from tiltyard.storage.disk_cache.table_copy import CHECKSUMS
 from tiltyard.storage.objects import ObjectFiles
-from tiltyard.storage.version_cache import CachedVersion
 
 BUCKETS = count(1)
 MIB = 1 << 20

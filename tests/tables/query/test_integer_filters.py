@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiltyard.storage.cached_rows import IntegerRange, Integers
+from tiltyard.storage.caches.cached_rows import IntegerRange, Integers
 from tiltyard.tables.query.integer_filters import IntegerFilter, parse_integer_filter
 
 

@@ -12,7 +12,7 @@ from tests.services.cases import check_each
 from tests.tables.served import Server, ask
 
 from tiltyard.model.spec import models
-from tiltyard.storage import cached_rows
+from tiltyard.storage.caches import cached_rows
 from tiltyard.tables.indexes.indexes import prewarm_table_page_cache
 from tiltyard.tables.query.plan import NO_LIMIT
 from tiltyard.tables.query.query import count_table_rows, query_table

@@ -14,8 +14,8 @@ from lance_namespace.errors import InvalidInputError, ThrottlingError
 from tests.tables.query.query_table import context, vectors
 
 from tiltyard.model.spec import models
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.datasets import Datasets
-from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.query import plan
 from tiltyard.tables.query.plan import STREAM_BYTES, plan_search
 from tiltyard.tables.query.routes.route import Query, Refused

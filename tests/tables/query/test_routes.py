@@ -18,7 +18,7 @@ from tests.services.wire import stream
 from tests.tables.query.query_table import vectors
 
 from tiltyard.model.spec import operations
-from tiltyard.storage.cached_rows import _LOOKUPS_BEFORE_SORT
+from tiltyard.storage.caches.cached_rows import _LOOKUPS_BEFORE_SORT
 from tiltyard.storage.vector_cache.cache import SEARCHES
 from tiltyard.tables.query.routes.chooser import ROUTES
 

@@ -22,7 +22,7 @@ from tiltyard.tables.query.search_effort import choose_effort, flat_rows
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.tables.query.search_effort import SearchEffort
 
 ROWS = 20_000

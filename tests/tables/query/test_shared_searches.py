@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.tables.query.query_table import rows
 
-from tiltyard.storage.version_cache import CachedVersion
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.tables.query.plan import Search
 from tiltyard.tables.query.routes import shared_search
 from tiltyard.tables.query.routes.shared_search import MAX_BATCH, SharedSearches, can_share

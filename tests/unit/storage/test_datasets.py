@@ -15,7 +15,8 @@ from lance_namespace.errors import TableBranchNotFoundError
 
 from tests.services.s3 import s3_server
 from tiltyard.model.branches import MAIN, Branch
-from tiltyard.storage import datasets, shared_snapshots
+from tiltyard.storage import datasets
+from tiltyard.storage.caches import shared_snapshots
 from tiltyard.storage.datasets import Datasets
 
 if TYPE_CHECKING:

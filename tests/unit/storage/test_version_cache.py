@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tiltyard.storage.version_cache import CachedVersion
+from tiltyard.storage.caches.version_cache import CachedVersion
 
 if TYPE_CHECKING:
     import lance

@@ -24,17 +24,17 @@ from lance_namespace.errors import InternalError, LanceNamespaceError, ServiceUn
 
 from tiltyard.runtime.cache import CountedCache
 from tiltyard.runtime.pool import filling_thread
+from tiltyard.storage.caches.recent_uses import RecentUses
 from tiltyard.storage.disk_cache.table_copy import CopyError, TableCopy
 from tiltyard.storage.disk_cache.version_files import UnsupportedTableError, list_version_files
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.recent_uses import RecentUses
 
 if TYPE_CHECKING:
     import lance
 
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.storage.files import Files
-    from tiltyard.storage.version_cache import CachedVersion
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import lance
 import msgspec
 
 from tiltyard.runtime.pool import run_together
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.disk_cache.version_files import manifest_path
-from tiltyard.storage.version_cache import CachedVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

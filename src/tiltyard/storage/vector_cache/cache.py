@@ -22,7 +22,7 @@ import numpy as np
 
 from tiltyard.runtime.cache import CountedCache
 from tiltyard.runtime.pool import Pool, filling_thread, run_together
-from tiltyard.storage.recent_uses import RecentUses
+from tiltyard.storage.caches.recent_uses import RecentUses
 from tiltyard.storage.vector_cache.fragments import (
     Array,
     Block,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     import lance
 
-    from tiltyard.storage.column_cache import BranchKey
+    from tiltyard.storage.caches.column_cache import BranchKey
     from tiltyard.storage.vector_cache.index import Effort
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiltyard.storage.fragment_contents import contents, deletions
+from tiltyard.storage.caches.fragment_contents import contents, deletions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.branches import Branch
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.store import NewVersion, TableRecord
     from tiltyard.tables.keys.key_values import Key
     from tiltyard.tables.keys.lookup import Coverage, KeyLookup

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
     from tiltyard.runtime.recent_keys import RecentKeys
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
 
 _ROWS_PER_LOOKUP = 500
 """How many rows a scan reads in the time that the index takes for one key."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import DataFile
 
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
 
 BATCH_BYTES = 32 << 20
 """Bytes of the rows of one batch at most, with all values that expressions produce from them."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lance import BlobFile
 
     from tiltyard.context import Context
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.tables.query.policy_enforcement import PolicyScope
 
 MAX_BLOBS = 10_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tiltyard.storage.cached_rows import IntegerRange, Integers
+from tiltyard.storage.caches.cached_rows import IntegerRange, Integers
 
 ROW_ID = "_rowid"
 

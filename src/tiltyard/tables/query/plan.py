@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lance.query import FullTextQuery
 
     from tiltyard.model.spec import models
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
 
 NO_LIMIT = 2**63 - 1
 QUERY_INDEX = "query_index"

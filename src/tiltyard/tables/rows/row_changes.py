@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from tiltyard.model.columns.primary_keys import unenforced_key
 from tiltyard.runtime.pool import run_together
+from tiltyard.storage.caches.version_cache import VersionInfo
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.manifests.next_manifest import COMMIT_HOOKS
-from tiltyard.storage.version_cache import VersionInfo
 from tiltyard.storage.writing import commit_made_here, discard_transaction
 from tiltyard.tables.keys.errors import DuplicateKeyError
 

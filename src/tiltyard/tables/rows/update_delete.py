@@ -14,8 +14,8 @@ from tiltyard.model.ids import table_id
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.row_rewrites import delete_rows, update_rows
-from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.tables.lance_sql.amplification import check_growth
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.storage.caches.shared_snapshots import RecordedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.storage.commit_route import CommitRoute
-    from tiltyard.storage.shared_snapshots import RecordedVersion
-    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.storage.writing import UnopenedVersion
     from tiltyard.store import TableRecord
 

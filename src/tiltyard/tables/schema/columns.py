@@ -17,7 +17,7 @@ from tiltyard.model.schemas.arrow_json import from_json, parse_type
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.model.views.definitions import ViewDefinition, query_columns
-from tiltyard.storage.version_cache import CachedVersion
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.tables.commits.recovery import GONE
 from tiltyard.tables.lance_sql.amplification import check_growth
 from tiltyard.tables.lance_sql.expressions import check_expression

@@ -27,8 +27,8 @@ from tiltyard.model.columns.blob_columns import has_blobs
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, input_columns, read_declaration
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.schemas.nested_types import cast_array
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.storage.writing import commit_next, discard_files, make_files_durable
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.query.batch_sizes import batch_options

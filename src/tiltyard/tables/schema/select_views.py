@@ -32,8 +32,8 @@ from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage, query_columns
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import lance_errors, may_have_committed
-from tiltyard.storage.version_cache import CachedVersion
 from tiltyard.storage.writing import commit_next, discard, discard_transaction, write_rows
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.lance_sql.select_queries import SelectQuery, parse_select

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.schemas.nested_types import cast_array, is_same_type
-from tiltyard.storage.version_cache import CachedVersion
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.schema.field_paths import find_field
 

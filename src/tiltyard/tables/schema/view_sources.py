@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.branches import Branch
     from tiltyard.model.ids import Id
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.store import TableRecord
 
 _MAX_VERSIONS = 100

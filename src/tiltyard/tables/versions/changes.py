@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tiltyard.change_feed.version_change import ChangedVersion, RowCounts
 from tiltyard.runtime.pool import run_together
+from tiltyard.storage.caches.version_cache import VersionInfo
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.version_cache import VersionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

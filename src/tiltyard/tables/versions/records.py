@@ -16,6 +16,7 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError, Ta
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.primary_keys import PROPERTY
 from tiltyard.model.spec import models
+from tiltyard.storage.caches.shared_snapshots import RecordedVersion
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import (
@@ -25,7 +26,6 @@ from tiltyard.storage.manifests.manifest_format import (
     manifest_name,
     versions_folder,
 )
-from tiltyard.storage.shared_snapshots import RecordedVersion
 from tiltyard.store import NewVersion
 
 if TYPE_CHECKING:

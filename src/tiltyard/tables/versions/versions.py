@@ -22,10 +22,10 @@ from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime.pool import run_together
+from tiltyard.storage.caches.version_cache import VersionInfo
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, versions_folder
-from tiltyard.storage.version_cache import VersionInfo
 from tiltyard.tables.commits.finalizing import finalize_pending, is_final
 from tiltyard.tables.opening import check_version_number, find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit_with_retry

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.storage.cached_rows import CachedRows
+    from tiltyard.storage.caches.cached_rows import CachedRows
     from tiltyard.storage.vector_cache.version_rows import Allowed, VersionRows
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.query.routes.route import Caches, Query

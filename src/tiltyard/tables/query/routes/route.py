@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.operations import ArrowAnswer
     from tiltyard.model.spec import models
-    from tiltyard.storage.cached_rows import CachedRows
-    from tiltyard.storage.column_cache import BranchKey, ColumnCache
+    from tiltyard.storage.caches.cached_rows import CachedRows
+    from tiltyard.storage.caches.column_cache import BranchKey, ColumnCache
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.storage.vector_cache.cache import VectorCache
-    from tiltyard.storage.version_cache import CachedVersion
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.query.search_effort import SearchEffort
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tiltyard.tables.query.routes.route import Refused
 
 if TYPE_CHECKING:
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.tables.query.routes.route import CountQuery
 
 _PREDICATE = Refused("it has a predicate")

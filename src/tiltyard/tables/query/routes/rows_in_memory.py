@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import lance
 
-    from tiltyard.storage.cached_rows import CachedRows
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.cached_rows import CachedRows
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.tables.query.integer_filters import IntegerFilter
     from tiltyard.tables.query.response import Reader
     from tiltyard.tables.query.routes.route import Caches, CountQuery, OutputRows, Query

@@ -19,7 +19,7 @@ from tiltyard.model.ids import table_id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.processes import ViewRead
-from tiltyard.storage.version_cache import CachedVersion
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.plan import NO_LIMIT, plan_search
 from tiltyard.tables.query.response import query_errors

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.model.branches import Branch
-    from tiltyard.storage.version_cache import CachedVersion
+    from tiltyard.storage.caches.version_cache import CachedVersion
 
 _CONFIRMED_SECONDS = 5.0
 """How long the catalog's word suffices that a version is the latest, after a list of the object store said so, too: a

@@ -23,9 +23,9 @@ from tiltyard.model.branches import Branch
 from tiltyard.model.columns.blob_columns import is_stored_as_read
 from tiltyard.runtime.cache import CountedCache
 from tiltyard.runtime.pool import filling_thread
-from tiltyard.storage.cached_rows import CachedRows
+from tiltyard.storage.caches.cached_rows import CachedRows
+from tiltyard.storage.caches.fragment_contents import contents
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.fragment_contents import contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -88,7 +88,7 @@ def framed(source: str, name: str) -> float:
     started_at = time.perf_counter()
     write_source(
         LocalRun(),
-        FrameRows(frame),
+        FrameRows((), frame),
         table(where, name),
         WriteOptions(WriteMode.OVERWRITE, ColumnSelection(types={"vector": SCHEMA.field("vector").type})),
     )

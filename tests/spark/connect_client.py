@@ -45,7 +45,7 @@ def main() -> None:
     )
     films = spark.read.format("tiltyard").options(uri=options.uri, table="films").load()
     frame = films.filter("id < 10")
-    write_source(LocalRun(), FrameRows(frame), table(catalog, "few"), WriteOptions())
+    write_source(LocalRun(), FrameRows((), frame), table(catalog, "few"), WriteOptions())
     changed = frame.selectExpr("id + 5 as id", "upper(v) as v", "twice")
     changed.write.format("tiltyard").options(uri=options.uri, table="few", on="id").mode("append").save()
     result = {"connect": is_connect(spark), "slots": task_slots(spark), "rows": figures["rows"], "count": films.count()}

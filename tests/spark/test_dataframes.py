@@ -40,11 +40,11 @@ def test_write_frame_of_a_join_is_its_rows_with_vectors(
     options = WriteOptions(
         columns=ColumnSelection(types={"v": parse_type("float32[2]")}), checks=(parse_check("unique(id)"),)
     )
-    figures = write_source(LocalRun(), FrameRows(frame), table, options)
+    figures = write_source(LocalRun(), FrameRows((), frame), table, options)
     assert (figures["rows"], figures["version"]) == (500, 1)
     rows = table.dataset().to_table().sort_by("id").to_pylist()
     assert rows == [{"id": n, "v": [float(n), 0.5]} for n in range(500, 1000)]
-    appended = write_source(LocalRun(), FrameRows(vectors.filter("id < 3")), table, WriteOptions(WriteMode.APPEND))
+    appended = write_source(LocalRun(), FrameRows((), vectors.filter("id < 3")), table, WriteOptions(WriteMode.APPEND))
     assert (appended["version"], table.dataset().count_rows()) == (2, 503)
 
 
@@ -53,14 +53,14 @@ def test_keys_that_are_too_many_for_the_driver_are_compared_by_spark(
 ) -> None:
     monkeypatch.setattr(write_job, "MAX_KEYS_IN_DRIVER", 5)
     others, table = table_of(catalog, fresh("others")), table_of(catalog, fresh("keys"))
-    write_source(LocalRun(), FrameRows(spark.range(8)), others, WriteOptions())
+    write_source(LocalRun(), FrameRows((), spark.range(8)), others, WriteOptions())
     checks = (parse_check("unique(id)"), parse_check(f"foreign_key(id, {others}.id)"))
-    write_source(LocalRun(), FrameRows(spark.range(6)), table, WriteOptions(checks=checks))
+    write_source(LocalRun(), FrameRows((), spark.range(6)), table, WriteOptions(checks=checks))
     append = WriteOptions(WriteMode.APPEND, checks=checks)
     with pytest.raises(
         InvalidInputError, match=r"unique\(id\): 2 keys are there.*others_\d+.id\): 3 keys are not there"
     ):
-        write_source(LocalRun(), FrameRows(spark.range(4, 11)), table, append)
+        write_source(LocalRun(), FrameRows((), spark.range(4, 11)), table, append)
     assert table.dataset().count_rows() == 6
 
 
@@ -74,7 +74,7 @@ def test_write_frame_through_a_udf_makes_its_columns(
     )
     table = table_of(catalog, fresh("udf"))
     double = GuardedFunction(parse_user_function(f"{module}:double"))
-    write_source(LocalRun(), FrameRows(spark.range(10)), table, WriteOptions(udf=double))
+    write_source(LocalRun(), FrameRows((), spark.range(10)), table, WriteOptions(udf=double))
     assert sorted(table.dataset().to_table()["twice"].to_pylist()) == list(range(0, 20, 2))
 
 
@@ -83,7 +83,9 @@ def test_write_frame_that_fails_its_check_or_is_canceled_leaves_nothing(
 ) -> None:
     table = table_of(catalog, fresh("nothing"))
     with pytest.raises(InvalidInputError, match="rows > 10: 10 rows"):
-        write_source(LocalRun(), FrameRows(spark.range(10)), table, WriteOptions(checks=(parse_check("rows > 10"),)))
+        write_source(
+            LocalRun(), FrameRows((), spark.range(10)), table, WriteOptions(checks=(parse_check("rows > 10"),))
+        )
     run, mark = LocalRun(), tmp_path / "began"
 
     def slow(batches):  # type: ignore[no-untyped-def]  # Spark's own signature
@@ -101,7 +103,7 @@ def test_write_frame_that_fails_its_check_or_is_canceled_leaves_nothing(
     thread = threading.Thread(target=cancel)
     thread.start()
     with pytest.raises(RunCanceledError):
-        write_source(run, FrameRows(spark.range(10).coalesce(1).mapInArrow(slow, "id long")), table, WriteOptions())
+        write_source(run, FrameRows((), spark.range(10).coalesce(1).mapInArrow(slow, "id long")), table, WriteOptions())
     thread.join()
     with pytest.raises(TableNotFoundError):
         table.describe()

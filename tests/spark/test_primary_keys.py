@@ -86,7 +86,7 @@ def writers(
                 upsert(LocalRun(), catalog, spark, str(file), name, on=["name"])
             elif kind == "frame":
                 selection = WriteOptions(WriteMode.APPEND, ColumnSelection((), {}, {}, ()))
-                write_source(LocalRun(), FrameRows(frame), table_of(catalog, name), selection)
+                write_source(LocalRun(), FrameRows((), frame), table_of(catalog, name), selection)
             elif kind == "data source":
                 by_source.save()
             elif kind == "data source upsert":

@@ -78,7 +78,7 @@ def test_ingest_of_files_keeps_every_type_and_value(
 
 def test_write_frame_keeps_every_type_and_value(catalog: CatalogConnection, frame: DataFrame, fresh: Fresh) -> None:
     name = fresh("types")
-    write_source(LocalRun(), FrameRows(frame), table_of(catalog, name), WriteOptions())
+    write_source(LocalRun(), FrameRows((), frame), table_of(catalog, name), WriteOptions())
     assert_same(plain(catalog, name), every_type())
 
 
@@ -127,7 +127,7 @@ def test_write_of_a_type_that_arrow_lacks_names_the_column_and_makes_no_table(
     name, intervals = fresh("odd"), spark.sql("SELECT 1 AS n, make_ym_interval(1, 2) AS odd_one")
     writer = intervals.write.format("tiltyard").options(uri=shared_server.url, table=name).mode("append")
     writes = {
-        "frame": lambda: write_source(LocalRun(), FrameRows(intervals), table_of(catalog, name), WriteOptions()),
+        "frame": lambda: write_source(LocalRun(), FrameRows((), intervals), table_of(catalog, name), WriteOptions()),
         "source": writer.save,
     }
     with pytest.raises((InvalidInputError, PySparkException), match="Column 'odd_one' is interval year to month"):

@@ -81,8 +81,8 @@ class Writer:
             frame, naive = self.spark().createDataFrame(rows), pa.timestamp("us")
             times = [column.name for column in rows.schema if column.type == naive]
             frame = frame.withColumns({name: frame[name].cast("timestamp_ntz") for name in times})
-            return FrameRows(frame, made_from)
-        return StreamRows(rows.to_reader(), self.spark, made_from)
+            return FrameRows(made_from, frame)
+        return StreamRows(made_from, rows.to_reader(), self.spark)
 
     def written(self) -> list[dict[str, Any]]:
         """Return all rows, by their keys."""

@@ -326,11 +326,11 @@ class Table(TableReader):
     def _open(self, source: Source) -> RowSource:
         """Return the rows of a source that is no files. Raises InvalidInputError."""
         if isinstance(source, Jdbc):
-            return FrameRows(source.read(self._lake.spark), (memory_source(source),))
+            return FrameRows((memory_source(source),), source.read(self._lake.spark))
         if is_frame(source):
             frame: DataFrame = source  # type: ignore[assignment]  # by the name of its class
         elif hasattr(source, "to_spark") and type(source).__module__.startswith("pyspark.pandas"):
             frame = source.to_spark()
         else:
-            return StreamRows(open_stream(source), lambda: self._lake.spark, (memory_source(source),))
-        return FrameRows(frame, frame_sources(frame, self._lake.catalog))
+            return StreamRows((memory_source(source),), open_stream(source), lambda: self._lake.spark)
+        return FrameRows(frame_sources(frame, self._lake.catalog), frame)

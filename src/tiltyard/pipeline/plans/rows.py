@@ -170,7 +170,7 @@ def _open_source(
     frame = _query(spark, plan.sql or "", readable.frames)
     views = {view: source.name for view, source in readable.sources.items()}
     record_frame(run.pipeline_run, name, frame, views, plan.options)
-    return FrameRows(frame)
+    return FrameRows((), frame)
 
 
 def _keep(run: TableRun, name: str, plan: TablePlan, target: TargetTable, written: WrittenRows) -> WrittenTable:

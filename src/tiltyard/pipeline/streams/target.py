@@ -279,12 +279,11 @@ class StreamTable:
         reach(Point.BEFORE_RECORD)
         try:
             properties = {**self._check(target, dataset, batches, fragments, rejected), **self._properties(advanced)}
-            if deleted is None:
-                version = self._commit_append(dataset, fragments, properties)
-            else:
-                keys = pa.concat_tables([rows.select(deleted.column_names), deleted])
-                in_memory = KeysInMemory(location, self.options.on, keys)
-                version = self._commit_changes(dataset, in_memory, fragments, properties)
+            keys = None
+            if deleted is not None:
+                changed = pa.concat_tables([rows.select(deleted.column_names), deleted])
+                keys = KeysInMemory(location, self.options.on, changed)
+            version = self._commit_version(dataset, fragments, keys, properties)
         except (RefusedError, InvalidInputError, ConcurrentModificationError, *KEY_ERRORS):
             delete_fragment_files(location, fragments)
             raise
@@ -311,45 +310,32 @@ class StreamTable:
         found = TargetTable(self.table, target.location, int(dataset.version), False, dataset.schema, None)
         return check_rows(self.run, None, found, spec, [result], self.options.on).properties
 
-    def _commit_append(
-        self, dataset: lance.LanceDataset, fragments: Sequence[str], properties: Mapping[str, str]
-    ) -> int:
-        assert self._job_table is not None
-        operation = lance.LanceOperation.Append(parse_fragments(fragments))
-        for _ in range(MAX_CONFLICTS):
-            self.run.check()
-            try:
-                return self._job_table.commit(
-                    dataset, operation, self.run, verify=self._is_writer, properties=properties
-                )
-            except CommitConflictError:
-                dataset = self._latest()
-        raise ConcurrentModificationError(f"{self.table} keeps changing: {MAX_CONFLICTS} commits conflicted.")
-
-    def _commit_changes(
+    def _commit_version(
         self,
         dataset: lance.LanceDataset,
-        keys: KeysInMemory,
         fragments: Sequence[str],
+        keys: KeysInMemory | None,
         properties: Mapping[str, str],
     ) -> int:
-        """Commit rows and the deletion of all that have one of the keys."""
+        """Commit rows, and the deletion of all that have one of the keys; return the version."""
         assert self._job_table is not None
-        run = self.run
-        plan = UpsertPlan(keys, parse_fragments(fragments), dataset, reports=False)
-        plan.match_keys(run, None)
+        written = parse_fragments(fragments)
+        plan = None if keys is None else UpsertPlan(keys, written, dataset, reports=False)
+        if plan is not None:
+            plan.match_keys(self.run, None)
+
+        def can_follow(newer: lance.LanceDataset) -> bool:
+            return self._is_writer(newer) and (plan is None or plan.can_commit_after(self.run, newer))
+
         for _ in range(MAX_CONFLICTS):
             self.run.check()
+            operation = lance.LanceOperation.Append(written) if plan is None else plan.operation()
             try:
-                return self._job_table.commit(
-                    plan.dataset,
-                    plan.operation(),
-                    self.run,
-                    verify=lambda newer: self._is_writer(newer) and plan.can_commit_after(run, newer),
-                    properties=properties,
-                )
+                return self._job_table.commit(dataset, operation, self.run, verify=can_follow, properties=properties)
             except CommitConflictError:
-                plan.rebase(run, None, self._latest())
+                dataset = self._latest()
+                if plan is not None:
+                    plan.rebase(self.run, None, dataset)
         raise ConcurrentModificationError(f"{self.table} keeps changing: {MAX_CONFLICTS} commits conflicted.")
 
     def _properties(self, advanced: Position) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +68,10 @@ def open_files(
     files, path = pick_file_options(arguments), absolute_path(path)
     if (kind := _spark_format(path, files.get("format"))) is not None:
         frame = _read_spark_files(started(spark), path, kind, files)
-        return FrameRows(frame, (LineageSource.of_uri(path),))
+        return FrameRows((LineageSource.of_uri(path),), frame)
     options = SourceOptions.of(path, files, selection, dict(catalog.storage))
-    return FileRows(find_source(options, spark_inspector(run, spark)), spark, options.task_bytes, path)
+    found = find_source(options, spark_inspector(run, spark))
+    return FileRows((LineageSource.of_uri(path),), found, spark, options.task_bytes)
 
 
 def _spark_format(path: str, format_: str | None) -> str | None:
@@ -103,25 +104,20 @@ def _read_spark_files(spark: SparkSession, path: str, format_: str, options: Fil
 
 
 @dataclass(slots=True)
-class FileRows:
+class FileRows(RowSource):
     """The rows of files."""
 
+    can_resume = True
     source: FileSource
     spark: SparkSession | LazySession
     task_bytes: int
-    path: str
-    made_from: tuple[LineageSource, ...] = field(init=False)
-    can_resume: bool = field(init=False, default=True)
-
-    def __post_init__(self) -> None:
-        self.made_from = (LineageSource.of_uri(self.path),)
 
     @property
     def schema(self) -> pa.Schema:
         return self.source.reader.schema
 
     @property
-    def lookup(self) -> SparkSession | LazySession | None:
+    def session(self) -> SparkSession | LazySession:
         return self.spark
 
     def adapt(self, table: pa.Schema, options: WriteOptions) -> None:
@@ -170,12 +166,10 @@ class FileRows:
 
 
 @dataclass(slots=True)
-class FrameRows:
+class FrameRows(RowSource):
     """The rows of a DataFrame of Spark."""
 
     frame: DataFrame
-    made_from: tuple[LineageSource, ...] = ()
-    can_resume: bool = field(init=False, default=False)
 
     @property
     def schema(self) -> pa.Schema:
@@ -184,23 +178,13 @@ class FrameRows:
         return arrow_schema(self.frame.schema)
 
     @property
-    def spark(self) -> SparkSession:
+    def session(self) -> SparkSession:
         return self.frame.sparkSession
-
-    @property
-    def lookup(self) -> SparkSession | LazySession | None:
-        return self.frame.sparkSession
-
-    def adapt(self, table: pa.Schema, options: WriteOptions) -> None:
-        """Do nothing: its types are known."""
 
     def try_function(self, run: Run, trial: WriteSpec) -> pa.Schema | None:
         rows, work = self.frame.limit(_TRIAL_ROWS).coalesce(1), partial(infer_partition_schema, trial)
-        schemas = run_partitions(self.spark, run, rows, work, name="try the UDF", resources=trial.resources)
+        schemas = run_partitions(self.session, run, rows, work, name="try the UDF", resources=trial.resources)
         return next((inferred for inferred in schemas if inferred is not None), None)
-
-    def figures(self) -> dict[str, object]:
-        return {}
 
     def write(self, run: Run, spec: WriteSpec) -> list[WriteResult]:
         return write_partitions(run, self.frame, spec)
@@ -220,13 +204,11 @@ def write_partitions(run: Run, frame: DataFrame, spec: WriteSpec) -> list[WriteR
 
 
 @dataclass(slots=True)
-class StreamRows:
+class StreamRows(RowSource):
     """The rows of an Arrow stream; `start_session` is called where a check counts more keys than this process holds."""
 
     reader: pa.RecordBatchReader
     start_session: Callable[[], SparkSession]
-    made_from: tuple[LineageSource, ...] = ()
-    can_resume: bool = field(init=False, default=False)
     _first: pa.RecordBatch | None = None
 
     @property
@@ -234,23 +216,16 @@ class StreamRows:
         return self.reader.schema
 
     @property
-    def spark(self) -> LazySession:
+    def session(self) -> LazySession:
         return LazySession(self.start_session)
 
     @property
-    def lookup(self) -> SparkSession | LazySession | None:
+    def lookup(self) -> None:
         """Return None: rows of this process need no Spark."""
-        return None
-
-    def adapt(self, table: pa.Schema, options: WriteOptions) -> None:
-        """Do nothing: its types are known."""
 
     def try_function(self, run: Run, trial: WriteSpec) -> pa.Schema | None:
         self._first = next((batch for batch in self._slices() if batch.num_rows), None)
         return infer_partition_schema(trial, 0, iter([] if self._first is None else [self._first]))
-
-    def figures(self) -> dict[str, object]:
-        return {}
 
     def write(self, run: Run, spec: WriteSpec) -> list[WriteResult]:
         return [write_rows(spec, self._counted(run), "stream")]

@@ -9,11 +9,12 @@ what rows become, what is rejected, the checks, the lineage, what a driver that 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
@@ -65,39 +66,46 @@ _REFUSALS = (RefusedError, InvalidInputError, TableAlreadyExistsError, *KEY_ERRO
 """Errors after which nothing is visible, nor will be; after any other one, a commit may have happened."""
 
 
-class RowSource(Protocol):
+@dataclass(slots=True)
+class RowSource(ABC):
     """Rows to write. `made_from` names them in the lineage.
 
     With `can_resume` a driver that goes on finds what an earlier one has written, and reads the other rows again; else
     they can be read once.
     """
 
+    can_resume: ClassVar[bool] = False
     made_from: tuple[LineageSource, ...]
-    can_resume: bool
 
     @property
+    @abstractmethod
     def schema(self) -> pa.Schema:
         """Return the columns that it yields."""
 
     @property
-    def spark(self) -> SparkSession | LazySession | None:
-        """Return the session of checks of more keys than this process holds, if there can be one."""
+    @abstractmethod
+    def session(self) -> SparkSession | LazySession:
+        """Return the session of checks of more keys than this process holds."""
 
     @property
     def lookup(self) -> SparkSession | LazySession | None:
         """Return the session that looks the keys of an upsert up in a large table; None for threads of this process."""
+        return self.session
 
-    def adapt(self, table: pa.Schema, options: WriteOptions) -> None:
+    def adapt(self, table: pa.Schema, options: WriteOptions) -> None:  # noqa: B027  # the types of most are known
         """Read text in the types of the table that the rows are added to."""
 
+    @abstractmethod
     def try_function(self, run: Run, trial: WriteSpec) -> pa.Schema | None:
         """Return the columns that a user's function makes of the first rows; None if it takes none of them."""
 
+    @abstractmethod
     def write(self, run: Run, spec: WriteSpec) -> list[WriteResult]:
         """Write the rows, without a version that names them. Raises RefusedError, RunCanceledError."""
 
     def figures(self) -> dict[str, object]:
         """Return what it says of its rows, besides their number."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,7 @@ def write_uncommitted(
     results.extend(source.write(run, spec))
     counts = count_written(results)
     run.progress(**{name: counts[name] for name in ("rows", "fragments", "bytes")})
-    written = check_rows(run, source.spark, target, spec, results, options.on)
+    written = check_rows(run, source.session, target, spec, results, options.on)
     return replace(written, figures={**written.figures, **source.figures()})
 
 

@@ -123,6 +123,7 @@ class WebhookSink(WorkQueue):
         self._url = url
         self._headers = {**headers, "content-type": MEDIA_TYPE}
         self._queue: Queue[models.AuditEntry | None] = Queue(MAX_QUEUED_EVENTS)
+        self._is_closed = False
         self._pool = urllib3.PoolManager(retries=retries, timeout=TIMEOUT_SECONDS)
         super().__init__("webhook", "Records of the audit on their way to another server")
         self._thread = threading.Thread(target=self._run, name="audit-webhook", daemon=True)
@@ -145,6 +146,9 @@ class WebhookSink(WorkQueue):
         return self._dropped + self._failed
 
     def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         deadline = time.monotonic() + CLOSING_SECONDS
         while not self._queue.empty() and time.monotonic() < deadline:
             time.sleep(0.01)

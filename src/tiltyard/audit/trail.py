@@ -134,7 +134,9 @@ class AuditTrail(WorkQueue):
         return gauges | {f"audit records lost by {sink.name}": sink.lost_count() for sink in self._sinks}
 
     def close(self) -> None:
-        """Write the queued records, for a few seconds at most; no record may be added after this."""
+        """Write the queued records, for a few seconds at most; no record may be added after this. Idempotent."""
+        if self._closing:
+            return
         self._closing = True
         self._wake.set()
         if self._thread is not None:

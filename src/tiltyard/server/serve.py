@@ -20,6 +20,7 @@ from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.runtime.child_process import start_python
 from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.machinery import close_machinery
 from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts
@@ -110,6 +111,7 @@ def run_worker(settings: Settings) -> None:
     work.stop()
     flush_spans()
     services.close()
+    close_machinery()
     exit_now()
 
 

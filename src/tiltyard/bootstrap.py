@@ -22,8 +22,8 @@ from tiltyard.model.settings.secret_keys import read_secret_keys
 from tiltyard.model.settings.storages import SecretError
 from tiltyard.mounts.registry.mounts import Mounts
 from tiltyard.runtime.budgets import MemoryBudget
-from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.outage_log import OutageLog
+from tiltyard.runtime.process import wall_clock
 from tiltyard.sql.sessions import SqlSessions
 from tiltyard.storage import Storage
 from tiltyard.store import open_store

@@ -12,7 +12,7 @@ import msgspec
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.runtime.contention import Contention
-from tiltyard.runtime.counts import Counts
+from tiltyard.runtime.machinery import Counts
 from tiltyard.runtime.recent_keys import RecentKeys
 
 if TYPE_CHECKING:

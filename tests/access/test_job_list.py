@@ -14,7 +14,7 @@ from tests.access.conftest import Catalog
 from tests.services.secured import secured_server
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.process import wall_clock
 
 
 def submitted(catalog: Catalog, principal: str | None, name: str, table: tuple[str, ...] = ()) -> str:

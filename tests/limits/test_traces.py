@@ -15,8 +15,7 @@ from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
 from tiltyard.config import ConfigError, load_settings
 from tiltyard.runtime import current_request
-from tiltyard.runtime.current_request import CurrentRequest, working_on
-from tiltyard.runtime.json_logs import JsonFormatter
+from tiltyard.runtime.current_request import CurrentRequest, JsonFormatter, working_on
 from tiltyard.runtime.pool import Pool
 
 ROWS = pa.table({"id": pa.array(range(10), pa.int64())})

@@ -10,6 +10,9 @@ from types import ModuleType
 
 import pytest
 
+from tiltyard.runtime.cache import CountedCache
+from tiltyard.runtime.machinery import Machine
+
 HOME = Path(__file__).parents[2]
 SCRIPT = HOME / "scripts/make_machinery.py"
 
@@ -54,6 +57,17 @@ def test_machinery_of_a_name_is_made_in_one_place() -> None:
     assert len({(piece.kind, piece.name) for piece in named}) == len(named)
     assert [piece.name for piece in named if piece.kind == "cache" and not (piece.bound and piece.invalidated_by)] == []
     assert [piece.name for piece in named if piece.kind == "pool" and not piece.bound] == []
+
+
+def test_every_class_of_machinery_is_closed_and_has_figures() -> None:
+    importlib.import_module("tiltyard.bootstrap")
+    classes, pending = set[type[Machine]](), list(Machine.__subclasses__())
+    while pending:
+        classes.add(found := pending.pop())
+        pending += found.__subclasses__()
+    made = [found for found in classes if found.__module__.startswith("tiltyard") and found is not CountedCache]
+    assert len(made) > len(script.KINDS)
+    assert [found for found in made if found.close is Machine.close or found.figures is Machine.figures] == []
 
 
 @pytest.mark.parametrize("kind", GOALS)

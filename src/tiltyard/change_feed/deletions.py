@@ -14,7 +14,7 @@ import numpy as np
 
 from tiltyard.change_feed.table_history import get_fragment, split_by_fragment
 from tiltyard.runtime.client_arrow.reading import read_table
-from tiltyard.runtime.file_forms import (
+from tiltyard.runtime.durability import (
     BITMAP_BYTES,
     MAX_ARRAY_VALUES,
     MIN_CONTAINERS_WITH_OFFSETS,

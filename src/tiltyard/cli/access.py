@@ -9,7 +9,7 @@ import click
 
 from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 NOT_ALLOWED = 3
 """The exit status of `can` where a privilege is missing."""

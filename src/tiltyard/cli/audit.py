@@ -15,8 +15,7 @@ import click
 from tiltyard.cli.database import open_database
 from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.config import Settings
-from tiltyard.runtime.clocks import wall_clock
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse, wall_clock
 
 if TYPE_CHECKING:
     from tiltyard.store import AuditFilter, AuditRecord, Store

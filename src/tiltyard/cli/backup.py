@@ -12,7 +12,7 @@ from tiltyard.cli.options import parse_pairs, settings_options
 from tiltyard.cli.output.cells import format_size
 from tiltyard.cli.session.failures import ExitStatus
 from tiltyard.config import ConfigError, Settings
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from tiltyard.backup.target import BackupTarget

@@ -11,7 +11,7 @@ import click
 from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.cli.session.failures import ExitStatus
 from tiltyard.config import ConfigError, Settings
-from tiltyard.runtime.fatal import describe, refuse
+from tiltyard.runtime.process import describe, refuse
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

@@ -18,7 +18,7 @@ import click
 from tiltyard.cli.interruption import exit_interrupted, interruptible
 from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.cli.output.progress import progress_bar
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller

@@ -43,7 +43,7 @@ from tiltyard.pipeline.driver.progress import figure_reader
 from tiltyard.pipeline.jobs import JobParameter, RegisteredJob, find_job, split_names
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError, describe_canceled
 from tiltyard.pipeline.spark_tasks import tune_allocator
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

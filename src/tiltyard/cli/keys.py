@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tiltyard.cli.options import CatalogPlace, catalog_options
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 DAYS = click.FloatRange(min=0, min_open=True, max=36_500)
 HOURS = click.FloatRange(min=0, max=876_000)

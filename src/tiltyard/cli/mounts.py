@@ -11,7 +11,7 @@ import click
 
 from tiltyard.cli.options import CatalogPlace, catalog_options, parse_pairs
 from tiltyard.cli.session.failures import ExitStatus
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller

@@ -14,7 +14,7 @@ import click
 
 from tiltyard.config import NAMES, ConfigError, Settings, load_settings
 from tiltyard.model.settings.setting_names import unknown_variables
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller

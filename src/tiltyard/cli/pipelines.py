@@ -10,7 +10,7 @@ import click
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.session.ids import TABLE_OF_JOB
 from tiltyard.cli.session.job_target import JobTarget, execution_options, job_target_options
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 _PLAN_PARAMETERS: list[click.Parameter] = [
     click.Argument(["file"], type=click.Path(path_type=Path)),

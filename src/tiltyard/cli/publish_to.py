@@ -11,7 +11,7 @@ import click
 
 from tiltyard.cli.mounts import parse_settings, settings_option, settings_with_uri
 from tiltyard.cli.options import CatalogPlace, catalog_options
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller

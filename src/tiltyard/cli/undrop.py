@@ -9,7 +9,7 @@ import click
 
 from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.cli.session.ids import TABLE, TABLE_OR_NAMESPACE, TypedId
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller

@@ -13,7 +13,7 @@ from tiltyard.cli.output.cells import format_size
 from tiltyard.cli.session.ids import TABLE, TABLE_OF_JOB, TypedId, format_id
 from tiltyard.cli.session.job_target import JobTarget, job_catalog_options
 from tiltyard.config import Settings
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

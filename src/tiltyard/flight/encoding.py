@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tiltyard.runtime.arrow_ipc import to_ipc
+from tiltyard.runtime.client_arrow.reading import to_ipc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

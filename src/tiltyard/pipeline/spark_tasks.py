@@ -30,8 +30,8 @@ import pyarrow as pa
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.private_variables import set_task_variables, variables_for_tasks
 from tiltyard.pipeline.session import LazySession, is_connect, started, task_slots
-from tiltyard.runtime.allocator import retain_freed_memory
 from tiltyard.runtime.pool import start_thread, submit_shared
+from tiltyard.runtime.process import retain_freed_memory
 from tiltyard.runtime.tracing import TaskTrace, task_span, task_trace
 
 if TYPE_CHECKING:

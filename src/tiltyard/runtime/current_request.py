@@ -1,4 +1,4 @@
-"""The request or job that a thread or a task works on, for lines of the log and for spans of traces.
+"""The request or job that a thread or a task works on, for lines of the log and for spans of traces; lines as JSON.
 
 Nothing is kept unless `track` was called, as it is where logs are JSON or traces are on: then the work of a request is
 followed from the event loop into the threads of a `Pool`.
@@ -6,11 +6,15 @@ followed from the event loop into the threads of a `Pool`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
+
+import msgspec
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,3 +108,27 @@ def track_work(work: Callable[[], T]) -> Callable[[], T]:
             request.run_seconds += perf_counter() - started
 
     return tracked
+
+
+MAX_MESSAGE = 100_000
+"""Characters of a message, and of a traceback."""
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as a JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage()[:MAX_MESSAGE],
+        }
+        if (request := current_request()) is not None:
+            line["request_id"] = request.request_id
+            if request.span is not None:
+                context = request.span.get_span_context()
+                line |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)[-MAX_MESSAGE:]
+        return msgspec.json.encode(line).decode()

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import ClassVar
@@ -111,3 +112,21 @@ def close_machinery(pieces: Iterable[Machine] | None = None) -> None:
             machine.close()
         except Exception:
             log.exception("the %s '%s' could not be closed", machine.kind, machine.name)
+
+
+class Counts:
+    """How many events of each name there were since the process started. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, name: str) -> None:
+        """Count one event."""
+        with self._lock:
+            self._counts[name] += 1
+
+    def read(self) -> dict[str, int]:
+        """Return the counts by name."""
+        with self._lock:
+            return dict(self._counts)

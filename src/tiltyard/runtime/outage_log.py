@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError, ServiceUnavailableError
 
-from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.process import wall_clock
 
 SILENCE_MS = 60_000
 """How long a cause is only counted after it was logged."""

@@ -1,6 +1,4 @@
-"""Temporary folders that belong to a process, and go with it: where it was killed, the next process removes them.
-
-Systems remove old temporary files, these folders among them: one that is gone is made again when it is asked for.
+"""Temporary folders that belong to a process, and go with it; and files that it passes to its children.
 
 A folder's owner holds a lock of a file in it for as long as it lives. The kernel releases the lock with the process,
 however that ends, so a folder whose lock can be had belongs to nobody.
@@ -14,8 +12,10 @@ import os
 import shutil
 import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 _LOCK = "owner.lock"
 _UNFINISHED = "new-"
@@ -89,3 +89,16 @@ def _is_abandoned(folder: Path) -> bool:
         return True
     finally:
         os.close(lock)
+
+
+@contextmanager
+def shared_file(variable: str, content: bytes) -> Iterator[None]:
+    """Create a file for the processes that are started in the block; the environment variable has its path."""
+    with TemporaryDirectory(prefix="tiltyard-shared-") as folder:
+        file = Path(folder) / "file"
+        file.write_bytes(content)
+        os.environ[variable] = str(file)
+        try:
+            yield
+        finally:
+            del os.environ[variable]

@@ -103,3 +103,7 @@ class RecentKeys(CountedCache):
         with self._lock:
             table = self._tables.get(scope)
             return table is None or not table.files.issuperset(files) or table.has_any(hashes)
+
+    def close(self) -> None:
+        with self._lock:
+            self._tables.clear()

@@ -29,7 +29,7 @@ from typing import Any, cast
 
 import uvloop
 
-from tiltyard.runtime.shared_file import shared_file
+from tiltyard.runtime.owned_folders import shared_file
 
 log = logging.getLogger("tiltyard")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from tiltyard.config import Settings
-from tiltyard.runtime.fatal import refuse
 from tiltyard.runtime.owned_folders import OwnedFolder
+from tiltyard.runtime.process import refuse
 
 PACKAGES = ("datafusion", "grpc", "google.protobuf")
 MISSING = "SQL over Arrow Flight needs further packages: pip install 'tiltyard[sql]'."

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tiltyard.runtime.allocator import release_freed_memory, retain_freed_memory
 from tiltyard.runtime.pool import attempt
+from tiltyard.runtime.process import release_freed_memory, retain_freed_memory
 
 log = logging.getLogger("tiltyard")
 

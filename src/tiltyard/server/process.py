@@ -21,8 +21,8 @@ from tiltyard.api.limits.connections import CONNECTIONS, Connections
 from tiltyard.bootstrap import open_services
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
-from tiltyard.runtime.fatal import describe, refuse
 from tiltyard.runtime.machinery import close_machinery
+from tiltyard.runtime.process import describe, refuse
 from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server.connection_balancing import connection_limit, raise_descriptor_limit
 from tiltyard.server.console_mount import ConsoleMount, is_console_path

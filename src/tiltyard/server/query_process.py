@@ -24,8 +24,8 @@ from tiltyard.config import Settings
 from tiltyard.context import Context, Services
 from tiltyard.flight.encoding import LARGE_BYTES, BatchEncoder, Part, encode_schema
 from tiltyard.model.ids import Id
-from tiltyard.runtime.arrow_ipc import to_ipc
 from tiltyard.runtime.child_process import start_python
+from tiltyard.runtime.client_arrow.reading import to_ipc
 from tiltyard.server.log_setup import set_up_logging
 from tiltyard.sql.engine import PlannedQuery, plan_query, plan_view
 from tiltyard.sql.parameters import read_parameters

@@ -19,8 +19,8 @@ from tiltyard.api.metrics import shared_metrics
 from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.runtime.child_process import start_python
-from tiltyard.runtime.fatal import refuse
 from tiltyard.runtime.machinery import close_machinery
+from tiltyard.runtime.process import refuse
 from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts

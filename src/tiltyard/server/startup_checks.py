@@ -11,7 +11,7 @@ from typing import Any
 from tiltyard.config import Settings
 from tiltyard.context import Services
 from tiltyard.identity.keys import FIRST_ADMINISTRATOR, create_first_key
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 STRICT_TRANSPORT_SECURITY = ("strict-transport-security", "max-age=31536000")
 """Have browsers use HTTPS alone for a year."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.runtime.arrow_ipc import to_ipc
-from tiltyard.runtime.client_arrow.reading import read_table
+from tiltyard.runtime.client_arrow.reading import read_table, to_ipc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError, Pe
 
 from tiltyard.model.settings.mounts import mount_locations
 from tiltyard.model.settings.storages import NamedStorage, SecretError, read_secrets
-from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.locations import canonical_location, is_below, is_local, is_within
 from tiltyard.storage.vending import Folder, MissingVendorError, VendedCredentials, Vendor, open_vendor, refresh_offset
 

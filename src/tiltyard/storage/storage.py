@@ -17,9 +17,9 @@ from lance_namespace.errors import (
 
 from tiltyard.runtime.batcher import Batcher
 from tiltyard.runtime.cache import Cache
-from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.durability import Durability, WrittenFile
 from tiltyard.runtime.outage_log import StorageUnavailableError
+from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.availability import AvailabilityMonitor
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.errors import lance_errors, translate_error

@@ -18,7 +18,7 @@ They derive from `Repository` (repository.py), run on a `Database` (backend.py) 
 and share `records` and `paths`. `schema` applies `migrations/`.
 """
 
-from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.process import wall_clock
 from tiltyard.store.access.generations import (
     FRESH_SECONDS,
     GRANTS_GENERATION,

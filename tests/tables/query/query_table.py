@@ -13,7 +13,7 @@ from tiltyard.context import Context, OpenTable
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.spec import models
 from tiltyard.runtime.budgets import MemoryBudget
-from tiltyard.runtime.counts import Counts
+from tiltyard.runtime.machinery import Counts
 from tiltyard.storage.datasets import Datasets
 from tiltyard.tables.query import query
 

@@ -9,7 +9,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from tiltyard.runtime.file_forms import BrokenFileError, check_whole
+from tiltyard.runtime.durability import BrokenFileError, check_whole
 from tiltyard.storage.manifests.manifest_format import top_fields
 from tiltyard.storage.manifests.manifest_references import new_files
 

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
-from tiltyard.runtime.shared_file import shared_file
+from tiltyard.runtime.owned_folders import shared_file
 
 SHARED_FILE = "TILTYARD_SHARED_RATES"
 """The environment variable by which a parent names the file to its processes."""

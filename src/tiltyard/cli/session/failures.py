@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from tiltyard.runtime.fatal import refuse
+from tiltyard.runtime.process import refuse
 
 if TYPE_CHECKING:
     from lance_namespace.errors import LanceNamespaceError

@@ -123,7 +123,7 @@ def open_root(settings: Settings, *, creates: bool = False, database_alone: bool
     from tiltyard.calls.in_process_caller import InProcessCaller
     from tiltyard.config import ConfigError
     from tiltyard.model.principals import OPERATOR
-    from tiltyard.runtime.fatal import describe
+    from tiltyard.runtime.process import describe
     from tiltyard.storage import StorageError
     from tiltyard.store import StoreVersionError, database_exists
 

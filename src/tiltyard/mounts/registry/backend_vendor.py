@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.model.ids import Id
-from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.vending.vendor import Folder, VendedCredentials
 from tiltyard.store.access.grants import TABLE
 

@@ -31,8 +31,8 @@ from tiltyard.mounts.mounted_catalog import ConvertsUnsafeTables
 from tiltyard.mounts.registry.backend_vendor import BackendVendor, NothingVendedError
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker, MountPausedError
 from tiltyard.mounts.registry.lookup_cache import LookupCache
-from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.pool import Pool
+from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.errors import StorageThrottledError
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending.credential_cache import CredentialCache

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.runtime.arrow_ipc import to_ipc
+from tiltyard.runtime.client_arrow.reading import to_ipc
 from tiltyard.view_refresh.net_rows import is_filtered_type
 from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
 

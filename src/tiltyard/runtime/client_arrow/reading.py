@@ -34,3 +34,11 @@ def read_table(
 def read_schema(data: bytes) -> pa.Schema:
     """Read the schema that a stream begins with, and nothing behind it. Raises pa.ArrowException."""
     return pa.ipc.open_stream(data).schema
+
+
+def to_ipc(rows: pa.RecordBatch | pa.Table) -> pa.Buffer:
+    """Return rows as an IPC stream, with their schema."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write(rows)
+    return sink.getvalue()

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.process import wall_clock
 from tiltyard.store.sqlite.connection import SqliteConnection
 from tiltyard.store.sqlite.writer import Writer
 

@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
-from tiltyard.runtime.clocks import file_clock
+from tiltyard.runtime.process import file_clock
 from tiltyard.storage.commit_route import Check, CommitRoute
 from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.files import is_written_since

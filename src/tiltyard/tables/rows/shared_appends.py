@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.runtime.arrow_ipc import to_ipc
+from tiltyard.runtime.client_arrow.reading import to_ipc
 from tiltyard.store import RETURNED, AppendNotWaitingError, RequestClaim
 from tiltyard.tables.commits.finalizing import finalize_pending
 

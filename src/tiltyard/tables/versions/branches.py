@@ -17,7 +17,7 @@ from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.errors import IncompleteFileError, lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import FINAL_NAME, branch_file

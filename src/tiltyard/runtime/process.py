@@ -1,0 +1,58 @@
+"""What a process has of its machine: the clock, the allocator's memory; and its end by one sentence."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from typing import NoReturn
+
+
+def file_clock() -> int:
+    """Return the time that a file written right now gets on a local disk, in ms since 1970.
+
+    Linux dates files by a clock that is behind by up to a tick of some milliseconds.
+    """
+    clock = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
+    return time.clock_gettime_ns(clock) // 1_000_000
+
+
+def wall_clock() -> int:
+    """Return milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt(3)."""
+
+
+def retain_freed_memory(max_bytes: int, map_above: int) -> bool:
+    """Retain up to `max_bytes` of freed memory; buffers larger than `map_above` bytes are still released when freed.
+
+    Return whether the C library accepted both: others than glibc have no such call, older versions of glibc accept at
+    most 32 MiB for `map_above`. Nothing is changed then, for the trim threshold alone would release more memory.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, map_above) and mallopt(_TRIM_THRESHOLD, max_bytes))
+
+
+def release_freed_memory() -> bool:
+    """Release all freed memory to the system; return whether the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    return trim is not None
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's message for the operator, with what its cause notes: why a database was not reached, say."""
+    notes = [note.partition("\n")[0] for note in getattr(error.__cause__, "__notes__", ())]
+    return f"{' '.join([str(error), *notes]).rstrip('.')}."
+
+
+def refuse(message: str, status: int = 1) -> NoReturn:
+    """Print the message to standard error and exit with this status."""
+    import click  # noqa: PLC0415  # what asks for the time alone does without
+
+    click.echo(f"tiltyard: {message}", err=True)
+    sys.exit(status)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -41,10 +42,15 @@ def load_script() -> ModuleType:
 
 
 script = load_script()
-pieces = list(script.find_pieces(script.SOURCE))
 
 
-def test_machinery_is_made_by_its_classes_and_named() -> None:
+@pytest.fixture(scope="module")
+def pieces() -> list[Any]:
+    """Find the machinery once: not at the import, which each process does that collects tests."""
+    return list(script.find_pieces(script.SOURCE))
+
+
+def test_machinery_is_made_by_its_classes_and_named(pieces: list[Any]) -> None:
     uncounted = {piece.place.partition(":")[0] for piece in pieces if not piece.name}
     assert uncounted == set(UNCOUNTED), (
         "Make it by a class of tiltyard.runtime (cache, pool, batcher, child_process), with a name and a purpose, "
@@ -52,7 +58,7 @@ def test_machinery_is_made_by_its_classes_and_named() -> None:
     )
 
 
-def test_machinery_of_a_name_is_made_in_one_place() -> None:
+def test_machinery_of_a_name_is_made_in_one_place(pieces: list[Any]) -> None:
     named = [piece for piece in pieces if piece.name]
     assert len({(piece.kind, piece.name) for piece in named}) == len(named)
     assert [piece.name for piece in named if piece.kind == "cache" and not (piece.bound and piece.invalidated_by)] == []
@@ -71,7 +77,7 @@ def test_every_class_of_machinery_is_closed_and_has_figures() -> None:
 
 
 @pytest.mark.parametrize("kind", GOALS)
-def test_machinery_does_not_grow(kind: str) -> None:
+def test_machinery_does_not_grow(pieces: list[Any], kind: str) -> None:
     assert len({piece.name for piece in pieces if piece.kind == kind and piece.name}) <= GOALS[kind]
 
 

@@ -35,6 +35,11 @@ class IntegerFilter:
     integers: Integers
 
     @property
+    def row_ids(self) -> tuple[int, ...] | None:
+        """The row ids by which rows are selected; None for a column, and for a range."""
+        return self.integers if self.column == ROW_ID and isinstance(self.integers, tuple) else None
+
+    @property
     def is_one(self) -> bool:
         """Whether it is a single integer."""
         return isinstance(self.integers, tuple) and len(self.integers) == 1
@@ -53,14 +58,6 @@ def parse_integer_filter(expression: str) -> IntegerFilter | None:
     if match := _BOUNDS.fullmatch(expression):
         return _bounded(*match.groups())
     return None
-
-
-def parse_row_ids(expression: str) -> tuple[int, ...] | None:
-    """Return the row ids that a filter selects rows by; None for all other filters."""
-    selected = parse_integer_filter(expression)
-    if selected is None or selected.column != ROW_ID or not isinstance(selected.integers, tuple):
-        return None
-    return selected.integers
 
 
 def _bounded(

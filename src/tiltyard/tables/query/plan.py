@@ -27,7 +27,7 @@ from tiltyard.tables.lance_sql.amplification import check_growth
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.query.batch_sizes import ORDER_BYTES, SMALL_RESPONSE_ROWS, batch_options, estimate_ordering
 from tiltyard.tables.query.full_text import FullTextQueryBuilder
-from tiltyard.tables.query.integer_filters import ROW_ID, parse_row_ids
+from tiltyard.tables.query.integer_filters import ROW_ID, parse_integer_filter
 from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array
 from tiltyard.tables.query.scanners import make_scanner
 
@@ -204,7 +204,8 @@ def limit_to_row_ids(request: models.QueryTableRequest) -> models.QueryTableRequ
     vector = request.vector
     if request.filter is None or request.full_text_query or (vector and (vector.single_vector or vector.multi_vector)):
         return request
-    ids = parse_row_ids(request.filter)
+    selected = parse_integer_filter(request.filter) if ROW_ID in request.filter else None
+    ids = None if selected is None else selected.row_ids
     return request if ids is None or len(ids) >= request.k else structs.replace(request, k=len(ids))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from tiltyard.tables.query.integer_filters import ROW_ID, parse_integer_filter, parse_row_ids
+from tiltyard.tables.query.integer_filters import ROW_ID, parse_integer_filter
 from tiltyard.tables.query.routes.point_lookup import lookup_columns
 from tiltyard.tables.query.routes.route import BatchReader, Cost, Purpose, Refused, SearchOffer
 
@@ -44,15 +44,15 @@ class RowsInMemory:
         """Return the rows of a look-up, or why they are not found in memory."""
         expression = query.only_filter
         selected = None if expression is None else parse_integer_filter(expression)
-        if expression is None or selected is None:
+        if selected is None:
             return _OTHER_FILTER
         if isinstance(output := query.output, Refused):
             return output
         rows = output.rows
         if (query.has_row_ids and rows.address != ROW_ID) or not rows.fields.keys() >= set(output.names):
             return _NOT_STORED
-        if (ids := parse_row_ids(expression)) is not None:
-            addresses = rows.find_ids(ids)
+        if selected.row_ids is not None:
+            addresses = rows.find_ids(selected.row_ids)
             return _NO_ADDRESSES if addresses is None else RowsAt(query, output, addresses)
         assert not isinstance(query.caches, Refused)  # or there would be no output
         column = _indexed_column(query.search.snapshot, selected, query.caches, query.purpose)

@@ -52,7 +52,7 @@ class Searched:
 
     def search(self, query: Any, **fields: Any) -> pa.Table | None:
         """Return the rows that memory finds, None where Lance answers."""
-        offer = IndexInMemory().ask(self.asked(query, Purpose.RUN, **fields))
+        offer = IndexInMemory.ask(self.asked(query, Purpose.RUN, **fields))
         if isinstance(offer, Refused):
             return None
         (reader,) = offer.readers()
@@ -60,7 +60,7 @@ class Searched:
 
     def explain(self, query: Any, **fields: Any) -> str:
         """Return how memory answers, or why it does not."""
-        offer = IndexInMemory().ask(self.asked(query, Purpose.EXPLAIN, **fields))
+        offer = IndexInMemory.ask(self.asked(query, Purpose.EXPLAIN, **fields))
         return offer.reason if isinstance(offer, Refused) else offer.describe()
 
     def asked(self, query: Any, purpose: Purpose, **fields: Any) -> Query:

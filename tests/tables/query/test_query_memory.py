@@ -19,7 +19,7 @@ from tiltyard.storage.datasets import Datasets
 from tiltyard.tables.query import plan
 from tiltyard.tables.query.plan import STREAM_BYTES, plan_search
 from tiltyard.tables.query.routes.route import Query, Refused
-from tiltyard.tables.query.routes.scan import ScanOffer
+from tiltyard.tables.query.routes.scan import Scan
 
 ROWS, DIMENSION = 3000, 8
 VECTOR: dict[str, Any] = {"vector": {"single_vector": [0.5] * DIMENSION}}
@@ -79,7 +79,7 @@ def test_response_gives_its_memory_back_when_it_is_read_closed_or_dropped(
     search = plan_search(CachedVersion(dataset), request)
 
     def respond() -> Any:
-        return ScanOffer(Query(search, Refused("no caches"))).answer(ctx).batches
+        return Scan(Query(search, Refused("no caches"))).answer(ctx).batches
 
     read = respond()
     assert budget.used == search.memory_bytes

@@ -16,7 +16,7 @@ from tiltyard.storage.datasets import Datasets
 from tiltyard.tables.query import search_effort
 from tiltyard.tables.query.plan import plan_search
 from tiltyard.tables.query.routes.route import Query, Refused
-from tiltyard.tables.query.routes.scan import ScanOffer
+from tiltyard.tables.query.routes.scan import Scan
 from tiltyard.tables.query.search_effort import choose_effort, flat_rows
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class IndexedTable:
             distances = ((self.values[allowed] - query) ** 2).sum(axis=1)
             nearest = set(allowed[np.argsort(distances)[:10]].tolist())
             search = self.search(query, filter=f"rank < {matching}", **fields)
-            reader = next(ScanOffer(Query(search, Refused("no caches"))).readers())
+            reader = next(Scan(Query(search, Refused("no caches"))).readers())
             found += len(nearest & {number for batch in reader for number in batch["id"].to_pylist()})
         return found / 10 / len(self.queries)
 

@@ -39,8 +39,8 @@ from tiltyard.tables.query.routes.chooser import (
     query_on_loop,
 )
 from tiltyard.tables.query.routes.index_in_memory import search_together, waiting_search
-from tiltyard.tables.query.routes.route import CountQuery, Offer, Purpose, Query, ViewQuery
-from tiltyard.tables.query.routes.view import ViewCount, find_view
+from tiltyard.tables.query.routes.route import CountQuery, Offer, Purpose, Query
+from tiltyard.tables.query.routes.view import View, ask_view_count, find_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     """
     branch = Branch.parse(request.branch)
     if (opened := _open(ctx, request.id, branch, request.version)) is None:
-        return _counted(ctx, choose(ViewQuery(request))).answer(ctx)
+        return _counted(ctx, View(request)).answer(ctx)
     table, scope = opened
 
     def answer(table: OpenTable) -> ArrowAnswer:
@@ -87,7 +87,7 @@ def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlan
     """Return the route and the plan of a query, without running it. Raises what `query_table` raises."""
     query = _nested_query(request.id, request.branch, request.query)
 
-    def explained(query: Query | ViewQuery, notes: list[str]) -> str:
+    def explained(query: Query | View, notes: list[str]) -> str:
         return explain(ctx, query, notes, is_verbose=bool(request.verbose))
 
     return _plan(ctx, query, Purpose.EXPLAIN, explained)
@@ -110,7 +110,7 @@ def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int
     if (opened := _open(ctx, request.id, branch, request.version)) is None:
         if request.predicate is not None:
             check_expression(request.predicate, "predicate")
-        return _counted(ctx, ViewCount(ctx, request)).count()
+        return _counted(ctx, ask_view_count(ctx, request)).count()
     table, scope = opened
 
     def count(table: OpenTable) -> int:
@@ -134,7 +134,7 @@ AnyOffer = TypeVar("AnyOffer", bound="Offer | CountOffer")
 
 def _counted(ctx: Context, offer: AnyOffer) -> AnyOffer:
     """Count a query by the route that answers it; return the route's offer."""
-    ctx.services.route_counts.add(offer.route)
+    ctx.services.route_counts.add(offer.name)
     return offer
 
 
@@ -186,12 +186,12 @@ def _plan(
     ctx: Context,
     request: models.QueryTableRequest,
     purpose: Purpose,
-    show: Callable[[Query | ViewQuery, list[str]], str],
+    show: Callable[[Query | View, list[str]], str],
 ) -> str:
     """Return what is shown of a query, with notes on where its table is read from. Raises as `query_table` does."""
     branch = Branch.parse(request.branch)
     if (opened := _open(ctx, request.id, branch, request.version)) is None:
-        return show(ViewQuery(request), [])
+        return show(View(request), [])
     table, scope = opened
     if scope is not None:  # the policy was set after the request was authorized
         raise PermissionDeniedError("Policies restrict you on this table: plans of its queries are not shown.")

@@ -20,31 +20,23 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
 
     from tiltyard.tables.query.response import Reader
-    from tiltyard.tables.query.routes.route import OutputRows, Query, SearchOffer
-
-
-class CachedColumns:
-    """The route of searches by Lance whose columns are in memory."""
-
-    name: ClassVar[str] = "cached_columns"
-
-    def ask(self, query: Query) -> SearchOffer | Refused:
-        """Return a search whose columns come from memory, or why they do not."""
-        output = query.output
-        return output if isinstance(output, Refused) else ColumnsOfFoundRows(query, output)
+    from tiltyard.tables.query.routes.route import OutputRows, Query
 
 
 @dataclass(slots=True)
-class ColumnsOfFoundRows(LanceOffer):
+class CachedColumns(LanceOffer):
     """A search by Lance for the addresses of rows, each query vector by itself."""
 
-    route: ClassVar[str] = CachedColumns.name
+    name: ClassVar[str] = "cached_columns"
+    cost = Cost.TABLE
     query: Query
     output: OutputRows
 
-    @property
-    def cost(self) -> Cost:
-        return Cost.TABLE
+    @classmethod
+    def ask(cls, query: Query) -> CachedColumns | Refused:
+        """Return a search whose columns come from memory, or why they do not."""
+        output = query.output
+        return output if isinstance(output, Refused) else cls(query, output)
 
     def describe(self) -> str:
         return "Lance finds the rows, and their columns are in memory"

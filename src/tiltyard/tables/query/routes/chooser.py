@@ -27,11 +27,9 @@ from tiltyard.tables.query.routes.route import (
     Purpose,
     Query,
     Refused,
-    ViewQuery,
 )
-from tiltyard.tables.query.routes.row_count import RowCount
-from tiltyard.tables.query.routes.rows_in_memory import RowsInMemory
-from tiltyard.tables.query.routes.scan import Scan
+from tiltyard.tables.query.routes.rows_in_memory import RowsInMemory, ask_count_in_memory
+from tiltyard.tables.query.routes.scan import Scan, ask_row_count, ask_scan_count
 from tiltyard.tables.query.routes.shared_search import SharedSearch
 from tiltyard.tables.query.routes.view import View
 
@@ -39,19 +37,18 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.branches import Branch
     from tiltyard.model.spec import models
-    from tiltyard.tables.query.routes.route import CountOffer, CountRoute, Offer, Route
+    from tiltyard.tables.query.routes.route import CountOffer, Offer
 
-VIEW, SCAN = View(), Scan()
-ROUTES: tuple[Route, ...] = (
-    VIEW,
-    IndexInMemory(),
-    RowsInMemory(),
-    PointLookup(),
-    SharedSearch(),
-    CachedColumns(),
-    SCAN,
+ROUTES: tuple[type[Offer], ...] = (
+    View,
+    IndexInMemory,
+    RowsInMemory,
+    PointLookup,
+    SharedSearch,
+    CachedColumns,
+    Scan,
 )
-COUNT_ROUTES: tuple[CountRoute, ...] = (RowCount(), RowsInMemory(), SCAN)
+COUNT_ROUTES = (ask_row_count, ask_count_in_memory, ask_scan_count)
 
 _MAX_LOOP_ROWS = 100
 """Rows of a response up to which a query runs on the event loop."""
@@ -72,10 +69,10 @@ def caches_for(
     return Caches((table.record.location, branch), datasets.column_cache, datasets.vector_cache, datasets.processors)
 
 
-def choose(query: Query | ViewQuery) -> Offer:
-    """Return how a query is answered. Raises Lance's errors."""
-    if isinstance(query, ViewQuery):
-        return VIEW.ask_view(query)
+def choose(query: Query | View) -> Offer:
+    """Return how a query is answered, that of a view by its own offer. Raises Lance's errors."""
+    if isinstance(query, View):
+        return query
     for route in ROUTES:
         if not isinstance(offer := route.ask(query), Refused):
             return offer
@@ -84,24 +81,25 @@ def choose(query: Query | ViewQuery) -> Offer:
 
 def choose_count(query: CountQuery) -> CountOffer:
     """Return how rows are counted. Raises Lance's errors."""
-    for route in COUNT_ROUTES:
-        if not isinstance(offer := route.ask_count(query), Refused):
+    for ask in COUNT_ROUTES:
+        if not isinstance(offer := ask(query), Refused):
             return offer
     raise AssertionError("A scan counts all rows.")
 
 
-def explain(ctx: Context, query: Query | ViewQuery, notes: list[str], *, is_verbose: bool) -> str:
+def explain(ctx: Context, query: Query | View, notes: list[str], *, is_verbose: bool) -> str:
     """Return which route answers a query and why no other does, some notes, and the plan of what Lance runs.
 
     Raises Lance's errors, and what planning to read a view raises.
     """
-    if isinstance(query, ViewQuery):
-        offer, refusals = choose(query), [(route.name, _IS_VIEW.reason) for route in ROUTES if route is not VIEW]
+    offer: Offer
+    if isinstance(query, View):
+        offer, refusals = query, [(route.name, _IS_VIEW.reason) for route in ROUTES if route is not View]
     else:
         answers = [(route.name, route.ask(query)) for route in ROUTES]
         offer = next(answer for _, answer in answers if not isinstance(answer, Refused))
         refusals = [
-            (name, answer.reason if isinstance(answer, Refused) else f"{offer.route} goes before it")
+            (name, answer.reason if isinstance(answer, Refused) else f"{offer.name} goes before it")
             for name, answer in answers
             if answer is not offer
         ]
@@ -110,18 +108,18 @@ def explain(ctx: Context, query: Query | ViewQuery, notes: list[str], *, is_verb
     return "\n".join([_line(offer), *others, *notes, *offer.notes, *filter(None, [plan])])
 
 
-def analyze(ctx: Context, query: Query | ViewQuery, notes: list[str]) -> str:
+def analyze(ctx: Context, query: Query | View, notes: list[str]) -> str:
     """Run a query by the route that answers it; return which that is, some notes, and its figures.
 
     Raises what answering it raises.
     """
     offer = choose(query)
-    ctx.services.route_counts.add(offer.route)
+    ctx.services.route_counts.add(offer.name)
     return "\n".join([_line(offer), *notes, *offer.notes, *offer.measure(ctx)])
 
 
 def _line(offer: Offer) -> str:
-    return f"Route: {offer.route}: {offer.describe()}; it reads {offer.cost}."
+    return f"Route: {offer.name}: {offer.describe()}; it reads {offer.cost}."
 
 
 def query_on_loop(ctx: Context, request: models.QueryTableRequest) -> Context | None:
@@ -154,7 +152,7 @@ def count_on_loop(ctx: Context, request: models.CountTableRowsRequest) -> Contex
     if table is None:
         return None
     offer = choose_count(CountQuery(table.snapshot, predicate, caches_for(ctx, table, MAIN, None), Purpose.LOOP))
-    return None if offer.route == Scan.name else _with_offer(ctx, request.id, table, offer)
+    return None if offer.name == Scan.name else _with_offer(ctx, request.id, table, offer)
 
 
 def _is_short(ctx: Context, request: models.QueryTableRequest) -> bool:

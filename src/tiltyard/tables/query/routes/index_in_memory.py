@@ -63,12 +63,21 @@ _NO_DIRECTION = Refused("a query vector has no direction, which the distance typ
 _NEEDS_MORE = Refused("it needs more than what is in memory")
 
 
-class IndexInMemory:
-    """The route of an index in memory: in a thread, or on the event loop together with others."""
+@dataclass(slots=True)
+class IndexInMemory(SearchOffer):
+    """A search of the index in memory: `search_together` finds its rows with those of others, or `readers` does."""
 
     name: ClassVar[str] = "index_in_memory"
+    query: Query
+    caches: Caches
+    rows: VersionRows
+    vectors: list[np.ndarray[Any, Any]]
+    effort: Effort
+    cost: Cost
+    found: list[Found] | None = None
 
-    def ask(self, query: Query) -> SearchOffer | Refused:
+    @classmethod
+    def ask(cls, query: Query) -> IndexInMemory | Refused:
         """Return the search in memory, or why Lance has to search."""
         search, caches = query.search, query.caches
         if not search.nearest:
@@ -99,21 +108,7 @@ class IndexInMemory:
                 return Refused(f"Lance searches: {state}")
             rows = state
         cost = Cost.MEMORY if is_in_memory and "filter" not in search.options else Cost.TABLE
-        return MemorySearch(query, caches, rows, vectors, _effort(search.nearest[0]), cost)
-
-
-@dataclass(slots=True)
-class MemorySearch(SearchOffer):
-    """A search of the index in memory: `search_together` finds its rows with those of others, or `readers` does."""
-
-    route: ClassVar[str] = IndexInMemory.name
-    query: Query
-    caches: Caches
-    rows: VersionRows
-    vectors: list[np.ndarray[Any, Any]]
-    effort: Effort
-    cost: Cost
-    found: list[Found] | None = None
+        return cls(query, caches, rows, vectors, _effort(search.nearest[0]), cost)
 
     @property
     def count(self) -> int:
@@ -131,9 +126,9 @@ class MemorySearch(SearchOffer):
         return iter([response.reader(found) for found in self.found])
 
 
-def search_together(searches: Sequence[MemorySearch]) -> None:
+def search_together(searches: Sequence[IndexInMemory]) -> None:
     """Find the rows of searches on the event loop: at once for those of one version that look as widely for as many."""
-    groups: dict[tuple[int, int, Effort], list[MemorySearch]] = {}
+    groups: dict[tuple[int, int, Effort], list[IndexInMemory]] = {}
     for search in searches:
         groups.setdefault((id(search.rows), search.count, search.effort), []).append(search)
     for group in groups.values():
@@ -145,10 +140,10 @@ def search_together(searches: Sequence[MemorySearch]) -> None:
         _pace(first.query.search).record((perf_counter() - started) / len(group), _SLOW_SECONDS)
 
 
-def waiting_search(ctx: Context) -> MemorySearch | None:
+def waiting_search(ctx: Context) -> IndexInMemory | None:
     """Return the search in memory that a request on the event loop waits for; None for other requests."""
     offer = None if ctx.open_table is None else ctx.open_table.offer
-    return offer if isinstance(offer, MemorySearch) else None
+    return offer if isinstance(offer, IndexInMemory) else None
 
 
 def _key(search: Search, caches: Caches) -> VectorKey:

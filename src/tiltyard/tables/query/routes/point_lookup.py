@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
 
     from tiltyard.tables.query.response import Reader
-    from tiltyard.tables.query.routes.route import OutputRows, Query, SearchOffer
+    from tiltyard.tables.query.routes.route import OutputRows, Query
 
 _LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(?:-?\d{1,19}|'[^'\\]{0,256}')\s*")
 _INDICES = frozenset({"btree", "bitmap"})
@@ -56,12 +56,22 @@ def is_lookup(expression: str) -> bool:
     return _LOOKUP.fullmatch(expression) is not None
 
 
-class PointLookup:
-    """The route of look-ups by an index of Lance."""
+@dataclass(slots=True)
+class PointLookup(LanceOffer):
+    """A look-up of the rows with one value of a column.
+
+    A limit makes Lance take a fifth longer for it, and saves nothing where few rows have the value.
+    """
 
     name: ClassVar[str] = "point_lookup"
+    cost = Cost.INDEX
+    query: Query
+    output: OutputRows
+    column: str
+    lookups: LookupColumns
 
-    def ask(self, query: Query) -> SearchOffer | Refused:
+    @classmethod
+    def ask(cls, query: Query) -> PointLookup | Refused:
         """Return the look-up of a search, or why it is none."""
         expression = query.only_filter
         if expression is None or (match := _LOOKUP.fullmatch(expression)) is None:
@@ -73,25 +83,7 @@ class PointLookup:
             return _NO_INDEX
         if query.purpose is Purpose.LOOP and not lookups.pace.is_fast:
             return _SLOW
-        return Lookup(query, output, match[1], lookups)
-
-
-@dataclass(slots=True)
-class Lookup(LanceOffer):
-    """A look-up of the rows with one value of a column.
-
-    A limit makes Lance take a fifth longer for it, and saves nothing where few rows have the value.
-    """
-
-    route: ClassVar[str] = PointLookup.name
-    query: Query
-    output: OutputRows
-    column: str
-    lookups: LookupColumns
-
-    @property
-    def cost(self) -> Cost:
-        return Cost.INDEX
+        return cls(query, output, match[1], lookups)
 
     def describe(self) -> str:
         return f"Lance looks rows up in the index of '{self.column}', and their columns are in memory"

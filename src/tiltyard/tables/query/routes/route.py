@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import cached_property
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from lance.dataset import LanceScanner
 
@@ -18,13 +18,12 @@ from tiltyard.tables.query.response import Reader, read_response
 from tiltyard.tables.query.search_effort import choose_effort
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import pyarrow as pa
 
     from tiltyard.context import Context
     from tiltyard.model.operations import ArrowAnswer
-    from tiltyard.model.spec import models
     from tiltyard.storage.caches.cached_rows import CachedRows
     from tiltyard.storage.caches.column_cache import BranchKey, ColumnCache
     from tiltyard.storage.caches.version_cache import CachedVersion
@@ -80,15 +79,17 @@ class BatchReader:
 
 
 class Offer(ABC):
-    """A route's 'I can, at this cost': how it answers one query."""
+    """A route's 'I can, at this cost': how it answers one query. Each route is a class of its own."""
 
     __slots__ = ()
-    route: ClassVar[str]
+    name: ClassVar[str]
     """The name of its route: in plans, and as a label in metrics."""
+    cost: Cost
 
-    @property
+    @classmethod
     @abstractmethod
-    def cost(self) -> Cost: ...
+    def ask(cls, query: Query) -> Offer | Refused:
+        """Return how the route would answer a query, or why it cannot. Raises Lance's errors."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -227,13 +228,6 @@ class Query:
         return expression if isinstance(expression, str) else None
 
 
-@dataclass(frozen=True, slots=True)
-class ViewQuery:
-    """A query of a view, which has no version to plan a search of."""
-
-    request: models.QueryTableRequest
-
-
 def join_plans(ctx: Context, scanners: Iterable[LanceScanner], plan_of: Callable[[LanceScanner], str]) -> str:
     """Join the plans of scanners as lancedb does. Raises Lance's errors, ServiceUnavailableError after the deadline."""
     plans = []
@@ -243,15 +237,6 @@ def join_plans(ctx: Context, scanners: Iterable[LanceScanner], plan_of: Callable
     if len(plans) < 2:  # one
         return "".join(plans)
     return "\n\n".join(f"--- Plan #{number} ---\n{plan}" for number, plan in enumerate(plans, 1))
-
-
-class Route(Protocol):
-    """One way to answer a query."""
-
-    name: ClassVar[str]
-
-    def ask(self, query: Query) -> Offer | Refused:
-        """Return how the route would answer a query, or why it cannot. Raises Lance's errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,20 +249,12 @@ class CountQuery:
     purpose: Purpose = Purpose.RUN
 
 
-class CountOffer(Protocol):
-    """How a route counts rows."""
+@dataclass(frozen=True, slots=True)
+class CountOffer:
+    """How a route counts rows: its name, and what returns their number, or raises Lance's errors."""
 
-    route: ClassVar[str]
-
-    def count(self) -> int:
-        """Return the number of rows. Raises Lance's errors."""
-
-
-class CountRoute(Protocol):
-    """One way to count rows."""
-
-    def ask_count(self, query: CountQuery) -> CountOffer | Refused:
-        """Return how the route would count, or why it cannot."""
+    name: str
+    count: Callable[[], int]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tiltyard.tables.query.integer_filters import ROW_ID, parse_integer_filter
 from tiltyard.tables.query.routes.point_lookup import lookup_columns
-from tiltyard.tables.query.routes.route import BatchReader, Cost, Purpose, Refused, SearchOffer
+from tiltyard.tables.query.routes.route import BatchReader, Cost, CountOffer, Purpose, Refused, SearchOffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,12 +35,18 @@ _NO_ADDRESSES = Refused("row ids are no addresses in this table, or rows were de
 _NOT_STORED = Refused("the response has columns that are not stored")
 
 
-class RowsInMemory:
-    """The route of rows that are found by integers in memory."""
+@dataclass(slots=True)
+class RowsInMemory(SearchOffer):
+    """The rows at some addresses, ascending, which integers select."""
 
     name: ClassVar[str] = "rows_in_memory"
+    cost = Cost.MEMORY
+    query: Query
+    output: OutputRows
+    addresses: pa.UInt64Array
 
-    def ask(self, query: Query) -> SearchOffer | Refused:
+    @classmethod
+    def ask(cls, query: Query) -> RowsInMemory | Refused:
         """Return the rows of a look-up, or why they are not found in memory."""
         expression = query.only_filter
         selected = None if expression is None else parse_integer_filter(expression)
@@ -53,40 +59,13 @@ class RowsInMemory:
             return _NOT_STORED
         if selected.row_ids is not None:
             addresses = rows.find_ids(selected.row_ids)
-            return _NO_ADDRESSES if addresses is None else RowsAt(query, output, addresses)
+            return _NO_ADDRESSES if addresses is None else cls(query, output, addresses)
         assert not isinstance(query.caches, Refused)  # or there would be no output
         column = _indexed_column(query.search.snapshot, selected, query.caches, query.purpose)
         if isinstance(column, Refused):
             return column
         addresses = column.find(selected.column, selected.integers, is_counted=query.purpose is not Purpose.EXPLAIN)
-        return _NOT_IN_ORDER if addresses is None else RowsAt(query, output, addresses)
-
-    def ask_count(self, query: CountQuery) -> CountInMemory | Refused:
-        """Return the count of rows by integers, or why they are not counted in memory."""
-        selected = None if query.predicate is None else parse_integer_filter(query.predicate)
-        if selected is None:
-            return _OTHER_FILTER
-        if isinstance(query.caches, Refused):
-            return query.caches
-        column = _indexed_column(query.snapshot, selected, query.caches, query.purpose, is_count=True)
-        if isinstance(column, Refused):
-            return column
-        number = column.count(selected.column, selected.integers)
-        return _NOT_IN_ORDER if number is None else CountInMemory(number)
-
-
-@dataclass(slots=True)
-class RowsAt(SearchOffer):
-    """The rows at some addresses, ascending."""
-
-    route: ClassVar[str] = RowsInMemory.name
-    query: Query
-    output: OutputRows
-    addresses: pa.UInt64Array
-
-    @property
-    def cost(self) -> Cost:
-        return Cost.MEMORY
+        return _NOT_IN_ORDER if addresses is None else cls(query, output, addresses)
 
     def describe(self) -> str:
         return "rows are found by integers in memory, and their columns are there"
@@ -101,15 +80,18 @@ class RowsAt(SearchOffer):
         yield BatchReader(schema, (pa.RecordBatch.from_arrays(columns, schema=schema),))
 
 
-@dataclass(frozen=True, slots=True)
-class CountInMemory:
-    """The number of rows with some integers."""
-
-    number: int
-    route: ClassVar[str] = RowsInMemory.name
-
-    def count(self) -> int:
-        return self.number
+def ask_count_in_memory(query: CountQuery) -> CountOffer | Refused:
+    """Return the count of rows by integers, or why they are not counted in memory."""
+    selected = None if query.predicate is None else parse_integer_filter(query.predicate)
+    if selected is None:
+        return _OTHER_FILTER
+    if isinstance(query.caches, Refused):
+        return query.caches
+    column = _indexed_column(query.snapshot, selected, query.caches, query.purpose, is_count=True)
+    if isinstance(column, Refused):
+        return column
+    number = column.count(selected.column, selected.integers)
+    return _NOT_IN_ORDER if number is None else CountOffer(RowsInMemory.name, lambda: number)
 
 
 def _indexed_column(

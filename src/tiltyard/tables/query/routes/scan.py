@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from lance.dataset import LanceScanner
 
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.query.response import reserve_memory
-from tiltyard.tables.query.routes.route import Cost, LanceOffer, join_plans
+from tiltyard.tables.query.routes.route import Cost, CountOffer, LanceOffer, Refused, join_plans
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiltyard.context import Context
+    from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.tables.query.response import Reader
     from tiltyard.tables.query.routes.route import CountQuery, Query
 
 ROW_OFFSET = "_rowoffset"
-
-
-class Scan:
-    """The route of everything that is left."""
-
-    name: ClassVar[str] = "scan"
-
-    def ask(self, query: Query) -> ScanOffer:
-        """Return a scan."""
-        return ScanOffer(query)
-
-    def ask_count(self, query: CountQuery) -> ScanCount:
-        """Return a count by a scan."""
-        return ScanCount(query)
+_PREDICATE = Refused("it has a predicate")
 
 
 @dataclass(slots=True)
-class ScanOffer(LanceOffer):
+class Scan(LanceOffer):
     """A search by Lance alone, a scanner for each query vector."""
 
-    route: ClassVar[str] = Scan.name
+    name: ClassVar[str] = "scan"
+    cost = Cost.TABLE
     query: Query
 
-    @property
-    def cost(self) -> Cost:
-        return Cost.TABLE
+    @classmethod
+    def ask(cls, query: Query) -> Scan:
+        """Return a scan."""
+        return cls(query)
 
     def describe(self) -> str:
         return "Lance finds the rows, and reads their columns"
@@ -67,20 +58,20 @@ class ScanOffer(LanceOffer):
                 reservation.release()
 
 
-@dataclass(frozen=True, slots=True)
-class ScanCount:
-    """A count of the rows that a predicate selects."""
+def ask_row_count(query: CountQuery) -> CountOffer | Refused:
+    """Return the count of all rows, which the manifest has, or that a predicate selects some of them."""
+    return _PREDICATE if query.predicate is not None else CountOffer("row_count", query.snapshot.count_rows)
 
-    query: CountQuery
-    route: ClassVar[str] = Scan.name
 
-    def count(self) -> int:
-        snapshot, predicate = self.query.snapshot, self.query.predicate
-        if predicate is None:
-            return snapshot.count_rows()
-        options = batch_options(snapshot, (), {"predicate": predicate}) | {"filter": predicate}
-        if ROW_OFFSET in predicate.lower():  # Lance has this column in a scan, but not in a count
-            scanner = make_scanner(snapshot.dataset, {"columns": [ROW_OFFSET], **options})
-            return sum(batch.num_rows for batch in scanner.to_reader())
-        # A scanner's errors about a predicate are clearer than those of `dataset.count_rows`.
-        return make_scanner(snapshot.dataset, {"columns": [], "with_row_id": True, **options}).count_rows()
+def ask_scan_count(query: CountQuery) -> CountOffer:
+    """Return the count of the rows that a predicate selects."""
+    return CountOffer(Scan.name, partial(_count, query.snapshot, query.predicate or "true"))
+
+
+def _count(snapshot: CachedVersion, predicate: str) -> int:
+    options = batch_options(snapshot, (), {"predicate": predicate}) | {"filter": predicate}
+    if ROW_OFFSET in predicate.lower():  # Lance has this column in a scan, but not in a count
+        scanner = make_scanner(snapshot.dataset, {"columns": [ROW_OFFSET], **options})
+        return sum(batch.num_rows for batch in scanner.to_reader())
+    # A scanner's errors about a predicate are clearer than those of `dataset.count_rows`.
+    return make_scanner(snapshot.dataset, {"columns": [], "with_row_id": True, **options}).count_rows()

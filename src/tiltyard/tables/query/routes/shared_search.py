@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.query.response import Reader
-    from tiltyard.tables.query.routes.route import OutputRows, Query, SearchOffer
+    from tiltyard.tables.query.routes.route import OutputRows, Query
 
 MAX_BATCH = 8
 """Searches in one batch: bounds how long the first of them waits for the last, and what they hold in memory."""
@@ -41,12 +41,19 @@ _NEAREST_OPTIONS = frozenset(
 _NOT_ALIKE = Refused("only searches of one vector of floats, without a filter and further options, are run together")
 
 
-class SharedSearch:
-    """The route of searches of one vector that run together with others where they wait for a processor."""
+@dataclass(slots=True)
+class SharedSearch(LanceOffer):
+    """A search of one vector by Lance for the addresses of rows, whose columns are in memory."""
 
     name: ClassVar[str] = "shared_search"
+    cost = Cost.TABLE
+    query: Query
+    output: OutputRows
+    search: Search
+    processors: int
 
-    def ask(self, query: Query) -> SearchOffer | Refused:
+    @classmethod
+    def ask(cls, query: Query) -> SharedSearch | Refused:
         """Return a search that others may share, or why none can."""
         if len(query.search.nearest) != 1 or "filter" in query.search.options:
             return _NOT_ALIKE
@@ -54,22 +61,7 @@ class SharedSearch:
             return output
         assert not isinstance(query.caches, Refused)  # or there would be no output
         search = query.addresses(output)
-        return Sharing(query, output, search, query.caches.processors) if can_share(search) else _NOT_ALIKE
-
-
-@dataclass(slots=True)
-class Sharing(LanceOffer):
-    """A search by Lance for the addresses of rows, whose columns are in memory."""
-
-    route: ClassVar[str] = SharedSearch.name
-    query: Query
-    output: OutputRows
-    search: Search
-    processors: int
-
-    @property
-    def cost(self) -> Cost:
-        return Cost.TABLE
+        return cls(query, output, search, query.caches.processors) if can_share(search) else _NOT_ALIKE
 
     def describe(self) -> str:
         return "Lance finds the rows, for all searches at once that wait for a processor; their columns are in memory"

@@ -23,8 +23,8 @@ from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.plan import NO_LIMIT, plan_search
 from tiltyard.tables.query.response import query_errors
-from tiltyard.tables.query.routes.route import Cost, CountQuery, Offer, Query, Refused
-from tiltyard.tables.query.routes.scan import ScanCount, ScanOffer
+from tiltyard.tables.query.routes.route import Cost, CountOffer, CountQuery, Offer, Query, Refused
+from tiltyard.tables.query.routes.scan import Scan, ask_scan_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.spec import models
-    from tiltyard.tables.query.routes.route import ViewQuery
 
     ViewRequest: TypeAlias = models.QueryTableRequest | models.CountTableRowsRequest
 
@@ -51,34 +50,22 @@ def find_view(ctx: Context, names: Sequence[str] | None) -> PlainView | None:
     return PlainView.from_properties(find_table(ctx, names).properties)
 
 
-class View:
-    """The route of queries of a view."""
-
-    name: ClassVar[str] = "view"
-
-    def ask(self, query: Query) -> Refused:
-        """Refuse a query of a table."""
-        return _NO_VIEW
-
-    def ask_view(self, query: ViewQuery) -> ViewOffer:
-        """Return how a view is read for its reader."""
-        return ViewOffer(query)
-
-
 @dataclass(slots=True)
-class ViewOffer(Offer):
-    """A query of a view. `answer` raises UnsupportedOperationError for a branch or a version and for full text,
+class View(Offer):
+    """A query of a view. `answer` raises UnsupportedOperationError for a branch, a version, and full text,
 
     InvalidInputError for a column that the view does not have for its reader and for too many rows, and what the
     engine's `read_view` raises.
     """
 
-    route: ClassVar[str] = View.name
-    query: ViewQuery
+    name: ClassVar[str] = "view"
+    cost = Cost.TABLE
+    request: models.QueryTableRequest
 
-    @property
-    def cost(self) -> Cost:
-        return Cost.TABLE
+    @classmethod
+    def ask(cls, query: Query) -> Refused:
+        """Refuse a query of a table."""
+        return _NO_VIEW
 
     def describe(self) -> str:
         if self._is_scan:
@@ -87,15 +74,15 @@ class ViewOffer(Offer):
 
     def answer(self, ctx: Context) -> ArrowAnswer:
         if self._is_scan:
-            return _scan(ctx, self.query.request)
+            return _scan(ctx, self.request)
         self._check_text()
-        snapshot = _load(ctx, self.query.request)
+        snapshot = _load(ctx, self.request)
         with query_errors(snapshot.dataset):
             return self._search(snapshot).answer(ctx)
 
     def plan(self, ctx: Context, *, is_verbose: bool) -> str:
         """Return what Lance would run on the view's rows, of which none is read; "" for a scan."""
-        request = self.query.request
+        request = self.request
         if self._is_scan:
             _close(_scan(ctx, msgspec.structs.replace(request, k=0)))
             return ""
@@ -109,37 +96,34 @@ class ViewOffer(Offer):
     @property
     def _is_scan(self) -> bool:
         """Whether all that is asked for is some columns of some rows, one after the other."""
-        request = self.query.request
+        request = self.request
         vector, columns = request.vector, request.columns
         has_vector = vector is not None and (vector.single_vector or vector.multi_vector)
         others = (has_vector, request.full_text_query, request.filter, request.order_by, request.with_row_id)
         return not any(others) and (columns is None or columns.column_names is not None)
 
     def _check_text(self) -> None:
-        if self.query.request.full_text_query is not None:
+        if self.request.full_text_query is not None:
             raise UnsupportedOperationError("A view has no full-text index: search its table, or a materialized view.")
 
-    def _search(self, snapshot: CachedVersion) -> ScanOffer:
-        search = plan_search(snapshot, self.query.request)
-        return ScanOffer(Query(replace(search, memory_bytes=search.memory_bytes + VIEW_BYTES), _NO_CACHES))
+    def _search(self, snapshot: CachedVersion) -> Scan:
+        search = plan_search(snapshot, self.request)
+        return Scan(Query(replace(search, memory_bytes=search.memory_bytes + VIEW_BYTES), _NO_CACHES))
 
 
-@dataclass(frozen=True, slots=True)
-class ViewCount:
-    """A count of a view's rows, or of those that a predicate selects."""
+def ask_view_count(ctx: Context, request: models.CountTableRowsRequest) -> CountOffer:
+    """Return the count of a view's rows, or of those that a predicate selects."""
 
-    ctx: Context
-    request: models.CountTableRowsRequest
-    route: ClassVar[str] = View.name
-
-    def count(self) -> int:
-        if self.request.predicate is None:
-            (batch,) = _read(self.ctx, self.request, ViewRead((), is_count=True)).batches
-            count: int = batch.column(0)[0].as_py()
-            return count
-        snapshot = _load(self.ctx, self.request)
+    def count() -> int:
+        if request.predicate is None:
+            (batch,) = _read(ctx, request, ViewRead((), is_count=True)).batches
+            number: int = batch.column(0)[0].as_py()
+            return number
+        snapshot = _load(ctx, request)
         with query_errors(snapshot.dataset):
-            return ScanCount(CountQuery(snapshot, self.request.predicate, _NO_CACHES)).count()
+            return ask_scan_count(CountQuery(snapshot, request.predicate, _NO_CACHES)).count()
+
+    return CountOffer(View.name, count)
 
 
 def _scan(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:

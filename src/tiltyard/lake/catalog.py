@@ -32,7 +32,6 @@ from tiltyard.publishing import Isolation
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.table_location import CatalogConnection
 
 PAGE_SIZE = 1000
 API_KEY_PROPERTY = "header.x-api-key"
@@ -74,8 +73,12 @@ class LakeNamespace:
     """A namespace of a lake; ids are within it: `lake.namespace("shop").table("orders")`."""
 
     def __init__(self, lake: Lake, path: tuple[str, ...]) -> None:
-        self._lake = lake
+        self._owner = lake
         self.path = path
+
+    @property
+    def _lake(self) -> Lake:
+        return self._owner
 
     @property
     def name(self) -> str:
@@ -150,17 +153,11 @@ class Lake(LakeSession, LakeNamespace):
 
     table_class: ClassVar[type[Table]] = Table
 
-    def __init__(
-        self,
-        location: str,
-        catalog: CatalogConnection,
-        sessions: SparkSessions,
-        *,
-        submit: bool = False,
-        is_recorded: bool = True,
-    ) -> None:
-        LakeNamespace.__init__(self, self, ())
-        LakeSession.__init__(self, location, catalog, sessions, submit=submit, is_recorded=is_recorded)
+    path: tuple[str, ...] = ()
+
+    @property
+    def _lake(self) -> Lake:
+        return self
 
     def view(self, name: str) -> View:
         """Return a materialized view by its id; it need not exist. Raises InvalidInputError."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from tiltyard.calls.caller import COMMAND_RETRY_SECONDS
 from tiltyard.lake.arguments import check_whole_number
 from tiltyard.lake.display import render_table
 from tiltyard.model.typed_ids import format_id
@@ -83,7 +82,7 @@ def read_lineage(lake: LakeSession, **request: Any) -> Lineage:
     """Follow lineage; `request` has the fields of DescribeLineage. Raises InvalidInputError, TableNotFoundError."""
     for name in ("depth", "version"):
         check_whole_number(request.get(name), name)
-    return parse_lineage(lake.catalog.caller(COMMAND_RETRY_SECONDS).call("DescribeLineage", **request))
+    return parse_lineage(lake.calls.call("DescribeLineage", **request))
 
 
 def parse_lineage(response: Mapping[str, Any]) -> Lineage:

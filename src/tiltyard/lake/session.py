@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
 from tiltyard.lake.errors import translate
 from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
 from tiltyard.pipeline.jobs import RegisteredJob, find_job
@@ -50,6 +51,11 @@ class LakeSession:
         self._sessions = sessions
         self._submits = submit
         self._is_recorded = is_recorded
+
+    @property
+    def calls(self) -> Caller:
+        """Return what calls the catalog's operations; it soon fails where the address is wrong."""
+        return self.catalog.caller(COMMAND_RETRY_SECONDS)
 
     def within(self, catalog: CatalogConnection) -> LakeSession:
         """Return the same for a connection within a publication, whose jobs are not recorded by themselves."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
 from tiltyard.lake.display import render_table
 from tiltyard.lake.publication import ChangedTable, open_publication
 from tiltyard.lake.table import Table
@@ -163,7 +162,7 @@ class Snapshot:
 
     def drop(self) -> None:
         """Drop the snapshot; its versions are kept no longer than others. Raises TableTagNotFoundError."""
-        _client(self._lake).call("DropSnapshot", name=self.name)
+        self._lake.calls.call("DropSnapshot", name=self.name)
 
     def __repr__(self) -> str:
         return f"<snapshot {self.name} of {self._lake.location}: {len(self.tables)} tables>"
@@ -174,20 +173,16 @@ class Snapshot:
 
 def create_snapshot(lake: LakeSession, name: str, paths: Sequence[tuple[str, ...]]) -> Snapshot:
     """Create a snapshot. Raises as `Lake.snapshot` does."""
-    response = _client(lake).call("CreateSnapshot", name=name, tables=[list(path) for path in paths])
+    response = lake.calls.call("CreateSnapshot", name=name, tables=[list(path) for path in paths])
     return Snapshot(lake, response["snapshot"])
 
 
 def find_snapshot(lake: LakeSession, name: str) -> Snapshot:
     """Return a snapshot. Raises TableTagNotFoundError."""
-    return Snapshot(lake, _client(lake).call("DescribeSnapshot", name=name)["snapshot"])
+    return Snapshot(lake, lake.calls.call("DescribeSnapshot", name=name)["snapshot"])
 
 
 def list_snapshots(lake: LakeSession) -> list[Snapshot]:
     """Return all snapshots that the caller sees, by name."""
-    pages = _client(lake).pages("ListSnapshots")
+    pages = lake.calls.pages("ListSnapshots")
     return [Snapshot(lake, facts) for page in pages for facts in page["snapshots"]]
-
-
-def _client(lake: LakeSession) -> Caller:
-    return lake.catalog.caller(COMMAND_RETRY_SECONDS)

@@ -16,7 +16,6 @@ import lance_namespace as upstream
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.calls.caller import COMMAND_RETRY_SECONDS
 from tiltyard.lake.arguments import (
     DataType,
     Names,
@@ -199,8 +198,7 @@ class Table(TableReader):
         The columns are `_rowid`, `error_type`, `error_message`, `job`, and those of the table. Raises
         TableColumnNotFoundError, TableNotFoundError.
         """
-        calls = self._lake.catalog.caller(COMMAND_RETRY_SECONDS)
-        return parked_rows(calls, self._table, self.dataset(branch=branch), column)
+        return parked_rows(self._lake.calls, self._table, self.dataset(branch=branch), column)
 
     def create_index(
         self,
@@ -275,8 +273,7 @@ class Table(TableReader):
 
     def _declare_expression(self, name: str, expression: str, branch: str | None, _: LocalRun) -> Mapping[str, object]:
         entry = {"name": name, "computed": expression}
-        calls = self._lake.catalog.caller(COMMAND_RETRY_SECONDS)
-        response: Mapping[str, object] = calls.call(
+        response: Mapping[str, object] = self._lake.calls.call(
             "AlterTableAddColumns", id=list(self.path), branch=branch, new_columns=[entry]
         )
         return response

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from tiltyard.cli.options import CatalogPlace, catalog_options
-from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 from tiltyard.runtime.process import refuse
 
 NOT_ALLOWED = 3
@@ -135,12 +134,16 @@ def can(place: CatalogPlace, principal: str, privileges: str, securable: str, gr
 
 def _parse_object(text: str) -> dict[str, Any]:
     """Parse `table:a$b` into fields of a request. Raises InvalidInputError."""
+    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+
     kind, _, name = text.partition(":")
     return {"object_kind": kind or "server", "id": list(parse_id(name, DEFAULT_DELIMITER)) or None}
 
 
 def _format_object(entry: dict[str, Any]) -> str:
     """Format the object of a grant; one that was dropped, and can be brought back, has no name."""
+    from tiltyard.model.ids import Id
+
     kind, names = entry["object_kind"], entry.get("id")
     if kind == "server":
         return "server"
@@ -313,6 +316,8 @@ def _parse_mask(text: str) -> dict[str, str]:
 
 def _print_policies(place: CatalogPlace, operation: str, table: str, **fields: Any) -> None:
     """Run an operation on a table's policies, and print all that the table has now."""
+    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+
     with place.connect() as calls:
         policies = calls.call(operation, id=list(parse_id(table, DEFAULT_DELIMITER)), **fields)["policies"]
         for policy in policies:

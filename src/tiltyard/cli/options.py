@@ -80,11 +80,13 @@ class CatalogPlace:
         A catalog that does not exist is made only if the command `creates`: a mistyped root would look like an empty
         one. Operations that need the `database_alone` run in this process without its storage and its mounts.
         """
+        from tiltyard.cli.session.failures import CommandError, describe_failure, status_of
+        from tiltyard.cli.session.target import defer_imports, open_root
+
+        defer_imports()
         from lance_namespace.errors import LanceNamespaceError
 
         from tiltyard.calls.http_caller import HttpCaller, key_headers
-        from tiltyard.cli.session.failures import CommandError, describe_failure, status_of
-        from tiltyard.cli.session.target import open_root
 
         try:
             if self.url:

@@ -21,10 +21,10 @@ from tests.identity.test_startup import certificate
 from tests.services.http2 import SERVICE, RawCalls, field, message, metadata
 from tests.services.secured import make_keys
 from tests.services.sockets import connect, exchange, read_response
+from tiltyard.flight.calls import MAX_CALLS_OF_CALLER, MAX_WAITING
 from tiltyard.flight.frames import MAX_BLOCK_BYTES
 from tiltyard.flight.handles import QueryHandle
 from tiltyard.flight.messages import MESSAGES
-from tiltyard.flight.places import MAX_CALLS_OF_CALLER, MAX_WAITING
 from tiltyard.server.connection_balancing import raise_descriptor_limit
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tests.sql.conftest import Queries
 from tiltyard.model.ids import Id
@@ -183,6 +183,24 @@ def test_nesting_of_arithmetic_is_as_deep_as_that_of_others(numbers: Queries) ->
     assert numbers.run(f"SELECT {nested} AS n FROM numbers WHERE id = 1")["n"].to_pylist() == [2]
     chain = " + ".join(["id * 2"] * 45)
     assert numbers.run(f"SELECT {chain} AS n FROM numbers WHERE id = 1")["n"].to_pylist() == [90]
+
+
+def test_nesting_beyond_what_is_planned_is_an_error(numbers: Queries) -> None:
+    for depth in (60, 100, 140, 160, 3_000):
+        try:
+            answer = numbers.run(f"SELECT {'(' * depth}id + 1{')' * depth} AS n FROM numbers WHERE id = 1")
+        except InvalidInputError:
+            assert depth > 100
+        else:
+            assert answer["n"].to_pylist() == [2]
+
+
+def test_many_different_sums_are_typed_in_time_or_refused(numbers: Queries) -> None:
+    columns = ", ".join(f"i32 + {n} AS c{n}" for n in range(250))
+    assert numbers.run(f"SELECT {columns} FROM numbers WHERE id = 3")["c249"].to_pylist() == [251]
+    columns = ", ".join(f"i32 + {n} AS c{n}" for n in range(400))
+    with pytest.raises(UnsupportedOperationError, match="300 different"):
+        numbers.run(f"SELECT {columns} FROM numbers WHERE id = 3")
 
 
 def _expression(random_: random.Random, depth: int) -> tuple[str, Any]:

@@ -15,13 +15,13 @@ its plan: with brackets around each it is the same one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import UnsupportedOperationError
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.tables.lance_sql.lexer import TOKEN
 
@@ -43,15 +43,7 @@ _TYPES = {
 }
 """Whole numbers by DataFusion's names: their names in SQL, and the bits of their values."""
 _WIDE = "DECIMAL(38,0)"
-_PARAMETER_TYPES = {
-    "int8": "TINYINT",
-    "int16": "SMALLINT",
-    "int32": "INT",
-    "int64": "BIGINT",
-    "uint8": "TINYINT UNSIGNED",
-    "uint16": "SMALLINT UNSIGNED",
-    "uint32": "INT UNSIGNED",
-    "uint64": "BIGINT UNSIGNED",
+_PARAMETER_TYPES = {name.lower(): sql for name, (sql, _) in _TYPES.items()} | {
     "float": "REAL",
     "double": "DOUBLE",
     "date32[day]": "DATE",
@@ -288,6 +280,14 @@ class CheckedArithmetic:
     def _parser(self) -> _Parser:
         return _Parser([match for match in TOKEN.finditer(self._text) if match.lastgroup != "space"])
 
+    @cached_property
+    def _spans(self) -> Mapping[str, set[tuple[int, int]]]:
+        """The first tokens of the expressions of each key, and the ones behind them."""
+        spans: dict[str, set[tuple[int, int]]] = {}
+        for node in (node for root in self._parser.roots for node in _walk(root)):
+            spans.setdefault(self._key(node), set()).add((node.start, node.end))
+        return spans
+
     def check(self, frame: Any) -> Any:
         """Return the frame of the statement in which overflows are errors; `frame` is that of its text.
 
@@ -295,7 +295,10 @@ class CheckedArithmetic:
         DataFusion raises where it cannot optimize the statement.
         """
         self._frame = frame
-        roots = [root for root in self._parser.roots if _has_arithmetic(root)]
+        try:
+            roots = [root for root in self._parser.roots if _has_arithmetic(root)]
+        except RecursionError as error:
+            raise InvalidInputError("The query nests brackets too deep: 100 at most.") from error
         if not roots:
             return frame
         self._check_spans(roots)
@@ -328,7 +331,7 @@ class CheckedArithmetic:
             plan = self._plan(text).logical_plan()
         except Exception as error:
             raise _not_found() from error
-        if plan.display_indent_schema() != self._frame.logical_plan().display_indent_schema():
+        if plan.display_indent() != self._frame.logical_plan().display_indent():
             raise _not_found()
 
     def _check(self, node: _Node) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from lance_namespace.errors import InvalidInputError, ThrottlingError
 
-from tiltyard.flight.places import MAX_CALLS, MAX_CALLS_OF_CALLER, MAX_WAITING, CallPlaces
+from tiltyard.flight.calls import MAX_CALLS, MAX_CALLS_OF_CALLER, MAX_WAITING, CallPlaces
 
 
 def test_take_beyond_a_callers_part_or_all_places_is_refused() -> None:

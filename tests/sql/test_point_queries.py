@@ -16,8 +16,8 @@ from tests.sql.conftest import Queries
 from tiltyard.model.ids import Id
 from tiltyard.sql import point_queries
 from tiltyard.sql.engine import run
-from tiltyard.sql.parameters import write_parameters
 from tiltyard.sql.point_queries import open_point_query, parse_point_query
+from tiltyard.sql.statements import write_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -235,7 +235,7 @@ def _type_row(name: str, code: int, size: int | None, kind: str) -> dict[str, An
 
 MAX_ROWS = 100_000
 _PAGE = 500
-_TABLE_TYPES = (BASE_TABLE, VIEW)
+_KINDS = (BASE_TABLE, VIEW)
 
 
 def _required(*names: str) -> list[pa.Field]:
@@ -321,7 +321,7 @@ def _tables(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
     types = set(command.table_types)
     if "TABLE" in types:
         types.add(BASE_TABLE)
-    if not _is_ours(command) or (types and types.isdisjoint(_TABLE_TYPES)):
+    if not _is_ours(command) or (types and types.isdisjoint(_KINDS)):
         return
     for table in _tables_of_catalog(ctx):
         if (not types or table.type in types) and in_schema(table.schema) and has_name(table.path.name):
@@ -343,7 +343,7 @@ def _tables_of_catalog(ctx: Context) -> Iterator[SchemaTable]:
 
 
 def _table_types(ctx: Context, command: Any) -> Iterator[dict[str, Any]]:
-    for kind in _TABLE_TYPES:
+    for kind in _KINDS:
         yield {"table_type": kind}
 
 

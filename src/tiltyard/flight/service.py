@@ -50,11 +50,11 @@ from tiltyard.model.ids import Id
 from tiltyard.model.operations import Pool
 from tiltyard.runtime.pool import Pool as ThreadPool
 from tiltyard.sql.errors import READ_ONLY
-from tiltyard.sql.parameters import MAX_PARAMETER_BYTES
 from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
 from tiltyard.sql.processes import Form
 from tiltyard.sql.read_grounds import check_grounds
 from tiltyard.sql.remote_query import RemoteQuery, query_request
+from tiltyard.sql.statements import MAX_PARAMETER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

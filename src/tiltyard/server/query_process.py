@@ -28,8 +28,8 @@ from tiltyard.runtime.child_process import start_python
 from tiltyard.runtime.client_arrow.reading import to_ipc
 from tiltyard.server.log_setup import set_up_logging
 from tiltyard.sql.engine import PlannedQuery, plan_query, plan_view
-from tiltyard.sql.parameters import read_parameters
 from tiltyard.sql.processes import HEAD, Failure, Form, Kind, PlanDescription, QueryRequest
+from tiltyard.sql.statements import read_parameters
 
 CACHE_BYTES = 64 << 20
 """Bytes of index pages, of metadata, and of rows that one of these processes caches."""

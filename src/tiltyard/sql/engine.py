@@ -20,11 +20,10 @@ from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.runtime.pool import start_thread
 from tiltyard.sql.errors import query_errors
-from tiltyard.sql.parameters import write_parameters
 from tiltyard.sql.planning import ViewExpansion, placeholder_types
 from tiltyard.sql.processes import ViewRead
 from tiltyard.sql.remote_query import RemoteQuery, query_request, run_remotely
-from tiltyard.sql.statements import parse_statement
+from tiltyard.sql.statements import parse_statement, write_parameters
 from tiltyard.sql.tables import QueryTables
 from tiltyard.tables.query.plan import NO_LIMIT
 

@@ -23,8 +23,8 @@ from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA
-from tiltyard.sql.parameters import read_parameters
 from tiltyard.sql.read_grounds import ReadGrounds, authorize_reading
+from tiltyard.sql.statements import read_parameters
 from tiltyard.sql.tables import namespace_of_schema
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.query import query_table

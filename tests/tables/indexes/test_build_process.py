@@ -44,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
             processes.append(self)
 
     monkeypatch.setattr(build_job, "MAX_ROWS_HERE", -1)
-    monkeypatch.setattr(build_process.subprocess, "Popen", Popen)
+    monkeypatch.setattr(child_process.subprocess, "Popen", Popen)
     monkeypatch.setattr(build_process, "POLL_SECONDS", 0.05)
     return processes
 

@@ -58,7 +58,7 @@ class AwsVendor:
         if storage.external_id:
             request["ExternalId"] = storage.external_id
         try:
-            session = self._client.assume_role(**request)["VendedCredentials"]
+            session = self._client.assume_role(**request)["Credentials"]
         except (ClientError, BotoCoreError) as error:
             log.warning("the role %s cannot be assumed: %s", storage.role, error)
             raise NoCredentialsError from error

@@ -188,7 +188,7 @@ def test_explain_counts_as_no_use_of_caches(scene: Scene) -> None:
     before = scene.counts()
     while not scene.admin.explain(id=cold).startswith("Route: cached_columns: "):
         scene.admin.rows(id=cold)
-    assert set(scene.counts() - before) == {"scan"}
+    assert (scene.counts() - before)["scan"], "the first query had columns from memory"
 
 
 @pytest.mark.parametrize(

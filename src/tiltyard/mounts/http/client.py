@@ -75,7 +75,7 @@ class HttpSettings:
             raise ValueError("client_id and client_secret come together")
         if self.client_id and self.token:
             raise ValueError("token and client_id exclude each other")
-        for name, value in {**self.headers, **self.secret_headers, "RequestAuthorization": self.token}.items():
+        for name, value in {**self.headers, **self.secret_headers, "Authorization": self.token}.items():
             if not is_header(name, value):
                 raise ValueError(
                     f"the header {name!r} cannot be sent: leave out line breaks and other control characters"
@@ -103,7 +103,7 @@ class BearerToken:
     """A token that stays the same; none where it is empty."""
 
     def __init__(self, token: str) -> None:
-        self._headers = {"RequestAuthorization": f"Bearer {token}"} if token else {}
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def headers(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
         return self._headers

@@ -81,7 +81,7 @@ class ClientCredentials:
             response = msgspec.json.decode(data, type=_TokenResponse)
         except msgspec.MsgspecError:  # its text may have the token
             raise MalformedAnswerError(f"The token service of {self._name} answers without a token.") from None
-        if not is_header("RequestAuthorization", response.access_token):
+        if not is_header("Authorization", response.access_token):
             raise MalformedAnswerError(f"The token service of {self._name} answers a token that no header can carry.")
         if response.expires_in is None:
             return response.access_token, None
@@ -93,14 +93,14 @@ class ClientCredentials:
         headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
         if settings.oauth2_style == "header":
             pair = f"{quote_plus(settings.client_id)}:{quote_plus(settings.client_secret)}"
-            headers["RequestAuthorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+            headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
         else:
             form |= {"client_id": settings.client_id, "client_secret": settings.client_secret}
         return urlencode(form).encode(), headers
 
 
 def _bearer(token: str) -> dict[str, str]:
-    return {"RequestAuthorization": f"Bearer {token}"}
+    return {"Authorization": f"Bearer {token}"}
 
 
 def json_client(name: str, settings: HttpSettings, authorization: RequestAuthorization | None = None) -> JsonClient:

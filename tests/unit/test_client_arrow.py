@@ -27,8 +27,8 @@ OF_OURS = {
     "sql/remote_query.py": "rows of the server's own process",
     "tables/rows/shared_appends.py": "rows that a process of the server has queued, which has read them by the guard",
 }
-NOT_THE_SERVER = ("cli/", "lake/", "pipeline/")
-"""They run with their user's rights, in processes of their own."""
+NOT_THE_SERVER = ("calls/http_caller.py", "cli/", "lake/", "pipeline/")
+"""They run with their user's rights, in processes of their own: commands, jobs and tools that call a server."""
 
 
 def test_arrow_of_clients_is_read_behind_the_guard_alone() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from tiltyard.pipeline.datasource.changes import ChangesReader
-    from tiltyard.pipeline.datasource.reader import BatchReader
+    from tiltyard.pipeline.datasource.reader import PinnedReader
     from tiltyard.pipeline.table_location import CatalogConnection
 
 Fresh = Callable[[str], str]
@@ -163,7 +163,7 @@ def test_planning_leaves_what_it_imported_out_of_later_garbage_collections(
                 raise RuntimeError("The process that plans columns walks through all imports after each DataFrame.")
             return columns
 
-        def reader(self, schema: StructType) -> BatchReader | ChangesReader:
+        def reader(self, schema: StructType) -> PinnedReader | ChangesReader:
             reader = super().reader(schema)
             if not gc.get_freeze_count():
                 raise RuntimeError("The process that plans partitions walks through all imports after each query.")

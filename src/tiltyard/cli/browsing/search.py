@@ -26,7 +26,7 @@ MAX_VECTOR_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchArguments:
+class SearchOptions:
     """What to search for, by a text, a vector, or the vector of the row that the filter `like` selects."""
 
     text: str | None = None
@@ -91,7 +91,7 @@ def search(
         raise CommandError("Name a text, a --vector or a row (--like).", ExitStatus.USAGE)
     if vector is not None and like is not None:
         raise CommandError("--vector and --like are both the vector: leave one out.", ExitStatus.USAGE)
-    sought = SearchArguments(
+    sought = SearchOptions(
         text=text,
         vector=None if vector is None else _parse_vector(vector),
         like=like,
@@ -106,7 +106,7 @@ def search(
     print_rows(find_rows(catalog, table, sought), form)
 
 
-def find_rows(catalog: Caller, table: TypedId, search: SearchArguments) -> pa.RecordBatchReader:
+def find_rows(catalog: Caller, table: TypedId, search: SearchOptions) -> pa.RecordBatchReader:
     """Return the rows that a search finds, best first; without vectors, unless its columns name them.
 
     Raises CommandError, lance_namespace.errors, as the reader does.
@@ -152,7 +152,7 @@ def _hybrid(
 
 
 def _vector_of_row(
-    catalog: Caller, table: TypedId, schema: pa.Schema, search: SearchArguments, shared: Mapping[str, Any]
+    catalog: Caller, table: TypedId, schema: pa.Schema, search: SearchOptions, shared: Mapping[str, Any]
 ) -> list[float]:
     """Return the vector of the row that `like` selects. Raises CommandError, lance_namespace.errors."""
     column = search.vector_column or next((field.name for field in schema if is_vector(field.type)), None)

@@ -61,7 +61,7 @@ class DescribeArguments(msgspec.Struct, forbid_unknown_fields=True):
     branch: Branch | None = None
 
 
-class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
+class SearchOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Search a table: by text (it needs a full-text index), by a vector, like another row, or by text and vector."""
 
     table: TableId
@@ -178,9 +178,9 @@ def describe(catalog: Caller, arguments: DescribeArguments) -> dict[str, Any]:
     return {**answer, "left_out": "Not all columns fit."} if has_more else answer
 
 
-def search(catalog: Caller, arguments: SearchArguments) -> dict[str, Any]:
+def search(catalog: Caller, arguments: SearchOptions) -> dict[str, Any]:
     """Search by text, by vector, or by both. Raises CommandError without either."""
-    from tiltyard.cli.browsing.search import SearchArguments, find_rows
+    from tiltyard.cli.browsing.search import SearchOptions, find_rows
 
     fields = msgspec.structs.asdict(arguments)
     table = _parse(fields.pop("table"))
@@ -188,7 +188,7 @@ def search(catalog: Caller, arguments: SearchArguments) -> dict[str, Any]:
         raise CommandError("search needs a text, a vector, or a filter `like` of one row.")
     if arguments.vector is not None and arguments.like is not None:
         raise CommandError("vector and like are both the vector: leave one out.")
-    return read_bounded(find_rows(catalog, table, SearchArguments(**fields)))
+    return read_bounded(find_rows(catalog, table, SearchOptions(**fields)))
 
 
 def query(catalog: Caller, arguments: QueryArguments) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _parse(text: str) -> TypedId:
 TOOLS = (
     ReadOnlyTool("list", ListArguments, list_entries),
     ReadOnlyTool("describe", DescribeArguments, describe),
-    ReadOnlyTool("search", SearchArguments, search),
+    ReadOnlyTool("search", SearchOptions, search),
     ReadOnlyTool("query", QueryArguments, query),
     ReadOnlyTool("count", CountArguments, count),
 )

@@ -102,7 +102,7 @@ def _pin_dataset(options: DataSourceOptions, dataset: lance.LanceDataset, locati
     )
 
 
-class BatchReader(DataSourceReader):
+class PinnedReader(DataSourceReader):
     """Scans the fragments of the pinned version."""
 
     def __init__(self, source: PinnedTable, schema: StructType) -> None:

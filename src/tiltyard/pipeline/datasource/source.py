@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.changes import ChangesReader, ChangesStreamReader, PinnedChanges, pin_changes
 from tiltyard.pipeline.datasource.options import DataSourceOptions
-from tiltyard.pipeline.datasource.reader import BatchReader, pin_table
+from tiltyard.pipeline.datasource.reader import PinnedReader, pin_table
 from tiltyard.pipeline.datasource.spark_types import spark_schema
 from tiltyard.pipeline.datasource.streaming import StreamReader, StreamWriter
 from tiltyard.pipeline.datasource.writer import TableWriter
@@ -56,11 +56,11 @@ class TiltyardSource(DataSource):
         freeze_imports("schema")
         return columns
 
-    def reader(self, schema: StructType) -> BatchReader | ChangesReader:
+    def reader(self, schema: StructType) -> PinnedReader | ChangesReader:
         """Return a reader of the pinned version, or of the changes up to it."""
         if self._options().reads_changes:
             return ChangesReader(self._pin_changes(), schema)
-        reader = BatchReader(self._pin(), schema)
+        reader = PinnedReader(self._pin(), schema)
         freeze_imports("reader")
         return reader
 

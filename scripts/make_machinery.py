@@ -37,6 +37,7 @@ MAKERS = {
     "ThreadPool": "pool",
     "FairPool": "pool",
     "ChildProcess": "child",
+    "CountedProcess": "child",
     "start_python": "child",
 }
 """What makes a counted piece, or is the base of the class that does. Its first arguments are a name and a purpose."""

@@ -16,6 +16,7 @@ from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
 from tiltyard.change_feed.table_history import read_transaction
 from tiltyard.model.lineage import CommitLineage, LineageSource
+from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.plans.job import pipeline
@@ -24,6 +25,7 @@ from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.sources import inspection
 from tiltyard.pipeline.upsert import plan
 from tiltyard.pipeline.writing import row_sources
+from tiltyard.pipeline.writing.commit import JobTable
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.row_sources import FrameRows, StreamRows
 from tiltyard.pipeline.writing.write_job import RowSource, write_source
@@ -58,13 +60,11 @@ class Writer:
         mode = options.pop("mode", "append")
         if SOURCES[self.source] == "file":
             path, session = self._write_file(rows), LazySession(self.spark)
-            if on:
+            if on is not None:
                 return upsert(run, self.target.connection, session, path, str(self.target), on=on, **options)
             return ingest(run, self.target.connection, session, path, str(self.target), mode=mode, **options)
         opened = self._open(rows)
-        return write_source(
-            run, opened, self.target, WriteOptions.of(options, mode, on or ()), "upsert" if on else "ingest"
-        )
+        return write_source(run, opened, self.target, WriteOptions.of(options, mode, on), "upsert" if on else "ingest")
 
     def _write_file(self, rows: pa.Table) -> str:
         self.files += 1
@@ -259,3 +259,26 @@ def test_write_that_is_canceled_leaves_nothing_visible(write: Writer, key: dict[
         write(OLD, run, mode="create")
     with pytest.raises(TableNotFoundError):
         write.target.describe()
+
+
+def test_write_that_is_canceled_once_it_is_committed_keeps_its_rows(
+    write: Writer, key: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(OLD, mode="create")
+    run, commit = LocalRun(), JobTable.commit
+
+    def commit_then_cancel(*arguments: Any, **options: Any) -> int:
+        version = commit(*arguments, **options)
+        run.canceled.set()
+        return version
+
+    monkeypatch.setattr(JobTable, "commit", commit_then_cancel)
+    assert write(pa.table({"id": [4], "title": ["four"]}), run, **key)["version"] == 2
+    assert [row["id"] for row in write.written()] == [1, 2, 3, 4]
+
+
+def test_upsert_without_a_key_is_refused(write: Writer) -> None:
+    write(OLD, mode="create")
+    with pytest.raises((InvalidInputError, RefusedError), match="name at least one column"):
+        write(OLD, on=[])
+    assert write.written() == OLD.to_pylist()

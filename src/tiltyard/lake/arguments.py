@@ -92,7 +92,7 @@ def write_arguments(options: RowOptions) -> dict[str, Any]:
     return {**present(**values), **call}
 
 
-def write_options(arguments: Mapping[str, Any], kind: str, mode: str, on: Sequence[str] = ()) -> WriteOptions:
+def write_options(arguments: Mapping[str, Any], kind: str, mode: str, on: Sequence[str] | None = None) -> WriteOptions:
     """Return how rows that are no files are written, of which `kind` says what they are.
 
     Raises InvalidInputError for an option that only files have, RefusedError for one that cannot be.

@@ -306,8 +306,8 @@ class Table(TableReader):
             return self._lake.run_job(job, {"source": path, **named}, wait=wait, submit=submit)
         self._lake.check_arguments(job, {"source": "", **named})
         with translate():
-            mode, on = own.get("mode", "append"), own.get("on") or ()
-            options = write_options(arguments, type(source).__name__, mode, on)
+            mode = own.get("mode", "append")
+            options = write_options(arguments, type(source).__name__, mode, own.get("on"))
             rows = self._open(source)
 
         def write(run: Any) -> Mapping[str, object]:

@@ -20,7 +20,7 @@ import pytest
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.plans.plan_file import PlanError, parse_plan
-from tiltyard.pipeline.sources import discovery, inspection
+from tiltyard.pipeline.sources import discovery, inspection, text_blocks
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones
 from tiltyard.pipeline.sources.csv_records import CsvDialect, TextState, split_records
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
@@ -403,6 +403,25 @@ def test_csv_rejected_row_is_named_by_the_line_of_its_file(tmp_path: Path, monke
     rows, rejected = rows_of(file, types={"id": pa.int64()})
     assert [int(reason.partition(":")[0].removeprefix("line ")) - 1 for reason in rejected] == list(broken)
     assert rows["text"].to_pylist()[:3] == ["two\nlines"] * 3 and rows.num_rows == 197
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_rejected_row_in_a_piece_of_several_blocks_leaves_the_others_as_they_are(
+    tmp_path: Path, monkeypatch: Any, kind: str
+) -> None:
+    monkeypatch.setattr(inspection, "RANGE_BYTES", 1000)
+    read_blocks = text_blocks.read_line_blocks
+    monkeypatch.setattr(
+        text_blocks, "read_line_blocks", lambda file, start, end, size=64: read_blocks(file, start, end, size)
+    )
+    lines = [f"{n},row" if kind == "csv" else f'{{"id": {n}, "text": "row"}}' for n in range(400)]
+    lines[300] = "broken"
+    file = tmp_path / f"rows.{kind}"
+    file.write_text("\n".join((["id,text"] if kind == "csv" else []) + lines) + "\n")
+    rows, rejected = rows_of(file, types={"id": pa.int64()})
+    assert rows["id"].to_pylist() == [n for n in range(400) if n != 300]
+    [reason] = rejected
+    assert reason.startswith(f"line {302 if kind == 'csv' else 301}: ")
 
 
 def test_csv_value_over_several_lines_is_never_cut(tmp_path: Path, monkeypatch: Any) -> None:

@@ -230,6 +230,7 @@ class TextReader:
 
     piece: Piece
     file: Any
+    storage: Mapping[str, str]
     line: int = 1
     _lines_before: int | None = None
 
@@ -239,7 +240,7 @@ class TextReader:
         """Open the file of a piece. Raises RefusedError for a file that is not compressed as its name says."""
         with open_file(piece.path, storage) as file:
             try:
-                yield cls(piece, file)
+                yield cls(piece, file, storage)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise RefusedError(f"{piece.path} cannot be decompressed: {error}.") from error
 
@@ -282,7 +283,8 @@ class TextReader:
         if self.start > _LINE_COUNT_BYTES:
             return f"line {line} behind byte {self.start}"
         if self._lines_before is None:  # up to the line break before the piece's first line
-            self._lines_before = text_blocks.count_lines(self.file, self.start - 1) + 1
+            with open_file(self.piece.path, self.storage) as file:  # of its own: blocks are still read from the other
+                self._lines_before = text_blocks.count_lines(file, self.start - 1) + 1
         return f"line {self._lines_before + line}"
 
 

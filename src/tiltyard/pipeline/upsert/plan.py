@@ -102,6 +102,7 @@ def upsert_fragments(
     plan.match_keys(run, spark, check=True)
     plan.save_counts(run)
     while (upserted := find_upsert(run, job_table, since)) is None:
+        run.check()  # before the commit alone: behind it, a caller would take the rows for uncommitted
         try:
             verify = partial(plan.can_commit_after, run)
             job_table.commit(plan.dataset, plan.operation(), run, verify=verify, properties=properties)
@@ -113,7 +114,6 @@ def upsert_fragments(
 
 def find_upsert(run: Run, job_table: JobTable, since: int) -> Upserted | None:
     """Return what this run has committed, if it has: the counts are saved before each attempt to commit."""
-    run.check()
     if _CHECKPOINT_KEY not in run.checkpoints() or (version := job_table.find_commit(run, since)) is None:
         return None
     rows, updated, *replaced = json.loads(run.checkpoints()[_CHECKPOINT_KEY])  # earlier releases saved two figures

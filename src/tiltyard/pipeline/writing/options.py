@@ -65,8 +65,10 @@ class WriteOptions:
     on: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any], mode: str, on: Sequence[str] = ()) -> WriteOptions:
-        """Parse the arguments of a job. Raises RefusedError."""
+    def of(cls, arguments: Mapping[str, Any], mode: str, on: Sequence[str] | None = None) -> WriteOptions:
+        """Parse the arguments of a job; `on` is the key of an upsert. Raises RefusedError."""
+        if on is not None and not on:
+            raise RefusedError("The key (on): name at least one column.")
         rows_per_file, rejects = arguments.get("rows_per_file"), arguments.get("rejects")
         if rows_per_file is not None and rows_per_file < 1:
             raise RefusedError(f"--rows-per-file is {rows_per_file}: it is at least 1.")
@@ -83,7 +85,7 @@ class WriteOptions:
             tuple(parse_check(text) for text in arguments.get("checks") or ()),
             absolute_path(rejects) if rejects else None,
             rows_per_file or ROWS_PER_FILE,
-            tuple(on),
+            tuple(on or ()),
         )
 
 

@@ -11,7 +11,9 @@ import pytest
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tests.sql.conftest import Queries
+from tiltyard.catalog.views import create_view
 from tiltyard.model.ids import Id
+from tiltyard.model.spec import models
 from tiltyard.sql.engine import infer_schema
 
 if TYPE_CHECKING:
@@ -162,6 +164,41 @@ def test_query_with_arithmetic_keeps_names_and_types(numbers: Queries) -> None:
         ("numbers.id / Int64(2)", "int64"),
         ("(- numbers.id)", "int64"),
     ]
+
+
+MIXED = (
+    ("SELECT sum(CASE WHEN id > 1 THEN 0 ELSE f END) AS n FROM numbers", [0.5]),
+    ("SELECT CASE WHEN id > 1 THEN i8 ELSE f END + 1 AS n FROM numbers WHERE id IN (1, 3) ORDER BY id", [1.5, 3.0]),
+    ("SELECT avg(CASE WHEN id > 1 THEN 0 ELSE f END + 1) AS n FROM numbers", [1.125]),
+    ("SELECT z + 1 AS n FROM (SELECT 1 AS z UNION ALL SELECT 0.5) ORDER BY 1", [1.5, 2.0]),
+    ("SELECT id AS n FROM numbers WHERE CASE WHEN id > 1 THEN 1 ELSE f END * 1 < 0.9", [1]),
+    ("SELECT CASE WHEN id > 1 THEN i32 ELSE id END - id * id AS n FROM numbers WHERE id = 3", [-7]),
+    ("SELECT id AS n FROM numbers WHERE id = 1 UNION ALL SELECT f FROM numbers WHERE id = 1 ORDER BY 1", [0.5, 1.0]),
+    ("SELECT i32 AS n FROM numbers WHERE id = 3 UNION SELECT i64 FROM numbers WHERE id = 2 ORDER BY 1", [2, HIGH]),
+)
+
+
+@pytest.mark.parametrize(("query", "expected"), MIXED)
+def test_values_of_several_types_are_computed_and_returned_in_the_one_that_they_have_in_common(
+    numbers: Queries, query: str, expected: list[Any]
+) -> None:
+    answer = numbers.run(query)
+    assert answer["n"].to_pylist() == expected
+    assert infer_schema(numbers.context(), query) == answer.schema
+
+
+def test_view_of_values_of_several_types_is_computed_with(numbers: Queries) -> None:
+    query = "SELECT id, CASE WHEN id > 1 THEN 0 ELSE f END AS part FROM numbers"
+    create_view(numbers.context(), models.CreateViewRequest(id=["parts"], query=query))
+    assert numbers.run("SELECT sum(part) + sum(part) AS n FROM parts")["n"].to_pylist() == [1.0]
+    assert numbers.run("SELECT part FROM parts WHERE id = 1")["part"].to_pylist() == [0.5]
+
+
+def test_order_by_several_columns_that_are_not_returned_is_planned_each_time(numbers: Queries) -> None:
+    """DataFusion adds them to the projection below in any order."""
+    for _ in range(20):
+        query = "SELECT id AS n FROM numbers WHERE id < 4 ORDER BY i16 * 0 - i8 * 0 + i32 * 0 - u8 * 0 + id"
+        assert numbers.run(query)["n"].to_pylist() == [1, 2, 3]
 
 
 def test_query_with_parameters_in_arithmetic_has_their_types(numbers: Queries) -> None:

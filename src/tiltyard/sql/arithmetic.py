@@ -130,9 +130,12 @@ class CheckedArithmetic:
             if now != name:  # as of a window, whose name has the casts within it
                 quoted = now.replace('"', '""')
                 checked = checked.with_column_renamed(f'"{quoted}"', name)
-        if checked.schema() != frame.schema():
+        if checked.schema() != frame.schema() and self._final_schema(checked) != self._final_schema(frame):
             raise _not_found()
         return checked
+
+    def _final_schema(self, frame: Any) -> pa.Schema:
+        return with_final_types(self._context, frame).schema()
 
     def _check_spans(self, roots: Sequence[Node]) -> None:
         """Check that the statement is planned alike with brackets around its operations. Raises as `check`."""
@@ -142,7 +145,7 @@ class CheckedArithmetic:
             plan = self._plan(text).logical_plan()
         except Exception as error:
             raise _not_found() from error
-        if plan.display_indent() != self._frame.logical_plan().display_indent():
+        if _comparable(plan) != _comparable(self._frame.logical_plan()):
             raise _not_found()
 
     def _check(self, node: Node) -> None:
@@ -232,17 +235,30 @@ class CheckedArithmetic:
         numbers = [token[0] for token in tokens if token.lastgroup not in ("open", "close")]
         if all(number in OPERATORS or (number.isdigit() and len(number) < 19) for number in numbers):
             return "Int64"
-        for spans in (self._spans[self._key(node)], self._spans[self._loose_key(node)]):
-            try:
-                self._plan(self._typed([_Wrap(*span, f"{_PROBE}(", ")") for span in spans])).optimized_logical_plan()
-            except Exception as error:  # noqa: BLE001  # its text is the answer
-                if match := _PROBED.search(str(error)):
-                    return match[1]
-                failure = error
-            else:
-                return ""
+        failure: Exception | None = None
+        for wrap in (self._typed_later, self._typed_at_once):
+            for spans in (self._spans[self._key(node)], self._spans[self._loose_key(node)]):
+                try:
+                    self._plan(self._typed([wrap(*span) for span in spans])).optimized_logical_plan()
+                except Exception as error:  # noqa: BLE001  # its text is the answer
+                    if match := _PROBED.search(str(error)):
+                        return match[1]
+                    failure = error
+                else:
+                    return ""
         self._frame.optimized_logical_plan()  # the error may be the statement's own
         raise _not_found() from failure
+
+    def _typed_later(self, start: int, end: int) -> _Wrap:
+        """Return what asks for the type of an expression once its parts have one: before, a CASE has that of its first
+        value, and a UNION those of its first SELECT. A CASE of something is planned whatever that is."""
+        tokens = self._parser.tokens
+        text = self._text[tokens[start].start() : tokens[end - 1].end()]
+        return _Wrap(start, end, f"CASE {_PROBE}({text}) IS NULL WHEN true THEN ", f" ELSE {text} END")
+
+    def _typed_at_once(self, start: int, end: int) -> _Wrap:
+        """Return what asks for the type by which an expression is planned, as of the negative of an unsigned number."""
+        return _Wrap(start, end, f"{_PROBE}(", ")")
 
     def _register(self) -> None:
         from datafusion import udf
@@ -292,6 +308,19 @@ class CheckedArithmetic:
 
     def _token(self, at: int) -> str:
         return self._parser.tokens[at][0].lower()
+
+
+def with_final_types(context: SessionContext, frame: Any) -> Any:
+    """Return a frame that returns the same rows, whose columns have their types. Raises what DataFusion raises.
+
+    While a statement is planned, a CASE has the type of its first value, and a UNION has those of its first SELECT.
+    """
+    return context.create_dataframe_from_logical_plan(frame.optimized_logical_plan())
+
+
+def _comparable(plan: Any) -> list[list[str]]:
+    """Return the lines of a plan, in parts: columns that ORDER BY adds to a projection are in any order."""
+    return [sorted(line.split(", ")) for line in plan.display_indent().split("\n")]
 
 
 def _not_found() -> UnsupportedOperationError:

@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import Id
-from tiltyard.sql.arithmetic import CheckedArithmetic
+from tiltyard.sql.arithmetic import CheckedArithmetic, with_final_types
 from tiltyard.sql.errors import READ_ONLY, query_errors
 from tiltyard.sql.statements import NEGATED_MEMBERSHIP, check_size, parse_statement
 from tiltyard.sql.tables import TableRef
@@ -48,6 +48,7 @@ _STATEMENT_NODES = frozenset("Explain Analyze DescribeTable".split())  # noqa: S
 
 _EXPRESSIONS_OF_NODES = ("predicate", "projections", "filter", "aggregate_exprs", "group_by_exprs")
 """Methods of the plan's nodes that return expressions."""
+_TYPED_LATE = frozenset({"case", "union"})
 _CAST_PLACEHOLDER = re.compile(r"CAST\(\$(\d+) AS (.+)\)")
 _CAST_TYPES = {
     "Boolean": pa.bool_(),
@@ -160,7 +161,7 @@ class ViewExpansion:
         if any(each.has_negated_membership for each in (statement, *self._statements.values())):
             with query_errors(self._tables):
                 check_memberships(frame.optimized_logical_plan())
-        return frame
+        return frame if statement.placeholders > len(parameters) else self._with_final_types(frame, statement)
 
     def plan_table(self, path: Id) -> Any:
         """Return the frame of a view, or of a table. Raises as `plan_view`, and what opening a table raises."""
@@ -203,7 +204,17 @@ class ViewExpansion:
         self._statements[ref.path] = statement
         name = ref.path.name.lower()
         self._sizes[name] = max(self._sizes.get(name, 0), size)
-        return _with_columns(frame, ref)
+        return _with_columns(self._with_final_types(frame, statement), ref)
+
+    def _with_final_types(self, frame: Any, statement: Statement) -> Any:
+        """Return a frame whose columns have the types of its rows (`with_final_types`)."""
+        if not any(_TYPED_LATE & each.names for each in (statement, *self._statements.values())):
+            return frame
+        try:
+            final = with_final_types(self._session.context, frame)
+        except Exception:  # noqa: BLE001  # it is raised again when it runs
+            return frame
+        return frame if final.schema().types == frame.schema().types else final
 
     def _plan(self, statement: Statement, parameters: Sequence[pa.Scalar]) -> tuple[Any, int]:
         """Plan a statement, again after each view that it turns out to name; return its frame and its size."""

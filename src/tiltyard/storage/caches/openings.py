@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.runtime.failpoints import Point, reach
-from tiltyard.runtime.pool import submit_shared
+from tiltyard.runtime.pool import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,7 @@ class Openings:
         """Open a version in a thread, and share it unless it was forgotten, or another one came after it meanwhile."""
         with self._lock:
             self._openings[location] = opening
-        submit_shared(self._run, location, opening)
+        start_thread("opening", partial(self._run, location, opening))  # appends in shared threads wait for it
 
     def forget(self, location: str) -> None:
         """Have no version shared that is being opened of a table."""

@@ -18,7 +18,7 @@ from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
-from tiltyard.runtime.pool import start_soon
+from tiltyard.runtime.pool import start_thread
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.tables.opening import check_version_number, open_for_reading, open_for_writing
@@ -67,7 +67,8 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
     location = table.record.location
     with lance_errors(table.dataset):
         own = table.dataset.checkout_version(int(table.dataset.version))  # the shared one may not be used meanwhile
-    earlier = start_soon(partial(ctx.storage.files(location).stat, f"{location}/{tag_file(request.tag)}"))
+    stat = partial(ctx.storage.files(location).stat, f"{location}/{tag_file(request.tag)}")
+    earlier = start_thread("tag", stat)  # at once: a shared thread that is late would find the tag that is written here
     try:
         target = _new_target(ctx, table, request)
         with ctx.storage.changing_reference(location, tag_file(request.tag)), lance_errors(own):

@@ -273,7 +273,7 @@ def test_ends_that_are_both_here_or_both_there_are_refused(secured: Secured, own
 
 def test_copy_that_outlasts_its_request_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     import_catalog = importlib.import_module("tiltyard.cli.import_catalog")  # the package's name is the command
-    monkeypatch.setattr(import_catalog, "COPY_PAUSE", 0.0)
+    monkeypatch.setattr(import_catalog, "COPY_PAUSE_SECONDS", 0.0)
     late: list[Exception] = [ServiceUnavailableError("no answer"), *[ConcurrentModificationError("copying")] * 3]
 
     def call(name: str, **fields: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class CsvOptions(TypedDict, total=False):
     delimiter: Annotated[str | None, "The separator of CSV values."]
     escape: Annotated[
         str | None,
-        "The character (\\) behind which a delimiter, a quote, a line break or itself is text; none by default.",
+        "The character (a backslash, say) behind which a delimiter, a quote, a line break or itself is text.",
     ]
     null_value: Annotated[list[str] | None, "An unquoted CSV value that is null (NA), besides the empty one."]
 

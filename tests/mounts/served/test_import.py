@@ -276,19 +276,21 @@ def test_copy_that_outlasts_its_request_is_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(import_catalog, "COPY_PAUSE_SECONDS", 0.0)
     late: list[Exception] = [ServiceUnavailableError("no answer"), *[ConcurrentModificationError("copying")] * 3]
 
-    def call(name: str, **fields: Any) -> dict[str, Any]:
-        if late:
-            raise late.pop(0)
-        return {"was_moved_before": True}
+    class LateCaller:
+        def call(self, name: str, **fields: Any) -> dict[str, Any]:
+            if late:
+                raise late.pop(0)
+            return {"was_moved_before": True}
 
+    caller = LateCaller()
     move = import_catalog.TableMove(Id(("lake", "t")), Id(("t",)))
-    assert import_catalog._move(call, move, {"copy": True})["was_moved_before"]
+    assert import_catalog._move(caller, move, {"copy": True})["was_moved_before"]
     late += [ServiceUnavailableError("the catalog is away")] * 2
     with pytest.raises(ServiceUnavailableError, match="away"):
-        import_catalog._move(call, move, {"copy": True})
+        import_catalog._move(caller, move, {"copy": True})
     late += [ConcurrentModificationError("written")]
     with pytest.raises(ConcurrentModificationError):
-        import_catalog._move(call, move, {"copy": None})
+        import_catalog._move(caller, move, {"copy": None})
 
 
 @pytest.mark.parametrize("is_return", [False, True])

@@ -192,6 +192,8 @@ def test_view_of_values_of_several_types_is_computed_with(numbers: Queries) -> N
     create_view(numbers.context(), models.CreateViewRequest(id=["parts"], query=query))
     assert numbers.run("SELECT sum(part) + sum(part) AS n FROM parts")["n"].to_pylist() == [1.0]
     assert numbers.run("SELECT part FROM parts WHERE id = 1")["part"].to_pylist() == [0.5]
+    create_view(numbers.context(), models.CreateViewRequest(id=["twice"], query="SELECT part * 2 AS n FROM parts"))
+    assert numbers.run("SELECT n * 3 AS n FROM twice WHERE n > 0")["n"].to_pylist() == [3.0]
 
 
 def test_order_by_several_columns_that_are_not_returned_is_planned_each_time(numbers: Queries) -> None:

@@ -43,6 +43,8 @@ _TYPES = {
 }
 """Whole numbers by DataFusion's names: their names in SQL, and the bits of their values."""
 _WIDE = "DECIMAL(38,0)"
+TYPED_LATE = frozenset({"case", "union"})
+"""While a statement is planned, a CASE has the type of its first value, and a UNION has those of its first SELECT."""
 _PARAMETER_TYPES = {name.lower(): sql for name, (sql, _) in _TYPES.items()} | {
     "float": "REAL",
     "double": "DOUBLE",
@@ -236,12 +238,14 @@ class CheckedArithmetic:
         if all(number in OPERATORS or (number.isdigit() and len(number) < 19) for number in numbers):
             return "Int64"
         failure: Exception | None = None
-        for wrap in (self._typed_later, self._typed_at_once):
+        is_late = any(token[0].lower() in TYPED_LATE for token in self._parser.tokens)
+        for wrap in (self._typed_later, self._typed_at_once) if is_late else (self._typed_at_once,):
             for spans in (self._spans[self._key(node)], self._spans[self._loose_key(node)]):
                 try:
                     self._plan(self._typed([wrap(*span) for span in spans])).optimized_logical_plan()
                 except Exception as error:  # noqa: BLE001  # its text is the answer
-                    if match := _PROBED.search(str(error)):
+                    match = _PROBED.search(str(error))
+                    if match and not (is_late and wrap == self._typed_at_once and not match[1].startswith("UInt")):
                         return match[1]
                     failure = error
                 else:
@@ -250,14 +254,17 @@ class CheckedArithmetic:
         raise _not_found() from failure
 
     def _typed_later(self, start: int, end: int) -> _Wrap:
-        """Return what asks for the type of an expression once its parts have one: before, a CASE has that of its first
-        value, and a UNION those of its first SELECT. A CASE of something is planned whatever that is."""
+        """Return what asks for an expression's type once its parts have theirs: a CASE is planned whatever it is of.
+
+        That takes several times as long. Columns of views have their types already.
+        """
         tokens = self._parser.tokens
         text = self._text[tokens[start].start() : tokens[end - 1].end()]
         return _Wrap(start, end, f"CASE {_PROBE}({text}) IS NULL WHEN true THEN ", f" ELSE {text} END")
 
     def _typed_at_once(self, start: int, end: int) -> _Wrap:
-        """Return what asks for the type by which an expression is planned, as of the negative of an unsigned number."""
+        """Return what asks for the type by which an expression is planned: the negative of an unsigned number has none
+        later."""
         return _Wrap(start, end, f"{_PROBE}(", ")")
 
     def _register(self) -> None:
@@ -313,7 +320,7 @@ class CheckedArithmetic:
 def with_final_types(context: SessionContext, frame: Any) -> Any:
     """Return a frame that returns the same rows, whose columns have their types. Raises what DataFusion raises.
 
-    While a statement is planned, a CASE has the type of its first value, and a UNION has those of its first SELECT.
+    Until then `TYPED_LATE` have others.
     """
     return context.create_dataframe_from_logical_plan(frame.optimized_logical_plan())
 

@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import Id
-from tiltyard.sql.arithmetic import CheckedArithmetic, with_final_types
+from tiltyard.sql.arithmetic import TYPED_LATE, CheckedArithmetic, with_final_types
 from tiltyard.sql.errors import READ_ONLY, query_errors
 from tiltyard.sql.statements import NEGATED_MEMBERSHIP, check_size, parse_statement
 from tiltyard.sql.tables import TableRef
@@ -48,7 +48,6 @@ _STATEMENT_NODES = frozenset("Explain Analyze DescribeTable".split())  # noqa: S
 
 _EXPRESSIONS_OF_NODES = ("predicate", "projections", "filter", "aggregate_exprs", "group_by_exprs")
 """Methods of the plan's nodes that return expressions."""
-_TYPED_LATE = frozenset({"case", "union"})
 _CAST_PLACEHOLDER = re.compile(r"CAST\(\$(\d+) AS (.+)\)")
 _CAST_TYPES = {
     "Boolean": pa.bool_(),
@@ -208,7 +207,7 @@ class ViewExpansion:
 
     def _with_final_types(self, frame: Any, statement: Statement) -> Any:
         """Return a frame whose columns have the types of its rows (`with_final_types`)."""
-        if not any(_TYPED_LATE & each.names for each in (statement, *self._statements.values())):
+        if not any(TYPED_LATE & each.names for each in (statement, *self._statements.values())):
             return frame
         try:
             final = with_final_types(self._session.context, frame)

@@ -13,6 +13,7 @@ import lance
 import pyarrow as pa
 import pytest
 from lance_namespace import AlterTableAddColumnsRequest, ListTablesRequest
+from lance_namespace.errors import TableNotFoundError
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 
@@ -135,6 +136,11 @@ def test_write_is_checked_and_sets_rows_aside_as_a_job_does(
     assert plain(catalog, name)["n"].to_pylist() == [1, 2, 4]
     [file] = (tmp_path / "bad").iterdir()
     assert "too large" in file.read_text()
+    if not on:
+        with pytest.raises(PySparkException, match="Table not found: nothing"):
+            write(rows, "unmade", checks="foreign_key(n, nothing.n)")
+        with pytest.raises(TableNotFoundError):
+            table_of(catalog, "unmade").describe()
 
 
 def test_read_in_partitions_sees_all_rows_and_filters_do_not_stick(put: Any, read: Any, fresh: Fresh) -> None:

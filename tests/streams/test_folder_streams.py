@@ -19,10 +19,11 @@ from tests.streams.conftest import Put, RunStream
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.streams import target as stream_target
-from tiltyard.pipeline.streams.batches import BatchLimits
+from tiltyard.pipeline.streams.batches import BatchLimits, StreamBatch, with_sequence
 from tiltyard.pipeline.streams.folder import FolderSource
 from tiltyard.pipeline.streams.job import stream
 from tiltyard.pipeline.streams.target import StreamOptions, StreamTable
+from tiltyard.pipeline.writing.quality_checks import parse_check
 from tiltyard.runtime.failpoints import FaultError, Point
 
 LIMITS = BatchLimits(50_000, 1 << 20, 0.01)
@@ -172,6 +173,22 @@ def test_a_batch_that_fails_a_check_is_not_committed_and_ends_the_stream(
     with pytest.raises(InvalidInputError, match="there is no column 'w'"):
         run_stream(on=on, check=["not_null(w)"])
     assert run_stream(on=on, checks=["warn: not_null(v)", "rejected == 0"])["rows"] == 3
+
+
+def test_unique_counts_no_row_that_the_batch_itself_deletes(films: Table) -> None:
+    def batch(ids: list[int], values: list[str], deleted: list[int], position: int) -> StreamBatch:
+        new, old = pa.record_batch({"id": ids, "v": values}), pa.record_batch({"id": pa.array(deleted, pa.int64())})
+        numbers = pa.array(range(len(ids)), pa.int64()), pa.array(range(len(deleted)), pa.int64())
+        deletes = [with_sequence(old, numbers[1])] if deleted else []
+        return StreamBatch([with_sequence(new, numbers[0])], {"0": position}, str, deletes)
+
+    target = StreamTable(LocalRun(), films, StreamOptions("films", ("id",), checks=(parse_check("unique(v)"),)))
+    target.open()
+    target.apply(batch([1, 2], ["a", "b"], [], 1))
+    target.apply(batch([3], ["a"], [1], 2))
+    assert rows(films, "id", "v") == [(2, "b"), (3, "a")]
+    with pytest.raises(InvalidInputError, match=r"unique\(v\): 1 keys"):
+        target.apply(batch([4], ["b"], [3], 3))
 
 
 def test_a_table_is_created_by_the_first_row_that_can_be_read(

@@ -70,7 +70,7 @@ class TableWriter(DataSourceArrowWriter):
         try:
             rows = WriteOptions.of(options.row_arguments(), mode, on or None)
             self._spec = plan_rows(LocalRun(self._run), arrow_schema(schema), target, rows)
-        except RefusedError:
+        except Exception:
             target.discard_writes([])  # drops the table, if it was declared just now
             raise
         self._plan = pickle.dumps((target, rows))  # tasks receive it too, and would import the client to unpickle it

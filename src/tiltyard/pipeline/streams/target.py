@@ -278,7 +278,8 @@ class StreamTable:
         fragments = write_batches(target, batches, dataset)
         reach(Point.BEFORE_RECORD)
         try:
-            properties = {**self._check(target, dataset, batches, fragments, rejected), **self._properties(advanced)}
+            checked = self._check(target, dataset, batches, fragments, rejected, deleted)
+            properties = {**checked, **self._properties(advanced)}
             keys = None
             if deleted is not None:
                 changed = pa.concat_tables([rows.select(deleted.column_names), deleted])
@@ -297,6 +298,7 @@ class StreamTable:
         batches: Sequence[pa.RecordBatch],
         fragments: Sequence[str],
         rejected: int,
+        deleted: pa.Table | None,
     ) -> Mapping[str, str]:
         """Check a batch; return what its commit keeps of that. Raises InvalidInputError."""
         if not self.options.checks:
@@ -308,7 +310,7 @@ class StreamTable:
         spec = WriteSpec(self.run.id, target, (), checks=self.options.checks)
         result = WriteResult(tuple(fragments), rows, rejected, 0, counter.failures)
         found = TargetTable(self.table, target.location, int(dataset.version), False, dataset.schema, None)
-        return check_rows(self.run, None, found, spec, [result], self.options.on).properties
+        return check_rows(self.run, None, found, spec, [result], self.options.on, deleted).properties
 
     def _commit_version(
         self,

@@ -70,17 +70,20 @@ def count_duplicate_keys(
     fresh: Sequence[str],
     version: int,
     on: Sequence[str] = (),
+    deleted: pa.Table | None = None,
 ) -> int:
     """Count the keys that occur more than once in the fragments `fresh` and the table at `version` (0: none).
 
-    With `on`, rows of the table that have one of these values of the new rows are left out: an upsert replaces them.
-    Without a session they are counted in this process, whose memory then holds them.
+    With `on`, rows of the table that have one of these values of the new rows are left out: an upsert replaces them. So
+    are, without a session, those with the values `deleted` of `on`: the change deletes them. Without a session they are
+    counted in this process, whose memory then holds them.
     """
     new, old = new_rows(location, fresh), _table_rows(location, version)
     if not new and not old:
         return 0
     if spark is None:
-        replaced = _read_here(new, on) if on else None
+        gone = [_to_binary(batch) for batch in deleted.select(on).to_batches()] if deleted is not None else []
+        replaced = pa.chunked_array([*_read_here(new, on).chunks, *gone], pa.binary()) if on else None
         keys = [*_read_here(new, columns).chunks, *_read_here(old, columns, on, replaced).chunks]
         counts = pc.value_counts(pa.chunked_array(keys, pa.binary())).field("counts")
         return int(pc.sum(pc.greater(counts, 1)).as_py() or 0)

@@ -296,17 +296,19 @@ def check_rows(
     spec: WriteSpec,
     results: Sequence[WriteResult],
     on: Sequence[str] = (),
+    deleted: pa.Table | None = None,
 ) -> WrittenRows:
     """Check written rows by all checks; few keys and values are looked at here, without Spark.
 
-    Rows of the table that have one of the keys `on` of the new rows are to be replaced. Raises InvalidInputError if the
+    Rows of the table that have one of the keys `on` of the new rows are to be replaced, those that have one of the keys
+    `deleted` are to be deleted: a change that deletes rows is checked without Spark. Raises InvalidInputError if the
     rows fail a check that is no warning; the run has the figure `checks` then, too.
     """
     counts, fragments = count_written(results), fragments_of(results)
     rows = counts["rows"]
     judged = judge_counts(spec.checks, rows, counts["rejected"], [result.failures for result in results])
     of_keys = [check for check in spec.checks if check.kind in KEY_CHECKS]
-    judged += [_judge_keys(spark, target, spec, check, fragments, rows, on) for check in of_keys]
+    judged += [_judge_keys(spark, target, spec, check, fragments, rows, on, deleted) for check in of_keys]
     distributions, profiles = _judge_distributions(spark, target, spec, fragments, rows)
     judged += distributions
     report = report_checks(judged)
@@ -344,6 +346,7 @@ def _judge_keys(
     fragments: Sequence[str],
     rows: int,
     on: Sequence[str],
+    deleted: pa.Table | None,
 ) -> CheckResult:
     """Check the keys of `rows` new rows, by Spark if more than MAX_KEYS_IN_DRIVER are compared."""
 
@@ -353,7 +356,7 @@ def _judge_keys(
     if check.kind == "unique":
         kept = target.location.open(target.base).count_rows() if target.base and target.schema is not None else 0
         committed = 0 if spec.target.fresh else target.base
-        count = count_duplicate_keys(session(kept), target.location, check.columns, fragments, committed, on)
+        count = count_duplicate_keys(session(kept), target.location, check.columns, fragments, committed, on, deleted)
         return CheckResult(check, f"{check.text}: {count} keys are there more than once" if count else "")
     other = ReferencedColumn.find(check, target.table, spec.target.schema)
     count = count_missing_keys(session(other.dataset.count_rows()), target.location, check.columns[0], fragments, other)

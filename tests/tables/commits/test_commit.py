@@ -24,7 +24,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
-from tiltyard.store import VersionRecord
+from tiltyard.store import Store, VersionRecord
 from tiltyard.store.tables.tables import Tables
 from tiltyard.tables.commits import batch_commit, commit, finalizing, recording, validation
 from tiltyard.tables.versions import versions
@@ -91,6 +91,20 @@ def folder(server: Server) -> Path:
     """The folder of the declared table `t`."""
     server.declare("t")
     return location(server, "t")
+
+
+def test_version_alone_is_recorded_by_one_statement(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which PostgreSQL needs no transaction for, and is asked again where the connection is lost at its end."""
+    server.create("t", ROWS)
+    staged = stage(location(server, "t"), 2, tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a transaction")
+
+    monkeypatch.setattr(Store, "transact", refuse)
+    assert create(server, "t", 2, staged).version == 2
 
 
 def test_create_version_makes_a_declared_table_readable_without_the_server(

@@ -169,6 +169,11 @@ def commit_staged(
     else:
         new = trusted_version(ctx, table, entry, checked_appends, content, durable=durable)
 
+    def write() -> VersionRecord:
+        if ctx.claims or queued_appends:
+            return ctx.store.transact(work)
+        return record_all(ctx.store, [new])[0]  # one statement, run again where a connection is lost
+
     def work(catalog: UnitOfWork) -> VersionRecord:
         for turn, ids in queued_appends:
             catalog.mark_appends_committed(ids, turn, new.version)
@@ -176,7 +181,7 @@ def commit_staged(
             catalog.mark_requests_committed(ctx.claims, new.table_id, new.branch, new.version)
         return record_all(catalog, [new])[0]
 
-    recorded = record_versions(ctx, [new], lambda: ctx.store.transact(work), written_here=checked_appends is not None)
+    recorded = record_versions(ctx, [new], write, written_here=checked_appends is not None)
     return finalize(ctx, table, recorded, new)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tiltyard.context import Context
-    from tiltyard.store import UnitOfWork
+    from tiltyard.store import Store, UnitOfWork
 
 log = logging.getLogger("tiltyard.versions")
 
@@ -65,8 +65,11 @@ def record_versions(
         raise
 
 
-def record_all(catalog: UnitOfWork, news: Sequence[NewVersion]) -> list[VersionRecord]:
-    """Record versions in a transaction, all or none. Raises ConcurrentModificationError if one has another manifest."""
+def record_all(catalog: UnitOfWork | Store, news: Sequence[NewVersion]) -> list[VersionRecord]:
+    """Record versions in a transaction, or one by itself. Raises ConcurrentModificationError if another has its number.
+
+    Of a transaction, none is recorded then.
+    """
     return [_check_same_manifest(new, *pair) for new, pair in zip(news, catalog.record_versions(news), strict=True)]
 
 

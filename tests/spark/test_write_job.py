@@ -214,6 +214,10 @@ def test_write_that_an_earlier_driver_has_committed_is_found(write: Writer, key:
     files = write.data_files()
     assert write(rows, LocalRun(run.id, _checkpoints=dict(run.checkpoints())), checks=["rows == 2"], **key) == first
     assert (write.target.latest_version(), write.data_files()) == (2, files)
+    if SOURCES[write.source] == "file":  # a driver of an earlier release kept no figures: the source may have changed
+        kept = {name: text for name, text in run.checkpoints().items() if name != "figures"}
+        found = write(rows, LocalRun(run.id, _checkpoints=kept), **key)
+        assert (found["rows"], found["version"], write.data_files()) == (2, 2, files)
 
 
 def test_write_of_a_time_without_a_zone_into_one_with_a_zone_is_refused(write: Writer, key: dict[str, Any]) -> None:

@@ -223,9 +223,15 @@ def commit_rows(
 
 
 def _find_commit(run: Run, target: TargetTable, options: WriteOptions) -> Mapping[str, object] | None:
-    """Return the figures of what an earlier driver of this run has committed; None if none has."""
-    if (figures := json.loads(run.checkpoints().get(_FIGURES_KEY, "null"))) is None:
+    """Return the figures of what an earlier driver of this run has committed; None if none has.
+
+    One of an earlier release kept the results of pieces alone: were its commit not found, they could be deleted for
+    those of a source that has changed.
+    """
+    figures, saved = json.loads(run.checkpoints().get(_FIGURES_KEY, "null")), list(saved_results(run).values())
+    if figures is None and not saved:
         return None
+    figures = figures or count_written(saved)
     if options.on:
         upserted = find_upsert(run, JobTable(target.table, lineage=target.lineage), target.base)
         return None if upserted is None else {**figures, **upserted.figures()}

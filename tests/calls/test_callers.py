@@ -228,3 +228,12 @@ def test_call_is_sent_again_while_the_catalog_is_away_or_busy(
     assert found == {} if ends_with is None else found[1:] == (ends_with, "not now")
     assert len(made) == tried
     assert len(set(made)) == 1  # one key, so that a change happens once
+
+
+def test_job_is_submitted_once_in_process_where_no_key_tells_a_repeat(
+    tries: Tries, request: pytest.FixtureRequest
+) -> None:
+    caller, made = tries("SubmitJob", [AWAY])
+    found = outcome(caller.call, "SubmitJob", name="optimize", arguments={})
+    by_http = "http" in request.node.callspec.id
+    assert (found, len(made)) == (({}, 2) if by_http else ((*found[:1], AWAY, "not now"), 1))

@@ -11,7 +11,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import msgspec
 from lance_namespace.errors import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COMMAND_RETRY_SECONDS = 5.0
 """How long a command, or the first call of a job, is sent again: somebody waits, and the address may be wrong."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 1.0
-_ONCE = frozenset({"CreateApiKey", "RotateApiKey"})
+ONCE = frozenset({"CreateApiKey", "RotateApiKey"})
 """Operations that take no idempotency key, and make something new each time: they are not sent again."""
 
 T = TypeVar("T")
@@ -39,6 +39,9 @@ T = TypeVar("T")
 
 class Caller(ABC):
     """Calls operations by name (`DescribeTable`), with the fields of the request; those that are None are left out."""
+
+    once: ClassVar[frozenset[str]] = ONCE
+    """Operations that this caller does not send again."""
 
     def __init__(self, address: str, retry_seconds: float = COMMAND_RETRY_SECONDS) -> None:
         """`address` is what people call the catalog; requests are sent again for `retry_seconds`."""
@@ -54,7 +57,7 @@ class Caller(ABC):
         operation = find_operation(name)
         request, key = make_request(operation, fields), uuid.uuid4().hex
         seconds = self._retry_seconds if retry_seconds is None else retry_seconds
-        return _retry(lambda: self._answer(operation, request, key), 0 if name in _ONCE else seconds)
+        return _retry(lambda: self._answer(operation, request, key), 0 if name in self.once else seconds)
 
     def read(self, name: str, /, **fields: Any) -> pa.RecordBatchReader:
         """Call an operation that returns rows, which come as they are taken.

@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from lance_namespace.errors import InternalError, LanceNamespaceError, UnsupportedOperationError
 
-from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller, find_operation
+from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, ONCE, Caller, find_operation
 from tiltyard.context import Context, do_nothing
 from tiltyard.model.operations import Handler, bound_operations
 from tiltyard.model.spec import Shape
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 class InProcessCaller(Caller):
     """Calls operations on the services of this process, as one principal: what it may not do is refused, as by HTTP.
 
-    No request has an idempotency key: nothing gets lost between a call and its answer.
+    No request has an idempotency key. Where a database's connection is lost as it commits, nobody knows whether a
+    change was made: what a repeat would do twice is not sent again.
     """
+
+    once: ClassVar[frozenset[str]] = ONCE | {"SubmitJob", "UpdateTable"}
 
     def __init__(
         self,

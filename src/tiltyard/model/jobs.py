@@ -77,9 +77,12 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, ServiceUnavailableError | ConcurrentModificationError)
 
 
-def retry_wait_ms(attempts: int) -> int:
-    """Return how long a job waits that was started so often: twice as long each time, MAX_RETRY_MS at most."""
-    return min(RETRY_MS << min(max(attempts - 1, 0), 20), MAX_RETRY_MS)
+def retry_wait_ms(attempts: int, *, is_endless: bool = False) -> int:
+    """Return how long a job waits that was started so often: twice as long each time, MAX_RETRY_MS at most.
+
+    An endless one waits as the first time: its starts are counted over its whole life, whatever it has done since.
+    """
+    return RETRY_MS if is_endless else min(RETRY_MS << min(max(attempts - 1, 0), 20), MAX_RETRY_MS)
 
 
 RETRYABLE = "retryable"

@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -45,7 +45,17 @@ class MachineFigures(msgspec.Struct):
     figures: dict[str, float]
 
 
-class Machine:
+class _Registered(type):
+    """Registers a piece once it is whole: a reader of figures may come at any time."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        machine = super().__call__(*args, **kwargs)
+        with _lock:
+            _machines.add(machine)
+        return machine
+
+
+class Machine(metaclass=_Registered):
     """A piece of machinery, registered as long as it lives."""
 
     kind: ClassVar[Kind]
@@ -55,8 +65,6 @@ class Machine:
         """`name` is of one place in the code; what several objects make there, counts together."""
         self.name = name
         self.purpose = purpose
-        with _lock:
-            _machines.add(self)
 
     def figures(self) -> Mapping[str, float]:
         """Return the figures of this piece, as `MachineFigures` has them."""

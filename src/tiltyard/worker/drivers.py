@@ -174,7 +174,8 @@ class DriverPool:
 
     def _requeue_unfinished(self, record: TransactionRecord) -> None:
         """Queue a job again whose driver is gone and did not finish it, until its attempts are used up."""
-        is_last_attempt = record.attempts >= MAX_ATTEMPTS and record.kind not in ENDLESS_JOBS
+        is_endless = record.kind in ENDLESS_JOBS
+        is_last_attempt = record.attempts >= MAX_ATTEMPTS and not is_endless
         status = TransactionStatus.FAILED if is_last_attempt else TransactionStatus.QUEUED
         error = f"Its driver ended before the job did, {record.attempts} times: the worker's log has the details."
 
@@ -184,7 +185,7 @@ class DriverPool:
                 record.lease_owner or "",
                 status,
                 error=error if is_last_attempt else None,
-                available_at=self._services.clock() + retry_wait_ms(record.attempts),
+                available_at=self._services.clock() + retry_wait_ms(record.attempts, is_endless=is_endless),
             )
             if is_last_attempt:
                 catalog.merge_properties(record.id, {RETRYABLE: "true"})

@@ -13,6 +13,7 @@ from tiltyard.model.jobs import MAX_RETRY_MS, is_transient, retry_wait_ms
 )
 def test_retry_wait_doubles_up_to_half_a_minute(attempts: int, wait_ms: int) -> None:
     assert retry_wait_ms(attempts) == wait_ms
+    assert retry_wait_ms(attempts, is_endless=True) == 1_000
 
 
 @pytest.mark.parametrize(

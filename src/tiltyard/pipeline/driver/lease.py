@@ -329,7 +329,8 @@ def _release(run: CatalogRun) -> None:
 
 def _fail(run: CatalogRun, error: Exception, *, can_retry: bool) -> None:
     """Write that a job failed, or queue it again after a transient error."""
-    status, wait = ("Queued", retry_wait_ms(run.attempts)) if is_transient(error) and can_retry else ("Failed", 0)
+    wait = retry_wait_ms(run.attempts, is_endless=run.is_endless)
+    status, wait = ("Queued", wait) if is_transient(error) and can_retry else ("Failed", 0)
     if status == "Failed":
         run.figures.set({RETRYABLE: str(is_transient(error)).lower()})
     try:

@@ -18,6 +18,7 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 from tests.spark.views import SCHEMA, contents, create_view, numbers, write
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.views import job
 from tiltyard.pipeline.views.job import refresh
 
 if TYPE_CHECKING:
@@ -309,3 +310,16 @@ def test_refresh_of_no_view_says_so(catalog: CatalogConnection, fresh: Fresh, re
     write(catalog, name, pa.table({"id": [1]}))
     with pytest.raises(InvalidInputError, match="not a materialized view"):
         refreshed(name)
+
+
+def test_refresh_that_an_earlier_driver_has_committed_is_found_though_its_sources_versions_are_gone(
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, name, run = fresh("source"), fresh("view"), LocalRun()
+    write(catalog, source, numbers(0, 10), "create")
+    create_view(catalog, name, f"SELECT id, text FROM {source}")
+    committed = refresh(run, catalog, spark, name)
+    rows = contents(catalog, name)
+    monkeypatch.setattr(job, "reopen_sources", lambda *_: None)
+    found = refresh(LocalRun(run.id, _checkpoints=dict(run.checkpoints())), catalog, spark, name)
+    assert (found["version"], contents(catalog, name)) == (committed["version"], rows)

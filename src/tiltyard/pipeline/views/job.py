@@ -176,6 +176,8 @@ class _Refresh:
         """
         for _ in range(_MAX_TRIES):
             plan = self._load_plan()
+            if plan is not None and (version := self._find_commit(plan)) is not None:
+                return self._figures(plan, version, 0, 0)  # whatever has become of the versions that it has read
             sources = reopen_sources(self.catalog, plan.sources) if plan else None
             if plan is None or sources is None:  # a pinned version may have been removed since
                 self.discard_plan()
@@ -215,6 +217,11 @@ class _Refresh:
         text = self.run.checkpoints().get(_CHECKPOINT_KEY)
         return None if text is None or "given_up" in json.loads(text) else RefreshPlan.from_json(text)
 
+    def _find_commit(self, plan: RefreshPlan) -> int | None:
+        """Return the version that an earlier driver has committed of a plan, which has its files then."""
+        self.job_table.lineage = refresh_lineage(plan.sources, self.definition.digest)
+        return self.job_table.find_commit(self.run, plan.base)
+
     def _make_plan(self, sources: Mapping[str, SourceTable]) -> RefreshPlan:
         """Make a plan, and save it. Raises InvalidInputError for a query that is not allowed."""
         view, query = self.job_table.latest(), self.definition.query
@@ -252,8 +259,6 @@ class _Refresh:
     def _execute(self, plan: RefreshPlan, sources: Mapping[str, SourceTable]) -> Mapping[str, object]:
         """Write the missing parts, and commit. Raises CommitConflictError, RefusedError, RunCanceledError."""
         self.job_table.lineage = refresh_lineage(plan.sources, self.definition.digest)
-        if (version := self.job_table.find_commit(self.run, plan.base)) is not None:
-            return self._figures(plan, version, 0, 0)
         view = self.job_table.latest()
         target = self._target(view)
         limit = self.options.limit

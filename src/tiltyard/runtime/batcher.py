@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -89,9 +90,9 @@ class WorkQueue(Machine):
     kind = Kind.BATCHER
 
     @property
+    @abstractmethod
     def waiting(self) -> int:
         """How much waits."""
-        raise NotImplementedError
 
     def figures(self) -> Mapping[str, float]:
         return {"waiting": self.waiting}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections import OrderedDict
 from contextlib import suppress
 from functools import lru_cache, update_wrapper
@@ -36,9 +37,9 @@ class CountedCache(Machine):
         super().__init__(name, purpose)
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """Bytes that are kept."""
-        raise NotImplementedError
 
     def figures(self) -> Mapping[str, float]:
         return {"size": self.size, "bound": self.max_bytes, "hits": self.hits, "misses": self.misses}

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import weakref
+from abc import ABCMeta, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -45,7 +46,7 @@ class MachineFigures(msgspec.Struct):
     figures: dict[str, float]
 
 
-class _Registered(type):
+class _Registered(ABCMeta):
     """Registers a piece once it is whole: a reader of figures may come at any time."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -66,13 +67,13 @@ class Machine(metaclass=_Registered):
         self.name = name
         self.purpose = purpose
 
+    @abstractmethod
     def figures(self) -> Mapping[str, float]:
         """Return the figures of this piece, as `MachineFigures` has them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Begin nothing more, and drop what is held. Idempotent."""
-        raise NotImplementedError
 
 
 _machines: weakref.WeakSet[Machine] = weakref.WeakSet()

@@ -66,6 +66,9 @@ def test_close_machinery_goes_on_after_one_that_cannot_be_closed(caplog: pytest.
     class Broken(Machine):
         kind = Kind.CHILD
 
+        def figures(self) -> dict[str, float]:
+            return {}
+
         def close(self) -> None:
             raise OSError("it is broken")
 

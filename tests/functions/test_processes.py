@@ -19,10 +19,10 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions import environments, processes
 from tiltyard.pipeline.functions.call_options import make_policy
 from tiltyard.pipeline.functions.calls import GuardedFunction
-from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import FOLDER_VARIABLE, lock_packages, python_for
 from tiltyard.pipeline.functions.host import read_message
+from tiltyard.pipeline.functions.host_process import CallError
 from tiltyard.pipeline.functions.processes import FunctionProcess, function_process
 from tiltyard.pipeline.functions.registered import function_code
 from tiltyard.pipeline.functions.user_functions import UserFunction

@@ -37,9 +37,9 @@ from tiltyard.pipeline.functions.calls import (
     ended_process,
     error_kind,
 )
-from tiltyard.pipeline.functions.child_process import CallError
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.host import MAX_MESSAGE_LENGTH, to_arrow
+from tiltyard.pipeline.functions.host_process import CallError
 from tiltyard.pipeline.functions.processes import function_process
 from tiltyard.pipeline.functions.user_functions import PickledFunction, UserFunction
 from tiltyard.pipeline.sources.filesystem import rename_file

@@ -14,8 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tiltyard.pipeline.functions.host import read_message, write_message
 from tiltyard.runtime.cache import Cache
-from tiltyard.runtime.child_process import NOTHING
-from tiltyard.runtime.child_process import ChildProcess as CountedProcess
+from tiltyard.runtime.child_process import NOTHING, ChildProcess
 
 _END_SECONDS = 5.0
 
@@ -30,7 +29,7 @@ class CallError(Exception):
         self.kind, self.message, self.kinds, self.ended_process = kind, message, kinds | {kind}, ended_process
 
 
-class ChildProcess:
+class HostProcess:
     """A process that reads messages from its standard input, and answers on its standard output, as `host` does."""
 
     def __init__(
@@ -39,7 +38,7 @@ class ChildProcess:
         """Start it, with these environment variables, or with this process's own ones."""
         self._call_seconds = call_seconds
         self._timed_out = False
-        self._process = CountedProcess(
+        self._process = ChildProcess(
             "function", "A function of a user, in its own environment", command, stderr=NOTHING, variables=variables
         )
 

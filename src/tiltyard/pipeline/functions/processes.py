@@ -24,10 +24,10 @@ import pyarrow as pa
 from tiltyard.column_refresh.fragment_files import RowError
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.functions.call_policy import PLAIN_POLICY, CallPolicy, pause_after
-from tiltyard.pipeline.functions.child_process import CallError, ChildProcess, ProcessCache
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.environments import python_for
 from tiltyard.pipeline.functions.host import AGAIN, ARRAY, BATCH, MAX_MESSAGE_LENGTH, TABLE, from_ipc, to_ipc
+from tiltyard.pipeline.functions.host_process import CallError, HostProcess, ProcessCache
 from tiltyard.pipeline.functions.user_functions import Loadable
 
 HOST = Path(__file__).parent / "host.py"
@@ -52,7 +52,7 @@ class HostedFunction:
 
         Raises RefusedError if the function cannot be loaded.
         """
-        self._child = ChildProcess([python, "-I", str(HOST)], policy.batch_seconds, variables)
+        self._child = HostProcess([python, "-I", str(HOST)], policy.batch_seconds, variables)
         for message in messages:
             self._child.send(message)
         try:

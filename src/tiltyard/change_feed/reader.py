@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tiltyard.change_feed.groups import RowSelection
 
+    Mask = NDArray[np.bool_]
     Positions = NDArray[np.uint32]
 
 OpenVersion = Callable[[int], "lance.LanceDataset"]
@@ -146,12 +147,6 @@ def _batch(
         for value, field in zip((change.value, version, time), CHANGE_FIELDS, strict=True)
     ]
     return pa.RecordBatch.from_arrays([*facts, *columns], schema=schema)
-
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Mask = NDArray[np.bool_]
 
 
 def differing_rows(before: pa.Array, after: pa.Array) -> Mask:

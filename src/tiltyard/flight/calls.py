@@ -37,8 +37,6 @@ from tiltyard.sql.tables import PUBLIC
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    import grpc
-
     from tiltyard.api.app import Shared
     from tiltyard.api.request_log import LoggedRequest
     from tiltyard.flight.connections import FlightConnection, FlightConnections

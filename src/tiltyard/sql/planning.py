@@ -30,8 +30,6 @@ from tiltyard.sql.tables import TableRef
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
-
     from tiltyard.sql.sessions import Session
     from tiltyard.sql.statements import Statement
     from tiltyard.sql.tables import QueryTables, ViewRef

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from datafusion import SessionContext
 
     from tiltyard.context import Context
-    from tiltyard.model.ids import Id
 
 
 def visible_schema(ctx: Context, path: Id) -> pa.Schema:

@@ -17,7 +17,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 from tiltyard.store.backend import CallSoon, Connection, ForeignKeyError, NullError, Row, UniqueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ from tiltyard.pipeline.writing.tasks import (
     write_pieces,
     write_rows,
 )
-from tiltyard.pipeline.writing.write_job import RowSource, count_written, fragments_of, saved_results
+from tiltyard.pipeline.writing.write_job import RowSource, fragments_of, saved_results, show_written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,9 +156,7 @@ class FileRows(RowSource):
         def save(position: int, result: WriteResult) -> None:
             run.save_checkpoint(remaining[position].key, result.to_json())
             results[remaining[position].key] = result
-            counts = count_written(list(results.values()))
-            shown = {name: counts[name] for name in ("rows", "fragments", "bytes")}
-            run.progress(**shown, tasks=len(results), tasks_total=len(groups))
+            show_written(run, list(results.values()), tasks=len(results), tasks_total=len(groups))
 
         work, name = partial(write_pieces, spec, self.source.reader), f"write {run.id}"
         run_tasks(session, run, work, remaining, on_result=save, name=name, resources=spec.resources)

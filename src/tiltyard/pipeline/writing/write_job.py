@@ -159,8 +159,7 @@ def write_uncommitted(
     run.progress(**source.figures())
     spec = plan_rows(run, source.schema, target, options, partial(source.try_function, run))
     results.extend(source.write(run, spec))
-    counts = count_written(results)
-    run.progress(**{name: counts[name] for name in ("rows", "fragments", "bytes")})
+    show_written(run, results)
     written = check_rows(run, source.session, target, spec, results, options.on)
     return replace(written, figures={**written.figures, **source.figures()})
 
@@ -293,6 +292,12 @@ def count_written(results: Sequence[WriteResult]) -> dict[str, int]:
         "fragments": sum(len(result.fragments) for result in results),
         "bytes": sum(result.size for result in results),
     }
+
+
+def show_written(run: Run, results: Sequence[WriteResult], **more: int) -> None:
+    """Show as the run's progress what is written by now, and `more`."""
+    counts = count_written(results)
+    run.progress(rows=counts["rows"], fragments=counts["fragments"], bytes=counts["bytes"], **more)
 
 
 def check_rows(

@@ -12,11 +12,9 @@ SPEC_FOLDER := ../shared/spec
 SECONDS ?= 600
 # Tests start Python by the hundred: where it may not keep what it has compiled, each start compiles all again.
 export PYTHONDONTWRITEBYTECODE :=
-# Tests wait for processes that start, for leases and pauses, more than they compute: three for each processor, and two
-# where clusters of processes are tested.
+# Tests wait for processes that start, for leases and pauses, more than they compute: three for each processor.
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
 PROCESSES ?= $(shell echo $$((3 * $(PROCESSORS))))
-EXTENDED_PROCESSES ?= $(shell echo $$((2 * $(PROCESSORS))))
 PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder --max-worker-restart 1 --numprocesses
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --extra sql --custom-compile-command "make lock" --quiet
@@ -24,7 +22,7 @@ LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --genera
 # Two at a time: the longest begins.
 CHECKS := check-types check-security check-style check-generated
 
-.PHONY: $(CHECKS) advisories bounds cli-docs docs help compatibility demo test test-all soak lint format machinery spec lock bench services clean
+.PHONY: $(CHECKS) advisories bounds cli-docs docs guesses help compatibility demo test test-all soak lint format machinery spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,9 +33,9 @@ demo: $(if $(MOUNT),$(DEV),$(RUN)) ## Start a server, load 17,472 films, search 
 test: $(DEV) services lint ## Prepare all, lint, then test every behaviour, within minutes (PYTEST_ARGS="-k name").
 	$(PYTEST) $(PROCESSES) -m "not extended" $(PYTEST_ARGS)
 
-test-all: test ## The same, then what multiplies it: PostgreSQL and S3, clusters, kills, fuzzing at length.
+test-all: $(DEV) services lint ## The same with what multiplies it: PostgreSQL and S3, clusters, kills, fuzzing at length.
 	@bash scripts/install_services.sh zsh fish
-	$(PYTEST) $(EXTENDED_PROCESSES) -m extended $(PYTEST_ARGS)
+	$(PYTEST) $(PROCESSES) $(PYTEST_ARGS)
 
 lint: $(DEV) ## Style, types, direction of imports, and whether generated files are current.
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(CHECKS)
@@ -58,6 +56,7 @@ check-generated:
 	$(BIN)/python scripts/make_cli_docs.py --check
 	$(BIN)/python scripts/make_bounds.py --check
 	$(BIN)/python scripts/make_machinery.py --check
+	$(BIN)/python scripts/make_guesses.py --check
 	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py --check $(SPEC_FOLDER); fi
 
 format: $(DEV) ## Put all code into its one form.
@@ -76,6 +75,9 @@ bounds: $(DEV) ## Write docs/bounds.md from the constants that hold them.
 
 machinery: $(DEV) ## Write the table of caches, queues, pools and child processes in docs/architecture.md from the code.
 	$(BIN)/python scripts/make_machinery.py
+
+guesses: $(DEV) ## Write the table of docs/python.md of the names that people guess from other libraries, from the code.
+	$(BIN)/python scripts/make_guesses.py
 
 docs: $(DEV) ## Build the site of README.md and docs/ into build/site; a broken link fails it.
 	$(BIN)/python scripts/make_site.py

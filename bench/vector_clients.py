@@ -15,7 +15,7 @@ from typing import Any
 import faiss
 import lance
 import lancedb
-from tests.conformance import lance_spark
+from tests.conformance.packages import install
 
 from bench.embedded import together
 from bench.vector_subjects import CHECKED, NEAREST, QUERIES, TABLE, Matrix, Vectors
@@ -133,7 +133,7 @@ def measure_client(
 ) -> Iterator[str]:
     """Yield the lines of the table for a client; `vectors` are the rows and dimension that they are made from."""
     if open_search is milvus_search:
-        lance_spark.prepare(MILVUS, MILVUS_REQUIREMENTS)
+        install(MILVUS, MILVUS_REQUIREMENTS)
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_search, args=(open_search, target, vectors, callers, seconds, sender))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tests.conformance import lance_spark
+from tests.conformance.packages import install
 
 from bench.load import Address
 from bench.servers import Server, tiltyard
@@ -129,9 +129,9 @@ class Subject:
 class Tiltyard(Subject):
     """Our server; `request` leaves the effort of the search open, as a client does that names none."""
 
-    def __init__(self, name: str, root: Path, log: Path, memory: int) -> None:
+    def __init__(self, name: str, root: Path, log: Path, memory: str) -> None:
         self.name = name
-        environ = {"TILTYARD_VECTOR_CACHE_BYTES": str(memory), "TILTYARD_UPKEEP": "false", **HUGE_PAGES}
+        environ = {"TILTYARD_VECTOR_CACHE_BYTES": memory, "TILTYARD_UPKEEP": "false", **HUGE_PAGES}
         self.server = tiltyard(root, log, 1, environ=environ)
 
     def body(self, query: Matrix, limit: int | None) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Chroma(Subject):
 
     def __init__(self, folder: Path, log: Path, search_width: int) -> None:
         """`search_width` is its `ef_search`."""
-        lance_spark.prepare(CHROMA, REQUIREMENTS)
+        install(CHROMA, REQUIREMENTS)
         self.server = ChromaServer(folder, log)
         configuration = {"hnsw": {"space": "l2", "ef_search": search_width}}
         wanted = {"name": TABLE, "configuration": configuration, "get_or_create": True}

@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300_000, help="[default: 300,000]")
     parser.add_argument("--dimension", type=int, default=256, help="[default: 256]")
     parser.add_argument("--index", default="IVF_PQ", help="Lance's index [default: IVF_PQ]")
-    parser.add_argument("--memory", type=int, default=2 << 30, help="vector_cache_bytes [default: 2 GiB]")
+    parser.add_argument("--memory", default="auto", help="vector_cache_bytes [default: auto, as a server comes]")
     parser.add_argument("--search-width", type=int, default=100, help="ef_search of Chroma [default: 100, its own]")
     parser.add_argument("--rounds", type=int, default=3, help="[default: 3]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round [default: 4]")
@@ -210,7 +210,7 @@ def start(folder: Path, vectors: Vectors, arguments: argparse.Namespace, stack: 
     root = folder / "root"
     is_new = not root.exists()
     root.mkdir(parents=True, exist_ok=True)
-    lance_index = Tiltyard(f"Tiltyard, {arguments.index}", root, folder / "tiltyard.log", 0)
+    lance_index = Tiltyard(f"Tiltyard, {arguments.index}", root, folder / "tiltyard.log", "0")
     stack.callback(lance_index.server.stop)
     if is_new:
         fill(lance_index, vectors, arguments.index)

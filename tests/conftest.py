@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.services.forked_process import share_starters
 from tests.services.jvm import use_light_jvms
 from tests.services.tls_context import share_tls_context
 
@@ -37,7 +38,7 @@ CATALOGS = ("backend: Backend", "target: Backend", "hive: HiveMetastore")
 """Fixtures of mounted catalogs, whose servers all files on one process share."""
 FIRST = (
     *("tests/spark/", "tests/faults/", "tests/power/", "tests/attacks/", "tests/mounts/", "tests/test_docs.py"),
-    *("tests/conformance/test_lance_ray.py", "tests/conformance/test_publish.py", "tests/fuzz/test_schema.py"),
+    *("tests/conformance/test_engines.py", "tests/conformance/test_publish.py", "tests/fuzz/test_schema.py"),
 )
 """Files, and folders of files, that take the longest: what begins last of them would run on alone."""
 
@@ -69,6 +70,12 @@ def takes_catalogs(file: str) -> bool:
         return False
     text = (TESTS.parent / file).read_text()
     return any(fixture in text for fixture in CATALOGS)
+
+
+@pytest.hookimpl
+def pytest_xdist_setupnodes() -> None:
+    """Start what forks servers once, and not in each of the processes that are about to run tests."""
+    share_starters()
 
 
 @pytest.hookimpl

@@ -125,12 +125,6 @@ def test_settings_page_has_a_row_for_each_command_or_the_command_line_a_section(
     assert not missing, "neither docs/settings.md nor docs/cli.md says anything of these"
 
 
-def test_command_line_page_has_what_the_commands_say_of_themselves() -> None:
-    check = [sys.executable, str(HOME / "scripts/make_cli_docs.py"), "--check"]
-    done = subprocess.run(check, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_command_line_page_examples_print_what_they_show(tmp_path: Path) -> None:
     example = re.search(r"## A first look\n\n```console\n(.*?)```", COMMAND_LINE, re.DOTALL)
     assert example is not None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import lance
@@ -15,6 +18,9 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from tests.conformance.duckdb_lance import prepare
+from tests.conformance.observations import open_server
+from tests.conformance.packages import NoWheelError
 from tests.services.server import ServerProcess
 from tests.test_docs import HOME, SHOWN_URL, comparable
 from tiltyard.cli import main
@@ -112,3 +118,19 @@ def test_tables_of_lancedb_cloud_are_brought_over(folder: Path, server: ServerPr
     region = 'api_key="sk_…", region="us-east-1"'
     replacements = {region: f'api_key="any", host_override="{server.url}"', SHOWN_URL: server.url}
     assert follow("lancedb-cloud", replacements) == 5
+
+
+def test_tables_are_shared_by_duckdb_and_lancedb(folder: Path) -> None:
+    """In a process of its own, which has the DuckDB that the extension is made for."""
+    try:
+        packages = prepare()
+    except NoWheelError as error:
+        pytest.skip(str(error))
+    examples = EXAMPLE.findall((HOME / "docs/tutorials/duckdb.md").read_text())
+    code = "\n".join(example for language, example in examples if language == "python")
+    with open_server(folder / "data", TILTYARD_DATABASES="strict") as server:
+        command = [sys.executable, "-c", code.replace(SHOWN_URL, server.url)]
+        environ = {**os.environ, "PYTHONPATH": str(packages)}
+        done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert len(examples) == 9

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conformance import lance_spark
+from tests.conformance.packages import install
 
 from bench.servers import TREE
 from bench.spark.line_processes import Process
@@ -32,7 +33,7 @@ class SparkPeer:
 
     def start(self, settings: Mapping[str, str]) -> Process:
         """Start a session with these settings. Raises RuntimeError if a file is not the one that was looked at."""
-        lance_spark.prepare(self.folder, self.requirements)
+        install(self.folder, self.requirements)
         own = {
             "spark.jars.packages": self.packages,
             "spark.jars.ivy": str(self.folder / "ivy"),

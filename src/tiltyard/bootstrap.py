@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 from functools import cache
+from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
@@ -15,7 +16,7 @@ import tiltyard.tables
 from tiltyard.access.rights import RightsCache
 from tiltyard.catalog.mounts.mounts import make_mounts
 from tiltyard.config import ConfigError, Settings
-from tiltyard.context import Services
+from tiltyard.context import Context, Services
 from tiltyard.model.paging import Paging
 from tiltyard.model.settings.openlineage import read_key
 from tiltyard.model.settings.secret_keys import read_secret_keys
@@ -28,8 +29,10 @@ from tiltyard.sql.sessions import SqlSessions
 from tiltyard.storage import Storage
 from tiltyard.store import open_store
 from tiltyard.tables.commits.commit_handler import commit_route
-from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
-from tiltyard.tables.upkeep.change_log import ChangeLog
+from tiltyard.tables.commits.process_state import CommitLog, FinalizingBackoff, KnownTables
+
+if TYPE_CHECKING:
+    from tiltyard.model.operations import ArrowAnswer
 
 
 @cache
@@ -78,14 +81,20 @@ def open_services(settings: Settings, *, database_alone: bool = False) -> Servic
         paging=paging,
         clock=store.clock,
         rights_cache=RightsCache(store),
-        finalized_log=FinalizedLog(storage.settle_manifests, store.mark_finalized),
+        commit_log=CommitLog(storage.settle_manifests, store.mark_finalized, store.note_changes),
         known_tables=KnownTables(),
         outage_log=OutageLog(storage.roots.locations, database),
         finalizing_backoff=FinalizingBackoff(),
         secret_keys=secret_keys,
         sql_sessions=SqlSessions(settings),
-        change_log=ChangeLog(store.note_changes),
         query_memory=MemoryBudget(settings.query_memory_bytes),
         started_at=store.clock(),
         commit_routing=commit_route,
     )
+
+
+def run_sql(ctx: Context, text: str) -> ArrowAnswer:
+    """Run a query over the tables of the catalog, as the context's principal. Raises as `sql.engine.run` does."""
+    from tiltyard.sql.engine import run  # noqa: PLC0415  # an extra: DataFusion
+
+    return run(ctx, text)

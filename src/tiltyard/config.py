@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_origin, get_type_hints
 
 import msgspec
 
@@ -145,8 +145,12 @@ class Settings:
     page_cache_bytes: int = field(
         default=256 << 20, metadata={"help": "Memory for cached rows of small tables that are searched often; 0: none."}
     )
-    vector_cache_bytes: int = field(
-        default=0, metadata={"help": "Memory for indexes of vectors that are searched often, built by FAISS; 0: none."}
+    vector_cache_bytes: int | Literal["auto"] = field(
+        default="auto",
+        metadata={
+            "help": "Memory of all server processes together for indexes of vectors that are searched often: bytes, "
+            "0 for none, or auto (a quarter of the memory that there is)."
+        },
     )
     disk_cache_bytes: int = field(
         default=0, metadata={"help": "Disk for copies of tables on object stores that are read often; 0: none."}
@@ -420,8 +424,9 @@ def load_settings(
 def _check_values(settings: Settings) -> None:
     """Raise ConfigError for a value out of its bounds, or that is none of its choices."""
     for name, (least, most) in BOUNDS.items():
-        if not least <= getattr(settings, name) <= most:
-            raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)}: {least} to {most}.")
+        value = getattr(settings, name)
+        if value != "auto" and not least <= value <= most:
+            raise ConfigError(f"The setting {name} cannot be {value}: {least} to {most}.")
     for name, choices in CHOICES.items():
         if getattr(settings, name).lower() not in choices:
             raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)!r}: {', '.join(choices)}.")
@@ -480,7 +485,7 @@ _TYPES = get_type_hints(Settings)
 def _convert(name: str, value: Any) -> Any:
     """Convert a value to its setting's type; text comes from environment variables. Raises ConfigError."""
     kind = _TYPES[name]
-    is_structure = get_origin(kind) is not None
+    is_structure = get_origin(kind) not in (None, Union)
     try:
         if isinstance(value, str) and is_structure:
             return msgspec.json.decode(value, type=kind)

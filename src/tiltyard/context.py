@@ -50,10 +50,11 @@ class RightsCache(Protocol):
     def refresh_next(self) -> None: ...
 
 
-class FinalizedLog(Protocol):
-    """Versions that this process has finalized and not marked yet: see tiltyard.tables.commits."""
+class CommitLog(Protocol):
+    """What this process has committed and has yet to note in the catalog: see tiltyard.tables.commits."""
 
     def add(self, manifests: Iterable[FinalManifest]) -> None: ...
+    def add_change(self, table_id: int) -> None: ...
     def has(self, record: VersionRecord) -> bool: ...
     def is_latest(self, table_id: int, branch: str, version: int, scheme: str) -> bool: ...
     def flush(self) -> None: ...
@@ -73,13 +74,6 @@ class KnownTables(Protocol):
 
     def get_all(self, paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], TableRecord] | None: ...
     def add(self, path: Id, table: TableRecord) -> None: ...
-
-
-class ChangeLog(Protocol):
-    """Tables that were changed, of which upkeep has to know: see tiltyard.tables.upkeep."""
-
-    def add(self, table_id: int) -> None: ...
-    def flush(self) -> None: ...
 
 
 class SqlSessions(Protocol):
@@ -141,13 +135,12 @@ class Services:
     paging: Paging
     clock: Callable[[], int]
     rights_cache: RightsCache
-    finalized_log: FinalizedLog
+    commit_log: CommitLog
     known_tables: KnownTables
     outage_log: OutageLog
     finalizing_backoff: FinalizingBackoff
     secret_keys: SecretKeys
     sql_sessions: SqlSessions
-    change_log: ChangeLog
     query_memory: MemoryBudget
     started_at: int
     """When this process began, by `clock`."""
@@ -171,8 +164,7 @@ class Services:
             if self.sql_processes is not None:
                 closing.callback(self.sql_processes.close)
             closing.callback(self.mounts.close)
-            closing.callback(self.change_log.flush)
-            closing.callback(self.finalized_log.close)
+            closing.callback(self.commit_log.close)
 
     def __enter__(self) -> Self:
         return self

@@ -27,7 +27,7 @@ from lance_namespace.errors import (
 
 from tiltyard.api.bodies.arrow_responses import encode
 from tiltyard.api.bodies.uploads import MemoryBody
-from tiltyard.bootstrap import open_services
+from tiltyard.bootstrap import open_services, run_sql
 from tiltyard.calls.caller import find_operation, make_request
 from tiltyard.calls.in_process_caller import InProcessCaller, internal_errors
 from tiltyard.config import load_settings
@@ -40,7 +40,7 @@ from tiltyard.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.context import FinalizedLog
+    from tiltyard.context import CommitLog
 
 STOP_SECONDS = 5.0
 
@@ -72,7 +72,7 @@ class Namespace(upstream.LanceNamespace):
             self._services.close()
             raise
         # Where nobody calls close(): what the log has yet to mark is marked by its timer, or when Python ends.
-        _open_logs.add(self._services.finalized_log)
+        _open_logs.add(self._services.commit_log)
         self._worker = Worker(self._services, self._services.settings.jobs)
         if self._services.settings.jobs:
             self._worker.start()
@@ -130,7 +130,7 @@ class Namespace(upstream.LanceNamespace):
 
     def caller(self, retry_seconds: float = 0) -> InProcessCaller:
         """Return what calls the operations as this namespace does, with plain mappings, and sends them again."""
-        return InProcessCaller(self._services, self._principal, retry_seconds=retry_seconds)
+        return InProcessCaller(self._services, self._principal, retry_seconds=retry_seconds, run_sql=run_sql)
 
 
 class ArrowFile(bytes):
@@ -141,7 +141,7 @@ class ArrowFile(bytes):
         return self
 
 
-_open_logs: weakref.WeakSet[FinalizedLog] = weakref.WeakSet()
+_open_logs: weakref.WeakSet[CommitLog] = weakref.WeakSet()
 """Logs of this process. None is closed when its namespace is collected: that happens in any thread at any point, which
 may be within the log itself, holding the locks that closing takes.
 """
@@ -149,8 +149,8 @@ may be within the log itself, holding the locks that closing takes.
 
 @atexit.register
 def _close_logs() -> None:
-    for finalized_log in list(_open_logs):
-        finalized_log.close()
+    for commit_log in list(_open_logs):
+        commit_log.close()
 
 
 os.register_at_fork(after_in_child=_open_logs.clear)  # a fork has the logs' entries, too, but none of their threads

@@ -24,7 +24,7 @@ _OWN_WORDS = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|, /\S+\.rs:\d+:\d+")
 """What differs from run to run, or names a server's source files."""
 
 _FAULTY_CALLS = {("AlterTransaction", call_rust)}
-"""Calls that no server can answer: the Rust client drops the content of actions before it sends them."""
+"""Calls that no server can answer: pylance passes actions by names that its Rust client does not know, and drops."""
 
 Outcomes = dict[str, list[str]]
 """What each client saw of an operation, by its name, in the order of CLIENTS."""

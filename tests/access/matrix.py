@@ -216,6 +216,19 @@ def _role(admin: Admin) -> Fields:
     return {"role": name}
 
 
+def _acl(scene: Scene, place: Place) -> Fields:
+    """lancedb's words for the privilege to read a table."""
+    return {"object": f"tiltyard:table:{'$'.join(scene.table(place))}", "privilege": "SELECT"}
+
+
+def _granted_acl(scene: Scene, place: Place) -> Fields:
+    """An ACL that is there; on a missing table there is none."""
+    acl = {**_acl(scene, place), "subject": f"p:carl{next(numbers)}"}
+    if place is not Place.MISSING:
+        scene.wire.call("AddAcl", acl)
+    return acl
+
+
 def _role_with_carl(admin: Admin) -> Fields:
     role = _role(admin)
     admin.call("AddRoleMember", {**role, "member": "carl"})
@@ -238,6 +251,8 @@ NEAREST: Fields = {"k": 1, "vector": {"single_vector": [1.0, 0.0]}}
 
 ROWS: dict[str, Row] = {
     "AbortMultipartWrite": after(_uploading, upload_id="none"),
+    "AddAcl": Row(lambda scene, place: {**_acl(scene, place), "subject": f"p:carl{next(numbers)}"}),
+    "AddRoleBinding": Row(lambda scene, place: {"subject": "p:carl", **_role(scene.wire)}, placed=False),
     "AddRoleMember": by_admin(_role, member="carl"),
     "AlterMount": by_admin(_mounted, max_age_millis=0),
     "AlterPrincipal": by_admin(lambda admin: _key(admin) and {"principal": "carl"}),
@@ -270,7 +285,7 @@ ROWS: dict[str, Row] = {
     "CloneTable": Row(_clone),
     "CollectGarbage": alone(dry_run=True),
     "CollectTableGarbage": on_table(dry_run=True),
-    "CompactTableLsm": on_table(),
+    "CompactTableRte": on_table(),
     "CompleteMultipartWrite": after(_uploading, upload_id="none"),
     "CountTableRows": on_table(),
     "CreateApiKey": alone(principal="carl"),
@@ -291,7 +306,9 @@ ROWS: dict[str, Row] = {
     "CreateTableVersion": on_table(**VERSION),
     "CreateView": new(query="SELECT 1 AS one"),
     "DeclareTable": new(),
+    "DeleteAcl": Row(_granted_acl),
     "DeleteFromTable": on_table(predicate="id = 1"),
+    "DeleteRoleBinding": Row(lambda scene, place: {"subject": "p:carl", **_role(scene.wire)}, placed=False),
     "DeleteTableBranch": after(_branched, name="none"),
     "DeleteTableTag": after(_tagged, tag="none"),
     "DeregisterTable": on_table(),
@@ -324,14 +341,17 @@ ROWS: dict[str, Row] = {
     "ExplainTableQueryPlan": on_table(query=NEAREST),
     "FetchTableBlobs": on_table(column="id", row_ids=[0]),
     "FinishJob": _job(owner="driver", status="Succeeded"),
-    "FlushTableLsm": on_table(),
-    "GetTableLsmStats": on_table(),
-    "GetTableLsmWriteSpec": on_table(),
+    "FlushTableRte": on_table(),
+    "GetTableRteStats": on_table(),
+    "GetTableRteSpec": on_table(),
     "GetTableStats": on_table(),
     "GetTableTagVersion": after(_tagged, tag="none"),
+    "GetAuthzGroup": alone(group="g:night"),
+    "GetAuthzPrincipal": alone(principal="p:carl"),
     "GrantPrivileges": _named(**CARL),
     "InsertIntoTable": arrow(),
     "KeepJobPart": _job(owner="driver", name="part", value="done"),
+    "ListAcls": Row(lambda scene, place: {"object": _acl(scene, place)["object"]}),
     "ListAllJobs": alone(),
     "ListAllTables": alone(),
     "ListApiKeys": alone(),
@@ -348,6 +368,7 @@ ROWS: dict[str, Row] = {
     "ListPrincipals": alone(),
     "ListMounts": alone(),
     "ListPublications": alone(),
+    "ListRoleBindings": alone(),
     "ListRoles": alone(),
     "ListSecrets": on_namespace(),
     "ListSnapshots": alone(),
@@ -390,7 +411,7 @@ ROWS: dict[str, Row] = {
     "RevokeApiKey": by_admin(_key),
     "RevokePrivileges": _named(**CARL),
     "RotateApiKey": by_admin(_key),
-    "SetTableLsmWriteSpec": on_table(),
+    "EnableTableRte": on_table(sharding={"mode": "unsharded"}),
     "SetTablePrimaryKey": on_table(columns=["id"]),
     "SetTablePolicy": on_table(name="all", filter="true"),
     "SubmitJob": Row(lambda scene, place: {"name": JOB, "table": scene.table(place)}),
@@ -399,7 +420,7 @@ ROWS: dict[str, Row] = {
     "UndropNamespace": Row(_dropped_namespace),
     "UndropTable": after(_dropped),
     "UnmountCatalog": by_admin(_mounted),
-    "UnsetTableLsmWriteSpec": on_table(),
+    "DisableTableRte": on_table(),
     "UpdateFieldMetadata": on_table(updates=[{"path": "id", "metadata": {"unit": "m"}}]),
     "UpdateTable": on_table(predicate="id = 1", updates=[["text", "'x'"]]),
     "UpdateTableSchemaMetadata": on_table(metadata={"owner": "ada"}),

@@ -16,6 +16,7 @@ from tests.access.conftest import Catalog
 from tiltyard.worker.runner import Worker
 
 QUERY = "SELECT id FROM s.t"
+QUERIES = (QUERY, "SELECT * FROM vector_dedup('s$t', 1, 'vector', 0.1)")
 
 
 @pytest.fixture
@@ -45,21 +46,23 @@ def revoke(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_create_of_a_table_that_may_not_be_read_is_refused(home: Catalog, empty: bool) -> None:
+@pytest.mark.parametrize("query", QUERIES)
+def test_create_of_a_table_that_may_not_be_read_is_refused(home: Catalog, empty: bool, query: str) -> None:
     with pytest.raises(NamespaceNotFoundError):
-        create(home, with_no_data=empty)
+        create(home, with_no_data=empty, source_query=query)
     home.grant("ann", "use", table=("s", "t"))
     with pytest.raises(PermissionDeniedError):
-        create(home, with_no_data=empty)
+        create(home, with_no_data=empty, source_query=query)
     assert home.owner.call("ListMaterializedViews", {"id": ["v"]})["views"] == []
 
 
-def test_create_of_a_table_with_policies_is_refused(home: Catalog) -> None:
+@pytest.mark.parametrize("query", QUERIES)
+def test_create_of_a_table_with_policies_is_refused(home: Catalog, query: str) -> None:
     home.grant("ann", "read", table=("s", "t"))
     home.owner.call("SetTablePolicy", {"id": ["s", "t"], "name": "p", "filter": "id > 1"})
     home.refresh_rights()
     with pytest.raises(PermissionDeniedError):
-        create(home)
+        create(home, source_query=query)
 
 
 def test_refresh_runs_as_its_submitter(home: Catalog) -> None:

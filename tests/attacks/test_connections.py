@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 DESCRIPTORS = 1024
 ATTACKERS = 1200
-PATIENCE = 20.0
-"""Seconds within which a caller is served, and a connection is ended that has a second to say something."""
+PATIENCE = 60.0
+"""Seconds within which a caller is served, and a connection is ended that has a second to say something.
+
+Where nothing ends those of an attack they stay for 600 seconds."""
 
 ASKS = b"POST /v1/namespace/%24/exists HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
 PARTS = (b"", b"P", ASKS[:40], ASKS[:-2])

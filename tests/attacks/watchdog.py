@@ -139,7 +139,7 @@ def attacked_server(
     descriptors: int | None = None,
 ) -> Iterator[ServerProcess]:
     """Start a server of its own for one attack, under a watchdog; it has to stop in order afterwards."""
-    server = ServerProcess(folder, *flags, environ=environ, descriptors=descriptors, forked=False)
+    server = ServerProcess(folder, *flags, environ=environ, descriptors=descriptors)
     try:
         with watched(server, bound_mib=bound_mib):
             yield server

@@ -288,6 +288,7 @@ def test_webhook_gets_a_cloud_event_and_is_tried_again_with_the_same_id() -> Non
         "time": "2023-11-14T22:13:20.000Z",
     }
     assert event["data"]["operation"] == "CreateTable" and webhook.lost_count() == 0
+    assert (webhook.target, webhook.name) == ("webhook", "audit"), "lost records are counted by sink, queues by kind"
 
 
 def test_webhook_that_refuses_or_is_not_there_is_counted_and_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,6 +39,7 @@ class Writers:
             self._client.insert(table, [number])
             self.acknowledged[table].append(number)
             number += 1
+            time.sleep(0.02)  # each row is a version, which a backup has to read: without a pause it falls behind
 
     def wait(self, number: int) -> dict[str, list[int]]:
         """Wait until each has written so many rows; return what is acknowledged."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from tiltyard.calls import in_process_caller
 from tiltyard.calls.caller import Caller
 from tiltyard.calls.http_caller import HttpCaller, key_headers
 from tiltyard.calls.in_process_caller import InProcessCaller
-from tiltyard.model.operations import Handler, Needs
+from tiltyard.model.operations import Handler, Needs, bound_operations
 from tiltyard.model.principals import OPERATOR
 
 VECTORS = pa.array([[0.5, 1.0]] * 3, pa.list_(pa.float32(), 2))
@@ -197,7 +197,12 @@ def tries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
             caller: Caller = HttpCaller(stub.url)
         else:
             handler = Handler(run, lambda ctx, request: None, Needs("nothing", lambda ctx, request: ctx))
-            monkeypatch.setattr(in_process_caller, "find_handler", lambda name: handler)
+            declared = in_process_caller.find_handler
+
+            def find_handler(name: str) -> Handler:
+                return replace(handler, doubles=declared(name).doubles)
+
+            monkeypatch.setattr(in_process_caller, "find_handler", find_handler)
             services: Any = SimpleNamespace(settings=SimpleNamespace(root="here"))
             caller = InProcessCaller(services, OPERATOR)
         yield make
@@ -228,6 +233,11 @@ def test_call_is_sent_again_while_the_catalog_is_away_or_busy(
     assert found == {} if ends_with is None else found[1:] == (ends_with, "not now")
     assert len(made) == tried
     assert len(set(made)) == 1  # one key, so that a change happens once
+
+
+def test_operations_that_no_caller_sends_again_are_those_that_double_without_a_key() -> None:
+    handlers = {name: handler for name, (_, handler) in bound_operations().items() if handler is not None}
+    assert {name for name, handler in handlers.items() if handler.doubles and not handler.keyed} == calls.ONCE
 
 
 def test_job_is_submitted_once_in_process_where_no_key_tells_a_repeat(

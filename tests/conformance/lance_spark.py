@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 from tests.conformance.lance_spark_steps import STORIES, Step
@@ -24,14 +23,14 @@ from tests.conformance.observations import (
     Driver,
     ObservedCall,
     ServerObservations,
-    drain_operations,
     lake,
-    outcome_of,
+    observe_call,
+    open_server,
     run_alone,
 )
+from tests.conformance.packages import install
 from tests.services.recorder import Recorder
 from tests.services.secured import Secured
-from tests.services.server import ServerProcess
 from tiltyard.cli.session.spark_conf import CONNECTOR, catalog_settings
 
 ABOUT = f"Seen with {CONNECTOR} on PySpark 3.5.9."
@@ -44,17 +43,6 @@ DRIVER = Path(__file__).parent / "drivers/spark_statements.py"
 REQUIREMENTS = Path(__file__).with_name("lance_spark.txt")
 FOLDER = Path(sys.prefix) / "lance-spark"
 """The other PySpark, and what Spark fetches."""
-
-
-def prepare(folder: Path = FOLDER, requirements: Path = REQUIREMENTS) -> None:
-    """Install the PySpark that a connector is made for into a folder, if this version of it is not there."""
-    done = folder / "installed.txt"
-    if done.exists() and done.read_text() == requirements.read_text():
-        return
-    installing = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
-    exactly = ["--require-hashes", "--no-deps", "--no-build-isolation", "--requirement", str(requirements)]
-    subprocess.run([*installing, "--target", str(folder / "python"), *exactly], check=True)
-    done.write_text(requirements.read_text())
 
 
 def check_files(folder: Path = FOLDER, digests: Mapping[str, str] = SHA256) -> None:
@@ -71,8 +59,6 @@ def catalog(name: str, url: str, headers: Mapping[str, str]) -> dict[str, str]:
     return {**catalog_settings(name, url), **others}
 
 
-log = logging.getLogger(__name__)
-
 SESSION = {
     "spark.jars.packages": CONNECTOR,
     "spark.jars.ivy": str(FOLDER / "ivy"),
@@ -85,9 +71,9 @@ SESSION = {
 @contextmanager
 def session(catalogs: dict[str, str], errors: Path) -> Iterator[Driver]:
     """Spark with these catalogs, its connector checked."""
-    prepare()
+    packages = install(FOLDER, REQUIREMENTS)
     command = [sys.executable, str(DRIVER), json.dumps({**SESSION, **catalogs})]
-    with Driver(command, {"PYTHONPATH": str(FOLDER / "python")}, errors) as driver:
+    with Driver(command, {"PYTHONPATH": str(packages)}, errors) as driver:
         driver.response()
         check_files()
         yield driver
@@ -96,18 +82,10 @@ def session(catalogs: dict[str, str], errors: Path) -> Iterator[Driver]:
 def run(driver: Driver, requests: Recorder, catalog: str, steps: Sequence[Step]) -> tuple[ObservedCall, ...]:
     """Run every step against one catalog, with the recorder between it and its server."""
     calls = []
-    drain_operations(requests)
+    requests.drain()
     for step in steps:
         response = driver.ask(step.request(catalog))
-        calls.append(
-            ObservedCall(
-                step.what,
-                step.shown,
-                outcome_of(response, step.rows, step.refusal, step.known),
-                drain_operations(requests),
-            )
-        )
-        log.info("%s: %s: %s", catalog, calls[-1].outcome, calls[-1].call)
+        calls.append(observe_call(requests, step, step.shown, response))
     return tuple(calls)
 
 
@@ -120,14 +98,13 @@ def token(server: Secured) -> str:
     return text
 
 
+@cache
 def observe() -> list[ServerObservations]:
     """Run every step, against an open server, one whose tables are not managed, and one with authentication."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        managed = ServerProcess(folder / "managed")
-        stack.callback(managed.stop)
-        unmanaged = ServerProcess(folder / "unmanaged", environ={"TILTYARD_MANAGED_VERSIONING": "false"})
-        stack.callback(unmanaged.stop)
+        managed = stack.enter_context(open_server(folder / "managed"))
+        unmanaged = stack.enter_context(open_server(folder / "unmanaged", TILTYARD_MANAGED_VERSIONING="false"))
         secured = stack.enter_context(lake(folder))
         urls = {"managed": managed.url, "unmanaged": unmanaged.url, "lake": secured.url, "token": secured.url}
         recorders = {name: stack.enter_context(Recorder(url)) for name, url in urls.items()}
@@ -143,4 +120,4 @@ def observe() -> list[ServerObservations]:
 
 
 if __name__ == "__main__":
-    run_alone(__doc__, observe)
+    run_alone(__doc__, {"lance-spark": observe})

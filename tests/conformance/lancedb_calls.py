@@ -11,6 +11,7 @@ from typing import Any
 
 import lance
 import pyarrow as pa
+from lancedb import LsmWriteSpec
 
 from tiltyard_conformance.cases import ROWS, World
 
@@ -134,6 +135,9 @@ def stats(w: World, db: Any) -> None:
 def lsm_write_spec(w: World, db: Any) -> None:
     table = _table(w, db)
     assert table.get_lsm_write_spec() is None and table.get_lsm_stats() is None
+    table.set_lsm_write_spec(LsmWriteSpec.bucket("id", 4))
+    assert (table.get_lsm_write_spec().num_buckets, table.get_lsm_stats()) == (4, {"buckets": []})
+    table.unset_lsm_write_spec()
 
 
 def flush_and_compact(w: World, db: Any) -> None:
@@ -247,9 +251,9 @@ def prewarm_data(w: World, db: Any) -> None:
 
 
 def multipart(w: World, db: Any) -> None:
-    """Rows enough that lancedb sends them in several parts."""
+    """Rows enough that lancedb sends them in several parts; in one batch, since each of three rows takes a message."""
     table = _table(w, db)
-    many = pa.concat_tables([ROWS] * 300_000)
+    many = pa.concat_tables([ROWS] * 300_000).combine_chunks()
     table.add(many)
     assert w.count([table.name]) == 900_003
 
@@ -316,13 +320,15 @@ REMOTE: Mapping[str, Call] = {
     "UpdateFieldMetadata": update_field_metadata,
     "CherryPickTableBranch": cherry_pick,
     "CloneTable": clone,
-    "CompactTableLsm": flush_and_compact,
+    "CompactTableRte": flush_and_compact,
     "DiffTableBranch": diff_branch,
-    "FlushTableLsm": flush_and_compact,
+    "FlushTableRte": flush_and_compact,
     "PrewarmTableIndex": prewarm,
     "PrewarmTablePageCache": prewarm_data,
-    "GetTableLsmStats": lsm_write_spec,
-    "GetTableLsmWriteSpec": lsm_write_spec,
+    "EnableTableRte": lsm_write_spec,
+    "DisableTableRte": lsm_write_spec,
+    "GetTableRteStats": lsm_write_spec,
+    "GetTableRteSpec": lsm_write_spec,
     "CreateMultipartWrite": multipart,
     "CompleteMultipartWrite": multipart,
 }

@@ -14,17 +14,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from tests.services.guarded_s3 import SECRETS, guarded_s3
 from tests.services.recorder import Recorder
 from tests.services.secured import Secured, secured_server
+from tests.services.server import ServerProcess
 
 MARK = "\x1e"
 """Begins the lines of a driver's standard output that are responses."""
 QUIET = ("DescribeTable", "ListTableVersions", "DescribeTableVersion")
 """Part of nearly every call: named only where a call requests no other."""
 NOT_RUN = "\N{EN DASH}"
+log = logging.getLogger(__name__)
+
 WORKS, REFUSED, THEIRS = "works", "refused", "a fault of the client: "
 
 
@@ -122,6 +125,16 @@ class ServerObservations:
 
 
 @contextmanager
+def open_server(root: Path, **environ: str) -> Iterator[ServerProcess]:
+    """Start a server without authentication, whose tables are in a folder."""
+    server = ServerProcess(root, environ=environ)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
 def lake(folder: Path) -> Iterator[Secured]:
     """Start a server with authentication that vends credentials for the folders of its tables on S3."""
     with guarded_s3(900) as objects:
@@ -142,28 +155,60 @@ def outcome_of(
 ) -> str:
     """Say "works", "refused" where that was expected (`refusal` is a part of the error), or what is not as expected.
 
-    A `known` fault of the client's, whose error has `refusal` in it, is named instead. If it has gone, that fails, too.
+    A known fault of the client's is named instead: one whose error has `refusal` in it, or, if that is empty and
+    nothing fails, whose `rows` are these. If it has gone, that fails, too.
     """
     error = str(response.get("error", ""))
     if known_fault:
-        expected = error and refusal in error
+        silent = not error and not refusal and rows is not None and _are(response["rows"], rows)
+        expected = silent or (error and refusal in error)
         return f"{THEIRS}{known_fault}" if expected else f"fails: {_line(error) or 'works'}, not by {known_fault}"
     if refusal:
         return REFUSED if refusal in error else f"fails: {_line(error) or 'not refused'}"
     if error:
         return f"fails: {_line(error)}"
-    result = response["rows"]
-    if rows is not None and sorted(map(str, result)) != sorted(str(list(row)) for row in rows):
-        return f"fails: {_line(str(result))} instead of {_line(str(list(rows)))}"
+    if rows is not None and not _are(response["rows"], rows):
+        return f"fails: {_line(str(response['rows']))} instead of {_line(str(list(rows)))}"
     return WORKS
 
 
-def run_alone(description: str | None, observe: Callable[[], Sequence[ServerObservations]]) -> None:
+def _are(result: Sequence[Any], rows: Sequence[Sequence[Any]]) -> bool:
+    """Return whether rows are these, in any order."""
+    return sorted(map(str, result)) == sorted(str(list(row)) for row in rows)
+
+
+class Expectation(Protocol):
+    """What a call is for, and how it ends: its `rows` in any order, or an error.
+
+    `refusal` is a part of the error; `known` names a fault of the client, where it is one.
+    """
+
+    @property
+    def what(self) -> str: ...
+    @property
+    def rows(self) -> Sequence[Sequence[object]] | None: ...
+    @property
+    def refusal(self) -> str: ...
+    @property
+    def known(self) -> str: ...
+
+
+def observe_call(requests: Recorder, expected: Expectation, shown: str, response: Mapping[str, Any]) -> ObservedCall:
+    """Compare the response to a call with what was expected of it, take what it requested, and log its outcome."""
+    outcome = outcome_of(response, expected.rows, expected.refusal, expected.known)
+    log.info("%s: %s", outcome, shown)
+    return ObservedCall(expected.what, shown, outcome, drain_operations(requests))
+
+
+def run_alone(description: str | None, observers: Mapping[str, Callable[[], Sequence[ServerObservations]]]) -> None:
     """Run the command of a module that observes: log its progress, and exit with the calls that failed, if any did."""
-    argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("client", nargs="*", default=list(observers), help=f"of {', '.join(observers)}")
+    arguments = parser.parse_args()
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("__main__").setLevel(logging.INFO)  # the module's own, since it was run by its name
-    failed = [f"{server.title}: {call.call}" for server in observe() for call in server.calls if not call.is_expected]
+    log.setLevel(logging.INFO)
+    servers = [server for client in arguments.client for server in observers[client]()]
+    failed = [f"{server.title}: {call.call}" for server in servers for call in server.calls if not call.is_expected]
     sys.exit("\n".join(["These calls failed:", *failed]) if failed else 0)
 
 
@@ -176,11 +221,14 @@ def markdown(observations: Sequence[ServerObservations]) -> str:
             outcomes_of.setdefault((entry.what, entry.call), {})[server.title] = entry.outcome
             asked_for.setdefault((entry.what, entry.call), entry.operations)
     titles = [server.title for server in observations]
-    lines = [f"| what | as it is written | {' | '.join(titles)} | asks for |", "|---" * (len(titles) + 3) + "|"]
+    has_operations = any(asked_for.values())
+    heads = ["what", "as it is written", *titles, *(["asks for"] if has_operations else [])]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for (purpose, call), outcomes in outcomes_of.items():
-        cells = [_cell(outcomes.get(title, NOT_RUN)) for title in titles]
-        asked_here = ", ".join(asked_for[purpose, call]) or NOT_RUN
-        lines.append(f"| {purpose} | `{_cell(call)}` | {' | '.join(cells)} | {asked_here} |")
+        cells = [purpose, f"`{_cell(call)}`", *(_cell(outcomes.get(title, NOT_RUN)) for title in titles)]
+        if has_operations:
+            cells.append(", ".join(asked_for[purpose, call]) or NOT_RUN)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

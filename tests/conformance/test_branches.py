@@ -1,4 +1,4 @@
-"""Branches compared with main and promoted to it, and LSM writes, through the stock lancedb client."""
+"""Branches compared with main and promoted to it, through the stock lancedb client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import lancedb
 import pyarrow as pa
 import pytest
-from lancedb.remote.errors import HttpError
 
 from tests.services.server import ServerProcess
 
@@ -100,23 +99,3 @@ def test_managed_table_gets_the_promoted_columns_as_one_recorded_version(
     listed = raw.post(f"/v1/table/{name}/version/list").json()["versions"]
     assert [entry["version"] for entry in listed] == [before, before + 1]
     assert local_writes.open_table(name).to_arrow()["d"].to_pylist() == [1.0, 3.0, 5.0, 7.0]
-
-
-def test_lsm_writes_are_refused_and_what_holds_without_a_log_is_answered(table: Any, raw: Any) -> None:
-    for spec in (lancedb.LsmWriteSpec.unsharded(), lancedb.LsmWriteSpec.bucket("id", 4)):
-        with pytest.raises(HttpError, match="an acknowledged row is in the table itself") as refused:
-            table.set_lsm_write_spec(spec)
-        assert refused.value.status_code == 501
-    with pytest.raises(HttpError, match="no LSM write specification") as refused:
-        table.unset_lsm_write_spec()
-    assert refused.value.status_code == 400
-    assert table.get_lsm_write_spec() is None
-    assert table.get_lsm_stats(include_generation_rows=True) is None
-    table.flush_lsm()
-    table.compact_lsm()
-    table.checkpoint_lsm()
-    table.close_lsm_writers()
-    assert raw.post(f"/v1/table/{table.name}/get_lsm_stats").json() == {}
-    for route in ("set_lsm_write_spec", "unset_lsm_write_spec", "get_lsm_stats", "flush_lsm", "compact_lsm"):
-        missing = raw.post(f"/v1/table/nope/{route}/")
-        assert (missing.status_code, missing.json()["code"]) == (404, 4)

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from lancedb import LsmWriteSpec
 from lancedb.index import FTS, BTree, Fm, HnswSq, IvfFlat
 from lancedb.query import BooleanQuery, BoostQuery, MatchQuery, MultiMatchQuery, Occur, PhraseQuery
 from lancedb.remote.errors import HttpError
 from lancedb.rerankers import RRFReranker
+
+from tiltyard.model.schemas.arrow_json import from_json
+from tiltyard.runtime.client_arrow.reading import to_ipc
 
 Fresh = Callable[[str], str]
 WAIT = datetime.timedelta(seconds=60)
@@ -78,6 +80,41 @@ def test_create_table_modes(remote: Any, fresh: Fresh) -> None:
         remote.create_table(name, rows(3))
     assert remote.create_table(name, rows(5), mode="exist_ok").count_rows() == 3
     assert remote.create_table(name, rows(7), mode="overwrite").count_rows() == 7
+
+
+def test_exist_ok_opens_what_has_the_schema_and_lets_the_client_compare_what_has_another(
+    raw: Any, remote: Any, fresh: Fresh
+) -> None:
+    """lancedb 0.40 opens what is said to exist; 0.41 compares its description with what it would create first."""
+    name = fresh("t")
+    inner = pa.struct([pa.field("a", pa.int8(), nullable=False, metadata={"unit": "m"})])
+    fields = [
+        pa.field("id", pa.int64(), nullable=False, metadata={"k": "v", "": "empty"}),
+        pa.field("s", inner, metadata={"of": "a struct"}),
+        pa.field("l", pa.list_(pa.field("element", pa.float32(), nullable=False, metadata={"of": "items"}))),
+    ]
+    schema = pa.schema(fields, metadata={"of": "the schema", "json": '{"a": "ü"}'})
+
+    def create(schema: pa.Schema, path: str = f"/v1/table/{name}/create/?mode=exist_ok") -> Any:
+        headers = {"content-type": "application/vnd.apache.arrow.stream"}
+        return raw.http.post(path, content=bytes(to_ipc(schema.empty_table())), headers=headers)
+
+    assert [create(schema).json()["version"] for _ in range(2)] == [1, 1]
+    for other in (
+        pa.schema(fields[::-1], schema.metadata),
+        pa.schema(fields[:2], schema.metadata),
+        pa.schema(fields, {}),
+        schema.set(0, fields[0].with_nullable(True)),
+        schema.set(0, fields[0].with_metadata({"k": "w"})),
+        schema.set(0, fields[0].with_type(pa.int32())),
+    ):
+        refused = create(other)
+        assert refused.status_code == 400 and "already exists" in refused.text, other
+        assert create(other, f"/v1/table/{name}/create?mode=ExistOk").status_code == 200, "as the specification has it"
+    described = raw.post(f"/v1/table/{name}/describe/").json()["schema"]
+    assert from_json(described).equals(schema, check_metadata=True)
+    opened = remote.create_table(name, rows(1), exist_ok=True)
+    assert opened.schema.equals(schema, check_metadata=True) and opened.count_rows() == 0
 
 
 def test_create_table_by_schema_alone_then_add(remote: Any, fresh: Fresh) -> None:
@@ -345,6 +382,20 @@ def test_stats_are_integers(table: Any) -> None:
     assert stats["total_bytes"] > 0 and stats["num_indices"] == 0
 
 
+def test_stats_count_the_deleted_rows_that_lie_in_files(raw: Any, remote: Any, table: Any) -> None:
+    table.add(rows(3, 100))
+    table.delete("id IN (1, 2, 3, 100, 101, 102)")
+    for path in (f"/v1/table/{table.name}/stats", f"/v1/table/{table.name}/stats/"):
+        stats = raw.post(path).json()
+        assert (stats["num_rows"], stats["num_deleted_rows"]) == (97, 3), "a fragment goes with its last row"
+        assert raw.post(path, {"branch": "main"}).json()["num_deleted_rows"] == 3
+    assert (
+        raw.post(f"/v1/table/{remote.create_table(table.name + '_', rows(1)).name}/stats").json()
+        | {"num_deleted_rows": 0}
+        == raw.post(f"/v1/table/{table.name}_/stats").json()
+    )
+
+
 def test_rename_and_drop(remote: Any, fresh: Fresh) -> None:
     old, new = fresh("t"), fresh("t")
     remote.create_table(old, rows(3))
@@ -389,7 +440,7 @@ def test_prewarm_data_loads_columns_that_are_there(table: Any) -> None:
         table.prewarm_data(["nope"])
 
 
-def test_unsupported_calls_say_so_and_not_that_the_table_is_missing(table: Any) -> None:
+def test_unsupported_calls_say_so_and_not_that_the_table_is_missing(remote: Any, table: Any) -> None:
     with pytest.raises(HttpError, match="501") as raised:
-        table.set_lsm_write_spec(LsmWriteSpec.unsharded())
+        remote.create_materialized_view(f"{table.name}_view", table.name, where="id IN (SELECT 1)")
     assert "not found" not in str(raised.value).lower()

@@ -18,7 +18,7 @@ from lancedb.remote.errors import HttpError
 
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner
+from tiltyard.pipeline.driver.catalog_run import CatalogRun, claim_job, drive_job, new_owner
 
 pytestmark = pytest.mark.parametrize("server", ["embedded"], indirect=True)
 

@@ -12,7 +12,7 @@ import lancedb
 import pyarrow as pa
 import pytest
 from lancedb.exceptions import JobFailedError
-from lancedb.index import BTree
+from lancedb.index import BTree, IvfFlat
 from lancedb.remote.errors import HttpError
 
 from tests.services.server import ServerProcess
@@ -153,12 +153,34 @@ def test_queries_that_are_no_projection_are_refused(
     assert name not in remote.list_tables(limit=1000).tables
 
 
+def test_a_view_leaves_near_duplicates_out(remote: Any, fresh: Callable[[str], str]) -> None:
+    """Of a chain of neighbours every other one stays; the snapshot stays the one that was read."""
+    vectors = [[0.0, 0.0], [0.1, 0.0], [0.2, 0.0], [9.0, 0.0], [9.0, 0.0], [7.0, 0.0]]
+    columns = {"id": range(6), "vector": pa.array(vectors, pa.list_(pa.float32(), 2))}
+    source = remote.create_table(fresh("source"), pa.table(columns))
+    source.create_index("vector", config=IvfFlat(num_partitions=1), wait_timeout=LONG)
+    view = remote.create_materialized_view(
+        fresh("view"), lancedb.vector_dedup(source.name, column="vector", distance_threshold=0.02)
+    )
+    assert ids(view.table) == [0, 2, 3, 5]
+    assert "vector_dedup" in view.definition.query
+    source.add(pa.table({"id": [6], "vector": pa.array([[5.0, 5.0]], pa.list_(pa.float32(), 2))}))
+    assert view.refresh().mode == "no_op" and ids(view.table) == [0, 2, 3, 5]
+    assert view.refresh(full=True).mode == "rebuild" and ids(view.table) == [0, 2, 3, 5]
+    with pytest.raises(JobFailedError, match="always"):
+        view.refresh(source_version=source.version)
+    with pytest.raises(HttpError, match="lacks 1 rows"):
+        remote.create_materialized_view(
+            fresh("view"), lancedb.vector_dedup(source.name, column="vector", distance_threshold=0.02)
+        )
+
+
 def test_missing_sources_and_taken_names_are_refused(remote: Any, source: Any, fresh: Callable[[str], str]) -> None:
     with pytest.raises(HttpError, match="not found"):
         remote.create_materialized_view(fresh("view"), "missing")
     with pytest.raises(HttpError, match="exists"):
         remote.create_materialized_view(source.name, source.name)
-    with pytest.raises(HttpError, match="vector_dedup is not supported"):
+    with pytest.raises(HttpError, match="by the vector index of 'vector', which has 0"):
         remote.create_materialized_view(
             fresh("view"), lancedb.vector_dedup(source.name, column="vector", distance_threshold=4)
         )

@@ -116,7 +116,7 @@ def test_namespace_that_is_collected_while_its_versions_are_marked_blocks_nobody
     """Python collects cycles in any thread, so also in the one that marks versions, and holds locks for that."""
     namespaces: list[Any] = [tiltyard.Namespace(str(tmp_path), jobs=0)]
     lance.write_dataset(ROWS, namespace_client=namespaces[0], table_id=["t"])
-    reference, log = weakref.ref(namespaces[0]), namespaces[0]._services.finalized_log
+    reference, log = weakref.ref(namespaces[0]), namespaces[0]._services.commit_log
     settle = log._settle
 
     def settle_and_collect(names: Any) -> None:

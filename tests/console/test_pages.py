@@ -39,6 +39,15 @@ def test_console_without_a_slash_leads_to_the_first_page(http: httpx.Client, ser
     assert (response.status_code, response.headers["location"]) == (303, "/console/")
 
 
+def test_browser_at_the_address_of_the_server_comes_to_the_console(http: httpx.Client, server: ServerProcess) -> None:
+    page = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    response = http.get(f"{server.url}/", headers=page)
+    assert (response.status_code, response.headers["location"]) == (303, "/console/")
+    for method, headers in (("GET", {"accept": "*/*"}), ("POST", page)):
+        response = http.request(method, f"{server.url}/", headers=headers)
+        assert response.status_code in (404, 405, 406) and response.json()["error"]
+
+
 def test_namespace_lists_its_tables_with_properties_and_its_path_unfolded(http: httpx.Client) -> None:
     text = http.get("/namespace/cinema").text
     assert "cinema team" in text

@@ -19,10 +19,10 @@ import pytest
 from tests.faults.conftest import ROWS, Installation, wait_until
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
-from tiltyard.tables.rows.shared_appends import LEASE_MS
+from tiltyard.runtime.lease import TURN_LEASE_MS
 
 TABLE = ["t"]
-MAX_SECONDS = LEASE_MS / 1000 + 6
+MAX_SECONDS = TURN_LEASE_MS / 1000 + 6
 """What a server in the turn that hangs costs the others, and what a busy machine adds."""
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import httpx
+
 FILMS = pa.table(
     {
         "id": range(1, 7),
@@ -122,20 +124,24 @@ def sql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlServer]:
     environ = {"TILTYARD_AUDIT": "all"}
     with secured_server(folder / "root", environ=environ, names=("ann", "bob", "cy")) as secured:
         server = SqlServer(secured, flight_port(secured.url))
-        db = server.lancedb()
-        db.create_table("films", FILMS)
-        db.create_table("numbers", NUMBERS)
-        db.create_namespace(["sales"])
-        db.create_table("ratings", RATINGS, namespace_path=["sales"])
         with secured.http("administrator") as http:
-            films = {"id": ["films"]}
-            for name, fields in (
-                ("CreateRole", {"role": "everything"}),
-                ("AddRoleMember", {"role": "everything", "member": "ann"}),
-                ("GrantPrivileges", {"object_kind": "server", "grantee": "ann", "privileges": ["read"]}),
-                ("GrantPrivileges", {"object_kind": "table", **films, "grantee": "bob", "privileges": ["read"]}),
-                ("SetTablePolicy", {**films, "name": "own", **OWN_ROWS}),
-            ):
-                response = send(http, operations()[name], fields)
-                assert response.status_code < 300, response.text
+            prepare(server.lancedb(), http)
         yield server
+
+
+def prepare(db: Any, http: httpx.Client) -> None:
+    """Create the tables, and what their readers may see of them."""
+    db.create_table("films", FILMS)
+    db.create_table("numbers", NUMBERS)
+    db.create_namespace(["sales"])
+    db.create_table("ratings", RATINGS, namespace_path=["sales"])
+    films = {"id": ["films"]}
+    for name, fields in (
+        ("CreateRole", {"role": "everything"}),
+        ("AddRoleMember", {"role": "everything", "member": "ann"}),
+        ("GrantPrivileges", {"object_kind": "server", "grantee": "ann", "privileges": ["read"]}),
+        ("GrantPrivileges", {"object_kind": "table", **films, "grantee": "bob", "privileges": ["read"]}),
+        ("SetTablePolicy", {**films, "name": "own", **OWN_ROWS}),
+    ):
+        response = send(http, operations()[name], fields)
+        assert response.status_code < 300, response.text

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import adbc_driver_flightsql.dbapi as adbc
 import adbc_driver_manager
+import grpc
 import pyarrow as pa
 import pytest
 
+from tests.flight.adbc_calls import TYPES, AdbcCaller, adbc_calls, pandas_calls
 from tests.flight.conftest import NUMBERS
+from tiltyard.flight.messages import MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,6 +108,50 @@ def test_what_changes_is_refused(sql: SqlServer) -> None:
             cursor.executemany("INSERT INTO films VALUES (?)", [(1,)])
         with pytest.raises(adbc_driver_manager.NotSupportedError):
             cursor.adbc_ingest("new", pa.table({"a": [1]}))
+
+
+def test_every_call_ends_as_the_table_of_the_docs_says(sql: SqlServer) -> None:
+    db = sql.lancedb()
+    db.create_table("types", TYPES)
+    caller = AdbcCaller(f"grpc://127.0.0.1:{sql.port}", sql.secured.keys, {})
+    seen = [call.observe() for call in (*adbc_calls(caller), *pandas_calls(caller))]
+    assert [f"{call.call}: {call.outcome}" for call in seen if not call.is_expected] == []
+    assert db.open_table("films").count_rows() == 6, "what was refused has changed nothing"
+    db.drop_table("types")
+
+
+def test_parameters_are_of_types_that_every_driver_binds(sql: SqlServer) -> None:
+    casts = "CAST(? AS DECIMAL(10, 2)), CAST(? AS TIME), CAST(? AS TIMESTAMP), CAST(? AS VARCHAR)"
+    with connect(sql) as connection, connection.cursor() as cursor:
+        types = cursor.adbc_prepare(f"SELECT {casts}").types
+        assert types == [pa.decimal128(10, 2), pa.time32("ms"), pa.timestamp("ms"), pa.string()]
+        cursor.execute("SELECT CAST(id AS VARCHAR), left(title, 2), CAST(title AS BYTEA) FROM films WHERE id = 1")
+        assert cursor.fetch_arrow_table().schema.types == [pa.string(), pa.string(), pa.binary()]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE", "only read"),
+        ("UPDATE films SET nothing = 1", "only read"),
+        ("COPY films TO 'films'", "only read"),
+        ("SHOW ALL", "all that there is to show"),
+        ("SHOW FUNCTIONS", "all that there is to show"),
+    ],
+)
+def test_statement_that_is_not_served_is_refused_by_what_it_is(sql: SqlServer, query: str, message: str) -> None:
+    with (
+        connect(sql) as connection,
+        connection.cursor() as cursor,
+        pytest.raises(adbc_driver_manager.NotSupportedError, match=message),
+    ):
+        cursor.execute(query)
+
+
+@pytest.mark.parametrize(("action", "message"), [("BeginTransaction", "transactions"), ("CloseSession", "sessions")])
+def test_action_that_is_not_served_says_why(sql: SqlServer, action: str, message: str) -> None:
+    with sql.channel() as wire, pytest.raises(grpc.RpcError, match=f"There are no {message}"):
+        wire.stream("DoAction", MESSAGES["Action"](type=action), "Result")
 
 
 def test_wrong_key_is_refused(sql: SqlServer) -> None:

@@ -13,8 +13,10 @@ import pyarrow as pa
 import pytest
 
 from tiltyard.api.deadlines import Deadline, DeadlineExceededError
-from tiltyard.flight import queries
+from tiltyard.flight import queries, service
+from tiltyard.flight.messages import MESSAGES
 from tiltyard.flight.queries import Queries, QueryState, SubmittedQuery
+from tiltyard.flight.query_messages import join_messages
 from tiltyard.flight.service import FlightService, _Slot
 
 
@@ -76,17 +78,22 @@ class ProducedQuery:
     """A query as far as RunningQuery uses it, whose rows come, and whose end comes, when they are let through."""
 
     schema = pa.schema([])
+    quiet_schema = pa.schema([("kind", pa.dictionary(pa.int32(), pa.string())), ("n", pa.decimal128(9, 2))])
     tables = grounds = first_messages = ()
     has_ended = False
 
     def __init__(self) -> None:
         self.rows, self.end = threading.Event(), threading.Event()
-        self._messages = [b"rows"]
+        self.messages = [b"rows"]
+
+    def let_through(self) -> None:
+        self.rows.set()
+        self.end.set()
 
     def receive(self) -> list[bytes]:
-        if self._messages:
+        if self.messages:
             self.rows.wait(60)
-            return [self._messages.pop()]
+            return [self.messages.pop(0)]
         self.end.wait(60)
         self.has_ended = True
         return []
@@ -117,10 +124,10 @@ def test_first_rows_are_waited_for_before_the_end() -> None:
 async def _releases_of_a_late_read() -> list[bool]:
     end, released = threading.Event(), asyncio.Event()
     with ThreadPoolExecutor(1) as pool:
-        service: Any = SimpleNamespace()
+        owner: Any = SimpleNamespace()
         slot = _Slot(SimpleNamespace(release=released.set), pool)  # type: ignore[arg-type]
         with slot, pytest.raises(DeadlineExceededError):
-            await FlightService._in_thread(service, slot, Deadline.start(0.01, "query"), end.wait, 60)
+            await FlightService._in_thread(owner, slot, Deadline.start(0.01, "query"), end.wait, 60)
         releases = [released.is_set()]
         end.set()
         await asyncio.wait_for(released.wait(), 60)
@@ -129,3 +136,30 @@ async def _releases_of_a_late_read() -> list[bool]:
 
 def test_point_query_beyond_its_time_holds_its_slot_until_its_thread_has_ended() -> None:
     assert asyncio.run(_releases_of_a_late_read()) == [False, True]
+
+
+async def _messages_of_a_quiet_query() -> list[bytes]:
+    produced: Any = ProducedQuery()
+    produced.schema = produced.quiet_schema
+    produced.messages = [b"schema", b"rows"]
+    ctx: Any = SimpleNamespace(
+        principal=SimpleNamespace(name="ann"), settings=SimpleNamespace(max_result_bytes=0, send_timeout=60)
+    )
+    seen = []
+    with ThreadPoolExecutor(1) as pool:
+        query = SubmittedQuery(ctx, SimpleNamespace(id="one"), produced, Deadline.start(60, "query"), pool)  # type: ignore[arg-type]
+        call: Any = SimpleNamespace(on_first_byte=lambda: None)
+        async for message in FlightService._stream(SimpleNamespace(), call, query):  # type: ignore[arg-type]
+            seen.append(message)
+            if len(seen) == 5:  # the schema, and two batches, each behind the dictionary of its column
+                produced.let_through()
+    return seen
+
+
+def test_quiet_query_sends_its_schema_once_and_then_batches_without_rows(monkeypatch: Any) -> None:
+    monkeypatch.setattr(service, "QUIET_SECONDS", 0.01)
+    first, *batches, last = asyncio.run(_messages_of_a_quiet_query())
+    assert last == b"rows", "the query's own schema is not sent again"
+    stream = join_messages([MESSAGES["FlightData"].FromString(message) for message in (first, *batches)])
+    table = pa.ipc.open_stream(stream).read_all()
+    assert (table.num_rows, table.schema, len(batches)) == (0, ProducedQuery.quiet_schema, 4)

@@ -91,8 +91,19 @@ def test_unknown_key_is_refused_without_details(secured: Secured) -> None:
     assert refused(httpx.get(secured.url + LIST, headers=headers, timeout=60)) in messages
 
 
-def test_key_as_a_bearer_and_token_as_a_key_are_refused(secured: Secured) -> None:
-    refused(ask(secured.url, {"authorization": f"Bearer {secured.keys['ann']}"}))
+def test_key_as_a_bearer_is_the_key(secured: Secured) -> None:
+    """Prometheus' operator, and other programs with one place for a secret, send no header of another name."""
+    key = secured.keys["ann"]
+    for scheme in ("Bearer", "bearer", "Bearer "):
+        assert ask(secured.url, {"authorization": f"{scheme} {key}"}).status_code == 200
+    assert ask(secured.url, {"authorization": f"Bearer {key}", "x-api-key": "any"}).status_code == 200
+    assert "API key" in refused(ask(secured.url, {"authorization": f"Bearer {key[:-1]}", "x-api-key": key}))
+    for name, status in (("ann", 403), ("administrator", 200)):
+        headers = {"authorization": f"Bearer {secured.keys[name]}", "x-forwarded-for": "1.2.3.4"}
+        assert httpx.get(f"{secured.url}/metrics", headers=headers).status_code == status
+
+
+def test_token_as_a_key_is_refused(secured: Secured) -> None:
     refused(ask(secured.url, {"x-api-key": "eyJhbGciOiJub25lIn0.e30."}))
 
 

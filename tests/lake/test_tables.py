@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset
@@ -25,7 +27,7 @@ from lance_namespace.errors import (
 
 import tiltyard
 from tests.services.server import ServerProcess
-from tiltyard.lake.sources import open_stream
+from tiltyard.lake.sources import BATCH_ROWS, open_stream
 
 ROWS = {"id": list(range(100)), "title": [f"film {number}" for number in range(100)]}
 
@@ -240,6 +242,9 @@ def sources(folder: Path) -> dict[str, Any]:
         "pandas with an index": rows.to_pandas().set_index("a"),
         "pandas, filtered": pd.concat([rows.to_pandas()] * 2)[2:],
         "mappings": rows.to_pylist(),
+        "mappings of different columns": [{"a": 1, "b": "x"}, {"a": 2}],
+        "a generator of mappings": (row for row in rows.to_pylist()),
+        "columns": {"a": np.array([1, 2]), "b": ["x", None]},
         "arrow's interface": Exports(rows),
     }
 
@@ -247,6 +252,24 @@ def sources(folder: Path) -> dict[str, Any]:
 def test_sources_of_each_form_are_the_same_rows(tmp_path: Path) -> None:
     for form, source in sources(tmp_path).items():
         assert open_stream(source).read_all().to_pylist() == [{"a": 1, "b": "x"}, {"a": 2, "b": None}], form
+
+
+def test_generator_of_rows_is_read_in_batches_of_the_first_ones_columns() -> None:
+    def rows(late: object) -> Iterator[dict[str, object]]:
+        yield from ({"a": number, "b": float(number)} for number in range(BATCH_ROWS))
+        yield {"a": late}
+
+    read = open_stream(rows(7)).read_all()
+    assert read.num_rows == BATCH_ROWS + 1 and read.slice(BATCH_ROWS).to_pylist() == [{"a": 7, "b": None}]
+    for wrong, message in (
+        (rows("seven"), "'a' is int64 in the first 8192 rows, and not later"),
+        (itertools.chain(rows(1), [{"c": 1}]), "the column 'c' after 8192 rows without it"),
+        (itertools.chain(rows(1), [5]), "a int among its rows"),
+        (iter([{"a": 1}, {"a": "x"}]), "no common type of 'a'"),
+        ({"a": 1}, "a mapping, and not one of columns"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            open_stream(wrong).read_all()
 
 
 def test_udf_of_rows_is_called_with_batches(tmp_path: Path) -> None:

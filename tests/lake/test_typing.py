@@ -18,12 +18,21 @@ import tiltyard
 from tiltyard import Lake, Run, Table, View
 
 
+def letters(title: str) -> int:
+    return len(title)
+
+
 def load(lake: Lake, frame: pd.DataFrame, rows: pa.Table) -> int:
     films: Table = lake.table("films")
     run: Run = films.ingest("films.parquet", mode="create", checks=["unique(id)"], rejects="bad/")
     films.upsert(frame, on="id")
     films.write(rows, mode="append")
     films.write([{"id": 1}])
+    films.write({"id": number} for number in range(3))
+    films.delete(where="id = 1")
+    films.upsert(rows, key="id").wait()
+    films.at(1).search([0.5], k=3).num_rows
+    films.add_column("letters", letters)
     films.add_column("letters", lambda batch: batch.column(0), inputs=["title"], type="int32")
     films.create_index("vector", "IVF_PQ", metric="cosine", num_partitions=4)
     view: View = lake.create_view("late", "SELECT id FROM films")
@@ -38,8 +47,8 @@ print(load(tiltyard.connect("data", storage={"region": "eu"}), pd.DataFrame(), p
 """
 WRONG = {
     "films.ingest('a', mode='crate')": "arg-type",
-    "films.upsert('a')": "call-arg",
-    "films.delete()": "call-arg",
+    "films.upsert('a')": "call-overload",
+    "films.delete()": "call-overload",
     "films.count(5)": "arg-type",
     "films.to_spark(colums=['id'])": "call-arg",
     "tiltyard.connect('a', key='b')": "call-arg",

@@ -15,7 +15,16 @@ from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
 from tiltyard.tables.indexes.build_process import COMMAND
 
-NOT_OURS = ("lance_namespace_urllib3_client", "pydantic", "pandas", "pyspark", "sqlglot", "botocore", "psycopg")
+NOT_OURS = (
+    "lance_namespace_urllib3_client",
+    "pydantic",
+    "pandas",
+    "pyspark",
+    "sqlglot",
+    "botocore",
+    "psycopg",
+    "faiss",
+)
 BEGINNINGS = tuple(f"/{name}/__init__.py" for name in NOT_OURS)
 WATCH = f"""
 import os, sys, traceback

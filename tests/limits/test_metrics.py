@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.audit.conftest import eventually
 from tests.services.secured import secured_server
 from tests.services.server import ServerProcess
+from tiltyard.runtime.system_memory import read_system_memory
+from tiltyard.server.memory import VECTORS_SHARE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +87,10 @@ def test_metrics_of_several_processes_are_summed(tmp_path: Path) -> None:
             return after[key] - before.get(key, 0), after["tiltyard_requests_running",]
 
         eventually(lambda: counted() == (20, 1))
+        bounds = [value for name, value in before.items() if {"vectors in memory", "bound"} <= set(name)]
+        memory = read_system_memory()
+        assert memory is not None
+        assert bounds == [int(VECTORS_SHARE * memory.total) // 2] * 2
     finally:
         assert server.stop() == 0
 

@@ -11,8 +11,8 @@ from lance_namespace.errors import InvalidInputError, TableNotFoundError, Thrott
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts.catalog_errors import MalformedAnswerError
+from tiltyard.mounts.lookup_cache import TableFormats
 from tiltyard.mounts.paged_lists import collect_page
-from tiltyard.mounts.table_formats import TableFormats
 
 TABLES = [Id(("ns", f"t{number}")) for number in range(6)]
 
@@ -41,7 +41,7 @@ def test_a_format_is_loaded_once_while_it_is_remembered() -> None:
         assert formats.are_lance(TABLES) == [True, False] * 3
         assert len(loads.tables) == loaded
     formats.forget(TABLES[0])
-    formats.remember(TABLES[1], is_lance=True)
+    formats.add(TABLES[1])
     assert formats.are_lance(TABLES[:3]) == [True, True, True]
     assert loads.tables[12:] == TABLES[:1]
 

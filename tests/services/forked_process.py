@@ -6,8 +6,9 @@ forked is a process of its own, with its own environment, sockets, threads and c
 
     python -m tests.services.forked_process SOCKET MODULE…
 
-is a starter: it imports the modules, takes orders at a Unix socket, and ends with its standard input. The connection of
-an order gets the id of the process, and later its exit status.
+is a starter: with its first order it imports the modules, it takes orders at a Unix socket, and ends with its standard
+input. The connection of an order gets the id of the process, and later its exit status. The processes of pytest-xdist
+share the starters of the one that schedules.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ WORKER_MODULES = (
         )
     ),
 )
+STARTERS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
+    "servers": (SERVER_MODULES, {}),
+    "workers": (WORKER_MODULES, {"PYTHONHASHSEED": "0"}),  # as Spark sets it
+}
+"""What each starter imports, and the variables that it has besides ours."""
+SHARED_FOLDER = "TEST_STARTERS"  # no setting of Tiltyard, which has a list of those
+"""The variable that names the folder of the sockets of starters which several processes share."""
 MAX_ORDER_BYTES = 1 << 18
 
 _WORKER_SCRIPT = """#!{python} -IS
@@ -81,7 +89,7 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._lock = threading.Lock()
         self._starter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._starter.connect(str(_starter(SERVER_MODULES)))
+        self._starter.connect(str(_starter("servers")))
         order = {
             "module": module,
             "arguments": list(arguments),
@@ -170,17 +178,26 @@ def run_tiltyard(
 def forking_python() -> Iterator[Path]:
     """Write a `python` for Spark's workers: where it is to run a module (`-m`), the process that does is forked."""
     with tempfile.TemporaryDirectory() as folder:
-        python, starter = Path(folder) / "python", _starter(WORKER_MODULES, PYTHONHASHSEED="0")  # as Spark sets it
+        python, starter = Path(folder) / "python", _starter("workers")
         python.write_text(_WORKER_SCRIPT.format(python=sys.executable, address=str(starter)))
         python.chmod(0o700)
         yield python
 
 
+def share_starters() -> None:
+    """Start all starters, for the processes that this one starts, and for as long as it lives."""
+    for name in STARTERS:
+        _starter(name)
+    os.environ[SHARED_FOLDER] = str(_folder())
+
+
 @cache
-def _starter(modules: tuple[str, ...], **variables: str) -> Path:
-    """Start the starter that has these modules, for as long as this process lives; return its socket."""
-    folder = tempfile.mkdtemp(prefix="starter-")
-    address = Path(folder) / "socket"
+def _starter(name: str) -> Path:
+    """Return the socket of a starter: a shared one, or one of our own, which lives as long as this process."""
+    if SHARED_FOLDER in os.environ:
+        return Path(os.environ[SHARED_FOLDER]) / name
+    address = _folder() / name
+    modules, variables = STARTERS[name]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.services.forked_process", str(address), *modules],
         stdin=subprocess.PIPE,
@@ -188,18 +205,26 @@ def _starter(modules: tuple[str, ...], **variables: str) -> Path:
         cwd=HOME,
         env={**os.environ, **variables},
     )
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     assert process.stdin is not None and process.stdout is not None
     atexit.register(process.stdin.close)
     assert process.stdout.readline() == b"ready\n", "the starter of processes has ended"
     return address
 
 
+@cache
+def _folder() -> Path:
+    """Make the folder of the sockets of this process's starters."""
+    folder = tempfile.mkdtemp(prefix="starters-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 class _Starter:
     """Forks a process for each order, and reports how each ends."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, modules: Sequence[str]) -> None:
         self._listener = listener
+        self._modules = modules
         self._processes: dict[int, socket.socket] = {}
         self._woken, self._wake = os.pipe()
 
@@ -218,8 +243,23 @@ class _Starter:
                 self._report_ended()
             if self._listener in ready:
                 customer, _ = self._listener.accept()
+                self._import_modules()
                 if order := self._fork(customer):
                     return order
+
+    def _import_modules(self) -> None:
+        """Import the modules, unless this is not the first order."""
+        if not self._modules:
+            return
+        if "tiltyard.server.serve" in self._modules:
+            from tiltyard.bootstrap import register_operations
+
+            register_operations()
+        for name in self._modules:
+            importlib.import_module(name)
+        self._modules = ()
+        gc.collect()
+        gc.freeze()  # else each process, as it runs and as it ends, looks through all that was imported here
 
     def _fork(self, customer: socket.socket) -> dict[str, Any] | None:
         text, descriptors, _, _ = socket.recv_fds(customer, MAX_ORDER_BYTES, 3)
@@ -267,19 +307,11 @@ def _run_order(order: Mapping[str, Any]) -> None:
 
 
 def _main(address: str, *modules: str) -> None:
-    from tiltyard.bootstrap import register_operations
-
-    if "tiltyard.server.serve" in modules:
-        register_operations()
-    for name in modules:
-        importlib.import_module(name)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen(128)
-    gc.collect()
-    gc.freeze()  # else each process, as it runs and as it ends, looks through all that was imported here
     os.write(1, b"ready\n")
-    _run_order(_Starter(listener).run())
+    _run_order(_Starter(listener, modules).run())
 
 
 if __name__ == "__main__":

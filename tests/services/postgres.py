@@ -105,9 +105,9 @@ def create_database_beside(url: str) -> str:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Run a server in a temporary folder. Fails where PostgreSQL is not installed."""
-    binaries = _find_binaries()
+def postgres_server(binaries: Path | None = None) -> Iterator[PostgresServer]:
+    """Run a server in a temporary folder, by the programs of a folder. Fails where PostgreSQL is not installed."""
+    binaries = binaries or _find_binaries()
     folder = Path(tempfile.mkdtemp(prefix="tilt-pg-"))  # short: a socket's path must fit in 107 bytes
     if os.geteuid() == 0:
         shutil.chown(folder, _someone())

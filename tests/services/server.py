@@ -32,7 +32,8 @@ class ServerProcess:
     """Starts on a free port; `url` is where. `options` open its storage.
 
     What it logs is kept in `log`, what it says on standard output in `said`. It is forked from a process that has
-    imported everything; `python -m tiltyard serve` where a test is of starts, of memory, or of several processes.
+    imported everything, whose memory counts as its own; `python -m tiltyard serve` where a test is of starts or of
+    several processes.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import sys
 from tests.spark.conftest import CONF
 from tiltyard.calls.caller import Caller
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
+from tiltyard.pipeline.driver.catalog_run import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
 from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.views import planning

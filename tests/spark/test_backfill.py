@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,15 @@ def values(target: Table, column: str = "y") -> dict[int, int | None]:
 
 def doubles(*ids: range) -> dict[int, int | None]:
     return {number: 20 * number for part in ids for number in part}
+
+
+def wait_for_idle_executors(spark: SparkSession) -> None:
+    """Wait until no task runs any more: those of a canceled job end after it."""
+    tracker = spark.sparkContext._jsc.sc().statusTracker()
+    deadline = time.monotonic() + 60
+    while any(executor.numRunningTasks() for executor in tracker.getExecutorInfos()):
+        assert time.monotonic() < deadline, "a task does not end"
+        time.sleep(0.05)
 
 
 def test_backfill_of_a_declared_column_fills_it_once(
@@ -372,6 +382,7 @@ def test_backfill_canceled_keeps_its_checkpoints(
     monkeypatch.setattr(JobTable, "commit", commit)
     filled = sum(value is not None for value in values(target).values())
     assert filled in (250, 500)
+    wait_for_idle_executors(spark)  # a task that the canceled run had begun still counts
     counting.seen()
     assert backfill(LocalRun(), catalog, spark, name, "y")["rows"] == counting.seen() == 1000 - filled
     assert values(target) == doubles(range(1000))

@@ -25,8 +25,9 @@ from tests.services.spark_cluster import spark_cluster
 from tests.spark.cluster_functions import FOLDER, notes
 from tests.spark.job_processes import children, wait_for
 from tiltyard.pipeline.catalog_client import connection, table
-from tiltyard.pipeline.driver.lease import LEASE_MS, submit_job
+from tiltyard.pipeline.driver.catalog_run import submit_job
 from tiltyard.pipeline.jobs import find_job
+from tiltyard.runtime.lease import LEASE_MS
 
 ROWS, FILES = 3000, 6
 DIMENSION = 600

@@ -21,7 +21,7 @@ from tests.spark.example_jobs import drivers, logged_steps
 from tests.spark.job_processes import all_steps, transaction, wait_for
 from tiltyard.model.privileges import Privilege
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import submit_job
+from tiltyard.pipeline.driver.catalog_run import submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.store import open_store
 
@@ -200,6 +200,7 @@ def test_submitted_job_whose_worker_and_driver_are_killed_is_taken_over_when_the
     assert sorted(set(steps)) == sorted(all_steps(12)) and len(steps) - len(set(steps)) <= 1
 
 
+@pytest.mark.extended
 def test_submitted_jobs_and_two_workers_each_job_is_done_once(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ from tests.services.server import ServerProcess
 from tests.spark.job_processes import wait_for
 from tiltyard.pipeline.backfill import job as backfill
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
+from tiltyard.pipeline.driver.catalog_run import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from tests.services.server import ServerProcess
 from tests.spark.killed_driver import LEASE_MS, ROWS_PER_SEGMENT
 from tests.spark.test_index import DIMENSION, ROWS, rows
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
-from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
+from tiltyard.pipeline.driver.catalog_run import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.indexes import job as indexing
 from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.indexes.job import index

@@ -150,6 +150,27 @@ def test_column_of_an_expression_is_filled(films: tiltyard.Table) -> None:
     assert films.to_arrow("loud", "id = 5")["loud"].to_pylist() == ["FILM 5"]
 
 
+def letters(title: str) -> int:
+    return len(title)
+
+
+def test_column_of_a_function_of_rows_has_the_columns_and_type_of_its_hints(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    films = tiltyard.connect(tmp_path / "root").table("films")
+    films.ingest(pa.table({"id": [1, 2], "title": ["Up", None]}))
+    with pytest.raises(InvalidInputError, match=r"or hints that name them, as in def letters\(title: str\) -> int"):
+        films.add_column("letters", lambda rows: rows["title"])
+    films.add_column("letters", letters)
+    assert films.schema.field("letters").type == pa.int64() and films.backfill("letters").rows == 2
+    films.backfill("short", letters, inputs="title", type="int8")
+    films.backfill("half", lambda rows: rows["id"].to_numpy() / 2, inputs="id", type="float64")
+    assert films.to_arrow("letters, short, half").to_pylist() == [
+        {"letters": 2, "short": 2, "half": 0.5},
+        {"letters": None, "short": None, "half": 1.0},
+    ]
+
+
 def test_indexes_compaction_and_export(lake: tiltyard.Lake, films: tiltyard.Table, tmp_path: Path) -> None:
     assert films.create_index("id").figures["index"] == "id_idx"
     films.create_index("vector", "IVF_FLAT", metric="cosine", num_partitions=2)

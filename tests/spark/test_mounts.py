@@ -27,7 +27,7 @@ from tests.tables.commits.test_commit import stage
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, connection, table
 from tiltyard.pipeline.delete.job import delete
-from tiltyard.pipeline.driver.lease import LEASE_MS, CatalogRun, drive_job, new_owner, submit_job
+from tiltyard.pipeline.driver.catalog_run import CatalogRun, drive_job, new_owner, submit_job
 from tiltyard.pipeline.export.job import export
 from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.ingest.job import ingest, upsert
@@ -165,7 +165,7 @@ def test_refresh_whose_source_or_view_is_below_a_mount(
 def test_tracked_job_has_its_table_and_succeeds(mounted: CatalogConnection, spark: SparkSession, target: Table) -> None:
     calls, owner = mounted.caller(), new_owner()
     arguments = {"table": str(target), "where": "id >= 500"}
-    queued = submit_job(calls, find_job("delete"), arguments, owner=owner, lease_millis=LEASE_MS)
+    queued = submit_job(calls, find_job("delete"), arguments, owner=owner)
     run = CatalogRun(calls, queued, owner)
     drive_job(run, lambda: queued.execute(run, mounted, spark))
     job = calls.call("DescribeJob", id=[queued.id])["job"]

@@ -18,7 +18,7 @@ from tests.services.server import ServerProcess
 from tests.spark.job_processes import transaction, wait_for
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.catalog_client import table as table_of
-from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
+from tiltyard.pipeline.driver.catalog_run import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.ingest.job import ingest, upsert
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.runs import LocalRun

@@ -141,10 +141,20 @@ class History:
         write(self.catalog, self.name, self.arrow(self.rows), "overwrite")
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(1, 3))])
+@pytest.mark.parametrize(
+    ("seed", "each"),
+    [
+        pytest.param(0, False, id="0, one after each change"),
+        *(
+            pytest.param(seed, True, id=f"{seed}, all after each change", marks=pytest.mark.extended)
+            for seed in range(3)
+        ),
+    ],
+)
 def test_incremental_refreshes_over_a_random_history_equal_the_query_of_all_rows(
-    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, seed: int
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, seed: int, *, each: bool
 ) -> None:
+    """After each change all views are refreshed, or one of them in turn, and all in the end."""
     source, others = fresh("films"), fresh("regions")
     history = History(catalog, source, seed)
     write(catalog, others, pa.table({"region": list(NAMES), "name": list(NAMES.values())}))
@@ -157,10 +167,13 @@ def test_incremental_refreshes_over_a_random_history_equal_the_query_of_all_rows
         history.overwrite,
     ]  # fmt: skip
     history.random.shuffle(steps)
-    for first, second in zip(steps, [*steps[1:], history.delete], strict=True):
+    kinds = list(views)
+    for number, (first, second) in enumerate(zip(steps, [*steps[1:], history.delete], strict=True), 1):
         history.random.choice([first, second])()
         first()
-        for kind, view in views.items():
+        refreshed = kinds if each or number == len(steps) else [kinds[number % len(kinds)]]
+        for kind in refreshed:
+            view = views[kind]
             figures = refresh(LocalRun(), catalog, spark, view)
             assert figures["mode"] in {"incremental", "unchanged"}, (kind, first.__name__, figures["reason"])
             rows = lance.dataset(table(catalog, view).location().uri).to_table().to_pydict().values()

@@ -20,7 +20,7 @@ from tests.spark.job_processes import wait_for
 from tests.spark.killed_driver import ROWS_PER_PART
 from tests.spark.views import contents, create_view, dying, held, numbers, spec, write
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection, table
-from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
+from tiltyard.pipeline.driver.catalog_run import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.views.job import refresh

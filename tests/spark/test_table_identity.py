@@ -16,7 +16,7 @@ from lance_namespace.errors import (
 
 from tests.spark.views import contents, numbers, write
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
-from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
+from tiltyard.pipeline.driver.catalog_run import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +20,12 @@ from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.delete.job import delete
 from tiltyard.pipeline.ingest.job import upsert
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
+from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.upsert import plan as upserting
+from tiltyard.pipeline.upsert.tasks import MatchedFragment, MatchFragments
 from tiltyard.pipeline.writing import row_sources
 from tiltyard.pipeline.writing.commit import JobTable
+from tiltyard.pipeline.writing.write_job import PIECES_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +85,50 @@ def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
     expected = dict.fromkeys(range(900), "old") | dict.fromkeys(range(900, 1100), "new")
     assert contents(target) == expected
     assert lance.dataset(target.location().uri).to_table().num_rows == 1100
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_upsert_files_become_durable_while_keys_are_looked_up_and_before_the_commit(
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
+) -> None:
+    target, steps, matched = create_table(catalog, name, range(1000)), [], threading.Event()
+    look_up, sync, commit = MatchFragments.__call__, TableLocation.make_durable, JobTable.commit
+
+    def match(task: MatchFragments) -> list[MatchedFragment]:
+        found = look_up(task)
+        matched.set()
+        return found
+
+    def sync_late(location: TableLocation, files: Iterable[str]) -> None:
+        assert matched.wait(20), "nobody looks the keys up while files are synced"
+        if fails:
+            raise OSError(errno.EIO, "the disk is broken")
+        sync(location, files)
+        steps.append("durable")
+
+    def commit_last(*arguments: Any, **fields: Any) -> int:
+        steps.append("commit")
+        return commit(*arguments, **fields)
+
+    monkeypatch.setattr(MatchFragments, "__call__", match)
+    monkeypatch.setattr(TableLocation, "make_durable", sync_late)
+    monkeypatch.setattr(JobTable, "commit", commit_last)
+    pq.write_table(rows(range(900, 1100), "new"), tmp_path / "changed.parquet", row_group_size=50)
+    run = LocalRun()
+    if fails:
+        with pytest.raises(OSError, match="broken"):
+            upsert(run, catalog, spark, str(tmp_path), name, on=["id"])
+        assert steps == [] and contents(target) == dict.fromkeys(range(1000), "old")
+        assert not any(key.startswith(PIECES_PREFIX) for key in run.checkpoints())
+        return
+    upsert(run, catalog, spark, str(tmp_path), name, on=["id"])
+    assert steps[-1] == "commit" and set(steps[:-1]) == {"durable"}
+    assert contents(target) == dict.fromkeys(range(900), "old") | dict.fromkeys(range(900, 1100), "new")
 
 
 @pytest.mark.usefixtures("everywhere")

@@ -14,6 +14,7 @@ from lance_namespace.errors import (
     InvalidInputError,
     LanceNamespaceError,
     NamespaceNotFoundError,
+    PermissionDeniedError,
     TableNotFoundError,
     TableVersionNotFoundError,
     ThrottlingError,
@@ -93,6 +94,7 @@ def test_query_with_parameters_of_either_form(queries: Queries) -> None:
     for query in (
         "SELECT id FROM films WHERE id < ? OR title = ? ORDER BY id -- a ?",
         "SELECT id FROM films WHERE id < $1 OR title = $2 ORDER BY id /* $9 */",
+        "SELECT id FROM films WHERE id < $1 OR title = $2 AND title <> 'for $9' ORDER BY id",
     ):
         assert [row["id"] for row in queries.rows(query, parameters=scalars)] == [1, 6]
     with pytest.raises(InvalidInputError, match="2 parameters"):
@@ -126,6 +128,15 @@ def test_query_of_a_version_a_tag_and_a_branch(queries: Queries) -> None:
         queries.rows("SELECT * FROM table_version('films', 99)")
 
 
+@pytest.mark.parametrize("version", [-1, -2, 2**63])
+def test_version_that_none_can_be_is_refused(queries: Queries, version: int) -> None:
+    for function in ("table_version('films', {})", "table_branch('films', 'main', {})"):
+        with pytest.raises(InvalidInputError, match="a version from 1 on"):
+            queries.rows(f"SELECT * FROM {function.format(version)}")
+    with pytest.raises(InvalidInputError, match="a version from 1 on"):
+        queries.rows(f"SELECT * FROM vector_duplicate_pairs('films', {version}, 'vector', 0.1)")
+
+
 def test_vector_search_is_a_table_with_distances(queries: Queries) -> None:
     found = queries.rows("SELECT title, _distance FROM vector_search('films', [3.2, 0], 2) ORDER BY _distance")
     assert [row["title"] for row in found] == ["Dune", "Eraserhead"]
@@ -143,9 +154,34 @@ def test_fts_is_a_table_with_scores(queries: Queries) -> None:
     assert found[0]["_score"] > 0
 
 
+def test_vector_duplicate_pairs_are_a_table(queries: Queries) -> None:
+    vectors = pa.array([[0.0, 0.0], [0.1, 0.0], [5.0, 0.0], [5.0, 0.0]], pa.list_(pa.float32(), 2))
+    queries.add_table(Id(("images",)), pa.table({"id": range(4), "v": vectors}))
+    location = queries.services.store.describe_table(("images",)).location
+    fail(queries, "SELECT * FROM vector_duplicate_pairs('images', NULL, 'v', 0.1)")
+    lance.dataset(location).create_index("v", "IVF_FLAT", num_partitions=1)
+    pairs = "vector_duplicate_pairs('images', NULL, 'v', 0.1)"
+    found = queries.rows(f"SELECT row_id_a AS a, row_id_b AS b, distance FROM {pairs} ORDER BY a")
+    assert [(row["a"], row["b"]) for row in found] == [(0, 1), (2, 3)]
+    assert found[1]["distance"] == 0
+    assert queries.rows("SELECT count(*) AS n FROM vector_duplicate_pairs('images', 2, 'v', 0.001)") == [{"n": 1}]
+    for version in (9, 2**62):
+        with pytest.raises(TableVersionNotFoundError):
+            queries.rows(f"SELECT * FROM vector_duplicate_pairs('images', {version}, 'v', 0.1)")
+    for arguments in ("-1, 'v', 0.1", "0, 'v', 0.1", f"{2**64 - 1}, 'v', 0.1", "2, 'v', 1e400"):
+        fail(queries, f"SELECT * FROM vector_duplicate_pairs('images', {arguments})")
+    queries.grant("bea", "read", table=("images",))
+    queries.restrict(("images",), "id < 2")
+    with pytest.raises(PermissionDeniedError):
+        queries.rows(f"SELECT * FROM {pairs}", "bea")
+
+
 @pytest.mark.parametrize(
     "call",
     [
+        "vector_duplicate_pairs('films', NULL, 'vector')",
+        "vector_duplicate_pairs('films', NULL, 'vector', 'x')",
+        "vector_duplicate_pairs('films', NULL, 'nope', 0.1)",
         "vector_search('films')",
         "vector_search('films', 'x')",
         "vector_search('films', [0, 0], 0)",
@@ -156,6 +192,8 @@ def test_fts_is_a_table_with_scores(queries: Queries) -> None:
         "vector_search(NULL, [0, 0])",
         "fts('films', 3)",
         "fts('films', title)",
+        "minhash_search('films', 'an old ship')",
+        "minhash_search('films', 'an old ship', 'title')",
         "table_version('films', 'x')",
         "table_branch('films')",
     ],

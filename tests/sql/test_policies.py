@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import lance
+import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
     InvalidInputError,
@@ -14,12 +16,17 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tests.sql.conftest import FILMS
 from tiltyard.catalog.policies import set_table_policy
+from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
+from tiltyard.sql import reading
 from tiltyard.tables.query.query import query_table
 
 if TYPE_CHECKING:
     from tests.sql.conftest import Queries
+    from tiltyard.context import Context
+    from tiltyard.model.operations import ArrowAnswer
 
 
 @pytest.fixture
@@ -98,6 +105,26 @@ def test_search_within_policies(queries: Queries) -> None:
         queries.rows("SELECT * FROM fts('films', 'dune')", "bea")
 
 
+def test_minhash_search_compares_visible_rows_alone(queries: Queries) -> None:
+    plot = "an old ship leaves its harbour before the long winter storms come over the grey sea"
+    texts = [plot, plot + " again", plot + " again and again", "something else that has no words in common"]
+    queries.add_table(Id(("plots",)), pa.table({"id": range(4), "plot": texts, "owner": ["bob", "bob", "ann", "ann"]}))
+    location = queries.services.store.describe_table(("plots",)).location
+    lance.dataset(location).create_scalar_index("plot", "MINHASHLSH")
+    search = f"SELECT id, _distance FROM minhash_search('plots', '{plot}', 'plot', 2) ORDER BY _distance"
+    found = queries.rows(search)
+    assert [row["id"] for row in found] == [0, 1] and found[0]["_distance"] == 0 < found[1]["_distance"]
+    filtered = queries.rows(f"SELECT id FROM minhash_search('plots', '{plot}', 'plot', 2, 'id > 0')")
+    assert {row["id"] for row in filtered} == {1, 2}
+    queries.grant("bea", "read", table=("plots",))
+    queries.restrict(("plots",), "owner = 'ann'")
+    assert [row["id"] for row in queries.rows(search, "bea")] == [2]
+    queries.grant("cora", "read", table=("plots",))
+    queries.restrict(("plots",), None, plot="null")
+    with pytest.raises(PermissionDeniedError, match="masked"):
+        queries.rows(search, "cora")
+
+
 def test_plan_of_a_restricted_query_is_not_shown(queries: Queries, ann: str) -> None:
     for query in (
         "EXPLAIN SELECT * FROM films",
@@ -109,13 +136,38 @@ def test_plan_of_a_restricted_query_is_not_shown(queries: Queries, ann: str) -> 
     assert [row["column_name"] for row in queries.rows("DESCRIBE films", ann)] == ["id", "title", "owner", "budget"]
 
 
-def test_versions_and_branches_are_refused_within_policies(queries: Queries, ann: str) -> None:
+def test_older_versions_and_branches_are_refused_within_policies(queries: Queries, ann: str) -> None:
     films = queries.server.open("films")
     films.tags.create("first", 1)
+    films.tags.create("latest", films.version)
     films.create_branch("draft")
     for source in ("table_version('films', 1)", "table_tag('films', 'first')", "table_branch('films', 'draft')"):
         with pytest.raises(PermissionDeniedError):
             queries.rows(f"SELECT * FROM {source}", ann)
+    visible = queries.rows("SELECT * FROM films ORDER BY id", ann)
+    for source in (f"table_version('films', {films.version})", "table_tag('films', 'latest')"):
+        assert queries.rows(f"SELECT * FROM {source} ORDER BY id", ann) == visible
+    lance.write_dataset(FILMS.slice(0, 1), films.uri, mode="append")
+    for source in (f"table_version('films', {films.version})", "table_tag('films', 'latest')"):
+        with pytest.raises(PermissionDeniedError, match="latest version"):
+            queries.rows(f"SELECT * FROM {source}", ann)
+
+
+def test_query_within_policies_reads_the_version_that_it_opened(
+    queries: Queries, ann: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    films = queries.server.open("films")
+
+    def read_after_a_commit(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
+        lance.write_dataset(FILMS.slice(0, 1), films.uri, mode="append")
+        return query_table(ctx, request)
+
+    monkeypatch.setattr(reading, "query_table", read_after_a_commit)
+    assert queries.rows("SELECT count(*) AS n FROM films a JOIN films b USING (id)", ann) == [{"n": 3}]
+    latest = queries.server.open("films").version
+    assert latest > films.version
+    rows = queries.rows(f"SELECT count(*) AS n FROM table_version('films', {latest})", ann)
+    assert rows == [{"n": latest - films.version + 3}]
 
 
 def test_mask_that_fails_discloses_no_value(queries: Queries) -> None:

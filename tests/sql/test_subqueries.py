@@ -41,6 +41,14 @@ def test_membership_as_a_condition_is_answered_in_brackets_case_and_subqueries(q
         assert [row["id"] for row in queries.rows(f"SELECT id FROM films WHERE {condition} ORDER BY id")] == [1, 2, 4]
 
 
+@pytest.mark.parametrize("lock", ["FOR UPDATE", "for share", "FOR UPDATE OF films NOWAIT"])
+def test_query_that_would_lock_rows_is_refused(queries: Queries, lock: str) -> None:
+    with pytest.raises(UnsupportedOperationError, match="locks no rows"):
+        queries.rows(f"SELECT id FROM films {lock}")
+    query = 'SELECT substring(title FROM 1 FOR 2) AS "for update" FROM films WHERE id = 1'
+    assert queries.rows(query) == [{"for update": "Al"}]
+
+
 @pytest.mark.parametrize("comparison", ["> ALL", ">= ALL", "= ALL", "< ANY", "<> ANY", "!= SOME", "<= some"])
 def test_other_comparison_with_a_subquery_is_refused_with_another_way(queries: Queries, comparison: str) -> None:
     with pytest.raises(UnsupportedOperationError, match="max"):

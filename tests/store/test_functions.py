@@ -7,7 +7,7 @@ from lance_namespace.errors import ConcurrentModificationError, NamespaceNotEmpt
 
 from tiltyard.model.settings.secret_keys import EncryptedValue
 from tiltyard.store import FragmentErrors, FunctionUse, NewFunction, Store
-from tiltyard.store.paths import ROOT
+from tiltyard.store.repository import ROOT
 
 FIRST, SECOND = EncryptedValue("one", b"\0first"), EncryptedValue("two", b"\xffsecond")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -198,12 +199,17 @@ def test_replace_registration_makes_another_table_of_it(store: Store) -> None:
         store.replace_registration(("x", "t"), "mem://3", {})
 
 
-def test_set_table_properties_replaces_them(store: Store) -> None:
-    table = store.insert_table(("a", "t"), "mem://t", {"k": "v"})
-    assert store.set_table_properties(table.id, {"n": "é"}).properties == {"n": "é"}
-    assert store.describe_table(("a", "t")).properties == {"n": "é"}
+def test_change_table_properties_leaves_those_of_others(store: Store) -> None:
+    table = store.insert_table(("a", "t"), "mem://t", {"k": "v", "gone": "1"})
+    changes: list[dict[str, str | None]] = [{"n": "é", "gone": None}, *({f"w{i}": str(i)} for i in range(8))]
+    with ThreadPoolExecutor(len(changes)) as writers:
+        list(writers.map(lambda change: store.change_table_properties(table.id, change), changes))
+    expected = {"k": "v", "n": "é", **{f"w{i}": str(i) for i in range(8)}}
+    assert store.describe_table(("a", "t")).properties == expected
+    keyed = store.set_primary_key(table, "key", {"p": "1", "n": None})  # of a record that was read before all of them
+    assert keyed.properties == {"k": "v", "p": "1", **{f"w{i}": str(i) for i in range(8)}}
     with pytest.raises(TableNotFoundError):
-        store.set_table_properties(99, {})
+        store.change_table_properties(99, {})
     with pytest.raises(TableNotFoundError):
         store.mark_written(99)
 

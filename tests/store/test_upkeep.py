@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.runtime.lease import LOOK_LEASE_MS
 from tiltyard.store import FinalManifest, NewVersion
 from tiltyard.store.jobs.jobs import JobFilter
-from tiltyard.store.tables.upkeep import LOOK_MS, MAX_ENDED, UPKEEP, UPKEEP_DELAY_MS
+from tiltyard.store.tables.upkeep import MAX_ENDED, UPKEEP, UPKEEP_DELAY_MS
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock
@@ -22,7 +23,7 @@ def test_claim_upkeep_of_noted_table_is_given_to_one_after_a_delay(store: Store,
     claimed = [store.claim_upkeep(), store.claim_upkeep()]
     assert {each.table_id for each in claimed if each} == {3, 7}
     assert store.claim_upkeep() is None, "each is looked at by one"
-    clock.advance(LOOK_MS)
+    clock.advance(LOOK_LEASE_MS)
     assert store.claim_upkeep() is not None, "whoever had it is gone"
 
 

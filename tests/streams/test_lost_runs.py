@@ -19,7 +19,7 @@ from tests.streams.conftest import Put
 from tests.streams.test_stream_jobs import wait_until
 from tiltyard.lake.errors import RunFailedError
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.pipeline.driver.lease import submit_job
+from tiltyard.pipeline.driver.catalog_run import submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.store import JobFilter, open_store
 

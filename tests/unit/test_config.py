@@ -26,6 +26,12 @@ def test_load_settings_reads_structures_from_variables() -> None:
     assert settings.allowed_roots == ("/a", "/b") and settings.storage_options == {"region": "x"}
 
 
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("0", 0), ("5000", 5000)])
+def test_load_settings_reads_an_automatic_number(text: str, value: int | str) -> None:
+    assert load_settings({}, None, {}).vector_cache_bytes == "auto"
+    assert load_settings({}, None, {"TILTYARD_VECTOR_CACHE_BYTES": text}).vector_cache_bytes == value
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -37,6 +43,9 @@ def test_load_settings_reads_structures_from_variables() -> None:
         "jobs = -1",
         "workers = 0",
         "log_level = 'loud'",
+        "vector_cache_bytes = -1",
+        "vector_cache_bytes = 'half'",
+        "page_cache_bytes = 'auto'",
     ],
 )
 def test_load_settings_names_what_is_wrong(tmp_path: Path, text: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def imports_of(tree: ast.AST) -> Iterator[tuple[str, str]]:
             yield from imports_of(node)
 
 
+@cache
 def read_modules() -> dict[str, set[str]]:
     """Return the modules by name, with those that each imports."""
     files = {

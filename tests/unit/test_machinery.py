@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,12 +21,12 @@ UNCOUNTED = {
     "api/execution/upload.py": "the parts of one upload, bounded by its window",
     "flight/queries.py": "the messages of one query, which its reader takes",
     "storage/caches/column_cache.py": "the versions of a table in memory, a part of that cache",
+    "storage/caches/version_cache.py": "what requests have read of an open version, which it goes with",
     "tables/commits/child_commits.py": "answers of the parent in a child process, which has one call at a time",
     "tables/query/routes/index_in_memory.py": "the filters of an open version, which they go with",
-    "tables/query/search_effort.py": "the counts of an open version, which they go with",
 }
 """What is no machinery of a process, though it looks like it, with the reason."""
-GOALS = {"cache": 20, "memo": 7, "batcher": 9, "pool": 9, "child": 6}
+GOALS = {"cache": 14, "memo": 7, "batcher": 7, "pool": 9, "child": 6}
 """How many there may be of each kind: a new one takes the place of another, or says in its commit what it earns."""
 
 
@@ -79,10 +78,6 @@ def test_every_class_of_machinery_is_closed_and_has_figures() -> None:
 @pytest.mark.parametrize("kind", GOALS)
 def test_machinery_does_not_grow(pieces: list[Any], kind: str) -> None:
     assert len({piece.name for piece in pieces if piece.kind == kind and piece.name}) <= GOALS[kind]
-
-
-def test_table_of_the_architecture_is_current() -> None:
-    subprocess.run([sys.executable, SCRIPT, "--check"], check=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tiltyard.context import Services
 
-ORDER = ["finalized_log", "change_log", "mounts", "sql_processes", "sql_sessions", "storage", "store"]
+ORDER = ["commit_log", "mounts", "sql_processes", "sql_sessions", "storage", "store"]
 
 
 def services(closed: list[str], failing: str = "", **fields: Any) -> Any:

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from tiltyard.access.policies import policy_denial
 from tiltyard.model.privileges import ALL, Privilege, privilege_names
-from tiltyard.store.paths import ROOT, namespace_not_found, table_not_found
+from tiltyard.store.repository import ROOT, namespace_not_found, table_not_found
 
 if TYPE_CHECKING:
     from tiltyard.access.policies import EffectivePolicy

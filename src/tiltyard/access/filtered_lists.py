@@ -8,7 +8,7 @@ from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.access.authorization import caller_rights
 from tiltyard.model.privileges import ALL, Privilege
-from tiltyard.store.paths import ROOT
+from tiltyard.store.repository import ROOT
 
 if TYPE_CHECKING:
     from tiltyard.access.rights import Rights

@@ -41,7 +41,7 @@ from tiltyard.model.modes import CreateMode, DropMode, parse_mode
 from tiltyard.model.operations import Needs
 from tiltyard.model.privileges import ALL, Privilege, privilege_names
 from tiltyard.store import Creator
-from tiltyard.store.paths import display_path
+from tiltyard.store.repository import display_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

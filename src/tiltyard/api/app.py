@@ -85,8 +85,7 @@ class Api:
         """Serve one HTTP request."""
         headers: Headers = dict(scope["headers"])
         log = self._log.start(scope, self._request_id(headers))
-        is_lancedb = dialect.is_lancedb_request(scope["raw_path"], scope["query_string"], headers)
-        exchange = Exchange(scope, headers, receive, send, log, is_lancedb)
+        exchange = Exchange(scope, headers, receive, send, log)
         try:
             if is_tracked():
                 with traced(log, headers):
@@ -207,16 +206,12 @@ class Api:
         On the event loop, large bodies too: msgspec holds the GIL while it decodes, so a thread would free nothing, and
         several would hold their numbers at once, before `Limits.acquire_slot` refuses a query.
         """
-        if route.takes_upload:
-            request = exchange.log.request = route.binder.bind(segments, query, headers, b"")
-            if ctx.database:
-                qualify(route.operation, request, ctx.database)
-            return request
-        body: Any = exchange.body
         operation, handler, limits = route.operation, route.handler, self._limits
         assert handler is not None
+        body: Any = b"" if route.takes_upload else exchange.body
         limits.check_depth(body)
-        rewrite = dialect.rewrite(operation, ctx, headers) if exchange.is_lancedb else None
+        has_other_body = exchange.is_lancedb and not route.takes_upload
+        rewrite = dialect.rewrite(operation, ctx, headers) if has_other_body else None
         request = exchange.log.request = route.binder.bind(segments, query, headers, body, rewrite)
         if ctx.database:
             qualify(operation, request, ctx.database)
@@ -291,6 +286,7 @@ class Api:
         """Start nothing more, and write the audit records that wait."""
         self._history.stop()
         self._pools.close()
+        self._idempotent_requests.close()
         self._log.close()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.databases import ROOT_DATABASE
+from tiltyard.api.lancedb.databases import DATABASE_HEADER
 from tiltyard.api.lancedb.dialect import VERSION_HEADER
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Exchange:
         "feed",
         "headers",
         "idempotent",
+        "is_head",
         "is_lancedb",
         "log",
         "peer",
@@ -86,7 +88,6 @@ class Exchange:
         receive: Receive,
         send: Send,
         log: LoggedRequest,
-        is_lancedb: bool,
     ) -> None:
         self.headers = headers
         self.receive = receive
@@ -96,7 +97,8 @@ class Exchange:
         self.peer: tuple[str, int] = scope["client"]
         self.log = log
         self.request_id = log.request_id
-        self.is_lancedb = is_lancedb
+        self.is_lancedb = is_lancedb_request(scope["raw_path"], scope["query_string"], headers)
+        self.is_head = scope["method"] == "HEAD"
         self.body: bytes | MemoryBody | StreamedBody | None = None
         self.feed: asyncio.Task[None] | None = None
         self.database = ROOT_DATABASE
@@ -122,18 +124,20 @@ class Exchange:
         """
         if not self.started:
             await self.begin(status)
-        if not headers and self._send_whole is not None and len(body) <= SEND_WHOLE_BYTES:
-            lines = b"content-type: %s\r\nx-request-id: %s\r\n%s%scontent-length: %d\r\n" % (
+        has_length = any(name == b"content-length" for name, _ in headers)
+        if not has_length and self._send_whole is not None and len(body) <= SEND_WHOLE_BYTES:
+            lines = b"content-type: %s\r\nx-request-id: %s\r\n%s%s%scontent-length: %d\r\n" % (
                 media.encode(),
                 self.request_id.encode(),
                 SECURITY_LINES,
                 _VERSION_LINE if self.is_lancedb else b"",
+                b"".join([b"%s: %s\r\n" % pair for pair in headers]),
                 len(body),
             )
             if self._send_whole(status, lines, body):
                 self.log.complete, self.log.response_bytes = True, len(body)
                 return
-        if status != NO_CONTENT and all(name != b"content-length" for name, _ in headers):
+        if status != NO_CONTENT and not has_length:
             headers = (*headers, (b"content-length", b"%d" % len(body)))
         await self._send_head(status, media, headers)
         await self.send_chunk(body, last=True)
@@ -168,6 +172,20 @@ class Exchange:
         if self.is_lancedb:
             lines.append(VERSION_HEADER)
         await self._send({"type": "http.response.start", "status": status, "headers": lines})
+
+
+def is_lancedb_request(raw_path: bytes, query_string: bytes, headers: Headers) -> bool:
+    """Whether a request is in lancedb's dialect. `/v1/table/` alone is how rest-catalog-spec.md writes ListAllTables.
+
+    The client of `namespace_client()` sends the headers of its connection, the database's too, and reads the
+    specification's responses. It names the delimiter `$` in each request, and lancedb never does.
+    """
+    if query_string and (query_string.find(_DOLLAR) >= 0 or query_string.find(_ENCODED_DOLLAR) >= 0):
+        return False
+    return DATABASE_HEADER in headers or (raw_path.endswith(b"/") and raw_path.strip(b"/") != b"v1/table")
+
+
+_DOLLAR, _ENCODED_DOLLAR = b"delimiter=$", b"delimiter=%24"
 
 
 async def wait_for_disconnect(receive: Receive, feed: asyncio.Task[None] | None) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from tiltyard.api.metrics import Metrics
 from tiltyard.audit import object_ids, open_trail, redact_context, sanitize_text
+from tiltyard.audit.trail import AuditLevel
 from tiltyard.model.modes import Outcome
 from tiltyard.store import AuditRecord
 
@@ -28,6 +29,7 @@ class RequestLog:
 
     def __init__(self, services: Services) -> None:
         self.trail = open_trail(services.settings, services.store)
+        self.is_audited = self.trail.level is not AuditLevel.OFF
         self.metrics = Metrics()
         self.clock = services.clock
 
@@ -135,7 +137,7 @@ class LoggedRequest:
         log.metrics.end_request(
             self.operation, self.status, perf_counter() - self._started_at, self._first_byte_seconds
         )
-        if self._has_record and self.status < 300 and self.complete:
+        if not log.is_audited or (self._has_record and self.status < 300 and self.complete):
             return
         outcome = self._outcome()
         if self.operation and log.trail.should_record(outcome, self.is_audited_change):

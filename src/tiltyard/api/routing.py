@@ -88,17 +88,22 @@ class Router:
         self._by_name: dict[str, Route] = {}
         for route in routes:
             operation = route.operation
-            node = self._root
-            for part in operation.path.strip("/").split("/"):
-                if part.startswith("{"):
-                    if node.wildcard is None:
-                        node.wildcard = (part[1:-1], _Node())
-                    node = node.wildcard[1]
-                else:
-                    node = node.children.setdefault(part.encode(), _Node())
             self._by_name[operation.name] = route
-            for method in (operation.method, *operation.also):
-                node.routes[method] = route
+            for path in (operation.path, *operation.earlier_paths):
+                node = self._node(path)
+                for method in (operation.method, *operation.also):
+                    node.routes[method] = route
+
+    def _node(self, path: str) -> _Node:
+        node = self._root
+        for part in path.strip("/").split("/"):
+            if part.startswith("{"):
+                if node.wildcard is None:
+                    node.wildcard = (part[1:-1], _Node())
+                node = node.wildcard[1]
+            else:
+                node = node.children.setdefault(part.encode(), _Node())
+        return node
 
     def named(self, name: str) -> Route:
         """Return the route of an operation."""

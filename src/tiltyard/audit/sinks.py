@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
-import time
 from datetime import UTC, datetime
-from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import urllib3
 
+from tiltyard.audit.record_queue import RecordQueue
 from tiltyard.config import ConfigError
-from tiltyard.runtime.batcher import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +46,7 @@ RETRIES = urllib3.Retry(
 class Sink(Protocol):
     """Takes audit records, besides the database."""
 
-    name: str
+    target: str
 
     def send(self, entries: Sequence[models.AuditEntry]) -> None:
         """Send records; log those that cannot be sent, and raise nothing."""
@@ -67,7 +64,7 @@ class LineSink:
     The file may be moved away at any time (logrotate), and several processes may share it.
     """
 
-    name = "lines"
+    target = "lines"
 
     def __init__(self, target: str) -> None:
         """Check that the file can be written. Raises ConfigError."""
@@ -111,55 +108,44 @@ def _write_all(file: int, lines: bytes) -> None:
         lines = lines[os.write(file, lines) :]
 
 
-class WebhookSink(WorkQueue):
+class WebhookSink(RecordQueue["models.AuditEntry"]):
     """Posts each record as a CloudEvent (https://cloudevents.io, HTTP binding, structured mode).
 
-    A thread of its own sends from a bounded queue: what does not fit is dropped and counted.
+    Of MAX_QUEUED_EVENTS that wait, further ones are dropped and counted.
     """
+
+    target = "webhook"
 
     def __init__(self, url: str, headers: Mapping[str, str], retries: urllib3.Retry = RETRIES) -> None:
         self._dropped = 0
         self._failed = 0
         self._url = url
         self._headers = {**headers, "content-type": MEDIA_TYPE}
-        self._queue: Queue[models.AuditEntry | None] = Queue(MAX_QUEUED_EVENTS)
-        self._is_closed = False
         self._pool = urllib3.PoolManager(retries=retries, timeout=TIMEOUT_SECONDS)
-        super().__init__("webhook", "Records of the audit on their way to another server")
-        self._thread = threading.Thread(target=self._run, name="audit-webhook", daemon=True)
-        self._thread.start()
-
-    @property
-    def waiting(self) -> int:
-        return self._queue.qsize()
+        super().__init__("audit-webhook")
 
     def send(self, entries: Sequence[models.AuditEntry]) -> None:
         for entry in entries:
-            try:
-                self._queue.put_nowait(entry)
-            except Full:
-                self._dropped += 1
-                if self._dropped == 1:
-                    log.warning("the audit's webhook does not keep up: events are being dropped")
+            if self.waiting < MAX_QUEUED_EVENTS:
+                self.add(entry)
+                continue
+            self._dropped += 1
+            if self._dropped == 1:
+                log.warning("the audit's webhook does not keep up: events are being dropped")
+        self.hand_over_soon()
 
     def lost_count(self) -> int:
         return self._dropped + self._failed
 
     def close(self) -> None:
-        if self._is_closed:
+        if self._closing:
             return
-        self._is_closed = True
-        deadline = time.monotonic() + CLOSING_SECONDS
-        while not self._queue.empty() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if unsent := self._queue.qsize():
+        self.end(CLOSING_SECONDS)
+        if unsent := self.waiting:
             log.error("%d audit events were not sent to the webhook before the server stopped", unsent)
-            return
-        self._queue.put(None)
-        self._thread.join(CLOSING_SECONDS)
 
-    def _run(self) -> None:
-        while (entry := self._queue.get()) is not None:
+    def hand_over(self, batch: list[models.AuditEntry]) -> None:
+        for entry in batch:
             try:
                 self._post(entry)
             except Exception:  # a broken event must not end the thread

@@ -7,10 +7,8 @@ process.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import uuid
-from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,9 +18,9 @@ from typing import TYPE_CHECKING, Self
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.audit.entries import to_entry
+from tiltyard.audit.record_queue import RecordQueue
 from tiltyard.audit.sinks import LineSink, WebhookSink
 from tiltyard.model.modes import Outcome
-from tiltyard.runtime.batcher import WorkQueue
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
     from tiltyard.store import Store
 
 log = logging.getLogger("tiltyard.audit")
-
-FLUSH_SECONDS = 0.5
-"""How often records that no request waits for are written."""
 
 BATCH_SIZE = 500
 MAX_QUEUED = 50_000
@@ -68,32 +63,25 @@ class _Queued:
     written: Future[None] | None
 
 
-class AuditTrail(WorkQueue):
-    """Writes the audit records of one process. `enqueue` and `write` may be called from any thread.
+class AuditTrail(RecordQueue[_Queued]):
+    """Writes the audit records of one process. `enqueue` and `write` may be called from any thread."""
 
-    Not a `runtime.batcher.Batcher`: most records have no caller that waits, the queue is bounded, failed batches are
-    retried, and closing is limited in time.
-    """
+    max_batch = BATCH_SIZE
 
     def __init__(self, store: Store, level: AuditLevel, sinks: Sequence[Sink] = ()) -> None:
         self.level = level
         self.dropped = 0
         self._store = store
         self._sinks = sinks
-        self._queue: deque[_Queued] = deque()
         self._unwritten: list[AuditRecord] = []
         self._log_at = 0.0
-        self._wake = threading.Event()
-        self._closing = False
         self._process = uuid.uuid4().hex[:16]
         self._numbers = count()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-        super().__init__("audit", "Records of requests, which are written together soon after")
+        super().__init__("audit")
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + len(self._unwritten)
+        return super().waiting + len(self._unwritten)
 
     def should_record(self, outcome: Outcome, changes: bool) -> bool:
         """Return whether a request with this outcome is recorded."""
@@ -107,10 +95,10 @@ class AuditTrail(WorkQueue):
 
     def enqueue(self, record: AuditRecord) -> None:
         """Queue a record to be written soon. It is dropped, and counted, if the queue is full."""
-        if len(self._queue) + len(self._unwritten) >= MAX_QUEUED:
+        if self.waiting >= MAX_QUEUED:
             self._drop(1)
             return
-        self._add(_Queued(record, None))
+        self.add(_Queued(record, None))
 
     def write(self, records: Sequence[AuditRecord]) -> Future[None]:
         """Write records at once, in this order; return a future that is done once they are durable.
@@ -118,11 +106,11 @@ class AuditTrail(WorkQueue):
         It raises ServiceUnavailableError if the database does not take them; they are retried all the same.
         """
         for record in records[:-1]:
-            self._add(_Queued(record, None))
+            self.add(_Queued(record, None))
         written: Future[None] = Future()
         written.set_running_or_notify_cancel()  # a caller that disconnects must not cancel it, since the thread sets it
-        self._add(_Queued(records[-1], written))
-        self._wake.set()
+        self.add(_Queued(records[-1], written))
+        self.hand_over_soon()
         return written
 
     def gauges(self) -> dict[str, float]:
@@ -131,26 +119,15 @@ class AuditTrail(WorkQueue):
             "audit records waiting": self.waiting,
             "audit records lost": self.dropped,
         }
-        return gauges | {f"audit records lost by {sink.name}": sink.lost_count() for sink in self._sinks}
+        return gauges | {f"audit records lost by {sink.target}": sink.lost_count() for sink in self._sinks}
 
     def close(self) -> None:
         """Write the queued records, for a few seconds at most; no record may be added after this. Idempotent."""
         if self._closing:
             return
-        self._closing = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(CLOSING_SECONDS)
+        self.end(CLOSING_SECONDS)
         for sink in self._sinks:
             sink.close()
-
-    def _add(self, queued: _Queued) -> None:
-        self._queue.append(queued)
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
-                    self._thread.start()
 
     def _drop(self, number: int) -> None:
         if not self.dropped:
@@ -159,19 +136,7 @@ class AuditTrail(WorkQueue):
 
     # The methods from here on run in the thread.
 
-    def _run(self) -> None:
-        closing = False
-        while not closing:
-            self._wake.wait(FLUSH_SECONDS)
-            self._wake.clear()
-            closing = self._closing  # read first: so all that was added before `close` is tried once more
-            while self._queue:
-                self._write_batch()
-            if self._unwritten:
-                self._write_unwritten()
-
-    def _write_batch(self) -> None:
-        batch = [self._queue.popleft() for _ in range(min(BATCH_SIZE, len(self._queue)))]
+    def hand_over(self, batch: list[_Queued]) -> None:
         records = [queued.record for queued in batch]
         self._send_to_sinks(records)
         error: Exception | None = None
@@ -194,7 +159,7 @@ class AuditTrail(WorkQueue):
                 try:
                     sink.send(entries)
                 except Exception:  # requests that wait for the database must not hang when a sink fails
-                    log.exception("%d audit records are not with %s", len(entries), sink.name)
+                    log.exception("%d audit records are not with %s", len(entries), sink.target)
 
     def _retry_later(self, records: list[AuditRecord], error: Exception) -> None:
         """Keep records that could not be written, to retry them; they are logged meanwhile."""
@@ -207,7 +172,9 @@ class AuditTrail(WorkQueue):
         if len(records) > room:
             self._drop(len(records) - room)
 
-    def _write_unwritten(self) -> None:
+    def hand_over_again(self) -> None:
+        if not self._unwritten:
+            return
         while self._unwritten:
             batch = self._unwritten[:BATCH_SIZE]
             try:

@@ -87,8 +87,8 @@ def select_files(ctx: Context, table: TableState) -> Selection:
     if table.is_pending:
         finalize_pending(ctx, table.id)
     branches = open_branches(ctx, table.location)
-    units = referenced_units(ctx, table.location, branches) if branches else set[str]()
     tracked, elsewhere = tracked_files(table.location, branches)
+    units = referenced_units(ctx, table.location, branches, tracked)
     names = sorted((branch.name for branch in branches if not branch.is_main), key=len, reverse=True)
     files = ctx.storage.files(table.location)
     with lance_errors(table.location):

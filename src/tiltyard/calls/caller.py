@@ -11,7 +11,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 from lance_namespace.errors import (
@@ -32,16 +32,13 @@ COMMAND_RETRY_SECONDS = 5.0
 """How long a command, or the first call of a job, is sent again: somebody waits, and the address may be wrong."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 1.0
 ONCE = frozenset({"CreateApiKey", "RotateApiKey"})
-"""Operations that take no idempotency key, and make something new each time: they are not sent again."""
+"""Operations that take no idempotency key, and double: they are not sent again. What declares them, a server has."""
 
 T = TypeVar("T")
 
 
 class Caller(ABC):
     """Calls operations by name (`DescribeTable`), with the fields of the request; those that are None are left out."""
-
-    once: ClassVar[frozenset[str]] = ONCE
-    """Operations that this caller does not send again."""
 
     def __init__(self, address: str, retry_seconds: float = COMMAND_RETRY_SECONDS) -> None:
         """`address` is what people call the catalog; requests are sent again for `retry_seconds`."""
@@ -57,7 +54,7 @@ class Caller(ABC):
         operation = find_operation(name)
         request, key = make_request(operation, fields), uuid.uuid4().hex
         seconds = self._retry_seconds if retry_seconds is None else retry_seconds
-        return _retry(lambda: self._answer(operation, request, key), 0 if name in self.once else seconds)
+        return _retry(lambda: self._answer(operation, request, key), seconds if self._may_repeat(operation) else 0)
 
     def read(self, name: str, /, **fields: Any) -> pa.RecordBatchReader:
         """Call an operation that returns rows, which come as they are taken.
@@ -93,10 +90,21 @@ class Caller(ABC):
         for page in self.pages(name, **fields):
             yield from page[field]
 
+    @abstractmethod
+    def query_sql(self, text: str, address: str | None = None) -> pa.RecordBatchReader:
+        """Run a SELECT over the tables of the catalog; a server serves it at an address, by default at its next port.
+
+        Raises lance_namespace.errors, as the reader does.
+        """
+
     def readable_schema(self, table: Sequence[str], version: int | None = None, branch: str | None = None) -> pa.Schema:
         """Return the columns of a table that the principal may read, as its rows have them. Raises as `call` does."""
         with self.read("QueryTable", **schema_query(table, version, branch)) as rows:
             return rows.schema
+
+    def _may_repeat(self, operation: Operation) -> bool:
+        """Return whether a request that may have been done is sent again."""
+        return operation.name not in ONCE
 
     @abstractmethod
     def close(self) -> None:

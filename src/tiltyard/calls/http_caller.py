@@ -13,7 +13,7 @@ from lance_namespace.errors import InternalError, ServiceUnavailableError, from_
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError
 
-from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
+from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller, find_operation, make_request
 from tiltyard.model.ids import wire_delimiter
 from tiltyard.model.spec import ARROW_STREAM, JSON, Operation, Shape
 
@@ -50,9 +50,23 @@ class HttpCaller(Caller):
         """Close the connections."""
         self._pool.clear()
 
-    def _answer(self, operation: Operation, request: Any, key: str) -> Any:
+    def send(self, name: str, key: str | None, /, **fields: Any) -> Any:
+        """Call an operation once with an idempotency key, or without one; return its response.
+
+        Raises as `call` does; a ServiceUnavailableError without a response has urllib3's error as its cause.
+        """
+        operation = find_operation(name)
+        return self._answer(operation, make_request(operation, fields), key)
+
+    def query_sql(self, text: str, address: str | None = None) -> pa.RecordBatchReader:
+        from tiltyard.calls.flight_sql import query_server
+
+        return query_server(self.address, self.headers, text, address)
+
+    def _answer(self, operation: Operation, request: Any, key: str | None) -> Any:
         path, body = _encode(operation, request)
-        return self._decode(self._send(operation, path, body, {"accept": JSON, "Idempotency-Key": key}))
+        keyed = {"Idempotency-Key": key} if key else {}
+        return self._decode(self._send(operation, path, body, {"accept": JSON, **keyed}))
 
     def _rows(self, operation: Operation, request: Any) -> pa.RecordBatchReader:
         import pyarrow as pa

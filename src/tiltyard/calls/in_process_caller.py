@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from lance_namespace.errors import InternalError, LanceNamespaceError, UnsupportedOperationError
 
-from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, ONCE, Caller, find_operation
+from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller, find_operation
 from tiltyard.context import Context, do_nothing
 from tiltyard.model.operations import Handler, bound_operations
 from tiltyard.model.spec import Shape
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tiltyard.context import Services
-    from tiltyard.model.operations import ArrowBody
+    from tiltyard.model.operations import ArrowAnswer, ArrowBody
     from tiltyard.model.principals import Principal
     from tiltyard.model.spec import Operation
 
@@ -29,10 +29,8 @@ class InProcessCaller(Caller):
     """Calls operations on the services of this process, as one principal: what it may not do is refused, as by HTTP.
 
     No request has an idempotency key. Where a database's connection is lost as it commits, nobody knows whether a
-    change was made: what a repeat would do twice is not sent again.
+    change was made: what doubles is not sent again.
     """
-
-    once: ClassVar[frozenset[str]] = ONCE | {"SubmitJob", "UpdateTable"}
 
     def __init__(
         self,
@@ -41,12 +39,14 @@ class InProcessCaller(Caller):
         *,
         retry_seconds: float = COMMAND_RETRY_SECONDS,
         on_close: Callable[[], None] = do_nothing,
+        run_sql: Callable[[Context, str], ArrowAnswer] | None = None,
     ) -> None:
-        """`on_close` closes what was opened for this caller alone."""
+        """`on_close` closes what was opened for this caller alone; `run_sql` runs queries (`bootstrap.run_sql`)."""
         super().__init__(services.settings.root, retry_seconds)
         self._services = services
         self._principal = principal
         self._on_close = on_close
+        self._run_sql = run_sql
 
     def context(self) -> Context:
         """Return the context of a request."""
@@ -66,6 +66,18 @@ class InProcessCaller(Caller):
             if body is not None and body.failure not in (None, error):
                 raise body.failure from None  # not what was made of it
             raise
+
+    def query_sql(self, text: str, address: str | None = None) -> pa.RecordBatchReader:
+        import pyarrow as pa
+
+        if self._run_sql is None:
+            raise UnsupportedOperationError("SQL is not run here.")
+        with internal_errors("The query"):
+            answer = self._run_sql(self.context(), text)
+        return pa.RecordBatchReader.from_batches(answer.schema, answer.batches)
+
+    def _may_repeat(self, operation: Operation) -> bool:
+        return not find_handler(operation.name).doubles
 
     def close(self) -> None:
         """Close what was opened for this caller."""

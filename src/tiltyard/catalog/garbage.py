@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, TransactionNotFoundError
@@ -18,9 +19,10 @@ from tiltyard.model.jobs import Job, job
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
+from tiltyard.runtime.lease import FOLDER_LEASE_MS, Lease
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import TABLE_SUFFIX, is_within
-from tiltyard.store import DROP_MOUNTED_TABLE
+from tiltyard.store import CREATING, DROP_MOUNTED_TABLE
 from tiltyard.tables.upkeep.garbage import CollectOptions, collect_options, try_collect
 
 if TYPE_CHECKING:
@@ -32,15 +34,31 @@ log = logging.getLogger("tiltyard.deletion")
 
 DELETE_FOLDERS = "delete_folders"
 
-_LEASE_MS = 10 * 60 * 1000
 _AT_ONCE = 16
 _PAUSE_SECONDS = 0.2
+
+
+def stage_folder(ctx: Context, path: Id, lease_ms: int = FOLDER_LEASE_MS) -> str:
+    """Choose a folder for a new table's files; it is deleted once its lease has ended, unless a table has it by then.
+
+    Raises NamespaceNotFoundError.
+    """
+    ctx.store.describe_namespace(path.parent)
+    location = ctx.storage.new_location(path)
+    ctx.store.schedule_deletion(location, ctx.clock() + lease_ms, CREATING)
+    return location
+
+
+def hold_folder(ctx: Context, location: str) -> Lease:
+    """Return the lease on a folder of `stage_folder`; where it is lost, the table cannot be inserted."""
+    renew = partial(ctx.store.postpone_deletion, location, FOLDER_LEASE_MS)
+    return Lease(location, renew, FOLDER_LEASE_MS, report=ctx.services.outage_log.report)
 
 
 def sweep(ctx: Context) -> int:
     """Delete folders that are due; return how many. One that cannot be deleted now is due again later."""
     deleted = 0
-    for folder in ctx.store.claim_due_deletions(_AT_ONCE, _LEASE_MS):
+    for folder in ctx.store.claim_due_deletions(_AT_ONCE, FOLDER_LEASE_MS):
         if _is_used_again(ctx, folder):
             ctx.store.complete_deletion(folder.location)
         else:

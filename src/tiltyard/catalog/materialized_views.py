@@ -67,7 +67,8 @@ def page_of_views(
     kind: str,
     select: Callable[[int, Sequence[str]], set[str]],
 ) -> tuple[list[str], str | None]:
-    """Return a page of the visible views of a kind directly in a namespace, and the token of the next page.
+    """Return a page of the visible views of a kind directly in a namespace, in the order of their names, and the token
+    of the next page, for which the last name is as good.
 
     `select(namespace id, names)` picks the views among names of tables. Raises NamespaceNotFoundError,
     InvalidInputError.
@@ -79,6 +80,7 @@ def page_of_views(
         request.limit,
         lambda after, count: _visible_among(ctx, path, after, count, select),
         lambda name: name,
+        by_name=True,
     )
     return list(names), token
 

@@ -17,7 +17,7 @@ from tiltyard.model.paging import namespaces_scope
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.store import UnitOfWork
-from tiltyard.store.paths import namespace_not_found
+from tiltyard.store.repository import namespace_not_found
 
 DROP_KIND = "drop_namespace"
 """The kind of the transaction of a cascading drop whose data is kept for a while."""

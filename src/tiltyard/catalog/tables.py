@@ -37,7 +37,7 @@ from tiltyard.model.paging import tables_scope
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.model.spec import models
-from tiltyard.model.views.plain_views import PlainView
+from tiltyard.model.views.plain_views import QUERY_PROPERTY, PlainView
 from tiltyard.storage.locations import is_relative
 from tiltyard.store import ListedTable, TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_call_provider, storage_options
@@ -171,7 +171,8 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
     """
     path = table_id(request.id)
     record = ctx.find_table(path)
-    if (view := PlainView.from_properties(record.properties)) is not None:
+    view = PlainView.from_properties(record.properties) if QUERY_PROPERTY in record.properties else None
+    if view is not None:
         return _view_description(path, record, view)
     response = models.DescribeTableResponse(
         table=path.name,

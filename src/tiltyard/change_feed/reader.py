@@ -38,6 +38,14 @@ def read_changes(
     groups: Iterable[ChangeGroup], schema: pa.Schema, open_version: OpenVersion
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of groups, with the columns of a plan. Raises RefusedError for a value that no longer fits."""
+    for batches in read_groups(groups, schema, open_version):
+        yield from batches
+
+
+def read_groups(
+    groups: Iterable[ChangeGroup], schema: pa.Schema, open_version: OpenVersion
+) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Yield the rows of each group, as `read_changes`, to be read before those of the next one."""
     opened: dict[int, lance.LanceDataset] = {}
 
     def open_once(version: int) -> lance.LanceDataset:
@@ -49,10 +57,14 @@ def read_changes(
 
     for group in groups:
         if isinstance(group, ChangedRows):
-            for columns in _read_selection(open_once(group.selection.version), group.selection, schema):
-                yield _batch(group.change, group.version, group.time, columns, schema)
+            yield _read_rows(group, schema, open_once)
         else:
-            yield from _read_updates(group, schema, open_once)
+            yield _read_updates(group, schema, open_once)
+
+
+def _read_rows(group: ChangedRows, schema: pa.Schema, open_version: OpenVersion) -> Iterator[pa.RecordBatch]:
+    for columns in _read_selection(open_version(group.selection.version), group.selection, schema):
+        yield _batch(group.change, group.version, group.time, columns, schema)
 
 
 def _read_selection(

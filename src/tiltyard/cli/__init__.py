@@ -34,7 +34,7 @@ COMMANDS = {
     "mounts": ("mount",),
     "pipelines": ("pipeline", "view"),
     "publish_to": ("publish-to",),
-    "serve": ("serve", "worker"),
+    "serve": ("doctor", "serve", "worker"),
     "session.completion": ("completion",),
     "session.login": ("login", "logout", "profiles"),
     "session.spark_conf": ("spark-conf",),

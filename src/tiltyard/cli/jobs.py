@@ -28,8 +28,7 @@ from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.backfill.parked import PARKED_SCHEMA, parked_rows
 from tiltyard.pipeline.catalog_client import table as catalog_table
-from tiltyard.pipeline.driver.lease import (
-    LEASE_MS,
+from tiltyard.pipeline.driver.catalog_run import (
     CatalogRun,
     QueuedJob,
     claim_job,
@@ -167,7 +166,7 @@ def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], target: JobTa
     spark = target.session(job)
     with interruptible() as interruption:  # from here on, because a job that has started has to be canceled
         interruption.check()
-        queued = submit_job(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
+        queued = submit_job(calls, job, arguments, owner=owner)
         _drive_here(job, queued, owner, target, spark, interruption)
 
 

@@ -16,9 +16,6 @@ from tiltyard.runtime.process import refuse
 if TYPE_CHECKING:
     from tiltyard.calls.caller import Caller
 
-NOT_WELL = 3
-"""The exit status of `doctor` where something is wrong."""
-
 URI_SETTINGS = {"dir": "root", "glue": None}
 """The setting that URI stands for, by the kind of mount, where it is not `uri`."""
 
@@ -212,7 +209,7 @@ def doctor(place: CatalogPlace, name: str, convert: bool) -> None:
     _show_progress("")
     click.echo(f"{name} ({kind}) answers: {contents}, {_format_count(problems, 'problem')}.")
     if problems:
-        sys.exit(NOT_WELL)
+        sys.exit(ExitStatus.NOT_WELL)
 
 
 def _check_pages(calls: Caller, name: str, *, convert: bool) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,13 @@
-"""`tiltyard serve` and `tiltyard worker`: the processes of a deployment."""
+"""`tiltyard serve` and `tiltyard worker`, the processes of a deployment, and `tiltyard doctor`, a look before."""
 
 from __future__ import annotations
+
+import sys
 
 import click
 
 from tiltyard.cli.options import settings_options
+from tiltyard.cli.session.failures import ExitStatus
 from tiltyard.config import Settings
 
 SERVE_SETTINGS = (
@@ -51,3 +54,28 @@ def worker(settings: Settings) -> None:
     from tiltyard.server.serve import run_worker
 
     run_worker(settings)
+
+
+@click.command("doctor", short_help="Find what would keep a server from working.")
+@settings_options(*SERVE_SETTINGS)
+def doctor(settings: Settings) -> None:
+    """Look at this machine and the settings that a server is to run with; exit with status 3 if anything is wrong.
+
+    It looks at Python, packages, Java, ports, access, descriptors, memory, disks, the database and its clock, the
+    storage, and at settings that contradict each other, and says what to do. Nothing is made or changed.
+
+    \b
+    Examples:
+      tiltyard doctor --root ./data
+      tiltyard doctor --config tiltyard.toml
+    """
+    from tiltyard.server.doctor import Verdict, examine
+
+    worst = 0
+    for finding in examine(settings):
+        click.echo(f"{finding.verdict:8} {finding.subject}: {finding.text}")
+        if finding.advice and finding.verdict is not Verdict.OK:
+            click.echo(f"{'':8} → {finding.advice}")
+        worst += finding.verdict is Verdict.WRONG
+    if worst:
+        sys.exit(ExitStatus.NOT_WELL)

@@ -68,7 +68,7 @@ class Console:
     ) -> None:
         """Serve one request."""
         path: str = scope["path"]
-        if path == HOME[:-1]:
+        if path in ("/", HOME[:-1]):
             await RedirectResponse(HOME, 303, HEADERS)(scope, receive, send)
             return
         if path.startswith(f"{PREFIX}/"):

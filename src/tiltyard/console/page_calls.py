@@ -1,6 +1,9 @@
 """Calls of operations for a page: in this process, as its signed-in principal, within the limits of any client.
 
 A page is a function that runs in a thread. What belongs to the event loop (slots, metrics, the audit) is done there.
+
+Not a `tiltyard.calls.Caller`: a page reads responses by attribute, sees as others do, ends with its request's deadline,
+and never sends a call again. What both share (the operation of a name, its checked request, its handler) is `calls`'.
 """
 
 from __future__ import annotations

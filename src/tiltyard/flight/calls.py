@@ -27,10 +27,10 @@ from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.lancedb.databases import DATABASE_HEADER, PREFIX_HEADER
 from tiltyard.api.limits.requests import caller_name
 from tiltyard.api.request_tracing import traced
+from tiltyard.calls.in_process_caller import find_handler
 from tiltyard.context import Context
 from tiltyard.flight.siblings import UnreachableError, passed_on_address, write_peer
 from tiltyard.identity.credentials import API_KEY, AUTHORIZATION, MAX_BYTES
-from tiltyard.identity.keys import PREFIX
 from tiltyard.model.ids import Id, parse_id
 from tiltyard.sql.tables import PUBLIC
 
@@ -120,13 +120,16 @@ _STATUS = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+PROTOCOL = "lancedb-sql-protocol"
+ADAPTIVE = "adaptive-v1"
+POLLING_METADATA = ((PROTOCOL, ADAPTIVE),)
+"""What lancedb sends with a query for which it can poll, and what tells it that the answer says whether it has to."""
 DATABASE_METADATA = b"database"
 """What lancedb's client sends here in the place of its header of HTTP."""
 _random = random.Random()  # noqa: S311  # for ids of requests, which are no secrets
 
 log = logging.getLogger("tiltyard.flight")
 Headers = dict[bytes, bytes]
-_KEY_BEGINS = f"{PREFIX}_".encode()
 
 
 class _Objects(msgspec.Struct):
@@ -169,6 +172,11 @@ class Call:
     def address(self) -> str:
         """The client's address."""
         return self._logged.address
+
+    @property
+    def can_poll(self) -> bool:
+        """Whether the client, which submits a query on one call, understands that it has to poll for its rows."""
+        return self._headers.get(PROTOCOL.encode()) == ADAPTIVE.encode()
 
     @property
     def token(self) -> str | None:
@@ -243,6 +251,17 @@ class Call:
         """Set the operation, and the tables that it names, for the audit log."""
         self._logged.operation = operation
         self._logged.request = _Objects([_Object(list(path)) for path in paths])
+
+    def record_operation(self, name: str, paths: Sequence[Id]) -> None:
+        """Record the call as one of an operation that clients call by HTTP, too."""
+        self.record_tables(name, paths)
+        handler = find_handler(name)
+        self._logged.is_audited_change = handler.changes and handler.audited
+
+    async def write_record(self) -> None:
+        """Write the audit record of a change, before its client learns of it. Raises ServiceUnavailableError."""
+        if (written := self._logged.before_response(200)) is not None:
+            await written
 
     def on_first_byte(self) -> None:
         """Take the time of the first message; later ones do not count."""
@@ -346,27 +365,22 @@ def read_headers(context: grpc.aio.ServicerContext) -> Headers:
 
 
 def normalize_credentials(headers: Headers) -> tuple[Headers, str]:
-    """Return headers that have a key or a token as calls of HTTP have them, and the user, if any, who has to own it.
+    """Return headers as calls of HTTP have them, without a user and password, and the user, if any, who has to own it.
 
     Raises UnauthenticatedError.
     """
     scheme, _, text = headers.get(AUTHORIZATION, b"").partition(b" ")
-    user, secret = "", text.strip()
-    if scheme.lower() == b"basic":
-        user, secret = _read_basic(secret)
-    elif scheme.lower() != b"bearer":
+    if scheme.lower() != b"basic":
         return headers, ""
-    others = {name: value for name, value in headers.items() if name not in (AUTHORIZATION, API_KEY)}
-    if secret.startswith(_KEY_BEGINS):
-        return {**others, API_KEY: secret}, user
-    return {**others, AUTHORIZATION: b"Bearer " + secret}, user
+    user, secret = _read_basic(text.strip())
+    return {**headers, AUTHORIZATION: b"Bearer " + secret}, user
 
 
 def bearer_token(headers: Headers) -> str | None:
     """Return the header that has the credentials of normalized headers as a bearer token; None where there are none."""
-    if API_KEY in headers and AUTHORIZATION not in headers:
-        return f"Bearer {headers[API_KEY].decode()}"
-    return headers[AUTHORIZATION].decode() if AUTHORIZATION in headers else None
+    if AUTHORIZATION in headers:
+        return headers[AUTHORIZATION].decode()
+    return f"Bearer {headers[API_KEY].decode()}" if API_KEY in headers else None
 
 
 def _read_basic(text: bytes) -> tuple[str, bytes]:

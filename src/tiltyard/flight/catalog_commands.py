@@ -50,7 +50,7 @@ _INFO: dict[int, str | bool | int | _Bits | list[str] | dict[int, list[int]]] = 
     0: "Tiltyard",  # the server's name
     1: __version__,
     2: pa.__version__,  # the version of Arrow
-    3: True,  # read only
+    3: False,  # read only: statements make, refresh and drop materialized views
     4: True,  # SQL
     5: False,  # Substrait
     8: 0,  # transactions: none
@@ -97,7 +97,7 @@ _INFO: dict[int, str | bool | int | _Bits | list[str] | dict[int, list[int]]] = 
     535: _Bits(0),  # positioned updates
     536: False,  # SELECT … FOR UPDATE
     537: False,  # procedures
-    538: _Bits(0b1111),  # subqueries in comparisons, EXISTS, IN, quantifiers
+    538: _Bits(0b111),  # subqueries in comparisons, EXISTS, IN; of ALL and ANY only those that are IN or NOT IN
     539: True,  # correlated ones
     540: _Bits(0b11),  # UNION, UNION ALL
     **dict.fromkeys((*range(541, 556), *range(557, 562)), _NO_LIMIT),  # lengths of names and the like

@@ -77,6 +77,16 @@ class BatchEncoder:
             else:
                 yield self._encode(part)
 
+    def encode_nothing(self) -> Iterator[list[Part]]:
+        """Yield the messages of a batch without rows, which tell a reader that the query still runs."""
+        empty = pa.RecordBatch.from_arrays(
+            [column.combine_chunks() for column in self._schema.empty_table().columns], schema=self._schema
+        )
+        if self._has_dictionaries:
+            yield from _encode_with_dictionaries(empty)
+        else:
+            yield self._encode(empty)
+
     def _encode(self, batch: pa.RecordBatch) -> list[Part]:
         if not self._sink.written:
             self._writer.write_batch(batch.slice(0, 0))  # after the schema, which is sent by itself

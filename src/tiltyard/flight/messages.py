@@ -14,8 +14,10 @@ from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_fa
 
 FLIGHT = "arrow.flight.protocol"
 FLIGHT_SQL = f"{FLIGHT}.sql"
+LANCEDB_SQL = "lancedb.sql"
 SERVICE = f"{FLIGHT}.FlightService"
-TYPE_URL = f"type.googleapis.com/{FLIGHT_SQL}."
+_TYPES = "type.googleapis.com/"
+TYPE_URL = f"{_TYPES}{FLIGHT_SQL}."
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -113,7 +115,11 @@ _FLIGHT_SQL_MESSAGES = {
     "ActionCancelQueryRequest": {"info": (1, "bytes")},
     "ActionCancelQueryResult": {"result": (1, "int32")},
     "DoPutPreparedStatementResult": {"prepared_statement_handle": (1, "optional bytes")},
+    "DoPutUpdateResult": {"record_count": (1, "int64")},
 }
+
+_LANCEDB_SQL_MESSAGES = {"QueryResponse": {"poll_info": (1, "PollInfo")}}
+"""What lancedb reads of a query that it has submitted on one call, before its rows: with `poll_info`, where to poll."""
 
 Fields = Mapping[str, tuple[int, str]]
 
@@ -122,6 +128,8 @@ def _describe_file(package: str, messages: Mapping[str, Fields]) -> descriptor_p
     """Return the description of a file with these messages, in proto3."""
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     file.dependency.extend(["google/protobuf/any.proto", "google/protobuf/timestamp.proto"])
+    if package != FLIGHT:
+        file.dependency.append(f"{FLIGHT}.proto")
     for name, fields in messages.items():
         message = file.message_type.add(name=name)
         for field_name, (number, kind) in fields.items():
@@ -147,7 +155,8 @@ def _add_field(message: descriptor_pb2.DescriptorProto, name: str, number: int, 
 _pool = descriptor_pool.DescriptorPool()  # one of our own: another package may have registered these names
 for _file in (any_pb2, timestamp_pb2):
     _pool.AddSerializedFile(_file.DESCRIPTOR.serialized_pb)
-for _package, _messages in ((FLIGHT, _FLIGHT_MESSAGES), (FLIGHT_SQL, _FLIGHT_SQL_MESSAGES)):
+_PACKAGES = {FLIGHT: _FLIGHT_MESSAGES, FLIGHT_SQL: _FLIGHT_SQL_MESSAGES, LANCEDB_SQL: _LANCEDB_SQL_MESSAGES}
+for _package, _messages in _PACKAGES.items():
     _pool.AddSerializedFile(_describe_file(_package, _messages).SerializeToString())
 
 
@@ -158,8 +167,7 @@ def _message_class(name: str) -> Any:
 Any_ = _message_class("google.protobuf.Any")
 Timestamp = _message_class("google.protobuf.Timestamp")
 MESSAGES: Mapping[str, Any] = {
-    **{name: _message_class(f"{FLIGHT}.{name}") for name in _FLIGHT_MESSAGES},
-    **{name: _message_class(f"{FLIGHT_SQL}.{name}") for name in _FLIGHT_SQL_MESSAGES},
+    name: _message_class(f"{package}.{name}") for package, messages in _PACKAGES.items() for name in messages
 }
 """The classes by name."""
 
@@ -186,3 +194,20 @@ def unpack(command: bytes) -> tuple[str, Any] | None:
     if name == wrapped.type_url or name not in _FLIGHT_SQL_MESSAGES:
         return None
     return name, MESSAGES[name].FromString(wrapped.value)
+
+
+def unpack_submission(ticket: bytes) -> tuple[str, Any] | None:
+    """Return the command of a ticket that submits a query, as lancedb 0.41 does; None for any other ticket.
+
+    Such a ticket has the command in its field 2, where an Any has its value, and no type. Raises DecodeError.
+    """
+    wrapped = Any_.FromString(ticket)
+    return unpack(wrapped.value) if wrapped.value and not wrapped.type_url else None
+
+
+def pack_decision(poll_info: Any = None) -> bytes:
+    """Return the FlightData by which lancedb learns of its query whether the rows follow, or where to poll for them."""
+    response = MESSAGES["QueryResponse"](poll_info=poll_info).SerializeToString()
+    decision = Any_(type_url=f"{_TYPES}{LANCEDB_SQL}.QueryResponse", value=response).SerializeToString()
+    encoded: bytes = MESSAGES["FlightData"](app_metadata=decision).SerializeToString()
+    return encoded

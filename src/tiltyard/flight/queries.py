@@ -36,6 +36,8 @@ AHEAD_BYTES = 8 << 20
 """Bytes of encoded rows that a query holds for its reader."""
 MAX_ENDED = 1_000
 """Ended queries whose state can still be described."""
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
+"""How long it is waited until a statement is asked again whether its job has ended."""
 UNLIMITED_SECONDS = 3600.0
 """How long a query is kept where `query_timeout` is 0."""
 
@@ -153,8 +155,16 @@ class SubmittedQuery:
         self._bytes = 0
         self._notify()
 
-    async def messages(self) -> AsyncIterator[bytes]:
-        """Yield the rows as FlightData; once. Raises what has ended the query, if it failed, QueryCancelledError."""
+    @property
+    def has_rows(self) -> bool:
+        """Whether the first rows have come, or the query has ended."""
+        return self._has_rows.is_set()
+
+    async def messages(self, quiet_seconds: float) -> AsyncIterator[bytes | None]:
+        """Yield the rows as FlightData, behind their schema; once. None says that nothing came for `quiet_seconds`.
+
+        Raises what has ended the query, if it failed, QueryCancelledError.
+        """
         self.is_read = True
         while True:
             while self._messages:
@@ -169,7 +179,11 @@ class SubmittedQuery:
             if self._has_ended:
                 return
             self._changed.clear()
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(quiet_seconds):
+                    await self._changed.wait()
+            if not self._changed.is_set():
+                yield None
 
     def _notify(self) -> None:
         self._changed.set()
@@ -209,9 +223,14 @@ class SubmittedQuery:
         loop = asyncio.get_running_loop()
         for message in self._query.first_messages:
             await self._put(message)
+        pause = MIN_PAUSE_SECONDS
         while not self._query.has_ended:
-            for message in await loop.run_in_executor(self._pool, self._query.receive):
+            messages = await loop.run_in_executor(self._pool, self._query.receive)
+            for message in messages:
                 await self._put(message)
+            if not (messages or self._query.has_ended):  # a statement's job goes on
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     async def _put(self, message: bytes) -> None:
         limit = self.ctx.settings.max_result_bytes

@@ -1,7 +1,9 @@
-"""The service of Arrow Flight: queries of lancedb (PollFlightInfo), ADBC and JDBC (Flight SQL), and their rows.
+"""The service of Arrow Flight: queries of lancedb, ADBC and JDBC (Flight SQL), and their rows.
 
-lancedb submits a query by PollFlightInfo, which starts it, and reads it by DoGet while it runs. The drivers of Flight
-SQL plan it by GetFlightInfo, or prepare it, and DoGet runs it. Tickets and descriptors carry the query itself, so that
+lancedb submits a query by DoGet, or by DoExchange with parameters, whose answer has its rows, or says where to poll for
+them where none come soon; before 0.41 by PollFlightInfo, which starts it, and it reads it by DoGet while it runs. The
+drivers of Flight SQL plan it by GetFlightInfo, or prepare it, and DoGet runs it. Tickets and descriptors carry the
+query itself, so that
 any process of the server can serve each of these calls: one about a query that another process runs is passed on to it
 (`siblings`), and a ticket whose query is not known any more is run again.
 """
@@ -23,11 +25,18 @@ from msgspec import structs
 
 from tiltyard.api.deadlines import Deadline
 from tiltyard.api.execution.threaded import executor_for
-from tiltyard.flight.calls import Call, Calls
+from tiltyard.flight.calls import POLLING_METADATA, Call, Calls
 from tiltyard.flight.catalog_commands import answer, schema_of
 from tiltyard.flight.encoding import BatchEncoder, encode_schema, schema_message
 from tiltyard.flight.handles import QueryHandle, decode_handle
-from tiltyard.flight.messages import CANCELLED, MESSAGES, NOT_CANCELLABLE, pack
+from tiltyard.flight.messages import (
+    CANCELLED,
+    MESSAGES,
+    NOT_CANCELLABLE,
+    pack,
+    pack_decision,
+    unpack_submission,
+)
 from tiltyard.flight.methods import Method, Methods
 from tiltyard.flight.queries import (
     UNLIMITED_SECONDS,
@@ -38,14 +47,20 @@ from tiltyard.flight.queries import (
     SubmittedQuery,
 )
 from tiltyard.flight.query_messages import (
+    REFUSALS,
+    descriptor_of,
     flight_info,
     join_messages,
     new_handle,
+    new_statement_handle,
+    new_update_handle,
+    parameters_of_drivers,
     poll_info,
     read_command,
     unpack_command,
 )
 from tiltyard.flight.siblings import Siblings
+from tiltyard.flight.view_statements import MAX_STATEMENT_SECONDS, SCHEMAS, RunningStatement, find_statement
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import Pool
 from tiltyard.runtime.pool import Pool as ThreadPool
@@ -54,7 +69,7 @@ from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point
 from tiltyard.sql.processes import Form
 from tiltyard.sql.read_grounds import check_grounds
 from tiltyard.sql.remote_query import RemoteQuery, query_request
-from tiltyard.sql.statements import MAX_PARAMETER_BYTES
+from tiltyard.sql.statements import MAX_PARAMETER_BYTES, bind_names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -63,6 +78,7 @@ if TYPE_CHECKING:
     from tiltyard.api.limits.requests import QuerySlot
     from tiltyard.context import Context
     from tiltyard.flight.connections import FlightConnections
+    from tiltyard.sql.view_statements import ViewStatement
 
 AUTHENTICATE = "Authenticate"
 EXECUTE = "ExecuteQuery"
@@ -78,6 +94,10 @@ FIRST_ROWS_SECONDS = 0.5
 that it was told to be running, when it has all rows: an aggregate of 250 ms would take a fifth longer."""
 SUBMIT_SECONDS = 0.05
 """How long a submission then waits for the end of its query."""
+REAUTHORIZE_SECONDS = 1.0
+"""How long rows are sent until it is looked again whether their reader may still read them."""
+QUIET_SECONDS = 30.0
+"""How long nothing comes of a query until its reader gets a batch without rows; lancedb gives up after 300 s."""
 POLL_SECONDS = 0.2
 """How long a poll waits for the end of its query."""
 SPARE_THREADS = 4
@@ -123,6 +143,7 @@ class FlightService:
                 Method("DoAction", decode["Action"], PLAN, self.do_action, find_target),
                 Method("ListActions", decode["Empty"], LIST_CATALOG, self.list_actions, max_bytes=small),
                 Method("DoPut", decode["FlightData"], PLAN, self.do_put),
+                Method("DoExchange", decode["FlightData"], EXECUTE, self.do_exchange),
             ],
         )
 
@@ -157,6 +178,8 @@ class FlightService:
         yield MESSAGES["SchemaResult"](schema=schema_message(schema)).SerializeToString()
 
     async def _plan_schema(self, call: Call, handle: QueryHandle) -> pa.Schema:
+        if (statement := find_statement(call.ctx, handle)) is not None:
+            return SCHEMAS[statement.action]
         point_query = _point_query(call, handle)
         if point_query is not None:
             with (slot := self._slot(call)):
@@ -215,25 +238,85 @@ class FlightService:
 
     async def do_get(self, call: Call, request: Any) -> AsyncIterator[bytes]:
         """Stream the rows of a query, which is run now unless it was submitted, or those of a question's answer."""
-        name, command = unpack_command(request.ticket)
-        if name != "TicketStatementQuery":
-            async for message in self._answer(call, name, command):
-                yield message
-            return
+        if (submitted := unpack_submission(request.ticket)) is not None:
+            answers = self._submit(call, new_statement_handle(*submitted, call))
+        else:
+            name, command = unpack_command(request.ticket)
+            is_ticket = name == "TicketStatementQuery"
+            answers = self._read(call, command) if is_ticket else self._answer(call, name, command)
+        async for message in answers:
+            yield message
+
+    async def do_exchange(self, call: Call, request: Any) -> AsyncIterator[bytes]:
+        """Run a query with parameters, which come as a batch of one row, and stream its rows."""
+        call.record_tables(EXECUTE, ())
+        handle = new_statement_handle(*read_command(request.flight_descriptor), call)
+        parameters = await _read_parameters(call, request)
+        text = bind_names(handle.query, parameters, call.ctx.settings.sql_max_length)
+        async for message in self._submit(call, structs.replace(handle, query=text, parameters=parameters)):
+            yield message
+
+    async def _submit(self, call: Call, handle: QueryHandle) -> AsyncIterator[bytes]:
+        """Start a query and stream its rows. Where none come soon, a client that can poll for them is told to."""
+        call.record_tables(EXECUTE, ())
+        query = await self._start(call, structs.replace(handle, process=self._siblings.id))
+        is_deferred = False
+        try:
+            call.when_done(lambda: None if is_deferred else query.cancel())
+            if not call.can_poll:
+                await call.send_initial_metadata(())  # which the client waits for
+            else:
+                await query.wait_rows(FIRST_ROWS_SECONDS)
+                is_deferred = not query.has_rows
+                await call.send_initial_metadata(POLLING_METADATA)
+                yield pack_decision(poll_info(query, descriptor_of(handle)) if is_deferred else None)
+            if not is_deferred:
+                async for message in self._stream(call, query):
+                    yield message
+        finally:
+            if not is_deferred:
+                query.cancel()
+
+    async def _read(self, call: Call, command: Any) -> AsyncIterator[bytes]:
+        """Stream the rows of a query that a ticket names: one that was submitted, else it is run now."""
         handle = decode_handle(command.statement_handle)
         query = self.queries.take_unread(handle, call.ctx)
         if query is None:
+            if handle.process and (statement := find_statement(call.ctx, handle)) is not None and statement.changes:
+                raise InvalidInputError(
+                    "This statement was sent once, and is not run again: look what has become of it."
+                )
             query = await self._start(call, handle)
         else:
             call.record_tables(READ, query.paths)
             await self._check_grounds(call, query)
         call.when_done(query.cancel)  # its client may leave while gRPC sends
         try:
-            async for message in query.messages():
-                call.on_first_byte()
+            async for message in self._stream(call, query):
                 yield message
         finally:
             query.cancel()  # its client may have left
+
+    async def _stream(self, call: Call, query: SubmittedQuery) -> AsyncIterator[bytes]:
+        """Yield the rows of a query, and batches without rows where none come for a while: clients give up on silence.
+
+        Its reader is authorized again while it reads.
+        """
+        clock = asyncio.get_running_loop().time
+        checked_at, has_schema, has_come = clock(), False, False
+        async for message in query.messages(QUIET_SECONDS):
+            call.on_first_byte()
+            if clock() - checked_at > REAUTHORIZE_SECONDS:
+                await self._check_grounds(call, query)
+                checked_at = clock()
+            if message is None and has_schema:
+                for parts in BatchEncoder(query.schema).encode_nothing():
+                    yield b"".join(parts)
+            elif message is None:
+                yield encode_schema(query.schema)
+            elif has_come or not has_schema:  # the first message has the schema
+                yield message
+            has_schema, has_come = True, has_come or message is not None
 
     async def _check_grounds(self, call: Call, query: SubmittedQuery) -> None:
         """End a query whose reader may not read its tables any more as when it was planned. Raises why it may not."""
@@ -253,6 +336,9 @@ class FlightService:
         with slot:
             deadline = _deadline(call.ctx)
             started = await self._answer_point_query(call, handle, slot, deadline)
+            if started is None and (statement := find_statement(call.ctx, handle)) is not None:
+                started = await self._start_statement(call, handle, statement, slot)
+                deadline = Deadline.start(MAX_STATEMENT_SECONDS, "statement")
             if started is None:
                 options = {"form": Form.FLIGHT, "parameters": handle.parameters}
                 started = await self._start_remotely(call, handle, EXECUTE, deadline, **options)
@@ -261,6 +347,23 @@ class FlightService:
             slot.keep()
         self.queries.add(query)
         return query
+
+    async def _start_statement(
+        self, call: Call, handle: QueryHandle, statement: ViewStatement, slot: _Slot
+    ) -> StartedQuery:
+        """Call the operation of a statement on a materialized view, and record it, as by HTTP. Raises what it raises,
+        and ServiceUnavailableError where it cannot be recorded.
+        """
+        running = RunningStatement(call.ctx, statement, Id(handle.database))
+        call.record_operation(running.operation, running.tables)
+        try:
+            await self._in_thread(slot, _deadline(call.ctx), running.start)
+            await call.write_record()
+        except BaseException:
+            running.kill()
+            asyncio.get_running_loop().run_in_executor(self._threads, running.close)
+            raise
+        return running
 
     async def _answer_point_query(
         self, call: Call, handle: QueryHandle, slot: _Slot, deadline: Deadline
@@ -332,7 +435,8 @@ class FlightService:
             case "ClosePreparedStatement":
                 return
             case kind:
-                raise UnsupportedOperationError(f"The action {kind[:60]!r} is not supported: {', '.join(_ACTIONS)}.")
+                supported = f"The action {kind[:60]!r} is not supported: {', '.join(_ACTIONS)}."
+                raise UnsupportedOperationError(REFUSALS.get(kind, supported))
         yield MESSAGES["Result"](body=result).SerializeToString()
 
     async def list_actions(self, _: Call, __: Any) -> AsyncIterator[bytes]:
@@ -357,31 +461,43 @@ class FlightService:
     async def _prepare(self, call: Call, command: Any) -> bytes:
         """Prepare a query: its handle is all that there is of it."""
         handle = QueryHandle.of(command.query, call.namespace, call.ctx.database)
-        planned = await self._plan(call, handle, has_values=False)
+        if (statement := find_statement(call.ctx, handle)) is not None:
+            schema, parameters = SCHEMAS[statement.action], pa.schema([])
+        else:
+            planned = await self._plan(call, handle, has_values=False)
+            schema, parameters = planned.schema, parameters_of_drivers(planned.parameters)
         return pack(
             "ActionCreatePreparedStatementResult",
             prepared_statement_handle=handle.encode(),
-            dataset_schema=schema_message(planned.schema),
-            parameter_schema=schema_message(planned.parameters) if planned.parameters.names else b"",
+            dataset_schema=schema_message(schema),
+            parameter_schema=schema_message(parameters) if parameters.names else b"",
         )
 
     async def do_put(self, call: Call, request: Any) -> AsyncIterator[bytes]:
-        """Bind parameters to a prepared statement: its new handle has them. Nothing else can be put."""
+        """Bind parameters to a prepared statement: its new handle has them. Or run a statement that returns no rows."""
         name, command = read_command(request.flight_descriptor)
         if name != "CommandPreparedStatementQuery":
-            raise UnsupportedOperationError(READ_ONLY)
+            yield await self._update(call, new_update_handle(name, command, call))
+            return
         call.record_tables(PLAN, ())
-        messages, size, message = [], 0, request
-        while message is not None:
-            size += len(message.data_header) + len(message.data_body)
-            messages.append(message)
-            if size > MAX_PARAMETER_BYTES or len(messages) > MAX_PUT_MESSAGES:
-                raise InvalidInputError(f"The parameters have more than {MAX_PARAMETER_BYTES} bytes.")
-            message = await call.read(MESSAGES["FlightData"].FromString)
+        parameters = await _read_parameters(call, request)
         handle = decode_handle(command.prepared_statement_handle)
-        bound = structs.replace(handle, parameters=join_messages(messages)).encode()
+        bound = structs.replace(handle, parameters=parameters).encode()
         result = MESSAGES["DoPutPreparedStatementResult"](prepared_statement_handle=bound).SerializeToString()
         yield MESSAGES["PutResult"](app_metadata=result).SerializeToString()
+
+    async def _update(self, call: Call, handle: QueryHandle) -> bytes:
+        """Run a statement that changes something to its end. Raises UnsupportedOperationError for any other."""
+        statement = find_statement(call.ctx, handle)
+        if statement is None or not statement.changes:
+            raise UnsupportedOperationError(READ_ONLY)
+        query = await self._start(call, handle)
+        call.when_done(query.cancel)
+        async for _ in self._stream(call, query):
+            pass  # they are for those who read them
+        result = MESSAGES["DoPutUpdateResult"](record_count=0).SerializeToString()
+        encoded: bytes = MESSAGES["PutResult"](app_metadata=result).SerializeToString()
+        return encoded
 
 
 class _Slot:
@@ -408,6 +524,18 @@ class _Slot:
         """Free the slot."""
         if self._slot is not None:
             self._slot.release()
+
+
+async def _read_parameters(call: Call, first: Any) -> bytes:
+    """Return the Arrow stream of parameters that a call sends from its first message on. Raises InvalidInputError."""
+    messages, size, message = [], 0, first
+    while message is not None:
+        size += len(message.data_header) + len(message.data_body)
+        messages.append(message)
+        if size > MAX_PARAMETER_BYTES or len(messages) > MAX_PUT_MESSAGES:
+            raise InvalidInputError(f"The parameters have more than {MAX_PARAMETER_BYTES} bytes.")
+        message = await call.read(MESSAGES["FlightData"].FromString)
+    return join_messages(messages)
 
 
 def _deadline(ctx: Context) -> Deadline:

@@ -9,6 +9,8 @@ from enum import StrEnum
 import msgspec
 from lance_namespace.errors import UnauthenticatedError
 
+from tiltyard.identity.keys import PREFIX
+
 AUTHORIZATION = b"authorization"
 API_KEY = b"x-api-key"
 MAX_BYTES = 16 << 10
@@ -24,6 +26,7 @@ class CredentialKind(StrEnum):
     """A `SessionIdentity` that was unsealed from a cookie: no request can bring one otherwise."""
 
 
+_KEY_BEGINS = f"{PREFIX}_".encode()
 _DIGEST_PREFIXES = {kind: kind.encode() + b"\0" for kind in CredentialKind}
 
 
@@ -80,15 +83,17 @@ _body_decoder = msgspec.json.Decoder(_IdentityBody)
 def from_headers(headers: Mapping[bytes, bytes]) -> Credentials | None:
     """Return the credentials in headers (names in lower case); None without any.
 
-    A token takes precedence over a key, since lancedb always sends some key. Raises UnauthenticatedError for another
-    scheme than Bearer.
+    `Authorization: Bearer` has a token or a key, by how it begins: what scrapes metrics sends no other header. It takes
+    precedence over `x-api-key`, since lancedb always sends some key. Raises UnauthenticatedError for another scheme.
     """
     authorization = headers.get(AUTHORIZATION)
     if authorization is not None:
         scheme, _, text = authorization.partition(b" ")
-        if scheme.lower() != b"bearer" or not text.strip():
-            raise UnauthenticatedError("The header Authorization is not 'Bearer <token>': send a token, or x-api-key.")
-        return Credentials.of(CredentialKind.TOKEN, text.strip())
+        secret = text.strip()
+        if scheme.lower() != b"bearer" or not secret:
+            raise UnauthenticatedError("The header Authorization is not 'Bearer <token>': send a token or an API key.")
+        kind = CredentialKind.KEY if secret.startswith(_KEY_BEGINS) else CredentialKind.TOKEN
+        return Credentials.of(kind, secret)
     key = headers.get(API_KEY)
     return None if key is None else Credentials.of(CredentialKind.KEY, key)
 

@@ -25,7 +25,7 @@ MAX_EXPIRY_SECONDS = 100 * 366 * 86400
 DEFAULT_OVERLAP_SECONDS = 86400
 
 
-@operation(needs=on_server(Privilege.ADMINISTER), keyed=False)
+@operation(needs=on_server(Privilege.ADMINISTER), keyed=False, doubles=True)
 def create_api_key(ctx: Context, request: models.CreateApiKeyRequest) -> models.CreateApiKeyResponse:
     """Create an API key of a principal, which is created if there is none. Only this response has the key.
 
@@ -55,7 +55,7 @@ def list_api_keys(ctx: Context, request: models.ListApiKeysRequest) -> models.Li
     return models.ListApiKeysResponse(keys=[to_api_key(key) for key in records], page_token=token)
 
 
-@operation(needs=OWNER_OR_ADMINISTRATOR, keyed=False)
+@operation(needs=OWNER_OR_ADMINISTRATOR, keyed=False, doubles=True)
 def rotate_api_key(ctx: Context, request: models.RotateApiKeyRequest) -> models.RotateApiKeyResponse:
     """Create a key that replaces another, which expires after `overlap_seconds` (by default a day).
 

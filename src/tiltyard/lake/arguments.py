@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import msgspec
+import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import Function, function_name
+from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.pipeline.functions.call_options import CallOptions, pick_call_options
 from tiltyard.pipeline.jobs import split_names
 from tiltyard.pipeline.sources.file_options import FileOptions, given_options
-from tiltyard.pipeline.sources.types import type_name
+from tiltyard.pipeline.sources.types import parse_type, type_name
 from tiltyard.pipeline.writing.options import WriteJobOptions, WriteOptions
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Names: TypeAlias = "str | Sequence[str]"
 """Columns: a list of names, or a text with commas between them."""
@@ -46,6 +46,14 @@ def name_type(value: DataType | None) -> str | None:
     """Return a type by its name; None for None. Raises InvalidInputError."""
     with translate():
         return None if value is None else type_name(value)
+
+
+def json_type(value: DataType) -> dict[str, Any]:
+    """Return a type as requests have it. Raises InvalidInputError."""
+    with translate():
+        kind = parse_type(value) if isinstance(value, str) else value
+        schema: dict[str, Any] = msgspec.to_builtins(to_json(pa.schema([pa.field("x", kind)])))
+    return dict(schema["fields"][0]["type"])
 
 
 def check_whole_number(value: object, argument: str) -> None:

@@ -6,21 +6,23 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import lance_namespace as upstream
 import msgspec
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError
 
 from tiltyard.lake.arguments import Names, list_names, present
 from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
 from tiltyard.lake.lineage import Lineage, read_lineage
+from tiltyard.lake.operations.guesses import LAKE_GUESSES, Guess, Guessing
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
 from tiltyard.lake.runs import Run
 from tiltyard.lake.session import LakeSession, SparkSessions
 from tiltyard.lake.snapshots import Snapshot, create_snapshot, find_snapshot, list_snapshots
-from tiltyard.lake.table import Table
+from tiltyard.lake.sources import Source
+from tiltyard.lake.table import Mode, Table
 from tiltyard.lake.views import View, create_view
 from tiltyard.model.ids import Id
 from tiltyard.model.lineage import DEFAULT_DEPTH
@@ -30,6 +32,7 @@ from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 
@@ -69,8 +72,10 @@ def connect(
     return Lake(place, connection(place, all_properties, storage), sessions, submit=submit)
 
 
-class LakeNamespace:
+class LakeNamespace(Guessing):
     """A namespace of a lake; ids are within it: `lake.namespace("shop").table("orders")`."""
+
+    guesses: ClassVar[Mapping[str, Guess]] = LAKE_GUESSES
 
     def __init__(self, lake: Lake, path: tuple[str, ...]) -> None:
         self._owner = lake
@@ -88,6 +93,54 @@ class LakeNamespace:
     def table(self, name: str) -> Table:
         """Return a table by its id (`shop.orders`, `"a.b".c`), which need not exist. Raises InvalidInputError."""
         return self._lake.table_class(self._lake, self._resolve(name, "table"))
+
+    def __getitem__(self, name: str) -> Table:
+        return self.table(name)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.table(name).exists()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables())
+
+    def open_table(self, name: str) -> Table:
+        """Return a table that exists, also one that is only declared. Raises TableNotFoundError, InvalidInputError."""
+        table = self.table(name)
+        self._client.table_exists(upstream.TableExistsRequest(id=list(table.path)))
+        return table
+
+    def create_table(
+        self,
+        name: str,
+        data: Source | None = None,
+        *,
+        schema: pa.Schema | None = None,
+        mode: Mode = "create",
+        exist_ok: bool = False,
+    ) -> Table:
+        """Create a table of rows, or of a schema without rows; return it. Rows are cast to the types of a schema.
+
+        `mode="overwrite"` replaces the rows and columns of one that exists, `exist_ok` returns it as it is.
+        `table(name).ingest` takes checks, rejects and transformations. Raises InvalidInputError,
+        TableAlreadyExistsError, NamespaceNotFoundError.
+        """
+        if data is None and schema is None:
+            raise InvalidInputError("data and schema are both left out: give rows, or the columns of a table.")
+        if mode == "append":
+            raise InvalidInputError("mode is create or overwrite: table(name).write(rows) appends.")
+        table = self.table(name)
+        cast = None if data is None or schema is None else {field.name: field.type for field in schema}
+        rows: Any = schema.empty_table() if data is None and schema is not None else data
+        try:
+            table.ingest(rows, mode=mode, cast=cast)
+        except TableAlreadyExistsError:
+            if not exist_ok:
+                raise
+        return table
+
+    def drop_table(self, name: str) -> None:
+        """Drop a table: `table(name).drop()`. Raises TableNotFoundError, InvalidInputError."""
+        self.table(name).drop()
 
     def namespace(self, name: str) -> LakeNamespace:
         """Return a namespace by its id; it need not exist. Raises InvalidInputError."""
@@ -158,6 +211,20 @@ class Lake(LakeSession, LakeNamespace):
     @property
     def _lake(self) -> Lake:
         return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing: connections are shared by all lakes of a process, and closed with it."""
+
+    def sql(self, query: str) -> pa.Table:
+        """Run a SELECT over tables of the catalog (`shop.orders`), within your grants and policies; return the rows.
+
+        A server has to serve SQL, on the port after that of HTTP; in this process it needs `tiltyard[sql]`. Raises
+        InvalidInputError, ServiceUnavailableError (no SQL is served), UnsupportedOperationError, PermissionDeniedError.
+        """
+        return self.calls.query_sql(query).read_all()
 
     def view(self, name: str) -> View:
         """Return a materialized view by its id; it need not exist. Raises InvalidInputError."""
@@ -288,6 +355,10 @@ class LakeBlock(Lake):
     """A lake within a publication: its tables are read as the block has changed them."""
 
     table_class = ChangedTable
+
+    def sql(self, query: str) -> NoReturn:  # it is refused
+        """Raise InvalidInputError: SQL reads what is published."""
+        raise not_published("sql")
 
     def create_view(self, name: str, sql: str) -> View:
         """Raise InvalidInputError: a view is created by itself."""

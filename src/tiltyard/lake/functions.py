@@ -16,13 +16,30 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.pipeline.functions.row_functions import RowFunction, parse_row_function
 from tiltyard.pipeline.functions.user_functions import PICKLE_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Function: TypeAlias = "str | Callable[[pa.RecordBatch], Any]"
-"""A function of batches: the callable itself, or its name as `module:function` or `file.py:function`."""
+Function: TypeAlias = "str | Callable[..., Any]"
+"""A function of batches, or for columns one of a row's values, whose hints name columns and types (`title: str`): the
+callable itself; one of batches also by its name, `module:function` or `file.py:function`.
+"""
+
+
+def column_function(
+    function: Callable[..., Any], inputs: list[str] | None, kind: pa.DataType | None
+) -> tuple[Callable[..., Any], list[str] | None, pa.DataType | None]:
+    """Return a function of batches, its columns and its type: those that hints name, where they are left out.
+
+    Raises RefusedError.
+    """
+    parsed = parse_row_function(function, None if inputs is None else tuple(inputs))
+    if parsed is None:
+        return function, inputs, kind
+    row_function, hinted = parsed
+    return row_function, list(row_function.inputs), hinted if kind is None else kind
 
 
 def function_name(function: Function, argument: str) -> str:
@@ -54,7 +71,8 @@ def pickled_function(function: Callable[..., Any]) -> str:
 
     pyspark_sql()
     cloudpickle: Any = importlib.import_module("pyspark.cloudpickle")
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    own = function.function if isinstance(function, RowFunction) else function
+    module = sys.modules.get(getattr(own, "__module__", None) or "")
     if module is not None and _is_plain_file(module):
         cloudpickle.register_pickle_by_value(module)
         try:

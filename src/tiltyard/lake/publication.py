@@ -112,6 +112,10 @@ def not_published(method: str) -> InvalidInputError:
     return InvalidInputError(f"{method} is no part of a publication: call it on the lake, before or after the block.")
 
 
+_PUBLISHED = frozenset({"ingest", "upsert", "delete", "create_index"})
+"""What changes tables together with others. Others commit by themselves, as a backfill goes on, or change no rows."""
+
+
 class ChangedTable(Table):
     """A table within a publication: `ingest`, `write`, `upsert`, `delete` and `create_index` change it together with
     others; reading it shows what the block has changed.
@@ -125,18 +129,9 @@ class ChangedTable(Table):
         """Raise InvalidInputError: changes are those of published versions."""
         raise not_published("changes")
 
-    def add_column(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError: columns are added by themselves."""
-        raise not_published("add_column")
+    def _request(self, *, version: int | None = None, tag: str | None = None, branch: str | None = None) -> NoReturn:
+        raise not_published("What the server reads")
 
-    def backfill(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError: a backfill commits as it goes."""
-        raise not_published("backfill")
-
-    def optimize(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError: what is compacted is the same rows."""
-        raise not_published("optimize")
-
-    def drop(self) -> NoReturn:
-        """Raise InvalidInputError: a table is dropped by itself."""
-        raise not_published("drop")
+    def _check_change(self, method: str) -> None:
+        if method not in _PUBLISHED:
+            raise not_published(method)

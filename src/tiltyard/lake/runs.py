@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from html import escape
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
 from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import RunCanceledError, RunFailedError, translate
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.pipeline.driver.lease import (
-    LEASE_MS,
+from tiltyard.pipeline.driver.catalog_run import (
     CatalogRun,
     describe_stopped,
     drive_job,
@@ -246,6 +246,13 @@ def find_run(catalog: CatalogConnection, run_id: str) -> Run:
     return QueuedRun(calls, job["name"], job["id"], job)
 
 
+def list_runs(catalog: CatalogConnection, name: str | None, status: str | None, limit: int | None) -> list[Run]:
+    """Return the runs of jobs that the catalog has recorded and the caller may see, newest first."""
+    calls = catalog.caller()
+    jobs = catalog.caller(COMMAND_RETRY_SECONDS).entries("ListJobs", "jobs", name=name, status=status)
+    return [QueuedRun(calls, job["name"], job["id"], job) for job in islice(jobs, limit)]
+
+
 def drive_run(
     catalog: CatalogConnection,
     job: RegisteredJob,
@@ -255,7 +262,7 @@ def drive_run(
     """Record a job in the catalog, and drive it in a thread. Raises InvalidInputError, and what SubmitJob raises."""
     calls, owner = catalog.caller(COMMAND_RETRY_SECONDS), new_owner()
     with translate():
-        queued = submit_job(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
+        queued = submit_job(calls, job, arguments, owner=owner)
     calls = catalog.caller()
     run = CatalogRun(calls, queued, owner)
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.calls.caller import COMMAND_RETRY_SECONDS, Caller
+from tiltyard.lake.arguments import check_whole_number
 from tiltyard.lake.errors import translate
-from tiltyard.lake.runs import Run, drive_run, find_run, queue_run, start_run
+from tiltyard.lake.runs import Run, drive_run, find_run, list_runs, queue_run, start_run
 from tiltyard.pipeline.jobs import RegisteredJob, find_job
 from tiltyard.pipeline.session import LazySession, spark_session
 
@@ -69,6 +70,14 @@ class LakeSession:
     def run(self, run_id: str) -> Run:
         """Return the run of a job that the catalog has recorded, by its id. Raises TransactionNotFoundError."""
         return find_run(self.catalog, run_id)
+
+    def jobs(self, *, name: str | None = None, status: str | None = None, limit: int | None = 100) -> list[Run]:
+        """Return the runs of jobs that the catalog has recorded, newest first: of a kind (`ingest`), in a status.
+
+        Raises InvalidInputError.
+        """
+        check_whole_number(limit, "limit")
+        return list_runs(self.catalog, name, status, limit)
 
     def run_job(self, name: str, arguments: Mapping[str, Any], *, wait: bool = True, submit: bool | None = None) -> Run:
         """Run a job with its own arguments, as `tiltyard job NAME` does; return its run, which has ended with `wait`.

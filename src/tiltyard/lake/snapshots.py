@@ -5,95 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.lake.display import render_table
 from tiltyard.lake.publication import ChangedTable, open_publication
-from tiltyard.lake.table import Table
+from tiltyard.lake.table import SnapshotTable, Table
 from tiltyard.model.typed_ids import format_id
 from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
-    import lance
-    from pyspark.sql import DataFrame
-
     from tiltyard.lake.changes import Changes
-    from tiltyard.lake.runs import Run
     from tiltyard.lake.session import LakeSession
-
-
-class SnapshotTable(Table):
-    """A table as a snapshot has it: it is read, and nothing changes it."""
-
-    def __init__(self, lake: LakeSession, path: tuple[str, ...], version: int, snapshot: str) -> None:
-        super().__init__(lake, path)
-        self._version = version
-        self._snapshot = snapshot
-
-    @property
-    def version(self) -> int:
-        """Return the number of the version that the snapshot has."""
-        return self._version
-
-    def dataset(
-        self, *, version: int | None = None, tag: str | None = None, branch: str | None = None
-    ) -> lance.LanceDataset:
-        """Open the version of the snapshot. Raises InvalidInputError for any other, TableNotFoundError."""
-        if tag is not None or branch is not None or version not in (None, self._version):
-            raise InvalidInputError(
-                f"The snapshot '{self._snapshot}' has version {self._version} of {self.name}: leave version, tag and "
-                "branch out, or read the lake's own table."
-            )
-        return super().dataset(version=self._version)
-
-    def to_spark(self, *args: Any, **options: Any) -> DataFrame:
-        """Return the rows as a DataFrame of Spark. Arguments and errors are those of `Table.to_spark`."""
-        return super().to_spark(*args, **{"version": self._version, **options})
-
-    def export(self, *args: Any, **options: Any) -> Run:
-        """Write the rows as Parquet files. Arguments and errors are those of `Table.export`."""
-        return super().export(*args, **{"version": self._version, **options})
-
-    def changes(self, since: int | str, until: int | str | None = None, **options: Any) -> Changes:
-        """Return what changed up to the version of the snapshot. Arguments and errors are those of `Table.changes`."""
-        return super().changes(since, self._version if until is None else until, **options)
-
-    def ingest(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError."""
-        raise self._immutable()
-
-    def upsert(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError."""
-        raise self._immutable()
-
-    def delete(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError."""
-        raise self._immutable()
-
-    def drop(self) -> NoReturn:
-        """Raise InvalidInputError."""
-        raise self._immutable()
-
-    def add_column(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError."""
-        raise self._immutable()
-
-    def backfill(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError."""
-        raise self._immutable()
-
-    def create_index(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError."""
-        raise self._immutable()
-
-    def optimize(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInputError."""
-        raise self._immutable()
-
-    def _immutable(self) -> InvalidInputError:
-        return InvalidInputError(f"A snapshot is immutable: change the table {self.name} of the lake itself.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -30,7 +31,8 @@ _DRIVERS = {
 """The classes of drivers, by the word behind `jdbc:`; the option `driver` names any other."""
 _KINDS = (
     "a path or URI of files, a DataFrame of Spark, an Arrow table, reader or data set, a frame of pandas or polars, a "
-    "data set of Hugging Face, a relation of DuckDB, a tiltyard.Jdbc, or a list of rows as mappings"
+    "data set of Hugging Face, a relation of DuckDB, a tiltyard.Jdbc, a table of a lake, rows as mappings (a list or a "
+    "generator), or a mapping of columns"
 )
 
 
@@ -130,7 +132,7 @@ class Jdbc:
 
 Source: TypeAlias = (
     "str | os.PathLike[str] | DataFrame | ArrowStream | ArrowDataset | pyarrow.dataset.Dataset | pd.DataFrame | Jdbc "
-    "| Sequence[Mapping[str, Any]] | Iterable[pa.RecordBatch]"
+    "| Iterable[Mapping[str, Any]] | Iterable[pa.RecordBatch] | Mapping[str, Sequence[Any]]"
 )
 """What `ingest`, `write` and `upsert` take."""
 
@@ -172,14 +174,16 @@ def _open_other_stream(source: Any) -> pa.RecordBatchReader:
     if _is_of(source, "datasets", "DatasetDict", "IterableDatasetDict"):
         raise InvalidInputError(f"source has several splits ({', '.join(source)}): give one of them, source['train'].")
     if hasattr(source, "with_format"):
-        return _read_batches(source.with_format("arrow").iter(batch_size=BATCH_ROWS))
+        return _read_items(source.with_format("arrow").iter(batch_size=BATCH_ROWS))
     if hasattr(source, "fetch_record_batch"):  # DuckDB before its relations had Arrow's interface
         reader: pa.RecordBatchReader = source.fetch_record_batch(BATCH_ROWS)
         return reader
+    if isinstance(source, Mapping):
+        return _read_columns(source)
     if isinstance(source, list | tuple) and all(isinstance(row, Mapping) for row in source):
         return _read_mappings(source)
-    if isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
-        return _read_batches(iter(source))
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes):
+        return _read_items(iter(source))
     raise InvalidInputError(f"source is a {type(source).__name__}: it has to be {_KINDS}.")
 
 
@@ -193,18 +197,39 @@ def _read_pandas(frame: Any) -> pa.RecordBatchReader:
         raise InvalidInputError(f"source: Arrow has no type for a column of this frame: {error}") from error
 
 
-def _read_mappings(rows: Sequence[Any]) -> pa.RecordBatchReader:
+def _read_columns(columns: Mapping[str, Any]) -> pa.RecordBatchReader:
+    try:
+        return pa.table(dict(columns)).to_reader(BATCH_ROWS)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError) as error:
+        raise InvalidInputError(f"source is a mapping, and not one of columns: {error}") from error
+
+
+def _read_mappings(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatchReader:
     if not rows:
         raise InvalidInputError("source is an empty list, which has no columns: give at least one row.")
-    try:
-        return pa.Table.from_pylist(list(rows)).to_reader(BATCH_ROWS)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise InvalidInputError(f"source: these rows have no common type of a column: {error}") from error
+    return _to_table(rows).to_reader(BATCH_ROWS)
 
 
-def _read_batches(items: Iterator[Any]) -> pa.RecordBatchReader:
-    """Read batches or tables of one schema, the first one's. Raises InvalidInputError for anything else."""
+def _to_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return rows with all columns that one of them has. Raises InvalidInputError for a column of several types."""
+    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    columns: dict[str, pa.Array] = {}
+    for name in names:
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise InvalidInputError(f"source: the rows have no common type of '{name}': {error}") from error
+    return pa.table(columns)
+
+
+def _read_items(items: Iterator[Any]) -> pa.RecordBatchReader:
+    """Read what an iterator yields: batches or tables, or rows as mappings, of one schema, that of the first ones.
+
+    Raises InvalidInputError for anything else.
+    """
     first = next(items, None)
+    if isinstance(first, Mapping):
+        return _read_rows(chain([first], items))
     if not isinstance(first, pa.RecordBatch | pa.Table):
         kind = "nothing" if first is None else type(first).__name__
         raise InvalidInputError(f"source yields {kind}: it has to be {_KINDS}.")
@@ -215,6 +240,46 @@ def _read_batches(items: Iterator[Any]) -> pa.RecordBatchReader:
             yield from _to_batches(item)
 
     return pa.RecordBatchReader.from_batches(first.schema, batches())
+
+
+def _read_rows(rows: Iterator[Any]) -> pa.RecordBatchReader:
+    """Read rows as mappings as they come; those of the first batch say which columns there are, and of which types."""
+    first = _to_table(_checked_rows(islice(rows, BATCH_ROWS)))
+    schema = first.schema
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from first.to_batches()
+        while part := _checked_rows(islice(rows, BATCH_ROWS)):
+            table = _to_table(part)
+            if unknown := [name for name in table.column_names if name not in schema.names]:
+                raise InvalidInputError(
+                    f"source yields the column '{unknown[0]}' after {BATCH_ROWS} rows without it: give the first row "
+                    "all columns."
+                )
+            yield from _fit(table, schema).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _checked_rows(rows: Iterator[Any]) -> list[Mapping[str, Any]]:
+    part = list(rows)
+    if other := next((row for row in part if not isinstance(row, Mapping)), None):
+        raise InvalidInputError(f"source yields a {type(other).__name__} among its rows.")
+    return part
+
+
+def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows in the columns and types of the first ones. Raises InvalidInputError where a value does not fit."""
+    columns = []
+    for each in schema:
+        values = table[each.name] if each.name in table.column_names else pa.nulls(table.num_rows, each.type)
+        try:
+            columns.append(values.cast(each.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InvalidInputError(
+                f"source: '{each.name}' is {each.type} in the first {BATCH_ROWS} rows, and not later: {error}"
+            ) from error
+    return pa.table(columns, schema=schema)
 
 
 def _to_batches(item: Any) -> list[pa.RecordBatch]:

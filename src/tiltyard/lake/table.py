@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import lance_namespace as upstream
 import pyarrow as pa
@@ -22,6 +22,7 @@ from tiltyard.lake.arguments import (
     RowOptions,
     call_arguments,
     index_parameters,
+    json_type,
     list_names,
     name_type,
     present,
@@ -29,12 +30,16 @@ from tiltyard.lake.arguments import (
     write_options,
 )
 from tiltyard.lake.errors import translate
-from tiltyard.lake.functions import Function, function_name, pickled_function
+from tiltyard.lake.functions import Function, column_function, function_name, pickled_function
+from tiltyard.lake.operations.merge_insert import MergeInsert
+from tiltyard.lake.operations.sql_values import sql_literal
+from tiltyard.lake.operations.tags import Tags
 from tiltyard.lake.runs import start_run
 from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
 from tiltyard.lake.table_reader import TableReader
 from tiltyard.model.columns.computed_columns import UdfDeclaration
 from tiltyard.model.columns.index_types import check_parameter_names
+from tiltyard.model.typed_ids import parse_typed_id
 from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows
 from tiltyard.pipeline.lineage import frame_sources, memory_source
@@ -45,14 +50,32 @@ from tiltyard.pipeline.writing.row_sources import FrameRows, StreamRows
 from tiltyard.pipeline.writing.write_job import RowSource, write_source
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    import lance
     from pyspark.sql import DataFrame
 
+    from tiltyard.lake.changes import Changes
     from tiltyard.lake.runs import Run
+    from tiltyard.lake.session import LakeSession
     from tiltyard.pipeline.functions.call_options import CallOptions
     from tiltyard.pipeline.runs import LocalRun
 
 Mode = Literal["create", "append", "overwrite"]
 _NO_WORKER = "rows of this process cannot be read by a worker"
+_READING = frozenset({"export"})
+"""Jobs of a table that change nothing."""
+_VERSION = {"version": "version"}
+_MERGED = {
+    "version": "version",
+    "rows": "num_rows",
+    "updated": "num_updated_rows",
+    "inserted": "num_inserted_rows",
+    "deleted": "num_deleted_rows",
+}
+"""Figures of runs, by the fields of a response."""
+_METHODS = {"index": "create_index"}
+"""Jobs whose methods have another name."""
 
 
 class Table(TableReader):
@@ -87,32 +110,157 @@ class Table(TableReader):
         """Append rows to a table that exists: `ingest`, with its modes, options and errors, but another default."""
         return self.ingest(source, mode=mode, **options)
 
+    @overload
+    def upsert(
+        self, source: Source, *, on: Names, wait: bool = ..., submit: bool | None = ..., **options: Unpack[RowOptions]
+    ) -> Run: ...
+
+    @overload
+    def upsert(
+        self, source: Source, *, key: Names, wait: bool = ..., submit: bool | None = ..., **options: Unpack[RowOptions]
+    ) -> Run: ...
+
     def upsert(
         self,
         source: Source,
         *,
-        on: Names,
+        on: Names | None = None,
+        key: Names | None = None,
         wait: bool = True,
         submit: bool | None = None,
         **options: Unpack[RowOptions],
     ) -> Run:
-        """Replace the rows whose key (`on`) the source has, and insert its other rows, in one commit.
+        """Replace the rows whose key (`on`, or `key`) the source has, and insert its other rows, in one commit.
 
         The options are those of `ingest`. A key that is null, or twice in the source, fails the run; with `rejects`,
         rows whose key is null are set aside. Raises InvalidInputError, TableNotFoundError, and as `Run.wait` does.
         """
-        keys = list_names(on, "on")
-        return self._write("upsert", source, {"on": keys}, write_arguments(options), wait=wait, submit=submit)
+        arguments = write_arguments(options)
+        keys = list_names(_one_of(on=on, key=key), "on")
+        return self._write("upsert", source, {"on": keys}, arguments, wait=wait, submit=submit)
 
-    def delete(self, filter: str, *, wait: bool = True, submit: bool | None = None) -> Run:  # noqa: A002  # Lance's own name
-        """Delete the rows that meet an SQL condition, in one commit. Raises InvalidInputError, TableNotFoundError."""
-        return self._run("delete", {"filter": filter}, wait=wait, submit=submit)
+    def merge_insert(self, on: Names | None = None) -> MergeInsert:
+        """Return what merges rows by a key, the primary key by default: `execute` does it, as its methods have said."""
+        self._check_change("merge_insert")
+        return MergeInsert(list_names(on, "on"), self._merge)
+
+    @overload
+    def delete(self, filter: str, *, wait: bool = ..., submit: bool | None = ...) -> Run: ...
+
+    @overload
+    def delete(self, *, where: str, wait: bool = ..., submit: bool | None = ...) -> Run: ...
+
+    def delete(
+        self,
+        filter: str | None = None,  # noqa: A002  # Lance's own name
+        *,
+        where: str | None = None,
+        wait: bool = True,
+        submit: bool | None = None,
+    ) -> Run:
+        """Delete the rows that meet an SQL condition (`filter`, or `where`), in one commit.
+
+        Raises InvalidInputError, TableNotFoundError.
+        """
+        return self._run("delete", {"filter": _one_of(filter=filter, where=where)}, wait=wait, submit=submit)
+
+    def update(
+        self,
+        values: Mapping[str, Any] | None = None,
+        *,
+        where: str | None = None,
+        values_sql: Mapping[str, str] | None = None,
+        branch: str | None = None,
+    ) -> Run:
+        """Set columns to values, or to SQL expressions (`values_sql`), of all rows or those that meet a condition.
+
+        `update({"title": "Up"}, where="id = 5")`, `update(values_sql={"year": "year + 1"})`: one commit, whose run has
+        ended. Raises InvalidInputError, TableNotFoundError, ConcurrentModificationError.
+        """
+        if not isinstance(values or {}, Mapping):
+            raise InvalidInputError("values are a mapping of columns to values; the condition is where=.")
+        updates = [[name, sql_literal(value, f"values['{name}']")] for name, value in (values or {}).items()]
+        updates += [[name, expression] for name, expression in (values_sql or {}).items()]
+        if not updates:
+            raise InvalidInputError("values and values_sql are empty: name a column, and what it is set to.")
+        figures = {"version": "version", "rows": "updated_rows"}
+        return self._change("update", "UpdateTable", figures, updates=updates, predicate=where, branch=branch)
+
+    def restore(self, version: int | str) -> None:
+        """Make a new version with the rows and columns of an older one, by its number or tag.
+
+        Raises TableVersionNotFoundError, TableTagNotFoundError.
+        """
+        self._check_change("restore")
+        self._lake.calls.call("RestoreTable", id=list(self.path), version=self._version_at(version))
+
+    def rename(self, name: str) -> Table:
+        """Rename the table within its namespace, or move it to another one by an id (`shop.movies`); return it.
+
+        Raises InvalidInputError, TableAlreadyExistsError, TableNotFoundError, NamespaceNotFoundError.
+        """
+        self._check_change("rename")
+        try:
+            names = tuple(parse_typed_id(name))
+        except (ValueError, TypeError) as error:
+            raise InvalidInputError(f"name: {error}") from error
+        if not names:
+            raise InvalidInputError("name is empty: name a table.")
+        path = names if len(names) > 1 else (*self.path[:-1], *names)
+        self._lake.calls.call(
+            "RenameTable", id=list(self.path), new_table_name=path[-1], new_namespace_id=list(path[:-1])
+        )
+        return type(self)(self._lake, path)
 
     def drop(self) -> None:
         """Drop the table; `tiltyard undrop` restores it for a while. Raises TableNotFoundError."""
+        self._check_change("drop")
         self._table.client.drop_table(upstream.DropTableRequest(id=list(self.path)))
 
+    # Versions
+
+    @property
+    def tags(self) -> Tags:
+        """Return the tags of the table: `tags.list()`, `tags.create("release", 3)`."""
+        return Tags(self._lake.calls, self.path, self._check_change)
+
+    def at(self, moment: int | str | datetime) -> SnapshotTable:
+        """Return the table to read as it was: at a version, at a tag, or at a moment, by the version newest then.
+
+        Raises TableTagNotFoundError, TableVersionNotFoundError (none is as old), InvalidInputError.
+        """
+        return SnapshotTable(self._lake, self.path, self._version_at(moment))
+
     # Columns, indexes, files
+
+    def drop_columns(self, columns: Names, *, branch: str | None = None) -> Run:
+        """Drop columns; earlier versions keep them. Raises TableColumnNotFoundError, InvalidInputError."""
+        names = list_names(columns, "columns")
+        return self._change("drop_columns", "AlterTableDropColumns", _VERSION, columns=names, branch=branch)
+
+    def alter(
+        self,
+        column: str,
+        *,
+        rename: str | None = None,
+        type: DataType | None = None,  # noqa: A002  # as of `add_column`
+        nullable: bool | None = None,
+        branch: str | None = None,
+    ) -> Run:
+        """Rename a column, cast it to another type, or say whether it may be null.
+
+        Raises TableColumnNotFoundError, InvalidInputError.
+        """
+        data_type = None if type is None else json_type(type)
+        entry = present(path=column, rename=rename, data_type=data_type, nullable=nullable)
+        if len(entry) == 1:
+            raise InvalidInputError("Give what to alter: rename, type or nullable.")
+        return self._change("alter", "AlterTableAlterColumns", _VERSION, alterations=[entry], branch=branch)
+
+    def drop_index(self, name: str, *, branch: str | None = None) -> None:
+        """Drop an index by its name (`list_indices`). Raises TableIndexNotFoundError."""
+        self._check_change("drop_index")
+        self._lake.calls.call("DropTableIndex", id=list(self.path), index_name=name, branch=branch)
 
     def add_column(
         self,
@@ -128,11 +276,14 @@ class Table(TableReader):
         """Add a column that `backfill` computes, now and whenever values are missing or stale.
 
         `function` is called with a pyarrow.RecordBatch of the columns `inputs`, and returns an array of `type` (such as
-        `int32`, `float32[128]`); it is tried on a few rows first. It is stored with the column, pickled: values of
-        another function, or `version` of it ("1" by default), are stale. Or it is an SQL expression over the other
-        columns, without inputs, type and version. A server stores functions, and workers run them, where its setting
-        `udfs` allows it. Raises InvalidInputError, UnsupportedOperationError, and as `Run.wait` does.
+        `int32`, `float32[128]`), of Arrow or numpy, or a list. Or it is called with the values of each row, and its
+        hints name columns and type: `def letters(title: str) -> int`. It is tried on a few rows first. It is stored
+        with the column, pickled: values of another function, or `version` of it ("1" by default), are stale. Or it is
+        an SQL expression over the other columns, without inputs, type and version. A server stores functions, and
+        workers run them, where its setting `udfs` allows it. Raises InvalidInputError, UnsupportedOperationError, and
+        as `Run.wait` does.
         """
+        self._check_change("add_column")
         if isinstance(function, str):
             if inputs is not None or type is not None:
                 raise InvalidInputError(
@@ -143,16 +294,18 @@ class Table(TableReader):
                 raise InvalidInputError("version is that of a function, and an SQL expression has none: leave it out.")
             work = partial(self._declare_expression, name, function, branch)
         else:
-            if type is None or not inputs:
-                raise InvalidInputError(
-                    "A function needs inputs, the columns that it reads, and the type of its values."
-                )
             with translate():
-                field = pa.field(name, parse_type(type))
+                kind = parse_type(type) if isinstance(type, str) else type
+                function, columns, kind = column_function(function, list_names(inputs, "inputs"), kind)
+            if kind is None or not columns:
+                raise InvalidInputError(
+                    "A function needs inputs, the columns that it reads, and the type of its values; or hints that "
+                    "name them, as in def letters(title: str) -> int."
+                )
+            field = pa.field(name, kind)
             code = pickled_function(function)
-            columns = tuple(list_names(inputs, "inputs") or ())
             title = getattr(function, "__name__", "function")
-            declaration = UdfDeclaration(name=title, version=version or "1", code=code, inputs=columns)
+            declaration = UdfDeclaration(name=title, version=version or "1", code=code, inputs=tuple(columns))
             work = partial(self._declare_function, field, declaration, branch)
         run = start_run("add_column", work)
         return run.wait() if wait else run
@@ -179,14 +332,20 @@ class Table(TableReader):
         """Compute the values of a column that are missing or stale.
 
         Of a column that `add_column` has declared, its name is enough. `udf` computes any column from its `inputs`, as
-        a function of a pyarrow.RecordBatch that returns an array; with `type` (`int32`, `float32[128]`) a column that
-        the table lacks is added. A row that the function fails on fails the run; with `on_error="null"` or `"park"` it
-        is null, and computed again by the next backfill. `errors` has those that are parked, `parked=True` computes
-        them alone; `rejects` is a folder for them. The options of calls are `tiltyard.CallOptions`. Raises
-        InvalidInputError, TableColumnNotFoundError, and as `Run.wait` does.
+        a function of a pyarrow.RecordBatch that returns an array, or one of a row's values, whose hints name inputs
+        and type; with a type (`int32`, `float32[128]`) a column that the table lacks is added. A row that the function
+        fails on fails the run; with `on_error="null"` or `"park"` it is null, and computed again by the next backfill.
+        `errors` has those that are parked, `parked=True` computes them alone; `rejects` is a folder for them. The
+        options of calls are `tiltyard.CallOptions`. Raises InvalidInputError, TableColumnNotFoundError, and as
+        `Run.wait` does.
         """
+        columns = list_names(inputs, "inputs")
+        if callable(udf):
+            with translate():
+                kind = parse_type(type) if isinstance(type, str) else type
+                udf, columns, type = column_function(udf, columns, kind)  # noqa: A001  # as in the command
         arguments = present(
-            column=column, udf=None if udf is None else function_name(udf, "udf"), inputs=list_names(inputs, "inputs"),
+            column=column, udf=None if udf is None else function_name(udf, "udf"), inputs=columns,
             type=name_type(type), filter=filter, udf_version=udf_version, branch=branch, concurrency=concurrency,
             rejects=rejects, batch_rows=batch_rows, rows_per_task=rows_per_task, parked=parked, **call_arguments(call),
         )  # fmt: skip
@@ -287,7 +446,28 @@ class Table(TableReader):
             )
         }
 
+    def _check_change(self, method: str) -> None:
+        """Raise InvalidInputError where a method may not change this table."""
+
+    def _change(self, method: str, operation: str, figures: Mapping[str, str], **fields: Any) -> Run:
+        """Change the table by an operation; return its run, with the fields of the response that `figures` names."""
+        self._check_change(method)
+
+        def work(_: LocalRun) -> Mapping[str, object]:
+            return _figures(self._lake.calls.call(operation, id=list(self.path), **fields), figures)
+
+        return start_run(method, work).wait()
+
+    def _merge(self, rows: pa.RecordBatchReader, fields: Mapping[str, Any]) -> Run:
+        def work(_: LocalRun) -> Mapping[str, object]:
+            response = self._lake.calls.write("MergeInsertIntoTable", rows, id=list(self.path), **fields)
+            return _figures(response, _MERGED)
+
+        return start_run("merge_insert", work).wait()
+
     def _run(self, job: str, arguments: Mapping[str, Any], *, wait: bool, submit: bool | None) -> Run:
+        if job not in _READING:
+            self._check_change(_METHODS.get(job, job))
         return self._lake.run_job(job, {"table": str(self._table), **arguments}, wait=wait, submit=submit)
 
     def _write(
@@ -301,6 +481,7 @@ class Table(TableReader):
         submit: bool | None,
     ) -> Run:
         """Write the rows of a source by a job; those of this process in a run without a record."""
+        self._check_change(job)
         named = {**own, **arguments, "table": str(self._table)}
         if (path := path_of(source)) is not None:
             return self._lake.run_job(job, {"source": path, **named}, wait=wait, submit=submit)
@@ -331,3 +512,69 @@ class Table(TableReader):
         else:
             return StreamRows((memory_source(source),), open_stream(source), lambda: self._lake.spark)
         return FrameRows(frame_sources(frame, self._lake.catalog), frame)
+
+
+class SnapshotTable(Table):
+    """A table in one version, of a snapshot or of `Table.at`: it is read, and nothing changes it."""
+
+    def __init__(self, lake: LakeSession, path: tuple[str, ...], version: int, snapshot: str | None = None) -> None:
+        super().__init__(lake, path)
+        self._version = version
+        self._title = "What at() has returned" if snapshot is None else f"The snapshot '{snapshot}'"
+
+    @property
+    def version(self) -> int:
+        """Return the number of the version."""
+        return self._version
+
+    def dataset(
+        self, *, version: int | None = None, tag: str | None = None, branch: str | None = None
+    ) -> lance.LanceDataset:
+        """Open the version of the snapshot. Raises InvalidInputError for any other, TableNotFoundError."""
+        self._check_version(version, tag, branch)
+        return super().dataset(version=self._version)
+
+    def to_spark(self, *args: Any, **options: Any) -> DataFrame:
+        """Return the rows as a DataFrame of Spark. Arguments and errors are those of `Table.to_spark`."""
+        return super().to_spark(*args, **{"version": self._version, **options})
+
+    def export(self, *args: Any, **options: Any) -> Run:
+        """Write the rows as Parquet files. Arguments and errors are those of `Table.export`."""
+        return super().export(*args, **{"version": self._version, **options})
+
+    def changes(self, since: int | str, until: int | str | None = None, **options: Any) -> Changes:
+        """Return what changed up to the version of the snapshot. Arguments and errors are those of `Table.changes`."""
+        return super().changes(since, self._version if until is None else until, **options)
+
+    def _request(
+        self, *, version: int | None = None, tag: str | None = None, branch: str | None = None
+    ) -> dict[str, Any]:
+        self._check_version(version, tag, branch)
+        return super()._request(version=self._version)
+
+    def _check_version(self, version: int | None, tag: str | None, branch: str | None) -> None:
+        if tag is not None or branch is not None or version not in (None, self._version):
+            raise InvalidInputError(
+                f"{self._title} has version {self._version} of {self.name}: leave version, tag and branch out, or read "
+                "the lake's own table."
+            )
+
+    def _check_change(self, method: str) -> None:
+        raise InvalidInputError(
+            f"A snapshot is immutable, and {method} changes it: change the table {self.name} of the lake itself."
+        )
+
+
+def _figures(response: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, object]:
+    """Return the fields of a response that `names` has, by its names of them; not those that are left out."""
+    return {name: response[field] for name, field in names.items() if response.get(field) is not None}
+
+
+def _one_of(**values: Any) -> Any:
+    """Return the one of two arguments that is given. Raises TypeError for none, InvalidInputError for both."""
+    given = [name for name, value in values.items() if value is not None]
+    if not given:
+        raise TypeError(f"Give the argument {' or '.join(values)}.")
+    if len(given) > 1:
+        raise InvalidInputError(f"{' and '.join(given)} are the same: leave one out.")
+    return values[given[0]]

@@ -73,11 +73,15 @@ class Artifact(_Part, frozen=True):
 
 
 class Parameter(_Part, frozen=True):
-    """A named value: an input, a field of the output, or of the initialization."""
+    """A named value: an input, a field of the output, or of the initialization.
+
+    `blob_access` is how a function would get a blob: as `bytes`, or by a `reader`.
+    """
 
     name: str
     arrow_type: str
     nullable: bool
+    blob_access: str | None = None
 
 
 class Output(_Part, frozen=True):
@@ -262,6 +266,8 @@ def _check_parameters(kind: str, parameters: Sequence[Parameter]) -> None:
         if not parameter.name or len(parameter.name) > 256 or not parameter.name.isprintable():
             raise InvalidInputError(f"A name among a function's {kind} has 1 to 256 printable characters.")
         parse_function_type(parameter.arrow_type)
+        if parameter.blob_access is not None:
+            raise InvalidInputError(f"'{parameter.name}' is no blob, so it has no 'blob_access': leave that out.")
 
 
 def is_requirement(text: str) -> bool:
@@ -323,7 +329,8 @@ PLAIN_TYPES: Mapping[str, pa.DataType] = {
     word: PLAIN[word]
     for word in (
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "utf8", "large_utf8", "binary", "date32", "date64"),
+        *("float16", "float32", "float64", "utf8", "large_utf8", "binary", "large_binary"),
+        *("date32", "date64"),
     )
 }
 """The words for types without children; there are no others."""

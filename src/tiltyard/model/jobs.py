@@ -65,8 +65,6 @@ def exclusive_run_key(name: str, table: str, arguments: Mapping[str, Any]) -> st
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
-LEASE_MS = 30_000
-"""How long a job is leased to a worker, or to a driver that does not say: by the database's clock."""
 RETRY_MS = 1_000
 """How long a job waits before it is started again, for the first time."""
 MAX_RETRY_MS = 30_000

@@ -98,12 +98,13 @@ class ArrowBody(Protocol):
 class ArrowAnswer:
     """Record batches of a response: a list if all are in memory, else an iterator that is closed once they are sent.
 
-    `media` is the format, where it is not the client's choice.
+    `media` is the format, where it is not the client's choice; `version` that of the table which was read.
     """
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]
     media: str | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ class Handler:
     - `audited`: its successes are recorded as changes. Not so bookkeeping that comes many times a minute.
     - `keyed`: a repeat gets the stored response. Not so a response with a secret, of which none is stored, and
       bookkeeping that comes many times a minute, of which a second run changes nothing.
+    - `doubles`: a repeat without a key does it twice. A caller that sends none does not send it again.
     - `retried_with_new_ids`: lancedb retries it under a new request id each time, so repeats are found by their body.
     - `recovered_by(ctx, request, commit)` makes the response of an interrupted request from its commit, for operations
       that must not run twice; of all others a second run changes nothing, or is refused.
@@ -212,6 +214,7 @@ class Handler:
     changes: bool = True
     audited: bool = True
     keyed: bool = True
+    doubles: bool = False
     retried_with_new_ids: bool = False
     recovered_by: Callable[[Any, Any, Any], Any] | None = None
     replayed_by: Callable[[Any, Any, Any], Any] | None = None
@@ -256,6 +259,7 @@ class Facts(TypedDict, total=False):
     changes: bool
     audited: bool
     keyed: bool
+    doubles: bool
     retried_with_new_ids: bool
     recovered_by: Callable[[Any, Any, Any], Any]
     replayed_by: Callable[[Any, Any, Any], Any]

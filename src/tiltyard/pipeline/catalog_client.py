@@ -78,6 +78,7 @@ class Table:
         """Open the table so that commits go through the namespace; `version` may be a tag.
 
         `client` replaces the namespace's own, `block_size` as in `indexes.tasks.block_size`. Raises as `describe` does,
+        PermissionDeniedError (also if a policy binds the caller, who has to read by QueryTable),
         InvalidTableStateError (it is only declared), TableVersionNotFoundError, TableTagNotFoundError,
         TableBranchNotFoundError.
         """
@@ -87,7 +88,8 @@ class Table:
                 namespace_client=client or self.client, table_id=self.id, block_size=block_size, storage_options=options
             )
         except (OSError, ValueError) as error:
-            if "not found" not in str(error).lower() or self.latest_version():
+            is_ours = any(reason in str(error).lower() for reason in ("not found", "permission denied"))
+            if not is_ours or self.latest_version():  # which raises PermissionDeniedError itself
                 raise
             raise InvalidTableStateError(
                 f"{self} is only declared, and has neither columns nor rows yet: write to it first."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lance import LanceOperation
 
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
+T = TypeVar("T")
+
 __all__ = [
     "FragmentChanges",
     "diff_fragments",
     "field_ids",
+    "forget_changed",
     "fragments_by_id",
     "fragments_with_new_rows",
     "group_fragments",
@@ -56,6 +59,14 @@ def diff_fragments(old: lance.LanceDataset, new: lance.LanceDataset) -> Fragment
         if number not in before or not is_same_fragment(before[number], fragment)
     }
     return FragmentChanges(changed, tuple(number for number in before if number not in after))
+
+
+def forget_changed(found: dict[int, T], old: lance.LanceDataset, new: lance.LanceDataset) -> list[int]:
+    """Remove what was found in fragments of `old` that differ in `new`; return those that are to be searched there."""
+    difference = diff_fragments(old, new)
+    for number in (*difference.removed, *difference.changed):
+        found.pop(number, None)
+    return list(difference.changed)
 
 
 def fragments_with_new_rows(old: lance.LanceDataset, new: lance.LanceDataset) -> list[FragmentMetadata] | None:

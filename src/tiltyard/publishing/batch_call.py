@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -17,13 +16,10 @@ from lance_namespace.errors import (
     ServiceUnavailableError,
     ThrottlingError,
     UnsupportedOperationError,
-    from_error_code,
 )
-from lance_namespace_urllib3_client.api.table_api import TableApi
-from lance_namespace_urllib3_client.api_client import ApiClient
-from lance_namespace_urllib3_client.configuration import Configuration
-from lance_namespace_urllib3_client.exceptions import ApiException
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, MaxRetryError, NewConnectionError, SSLError
+
+from tiltyard.calls.http_caller import HttpCaller
 
 Send: TypeAlias = Callable[[upstream.BatchCommitTablesRequest, str | None], upstream.BatchCommitTablesResponse]
 """Sends a batch with an idempotency key, or without one: only then has the response credentials."""
@@ -51,21 +47,22 @@ def batch_sender(client: upstream.LanceNamespace, headers: Mapping[str, str], ss
     endpoint = _ENDPOINT.search(client.namespace_id()) if isinstance(client, RestNamespace) else None
     if endpoint is None:
         raise UnsupportedOperationError(f"{type(client).__name__} cannot commit several tables in one batch.")
-    return _http_sender(Configuration(host=endpoint[1].rstrip("/"), ssl_ca_cert=ssl_ca_cert), headers)
+    return _http_sender(endpoint[1], headers, ssl_ca_cert)
 
 
-def _http_sender(server: Configuration, headers: Mapping[str, str]) -> Send:
-    """Send batches with upstream's generated client: pylance's RestNamespace (14) has no method for them."""
-    api = TableApi(ApiClient(server))
+def _http_sender(url: str, headers: Mapping[str, str], ssl_ca_cert: str | None) -> Send:
+    """Send batches by HTTP: pylance's RestNamespace (14) has no method for them."""
+    tls_files = {"ca_certs": ssl_ca_cert} if ssl_ca_cert else {}
+    caller = HttpCaller(url, headers, retry_seconds=0, answer_seconds=TIMEOUT_SECONDS, tls_files=tls_files)
 
     def send(request: upstream.BatchCommitTablesRequest, key: str | None) -> upstream.BatchCommitTablesResponse:
-        request_headers = {**headers, "Idempotency-Key": key} if key else dict(headers)
         try:
-            return api.batch_commit_tables(request, _request_timeout=TIMEOUT_SECONDS, _headers=request_headers)
-        except ApiException as error:
-            raise _response_error(error) from error
-        except HTTPError as error:
-            raise _connection_error(error) from error
+            answer = caller.send("BatchCommitTables", key, **request.to_dict())
+        except ServiceUnavailableError as error:
+            if isinstance(error.__cause__, HTTPError):
+                raise _connection_error(error.__cause__) from error
+            raise
+        return upstream.BatchCommitTablesResponse.model_validate(answer)
 
     return send
 
@@ -83,15 +80,6 @@ def _connection_error(error: HTTPError) -> LanceNamespaceError:
     if isinstance(cause, NewConnectionError | ConnectTimeoutError):
         return NotSentError(f"The server cannot be reached: {cause}")
     return ServiceUnavailableError(f"The server did not answer: {error}")
-
-
-def _response_error(error: ApiException) -> LanceNamespaceError:
-    """Build the error that a response describes."""
-    try:
-        body = json.loads(error.body or "")
-        return from_error_code(int(body["code"]), str(body["error"]))
-    except (ValueError, KeyError, TypeError):
-        return InternalError(f"The server answered {error.status} {error.reason}.")
 
 
 def is_refusal(error: BaseException) -> bool:

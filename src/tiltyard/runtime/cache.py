@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 import time
 from abc import abstractmethod
 from collections import OrderedDict
 from contextlib import suppress
 from functools import lru_cache, update_wrapper
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from tiltyard.runtime.machinery import Kind, Machine
@@ -61,12 +64,12 @@ class Cache(Machine, Generic[K, V]):
         invalidated_by: str,
         max_entries: int | None = None,
         max_bytes: int | None = None,
-        size_of: Callable[[V], int] | None = None,
+        size_of: Callable[[K, V], int] | None = None,
         seconds: float = FOREVER,
         clock: Callable[[], float] = time.monotonic,
         dropped: Callable[[V], object] | None = None,
     ) -> None:
-        """Bound it by `max_entries`, or by `max_bytes`, of which `size_of` says how many a value has; or by both.
+        """Bound it by `max_entries`, or by `max_bytes`, of which `size_of` says how many a key and its value have.
 
         A value is kept for `seconds` of `clock`. `invalidated_by` says to readers what else removes one. `dropped` is
         called with each value that goes, whatever removes it, outside of the lock.
@@ -118,15 +121,11 @@ class Cache(Machine, Generic[K, V]):
             self.put(key, value)
         return value
 
-    def reading(self, make: Callable[[K], V]) -> Callable[[K], V]:
-        """Return a function that returns the value of a key, which `make` makes once."""
-        return lambda key: self.get_or_make(key, lambda: make(key))
-
     def put(self, key: K, value: V, seconds: float | None = None) -> None:
         """Keep a value, for as many seconds as others unless told, and drop others where there are too many."""
         life = self.seconds if seconds is None else seconds
         expires = FOREVER if life == FOREVER else self._clock() + life
-        size = 0 if self._size_of is None else self._size_of(value)
+        size = 0 if self._size_of is None else self._size_of(key, value)
         with self._lock:
             gone = [self._entries.pop(key)] if key in self._entries else []
             self._entries[key] = value, expires, size
@@ -182,6 +181,40 @@ class Cache(Machine, Generic[K, V]):
 
 
 _NONE: Any = object()
+
+
+def held_bytes(*objects: object) -> int:
+    """Return how many bytes objects take with all that they hold, each once; classes are no part of them.
+
+    An object whose class has a `__sizeof__` in Python says by that what it holds.
+    """
+    seen: set[int] = set()
+    size, left = 0, [*objects]
+    while left:
+        each = left.pop()
+        if id(each) in seen or isinstance(each, type):
+            continue
+        seen.add(id(each))
+        size += sys.getsizeof(each)
+        if not isinstance(type(each).__sizeof__, FunctionType):
+            left += gc.get_referents(each)
+            left += each if isinstance(each, dict) else ()  # its keys: a dict of texts refers to its values alone
+    return size
+
+
+MAX_FACTS_BYTES = 32 << 20
+"""What is kept of things that never change: of 25,000 versions, or of 35,000 data files."""
+_ENTRY_BYTES = 256
+"""What an entry of a cache takes, without its key and its value."""
+
+lasting_facts: Cache[tuple[Hashable, ...], Any] = Cache(
+    "lasting facts",
+    "What was read of things that never change: manifests, data files, schemas of a registry",
+    max_bytes=MAX_FACTS_BYTES,
+    size_of=lambda key, fact: _ENTRY_BYTES + held_bytes(key, fact),
+    invalidated_by="nothing: a manifest that took the place of another has another entity tag, by which it is known",
+)
+"""By what was read, and of what."""
 
 
 class _FunctionCache(Machine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from tiltyard.config import Settings
 from tiltyard.runtime.owned_folders import OwnedFolder
 from tiltyard.runtime.process import refuse
+from tiltyard.server.startup_checks import port_problem
 
 PACKAGES = ("datafusion", "grpc", "google.protobuf")
 MISSING = "SQL over Arrow Flight needs further packages: pip install 'tiltyard[sql]'."
@@ -45,7 +45,7 @@ def flight_address(settings: Settings, host: str, http_port: int) -> FlightAddre
         return None
     is_required = settings.sql_port != AUTO
     port = int(settings.sql_port) if is_required else http_port + 1
-    if problem := _problem(host, port):
+    if problem := flight_problem(host, port):
         if is_required:
             refuse(problem)
         log.info("SQL is not served: %s", problem)
@@ -62,15 +62,11 @@ def sockets_folder() -> OwnedFolder:
     return OwnedFolder("tiltyard-flight-", None if is_short else "/tmp")  # noqa: S108  # nosec B108  # this user alone can enter it
 
 
-def _problem(host: str, port: int) -> str | None:
+def flight_problem(host: str, port: int) -> str | None:
+    """Return why SQL cannot be served at an address, with what to do; None if it can."""
     if not all(map(_is_installed, PACKAGES)):
         return MISSING
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    if reason := port_problem(host, port):
         return f"Cannot listen on {host}:{port} for SQL ({reason}): choose another --sql-port, or off."
     return None
 

@@ -1,4 +1,7 @@
-"""Tune the C allocator and Python's garbage collector for a server, and return free memory when it is idle."""
+"""Tune the C allocator and Python's garbage collector for a server, bound its vectors in memory, and give memory back.
+
+Freed memory is returned to the system when the process is idle; vectors are dropped where memory is short.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,28 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tiltyard.runtime.pool import attempt
 from tiltyard.runtime.process import release_freed_memory, retain_freed_memory
+from tiltyard.runtime.system_memory import read_system_memory
+
+if TYPE_CHECKING:
+    from tiltyard.config import Settings
+    from tiltyard.storage.vector_cache.cache import VectorCache
 
 log = logging.getLogger("tiltyard")
 
 KEEP_BYTES = 512 << 20
 MAP_ABOVE_BYTES = 64 << 20
 TRIM_SECONDS = 2.0
-"""How often a process is checked for being idle."""
+"""How often a process is checked for being idle, and its machine for memory that is left."""
+VECTORS_SHARE = 0.25
+"""Share of all memory that an automatic `vector_cache_bytes` is."""
 IDLE_SHARE = 0.1
 """Share of a processor below which a process is idle."""
 GROWN_BYTES = 64 << 20
@@ -50,19 +62,40 @@ def tune_garbage_collector() -> None:
     gc.set_threshold(GC_THRESHOLD, 10, 10)
 
 
-def release_when_idle() -> None:
-    """Start a thread that returns freed memory to the system whenever the process is idle.
+def bound_vectors(settings: Settings) -> Settings:
+    """Return settings of a server with a number for an automatic `vector_cache_bytes`: 0 where none can be told."""
+    if settings.vector_cache_bytes != "auto":
+        return settings
+    memory = read_system_memory()
+    return replace(settings, vector_cache_bytes=0 if memory is None else int(VECTORS_SHARE * memory.total))
+
+
+def give_memory_back(vectors: VectorCache) -> None:
+    """Start a thread that returns freed memory to the system whenever the process is idle, and drops unneeded vectors.
 
     Memory that is retained for the next uploads is worth it only while they come.
     """
-    if _STATM.exists():
-        threading.Thread(target=_release_when_idle, args=(IdleRelease(),), name="memory", daemon=True).start()
+    release = IdleRelease() if _STATM.exists() else None
+    threading.Thread(target=_give_memory_back, args=(vectors, release), name="memory", daemon=True).start()
 
 
-def _release_when_idle(release: IdleRelease) -> None:
-    while not release.is_useless:
+def _give_memory_back(vectors: VectorCache, release: IdleRelease | None) -> None:
+    while True:
         time.sleep(TRIM_SECONDS)
+        look_at_memory(vectors, release)
+
+
+def look_at_memory(vectors: VectorCache, release: IdleRelease | None) -> None:
+    """Give back what is due now."""
+    attempt(lambda: _drop_vectors(vectors))
+    if release is not None and not release.is_useless:
         attempt(release.step)
+
+
+def _drop_vectors(vectors: VectorCache) -> None:
+    if dropped := vectors.drop_unneeded():
+        release_freed_memory()
+        log.info("dropped %d MiB of vectors in memory", dropped >> 20)
 
 
 class IdleRelease:

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
 import uvicorn
 from lance_namespace.errors import LanceNamespaceError
@@ -25,12 +26,11 @@ from tiltyard.runtime.machinery import close_machinery
 from tiltyard.runtime.process import describe, refuse
 from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server.connection_balancing import connection_limit, raise_descriptor_limit
-from tiltyard.server.console_mount import ConsoleMount, is_console_path
 from tiltyard.server.flight_address import FlightAddress
 from tiltyard.server.flight_listener import FlightListener
 from tiltyard.server.http_protocol import HttpProtocol
 from tiltyard.server.log_setup import set_up_logging, set_up_tracing
-from tiltyard.server.memory import keep_large_buffers, release_when_idle, tune_garbage_collector
+from tiltyard.server.memory import bound_vectors, give_memory_back, keep_large_buffers, tune_garbage_collector
 from tiltyard.server.query_process import start_query_process
 from tiltyard.server.startup_checks import uvicorn_network_options
 from tiltyard.sql.processes import QueryProcesses
@@ -38,6 +38,11 @@ from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
 from tiltyard.worker import DriverPool, ProcessRecorder, Worker
 
+if TYPE_CHECKING:
+    from tiltyard.api.app import Shared
+    from tiltyard.console.app import Console
+
+CONSOLE_PATH = b"/console"
 DRAIN_SECONDS = 6
 WORKER_SECONDS = 2.0
 """How long workers may take to stop."""
@@ -74,7 +79,7 @@ class Application:
     ) -> None:
         """Serve a request, or start and stop with the process."""
         if scope["type"] == "http":
-            if self._console is not None and is_console_path(scope["raw_path"]):
+            if self._console is not None and asks_for_console(scope):
                 await self._console(scope, receive, send)
             else:
                 await self._api(scope, receive, send)
@@ -92,7 +97,7 @@ class Application:
         self._services.storage.availability.start()
         self._services.store.share_reads(asyncio.get_running_loop().call_soon)
         tune_garbage_collector()
-        release_when_idle()
+        give_memory_back(self._services.storage.datasets.vector_cache)
         await send({"type": "lifespan.startup.complete"})
         self._api.start()
         self._on_started()
@@ -172,7 +177,7 @@ def serve_shared_socket(
     settings: Settings, listener: socket.socket, flight: FlightAddress | None, on_started: Callable[[], None]
 ) -> None:
     """Serve in one of several processes on the socket that they share, until a signal stops it."""
-    services = open_services_or_refuse(settings)
+    services = open_services_or_refuse(bound_vectors(settings))
     exit_on_signals()
     server = http_server(settings, Application(services, on_started, flight), BALANCING_LOOP)
     server.run(sockets=[listener])
@@ -209,3 +214,39 @@ def exit_now() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def asks_for_console(scope: Any) -> bool:
+    """Whether a request is one of the console's: by its path, or a browser's that has the server's address alone."""
+    raw_path: bytes = scope["raw_path"]
+    if raw_path == b"/":
+        return scope["method"] in ("GET", "HEAD") and any(
+            name == b"accept" and b"text/html" in value for name, value in scope["headers"]
+        )
+    return raw_path.startswith(CONSOLE_PATH) and raw_path[len(CONSOLE_PATH) : len(CONSOLE_PATH) + 1] in (b"", b"/")
+
+
+class ConsoleMount:
+    """Serves the requests of the console; the first one makes it."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._console: asyncio.Future[Console] | None = None
+
+    async def __call__(
+        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        """Serve a request."""
+        if self._console is None:
+            self._console = asyncio.get_running_loop().run_in_executor(None, self._make)
+        try:
+            console = await asyncio.shield(self._console)
+        except Exception:
+            self._console = None  # the next request tries again
+            raise
+        await console({**scope, "path": unquote(scope["raw_path"].decode())}, receive, send)
+
+    def _make(self) -> Console:
+        from tiltyard.console.app import Console
+
+        return Console(self._shared)

@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from ipaddress import ip_address
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -24,12 +25,12 @@ from tiltyard.runtime.process import refuse
 from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server import child_process
 from tiltyard.server.connection_balancing import shared_connection_counts
-from tiltyard.server.console_mount import console_url
 from tiltyard.server.flight_address import FlightAddress, flight_address, sockets_folder
 from tiltyard.server.log_setup import set_up_logging
-from tiltyard.server.memory import release_when_idle
+from tiltyard.server.memory import bound_vectors, give_memory_back
 from tiltyard.server.process import (
     BALANCING_LOOP,
+    CONSOLE_PATH,
     Application,
     BackgroundWork,
     exit_now,
@@ -37,7 +38,7 @@ from tiltyard.server.process import (
     http_server,
     open_services_or_refuse,
 )
-from tiltyard.server.startup_checks import announce_access, check_exposure, url_scheme
+from tiltyard.server.startup_checks import announce_access, bind_socket, check_exposure, reason_of, url_scheme
 from tiltyard.server.supervisor import NeverServedError, Supervisor
 
 PORT_SECONDS = 15.0
@@ -56,7 +57,7 @@ def run_server(settings: Settings) -> None:
     host, port = listener.getsockname()[:2]
     check_exposure(settings, host)
     flight = flight_address(settings, host, port)
-    services = open_services_or_refuse(settings)
+    services = open_services_or_refuse(bound_vectors(settings))
     announce_access(services, host)
     url_host = f"[{host}]" if ":" in host else host
     # uvloop's own server does not let us limit how many connections are at their TLS handshake.
@@ -66,7 +67,7 @@ def run_server(settings: Settings) -> None:
     url = f"{url_scheme(settings)}://{url_host}:{port}"
     print(f"Tiltyard serves {settings.root} on {url}", file=sys.stderr, flush=True)
     if settings.console:
-        print(f"The console is at {console_url(url, host)}", file=sys.stderr, flush=True)
+        print(f"The console is at {_console_url(url, host)}", file=sys.stderr, flush=True)
     if server is None:
         services.close()
         _supervise(settings, listener, flight)
@@ -104,7 +105,7 @@ def run_worker(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     work = BackgroundWork(services, "worker", max(1, settings.jobs), has_drivers=True)
-    release_when_idle()
+    give_memory_back(services.storage.datasets.vector_cache)
     work.start()
     print(f"Tiltyard works on {settings.root}", file=sys.stderr, flush=True)
     stop.wait()
@@ -125,10 +126,10 @@ def _listen(settings: Settings) -> socket.socket:
         try:
             return _bind(settings.host, settings.port)
         except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
             in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             if not in_use or (deadline is not None and time.monotonic() > deadline):
-                refuse(f"Cannot listen on {settings.host}:{settings.port} ({reason}): choose another --port or --host.")
+                place = f"{settings.host}:{settings.port} ({reason_of(error)})"
+                refuse(f"Cannot listen on {place}: choose another --port or --host.")
         if deadline is None:
             deadline = time.monotonic() + PORT_SECONDS
             log.warning("%s:%d is in use: waiting for it for %g s", settings.host, settings.port, PORT_SECONDS)
@@ -136,12 +137,19 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener = bind_socket(host, port)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def _console_url(url: str, host: str) -> str:
+    """Return where a person opens the console of a server; one that listens on all addresses is here, too."""
+    address = ip_address(host)
+    if address.is_unspecified:
+        scheme, _, rest = url.partition("://")
+        url = f"{scheme}://{'127.0.0.1' if address.version == 4 else '[::1]'}:{rest.rpartition(':')[2]}"
+    return f"{url}{CONSOLE_PATH.decode()}/"

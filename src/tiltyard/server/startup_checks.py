@@ -1,9 +1,10 @@
-"""Check at its start that a server is not open to strangers by mistake, and say to the operator who has access."""
+"""Check at its start that a server can listen, and is not open to strangers by mistake; say who has access."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
+import socket
 import ssl
 import sys
 from typing import Any
@@ -19,21 +20,64 @@ STRICT_TRANSPORT_SECURITY = ("strict-transport-security", "max-age=31536000")
 log = logging.getLogger("tiltyard")
 
 
+def bind_socket(address: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address. Raises OSError, OverflowError."""
+    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((address, port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def port_problem(address: str, port: int) -> str | None:
+    """Return why nothing can listen at an address; None if it can."""
+    try:
+        bind_socket(address, port).close()
+    except (OSError, OverflowError) as error:
+        return reason_of(error)
+    return None
+
+
+def reason_of(error: Exception) -> str:
+    """Return why an address cannot be had, without its number."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def check_exposure(settings: Settings, address: str) -> None:
     """End the command where strangers would be served on an address that others can reach, unless settings say so.
 
     Also where the TLS certificate cannot be loaded.
     """
-    if not (settings.auth or settings.insecure or _is_loopback(address)):
-        refuse(
-            f"Others can reach {address}, and this server does not authenticate callers: start it with --auth, "
-            "or allow this with --insecure."
-        )
+    if problem := exposure_problem(settings, address) or tls_problem(settings):
+        refuse(problem)
+
+
+def exposure_problem(settings: Settings, address: str) -> str | None:
+    """Return that strangers would be served on an address that others can reach, against what the settings say."""
+    if settings.auth or settings.insecure or is_loopback(address):
+        return None
+    return (
+        f"Others can reach {address}, and this server does not authenticate callers: start it with --auth, "
+        "or allow this with --insecure."
+    )
+
+
+def tls_problem(settings: Settings) -> str | None:
+    """Return why the TLS certificate of the settings cannot be loaded, if there is one."""
     if settings.tls_certificate:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
         except OSError as error:
-            refuse(f"Cannot serve HTTPS with {settings.tls_certificate} and {settings.tls_key}: {error}.")
+            return f"Cannot serve HTTPS with {settings.tls_certificate} and {settings.tls_key}: {error}."
+    return None
+
+
+def crosses_unencrypted(settings: Settings, address: str) -> bool:
+    """Return whether keys and tokens come to an address without TLS, neither the server's nor that of a proxy."""
+    return not (settings.tls_certificate or settings.trusted_proxies or is_loopback(address))
 
 
 def uvicorn_network_options(settings: Settings) -> dict[str, Any]:
@@ -61,7 +105,7 @@ def announce_access(services: Services, address: str) -> None:
     if not services.settings.auth:
         log.warning("EVERY CLIENT THAT REACHES %s IS AN ADMINISTRATOR: start with --auth to change that.", address)
         return
-    if not (services.settings.tls_certificate or services.settings.trusted_proxies or _is_loopback(address)):
+    if crosses_unencrypted(services.settings, address):
         log.warning(
             "keys and tokens cross the network unencrypted: set tls_certificate, or use a proxy that terminates TLS"
         )
@@ -70,5 +114,6 @@ def announce_access(services: Services, address: str) -> None:
         print(f"The key of '{FIRST_ADMINISTRATOR}', shown this once: {key}", file=sys.stdout, flush=True)
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return whether nobody but this machine reaches an address."""
     return ipaddress.ip_address(address).is_loopback

@@ -147,6 +147,20 @@ def _planning(ctx: Context, default_namespace: Id, named: list[Id] | None) -> It
             named += tables.paths
 
 
+def _without_view(kind: pa.DataType) -> pa.DataType:
+    """Return how texts and bytes are returned where casts and functions of DataFusion make views of them.
+
+    The driver of JDBC cannot read those.
+    """
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_binary_view(kind) else kind
+
+
+def _without_views(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_type(_without_view(field.type)) for field in schema], schema.metadata)
+
+
 class PlannedQuery:
     """A query that was planned: its schema, the ids of its tables, and its rows, which can be read once."""
 
@@ -157,7 +171,7 @@ class PlannedQuery:
         self._lock = threading.Lock()
         self._tables = tables
         self._frame = frame
-        self.schema: pa.Schema = frame.schema()
+        self.schema = _without_views(frame.schema())
         self.paths = tuple(tables.paths)
         self.grounds = tuple(tables.grounds.values())
         self.placeholders = placeholders
@@ -165,7 +179,8 @@ class PlannedQuery:
     def parameter_types(self) -> list[pa.DataType]:
         """Return the types of the parameters; that of text for one whose type the query leaves open."""
         types = placeholder_types(self._frame.logical_plan()) if self.placeholders else {}
-        return [types.get(number, pa.string()) for number in range(1, self.placeholders + 1)]
+        found = [types.get(number, pa.string()) for number in range(1, self.placeholders + 1)]
+        return [_without_view(kind) for kind in found]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Run the query and yield its rows; it is closed at the end. Raises as `run` says."""
@@ -176,7 +191,7 @@ class PlannedQuery:
             with query_errors(self._tables):
                 for batch in self._frame.execute_stream():
                     self._ctx.check_deadline()
-                    rows += len(output := batch.to_pyarrow())
+                    rows += len(output := _cast_views(batch.to_pyarrow()))
                     check_rows(self._ctx, rows)
                     yield output
             has_ended = True
@@ -195,6 +210,11 @@ class PlannedQuery:
             session, self._session, self._frame = self._session, None, None
         if session is not None:
             self._sessions.release(session, is_reusable=is_reusable, has_failed=has_failed)
+
+
+def _cast_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    schema = _without_views(batch.schema)
+    return batch if schema.equals(batch.schema) else batch.cast(schema)
 
 
 def check_no_blobs(schema: pa.Schema) -> None:

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
     from tiltyard.sql.tables import QueryTables
 
-READ_ONLY = "Queries only read: send one SELECT, WITH, VALUES, EXPLAIN or DESCRIBE, and no other statement."
+READ_ONLY = (
+    "Queries only read: send one SELECT, WITH, VALUES, EXPLAIN or DESCRIBE, and no other statement but those on"
+    " materialized views."
+)
 
 CORRELATED = (
     "This query has a subquery where it cannot be run: one that refers to the query around it has no ORDER BY and no"
@@ -54,7 +57,16 @@ _RULES: tuple[tuple[re.Pattern[str], type[LanceNamespaceError], str], ...] = tup
             CORRELATED,
         ),
         (r"null_aware anti join", UnsupportedOperationError, NEGATED_MEMBERSHIP),
-        (r"(?:DDL|DML|Statement) not supported|Unsupported SQL statement", UnsupportedOperationError, READ_ONLY),
+        (
+            r"(?:DDL|DML|Statement) not supported|Unsupported SQL statement|SET variant not implemented",
+            UnsupportedOperationError,
+            READ_ONLY,
+        ),
+        (
+            r"SHOW \[VARIABLE\]|information_schema\.(?:parameters|routines|df_settings)",
+            UnsupportedOperationError,
+            "SHOW TABLES, and SHOW COLUMNS FROM a table, are all that there is to show.",
+        ),
         (
             r"Resources exhausted|Not enough memory|[Mm]emory [Ll]imit|max_temp_directory_size",
             InvalidInputError,

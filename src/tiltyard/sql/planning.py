@@ -40,6 +40,8 @@ _READING_NODES = frozenset(
     Subquery SubqueryAlias TableScan Union Unnest Values Window WindowExpr
     """.split()  # noqa: SIM905  # a list of names is read as one
 )
+_CHANGING = re.compile(r"\s*(?:insert|update|delete|merge|copy|create|alter|drop|set)\b", re.IGNORECASE)
+"""How statements begin that are refused for what they are, whatever else is wrong with them."""
 _DESCRIBING_NODES = frozenset({"Explain", "Analyze"})
 _STATEMENT_NODES = frozenset("Explain Analyze DescribeTable".split())  # noqa: SIM905  # as above
 """Nodes of statements that are no queries, of which no view is made."""
@@ -47,6 +49,7 @@ _STATEMENT_NODES = frozenset("Explain Analyze DescribeTable".split())  # noqa: S
 _EXPRESSIONS_OF_NODES = ("predicate", "projections", "filter", "aggregate_exprs", "group_by_exprs")
 """Methods of the plan's nodes that return expressions."""
 _CAST_PLACEHOLDER = re.compile(r"CAST\(\$(\d+) AS (.+)\)")
+_CAST_DECIMAL = re.compile(r"Decimal128\((\d+), (-?\d+)\)")
 _CAST_TYPES = {
     "Boolean": pa.bool_(),
     "Binary": pa.binary(),
@@ -57,6 +60,7 @@ _CAST_TYPES = {
     "Int16": pa.int16(),
     "Int32": pa.int32(),
     "Int64": pa.int64(),
+    "Time64(ns)": pa.time64("ns"),
     "Timestamp(ns)": pa.timestamp("ns"),
     "Timestamp(Nanosecond, None)": pa.timestamp("ns"),
 }
@@ -111,7 +115,10 @@ def _add_placeholder_types(expression: Any, types: dict[int, pa.DataType]) -> No
         return
     text = expression.canonical_name()
     if cast := _CAST_PLACEHOLDER.fullmatch(text):
-        types[int(cast[1])] = _CAST_TYPES.get(cast[2], pa.string())
+        decimal = _CAST_DECIMAL.fullmatch(cast[2])
+        types[int(cast[1])] = (
+            pa.decimal128(*map(int, decimal.groups())) if decimal else _CAST_TYPES.get(cast[2], pa.string())
+        )
         return
     with suppress(ValueError, RuntimeError):  # a kind of expression whose parts DataFusion does not show
         for operand in expression.rex_call_operands():
@@ -225,8 +232,10 @@ class ViewExpansion:
                     if self._session.functions.add(frame.logical_plan()):
                         frame = self._plan_once(statement, parameters)
                     return frame, size
-            except LanceNamespaceError:
+            except LanceNamespaceError as error:
                 if (ref := self._tables.take_view_to_plan()) is None:
+                    if isinstance(error, InvalidInputError) and _CHANGING.match(statement.text):
+                        raise UnsupportedOperationError(READ_ONLY) from error
                     raise
                 self._tables.add_view(ref, self.plan_view(ref))
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from datafusion import SessionContext
 
-    from tiltyard.context import Context
+    from tiltyard.context import Context, OpenTable
 
 
 def visible_schema(ctx: Context, path: Id) -> pa.Schema:
@@ -57,7 +57,7 @@ def readable_schema(ctx: Context, path: Id) -> pa.Schema:
         return view.schema if ctx.principal.administrator else _view_schema(ctx, path)
     opened = open_for_reading(ctx, path, by_catalog=True)
     policy = effective_policy_of(ctx, opened.record)
-    return opened.dataset.schema if policy is None else restricted_source(ctx, path).schema
+    return opened.dataset.schema if policy is None else restricted_source(ctx, path, opened).schema
 
 
 def _view_schema(ctx: Context, path: Id) -> pa.Schema:
@@ -67,8 +67,12 @@ def _view_schema(ctx: Context, path: Id) -> pa.Schema:
     return infer_view_schema(ctx, path)
 
 
-def restricted_source(ctx: Context, path: Id) -> RowSource:
-    """Return the rows and columns of a table that policies leave its reader, read as QueryTable reads them."""
+def restricted_source(ctx: Context, path: Id, table: OpenTable) -> RowSource:
+    """Return the rows and columns that policies leave the reader of a table, read as QueryTable reads them.
+
+    They are those of the open snapshot, the latest version when it was opened, whatever is committed meanwhile.
+    """
+    ctx = ctx.with_open_table(path, table, ctx.check_deadline)
     schema = query_table(ctx, models.QueryTableRequest(id=list(path), vector=None, k=0)).schema
 
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

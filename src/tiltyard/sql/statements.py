@@ -13,7 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
+from types import MappingProxyType
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
@@ -40,8 +42,11 @@ def write_parameters(values: Sequence[pa.Scalar]) -> bytes:
 
 def read_parameters(stream: bytes) -> list[pa.Scalar]:
     """Return the values of a stream, which a client has sent. Raises InvalidInputError."""
-    if not stream:
-        return []
+    return [] if not stream else [_decoded(column[0]) for column in _read_row(stream).columns]
+
+
+def _read_row(stream: bytes) -> pa.Table:
+    """Return the one row of a stream of parameters. Raises InvalidInputError."""
     try:
         table = read_table(stream, allowed_bytes=MAX_PARAMETER_BYTES, max_ratio=0)
     except (pa.ArrowException, ValueError) as error:
@@ -50,7 +55,7 @@ def read_parameters(stream: bytes) -> list[pa.Scalar]:
         raise InvalidInputError(f"Bind one row of {MAX_PARAMETERS} values at most: a statement runs once.")
     if sum(_count_values(column.chunk(0)) for column in table.columns) > MAX_PARAMETER_BYTES:
         raise InvalidInputError(f"The parameters have more than {MAX_PARAMETER_BYTES} values.")
-    return [_decoded(column[0]) for column in table.columns]
+    return table
 
 
 def _count_values(array: pa.Array) -> int:
@@ -83,7 +88,7 @@ MAX_PLACEHOLDERS = 1_000
 _LABEL = "query"
 _PARTS = re.compile(
     r"""(?P<text>'[^']*+'(?:'[^']*+')*+)|(?P<name>"[^"]*"|`[^`]*`)|(?P<line>--[^\n]*)|(?P<block>/\*)
-    |(?P<question>\?)|(?P<dollar>\$(?!\d))""",
+    |(?P<question>\?)|(?P<number>\$\d++(?!\w))|(?P<named>(?<![\w$])\$[^\W\d]\w*+(?!\$))|(?P<dollar>\$)""",
     re.VERBOSE,
 )
 _QUANTIFIERS = frozenset({"any", "some", "all"})
@@ -98,6 +103,7 @@ NEGATED_MEMBERSHIP = (
     "NOT IN (SELECT …), and IN (SELECT …) below NOT, compared with true, false or null, or as a value of a function or"
     " of CASE, is a condition of its own here, joined to others of WHERE by AND: write NOT EXISTS (SELECT …)."
 )
+_LOCKS = frozenset({("for", "update"), ("for", "share")})
 _SIZES = frozenset({"select", "join", "union", "intersect", "except", "over", "values", "from", "lateral", "unnest"})
 _CONNECTIVES = frozenset({"and", "or"})
 _CONCATENATING = frozenset(
@@ -109,6 +115,8 @@ _CONCATENATING = frozenset(
 class Statement:
     """A statement without comments, its placeholders numbered (`$1`, `$2`, …); `placeholders` is how many it has.
 
+    `numbers` are those of its placeholders.
+
     `names` has its keywords and names in lower case, without quotes, `connectives` is how many AND and OR it has, and
     `growth` by how much it may enlarge a value. `has_negated_membership` says that an IN (SELECT …) may be below a NOT.
     """
@@ -119,6 +127,7 @@ class Statement:
     connectives: int = 0
     growth: float = 1.0
     has_negated_membership: bool = False
+    numbers: frozenset[int] = frozenset()
 
 
 def parse_statement(text: str, max_length: int) -> Statement:
@@ -126,8 +135,7 @@ def parse_statement(text: str, max_length: int) -> Statement:
 
     Raises InvalidInputError, UnsupportedOperationError.
     """
-    if len(text) > max_length:
-        raise InvalidInputError(f"The query has {len(text)} characters: {max_length} at most (sql_max_length).")
+    _check_length(text, max_length)
     if "\0" in text:
         raise InvalidInputError("The query has the character U+0000: leave it out.")
     if text.count(",") > MAX_VALUES:
@@ -141,6 +149,7 @@ def parse_statement(text: str, max_length: int) -> Statement:
     _check_escapes(tokens)
     _check_names(statement.text, tokens)
     words = _words(tokens)
+    _check_locks(words)
     statement = replace(
         statement,
         names=frozenset(filter(None, _names(tokens))),
@@ -150,6 +159,12 @@ def parse_statement(text: str, max_length: int) -> Statement:
     )
     check_size(statement, (), {})
     return statement
+
+
+def _check_length(text: str, max_length: int) -> None:
+    """Raise InvalidInputError for a statement of more than `max_length` characters."""
+    if len(text) > max_length:
+        raise InvalidInputError(f"The query has {len(text)} characters: {max_length} at most (sql_max_length).")
 
 
 def check_size(statement: Statement, views: Collection[Statement], sizes: Mapping[str, int]) -> int:
@@ -198,6 +213,12 @@ def _check_names(text: str, tokens: Sequence[re.Match[str]]) -> None:
             raise InvalidInputError(f"Write the name that begins with {token[0][:60]!r} in double quotes.")
 
 
+def _check_locks(words: Sequence[str]) -> None:
+    """Raise UnsupportedOperationError for SELECT … FOR UPDATE or FOR SHARE, which DataFusion reads without a lock."""
+    if any(pair in _LOCKS for pair in pairwise(words)):
+        raise UnsupportedOperationError("A query locks no rows: leave FOR UPDATE and FOR SHARE out.")
+
+
 def _tokens(text: str) -> list[re.Match[str]]:
     return [match for match in TOKEN.finditer(text) if match.lastgroup != "space"]
 
@@ -207,9 +228,39 @@ def _words(tokens: Sequence[re.Match[str]]) -> list[str]:
     return [match[0].lower() if match.lastgroup == "word" else "" for match in tokens]
 
 
-def _normalize(text: str) -> Statement:
-    """Remove comments and number the placeholders written as `?`. Raises InvalidInputError."""
+def bind_names(text: str, stream: bytes, max_length: int) -> str:
+    """Return a query that names its parameters by numbers alone, where it names columns of their stream as `$name`.
+
+    Raises InvalidInputError for one that is no query, has a placeholder without a value, or leaves a value unused.
+    """
+    _check_length(text, max_length)
+    names = _read_row(stream).column_names
+    named = {name: number for number, name in enumerate(names, 1) if names.count(name) == 1} if names else {}
+    statement = _normalize(text, named)
+    if (_words(_tokens(statement.text)) or [""])[0] not in ("select", "with", "values", "explain", ""):
+        raise InvalidInputError("Parameters are bound to a query (SELECT, WITH, VALUES) or an EXPLAIN of one.")
+    if missing := {*statement.numbers} - {*range(1, len(names) + 1)}:
+        raise InvalidInputError(f"The query has ${min(missing)}, and {len(names)} values are bound: bind one to each.")
+    if unused := [name for number, name in enumerate(names, 1) if number not in statement.numbers]:
+        raise InvalidInputError(f"The query does not use the parameter {unused[0][:100]!r}: leave it out, or name it.")
+    return statement.text
+
+
+def normalize_statement(text: str) -> str:
+    """Return a statement without comments, which has no placeholders. Raises InvalidInputError."""
+    statement = _normalize(text)
+    if statement.placeholders:
+        raise InvalidInputError("A statement on a materialized view has no parameters: write the values themselves.")
+    return statement.text
+
+
+def _normalize(text: str, named: Mapping[str, int] = MappingProxyType({})) -> Statement:
+    """Remove comments and number the placeholders written as `?`, and as `$name` for `named` ones.
+
+    Raises InvalidInputError.
+    """
     parts: list[str] = []
+    numbers: set[int] = set()
     questions = position = 0
     while match := _PARTS.search(text, position):
         parts.append(text[position : match.start()])
@@ -222,18 +273,25 @@ def _normalize(text: str) -> Statement:
                 parts.append(" ")
             case "question":
                 questions += 1
+                numbers.add(questions)
                 parts.append(f"${questions}")
-            case "dollar":
+            case "number":
+                numbers.add(int(match[0][1:10]))
+                parts.append(match[0])
+            case "named" if match[0][1:] in named:
+                numbers.add(number := named[match[0][1:]])
+                parts.append(f"${number}")
+            case "named" if named:
+                raise InvalidInputError(f"The query has {match[0][:100]!r}, and no parameter of that name is bound.")
+            case "named" | "dollar":
                 raise InvalidInputError("The query has a $ without a number: write texts as 'x', parameters as $1.")
             case _:
                 parts.append(match[0])
     parts.append(text[position:])
-    normalized = "".join(parts)
-    numbers = {int(number) for number in re.findall(r"\$(\d{1,9})", normalized)}
     placeholders = max(numbers, default=0)
     if placeholders > MAX_PLACEHOLDERS:
         raise InvalidInputError(f"The query has parameter ${placeholders}: {MAX_PLACEHOLDERS} at most.")
-    return Statement(normalized, placeholders)
+    return Statement("".join(parts), placeholders, numbers=frozenset(numbers))
 
 
 def _replace_quantifiers(text: str) -> str:

@@ -186,7 +186,7 @@ class QueryTables:
 
     def search_schema(self, ctx: Context, request: models.QueryTableRequest) -> pa.Schema:
         """Return the columns of what a search finds: those of its table, and a distance or a score."""
-        score = "_distance" if request.vector is not None else "_score"
+        score = "_score" if request.full_text_query is not None else "_distance"
         return readable_schema(ctx, Id(request.id or ())).append(pa.field(score, pa.float32()))
 
     def check_policies(self, ctx: Context, path: Id) -> None:
@@ -204,7 +204,7 @@ class QueryTables:
         if scope is None:
             return lance.FFILanceTableProvider(opened.dataset, with_row_id=False, with_row_addr=False)
         self.is_restricted = True
-        return self.source(restricted_source(ctx, ref.path))
+        return self.source(restricted_source(ctx, ref.path, opened))
 
     def _unplanned_view(self, view: PlainView, ref: TableRef) -> LanceNamespaceError:
         """Ask for the plan of a view; return the error by which the statement that names it is not planned before."""

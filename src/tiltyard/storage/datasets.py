@@ -21,7 +21,7 @@ from tiltyard.runtime.cache import Cache
 from tiltyard.storage.caches.column_cache import BranchKey, ColumnCache
 from tiltyard.storage.caches.openings import Opening, Openings
 from tiltyard.storage.caches.shared_snapshots import RecordedVersion, SharedSnapshot, manifest_path
-from tiltyard.storage.caches.version_cache import CachedVersion, VersionCache
+from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.commit_route import CommitRoute
 from tiltyard.storage.disk_cache.cache import DiskCache
 from tiltyard.storage.errors import lance_errors
@@ -77,7 +77,6 @@ class Datasets:
         """Raises InvalidInputError for a version, None being the latest, whose manifest is too large to be read."""
         self.check_references: Callable[[str], None] = no_references_limit
         """Raises InvalidInputError for a table whose tags and branches are too large to be read."""
-        self.version_cache = VersionCache()
         self.session = lance.Session(
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
         )
@@ -279,6 +278,11 @@ class Datasets:
     def is_open(self, location: str) -> bool:
         """Whether main's latest version, as far as this process knows, is open."""
         return (location, MAIN) in self._shared
+
+    def shares(self, location: str, branch: Branch, snapshot: CachedVersion) -> bool:
+        """Whether a snapshot is the shared one, of a branch's latest version as far as this process knows."""
+        shared = self._shared.get((location, branch))
+        return shared is not None and shared.snapshot is snapshot
 
     def cached_snapshot(
         self, location: str, branch: Branch = MAIN, recorded: RecordedVersion | None = None

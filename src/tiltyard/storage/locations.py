@@ -107,7 +107,7 @@ def _canonical_path(path: str) -> str:
 def _check_segments(path: str) -> None:
     for segment in path.split("/") if path else ():
         if segment in _RESERVED_SEGMENTS:
-            raise InvalidInputError("The location has empty, '.' or '..' segments: write the folder plainly.")
+            raise InvalidInputError("Path traversal is not allowed: leave out empty, '.' and '..' segments.")
         if len(segment.encode()) > MAX_SEGMENT_BYTES:
             raise InvalidInputError(f"A folder of the location has more than {MAX_SEGMENT_BYTES} bytes: shorten it.")
 

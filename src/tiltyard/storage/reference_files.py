@@ -13,6 +13,7 @@ from uuid import uuid4
 from tiltyard.runtime.durability import MISSING, describe_fault
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
+from tiltyard.storage.locks import LockKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -54,7 +55,7 @@ class ReferenceFiles:
         if not is_local(location):
             yield
             return
-        with self._locks.hold(_lock_name(location), self._timeout):
+        with self._locks.hold(LockKind.REFERENCES, location, self._timeout):
             file, saved = f"{location}/{path}", f"{location}/_refs/.{uuid4().hex}"
             with lance_errors(location), suppress(FileNotFoundError):
                 _delete_if_broken(file)
@@ -93,12 +94,8 @@ class ReferenceFiles:
             self._seen.put(f"{location}/_refs", seen)
 
     def _delete_broken(self, location: str, file: str) -> None:
-        with self._locks.hold(_lock_name(location), self._timeout):
+        with self._locks.hold(LockKind.REFERENCES, location, self._timeout):
             _delete_if_broken(file)
-
-
-def _lock_name(location: str) -> str:
-    return f"references of {location}"
 
 
 def _delete_if_broken(file: str) -> None:

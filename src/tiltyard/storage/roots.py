@@ -97,6 +97,10 @@ class Roots:
             "allowed_roots, or move the table."
         )
 
+    def public_options(self, location: str) -> dict[str, str]:
+        """Return the storage options that any client may see. Raises PermissionDeniedError outside the roots."""
+        return self.root_of(location).public_options
+
     def check_foreign(self, location: str) -> None:
         """Check the location that an entry of another catalog has.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -16,7 +15,6 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.runtime.batcher import Batcher
-from tiltyard.runtime.cache import Cache
 from tiltyard.runtime.durability import Durability, WrittenFile
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.runtime.process import wall_clock
@@ -50,9 +48,6 @@ if TYPE_CHECKING:
     from tiltyard.model.ids import Id
     from tiltyard.storage.vending.vendor import VendedCredentials
 
-MAX_VENDED = 4096
-"""Tables whose catalogs vend credentials for them to this server."""
-
 
 def bucket_of(location: str) -> str:
     """Return the part of a location on an object store before its path."""
@@ -77,11 +72,13 @@ class Storage:
         """Refuses requests at once while an object store does not respond; a server starts it."""
         self.root = self.roots.first.location
         self._root_locations = self.roots.locations
+        # What is automatic is decided where a server starts, which drops vectors where memory is short.
+        vector_cache_bytes = 0 if settings.vector_cache_bytes == "auto" else settings.vector_cache_bytes
         self.datasets = Datasets(
             settings.index_cache_bytes,
             settings.metadata_cache_bytes,
             settings.page_cache_bytes,
-            vector_cache_bytes=settings.vector_cache_bytes,
+            vector_cache_bytes=vector_cache_bytes // settings.workers,
             processors=max(1, (os.cpu_count() or 1) // settings.workers),
             disk_cache_bytes=settings.disk_cache_bytes,
             disk_cache_folder=settings.disk_cache_folder,
@@ -89,8 +86,6 @@ class Storage:
         self.datasets.disk_cache.open_files = self.files
         if settings.disk_cache_bytes and not settings.disk_cache_folder:
             raise StorageError("disk_cache_bytes needs a folder: set disk_cache_folder, or leave it out.")
-        if settings.vector_cache_bytes and find_spec("faiss") is None:
-            raise StorageError("vector_cache_bytes needs FAISS: install tiltyard[vectors], or leave the setting out.")
         self.append_batcher = Batcher("appends", "Small appends to a table at once, which become one commit")
         self.locks = Locks()
         self.disks = Durability()
@@ -100,12 +95,6 @@ class Storage:
         """Clients of the roots' buckets."""
         self.vended_credentials: Callable[[str], VendedCredentials | None] = _vend_nothing
         """Credentials that another catalog vends to this server for a table of its own, by the table's location."""
-        self._vended: Cache[str, tuple[VendedCredentials, Files]] = Cache(
-            "vended stores",
-            "Clients of object stores with the credentials that other catalogs vend for tables of theirs",
-            max_entries=MAX_VENDED,
-            invalidated_by="new credentials",
-        )
         self._references = ReferenceFiles(self.make_durable, self.locks, settings.conflict_timeout, self.disks.seen)
         self.manifests = ManifestStore(
             self.files, self.make_durable, self.datasets, self._max_file_bytes, self._references.set_broken_aside
@@ -170,15 +159,13 @@ class Storage:
     def _vended_files(self, location: str, vended: VendedCredentials) -> Files:
         """Return what reads and writes the files of a table by what another catalog vends for it.
 
-        Open datasets have the credentials before: after new ones they are opened again.
+        Open datasets have the credentials before: after new ones, which have no client yet, they are opened again.
         """
-        known = self._vended.get(location)
-        if known is None or known[0] is not vended:
+        if not vended.clients:
             self.datasets.evict(location)
             base, options = bucket_of(location), {**self.roots.root_of(location).options, **vended.options}
-            known = vended, self._open_files(base, options)
-            self._vended.put(location, known)
-        return known[1]
+            vended.clients.append(self._open_files(base, options))
+        return vended.clients[0]
 
     def _open_files(self, base: str, options: Mapping[str, str]) -> Files:
         from tiltyard.storage.objects import ObjectFiles  # noqa: PLC0415  # a local server needs none of it
@@ -228,10 +215,6 @@ class Storage:
         if not is_local(location):
             self._vended_files(location, vended)
         return {**options, **vended.options}
-
-    def public_options(self, location: str) -> dict[str, str]:
-        """Return the storage options that any client may see: the endpoint, the region, never a credential."""
-        return self.roots.root_of(location).public_options
 
     def table_uri(self, location: str) -> str:
         """Format a location as a URI with a scheme."""

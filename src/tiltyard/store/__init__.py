@@ -19,12 +19,6 @@ and share `records` and `paths`. `schema` applies `migrations/`.
 """
 
 from tiltyard.runtime.process import wall_clock
-from tiltyard.store.access.generations import (
-    FRESH_SECONDS,
-    GRANTS_GENERATION,
-    IDENTITY_GENERATION,
-    MOUNTS_GENERATION,
-)
 from tiltyard.store.access.grants import Creator, GrantRecord
 from tiltyard.store.access.policies import PolicyRecord
 from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
@@ -59,7 +53,13 @@ from tiltyard.store.records import (
     UploadRecord,
     VersionRecord,
 )
-from tiltyard.store.schema import StoreVersionError
+from tiltyard.store.repository import (
+    FRESH_SECONDS,
+    GRANTS_GENERATION,
+    IDENTITY_GENERATION,
+    MOUNTS_GENERATION,
+)
+from tiltyard.store.schema import StoreNewerError, StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, database_exists, is_empty_database, load_dump, open_store, upgrade
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
 from tiltyard.store.tables.location_overlap import DROP_MOUNTED_TABLE
@@ -118,6 +118,7 @@ __all__ = [
     "SecretRecord",
     "SigningKey",
     "Store",
+    "StoreNewerError",
     "StoreVersionError",
     "SyncOutcome",
     "TableProblem",

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.store.paths import placeholders
 from tiltyard.store.records import NewRequest, RequestClaim, RequestRecord
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Repository, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -17,18 +17,20 @@ from tiltyard.model.ids import check_composed
 from tiltyard.model.modes import CreateMode
 from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents, grant_to_creator
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.paths import (
+from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Properties, encode
+from tiltyard.store.repository import (
     ROOT,
+    Repository,
     at_depth,
     check_not_mounted,
     display_path,
     namespace_id,
     namespace_not_found,
+    reads,
     resolve_prefix,
     split_path,
+    writes,
 )
-from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Properties, encode
-from tiltyard.store.repository import Repository, reads, writes
 from tiltyard.store.tables.trash import move_namespace_to_trash
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""PostgreSQL, through a pool of psycopg connections; and its clock, which all servers of a catalog have in common."""
+"""PostgreSQL, through a pool of psycopg connections."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from tiltyard.store.backend import CallSoon, Connection, ForeignKeyError, NullError, Row, UniqueError
+from tiltyard.store.clock import DatabaseClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -37,10 +38,6 @@ FULL_SECONDS = 30.0
 """How long the database does not count as ready after its disk was full for a change."""
 UNAVAILABLE = ("53", "57", "58", "55P03", "25006")
 """Prefixes of SQLSTATE codes of transient errors: resources, operator, system, lock, a read-only server."""
-REFRESH_MS = 10_000
-"""How long a reading is counted on from: clocks of computers drift by a millisecond or less in that time."""
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""What nobody sets; on Linux it goes on while the machine sleeps."""
 
 
 def to_postgres(sql: str) -> str:
@@ -282,40 +279,3 @@ def _in_transaction(raw: PooledConnection, fn: Callable[[Connection], T], begin:
             ) from error
         raise
     return result
-
-
-def elapsed_ms() -> int:
-    """Return milliseconds since some moment, by a clock that is never set."""
-    return time.clock_gettime_ns(_CLOCK) // 1_000_000
-
-
-class DatabaseClock:
-    """The database's time in ms since 1970, once it was read, give or take half a round trip. Thread-safe.
-
-    Servers compare each other's times all the time: whether a lease has ended, whether a request is the repeat of
-    another one. Their own clocks would be wrong by as much as these differ; to ask each time would cost a statement.
-    """
-
-    def __init__(self, elapsed: Callable[[], int] = elapsed_ms) -> None:
-        """`elapsed` counts milliseconds, whatever the time is."""
-        self._elapsed = elapsed
-        self._offset: int | None = None
-        self._read_at = 0
-
-    def __call__(self) -> int:
-        """Return the time. Raises RuntimeError before the first reading."""
-        if self._offset is None:
-            raise RuntimeError("the database's clock was not read yet")
-        return self._elapsed() + self._offset
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the clock is to be read again."""
-        return self._offset is None or self._elapsed() >= self._read_at + REFRESH_MS
-
-    def read(self, ask: Callable[[], int]) -> None:
-        """Read the clock; `ask` returns what the database says. What it raises passes through."""
-        before = self._elapsed()
-        answer = ask()
-        self._read_at = self._elapsed()
-        self._offset = answer - (before + self._read_at) // 2

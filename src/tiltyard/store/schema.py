@@ -25,6 +25,10 @@ class StoreVersionError(Exception):
     """The database has not the schema version that this code needs."""
 
 
+class StoreNewerError(StoreVersionError):
+    """Newer code has migrated the database: this code must not open it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """A file of `migrations/`: its number, its name, its statements before the dialect's substitutions."""
@@ -115,11 +119,9 @@ def _version(connection: Connection) -> int:
 
 
 def refuse_newer(current: int) -> None:
-    """Raise StoreVersionError for a number that this code has no migration of."""
+    """Raise StoreNewerError for a number that this code has no migration of."""
     if current > (latest := migrations()[-1].version):
-        raise StoreVersionError(
-            f"The database has schema version {current}, newer than this code, which knows {latest}."
-        )
+        raise StoreNewerError(f"The database has schema version {current}, newer than this code, which knows {latest}.")
 
 
 def _substitute(statement: str, database: Database) -> str:

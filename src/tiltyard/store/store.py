@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from tiltyard.runtime.current_request import bind_to_request
 from tiltyard.runtime.tracing import child_span, is_tracing
 from tiltyard.store import schema
-from tiltyard.store.access.generations import Generations
 from tiltyard.store.access.grants import Grants
 from tiltyard.store.access.policies import Policies
 from tiltyard.store.access.principals import Principals
@@ -30,6 +29,7 @@ from tiltyard.store.mounts.mounts import Mounts
 from tiltyard.store.mounts.table_moves import TableMoves
 from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.processes import Processes
+from tiltyard.store.repository import Generations
 from tiltyard.store.sqlite.database import SqliteDatabase
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.lineage import Lineage

@@ -73,7 +73,7 @@ def creator_storage_options(ctx: Context, record: TableRecord, vend: bool | None
     They have credentials if the request wants them and no rule except the grants' is against it: the creator may access
     the files. Raises ServiceUnavailableError.
     """
-    public = ctx.storage.public_options(record.location) or None
+    public = ctx.storage.roots.public_options(record.location) or None
     if not vend or ctx.claims:
         return public
     access = min(rule(ctx, record) for rule in _rules if rule is not access_by_grants)
@@ -89,7 +89,7 @@ def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dic
     A request with an idempotency key gets none, since its response is stored. Raises PermissionDeniedError (credentials
     requested but not allowed; or the table is outside the roots), ServiceUnavailableError (the provider fails).
     """
-    public = ctx.storage.public_options(record.location) or None
+    public = ctx.storage.roots.public_options(record.location) or None
     if not may_call_provider(ctx, vend) and not vend:
         return public
     access = file_access(ctx, record)
@@ -122,5 +122,5 @@ def _vend(ctx: Context, record: TableRecord, access: FileAccess, *, is_requested
         return None
     if vended is None:
         return None
-    public = ctx.storage.public_options(record.location)
+    public = ctx.storage.roots.public_options(record.location)
     return {**public, **vended.options, **lifetime_options(vended)}

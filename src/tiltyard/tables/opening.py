@@ -13,6 +13,7 @@ from tiltyard.context import OpenTable
 from tiltyard.model.branches import MAIN
 from tiltyard.model.freshness import StaleReadError
 from tiltyard.model.ids import table_id
+from tiltyard.model.rte import PROPERTY
 from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import IncompleteFileError
@@ -39,6 +40,17 @@ _FRESHNESS_PAUSE_SECONDS = 0.05
 def find_table(ctx: Context, names: Sequence[str] | None) -> TableRecord:
     """Return a table's record. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError."""
     return ctx.find_table(table_id(names))
+
+
+def check_rte_enabled(ctx: Context, names: Sequence[str] | None) -> None:
+    """Check that a table has the specification of a real-time engine, which a request asks for (`use_rte: true`).
+
+    Raises InvalidInputError, and as `find_table`.
+    """
+    if PROPERTY not in find_table(ctx, names).properties:
+        raise InvalidInputError(
+            "use_rte (use_lsm) is true, and this table has no RTE specification: enable it, or leave the field out."
+        )
 
 
 def check_version_number(version: int) -> None:
@@ -179,7 +191,7 @@ def finish_direct_commit(ctx: Context, record: TableRecord, branch: Branch, vers
     """
     make_commit_durable(ctx, record, branch, version)
     if branch.is_main:
-        ctx.services.change_log.add(record.id)
+        ctx.services.commit_log.add_change(record.id)
 
 
 def make_commit_durable(ctx: Context, record: TableRecord, branch: Branch, version: int) -> None:

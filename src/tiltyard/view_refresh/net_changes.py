@@ -16,10 +16,9 @@ from lance_namespace.errors import TableVersionNotFoundError
 
 from tiltyard.change_feed.groups import CHANGE, CHANGE_FIELDS, Change, ChangeGroup, ChangePlan
 from tiltyard.change_feed.planning import plan_changes
-from tiltyard.change_feed.reader import read_changes
+from tiltyard.change_feed.reader import read_groups
 from tiltyard.change_feed.row_digests import row_digests
 from tiltyard.model.refusals import RefusedError
-from tiltyard.runtime.cache import Cache
 from tiltyard.view_refresh.net_rows import NetRows
 from tiltyard.view_refresh.source_changes import FullRefreshRequiredError
 
@@ -63,16 +62,9 @@ def find_net_changes(
     digests: list[bytes] = []
     signs: list[int] = []
     ends: list[int] = []
-    opened: Cache[int, lance.LanceDataset] = Cache(
-        "versions of sources",
-        "What a refresh of a view compares",
-        max_entries=2,
-        invalidated_by="nothing",
-    )
-    open_version = opened.reading(version_opener(dataset, branch))
     try:
-        for group in plan.groups:
-            for batch in read_changes([group], plan.schema, open_version):
+        for batches in read_groups(plan.groups, plan.schema, version_opener(dataset, branch)):
+            for batch in batches:
                 digests += row_digests(batch.columns[len(CHANGE_FIELDS) :])
                 signs += [-1 if change in _REMOVING else 1 for change in batch.column(CHANGE).to_pylist()]
             ends.append(len(digests))

@@ -34,6 +34,7 @@ from tiltyard.model.jobs import ENDLESS_JOBS, MAX_ATTEMPTS, RETRYABLE, pipeline_
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.runtime.child_process import NOTHING, PIPE, ChildProcess
+from tiltyard.runtime.lease import START_LEASE_MS
 from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.worker.driver_config import (
     driver_environment,
@@ -47,8 +48,6 @@ from tiltyard.worker.runner import run_step
 
 log = logging.getLogger("tiltyard.worker")
 
-START_LEASE_MS = 60_000
-"""The lease of a driver that has not started yet: Python takes a while to start."""
 POLL_SECONDS = 0.25
 IDLE_SECONDS = 600.0
 """How long the warm driver waits for a job before it ends, which frees its memory."""

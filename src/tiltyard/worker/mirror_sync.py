@@ -8,11 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.catalog.mounts.mirror_sync import LEASE_MS, is_due, sync
+from tiltyard.catalog.mounts.mirror_sync import is_due, try_sync
 from tiltyard.context import Context
 from tiltyard.model.principals import SERVER
 
@@ -53,12 +52,9 @@ class MirrorSync:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _sync(self, mirror: MirrorRecord) -> None:
-        owner = uuid4().hex
+        ctx = Context(self._services, f"publication {mirror.name}", principal=SERVER)
         try:
-            claimed = self._services.store.claim_mirror(mirror.id, owner, LEASE_MS)
-            if claimed is not None:
-                ctx = Context(self._services, f"publication {mirror.name}", principal=SERVER)
-                sync(ctx, claimed, owner, self._stopping.is_set)
+            try_sync(ctx, mirror.id, self._stopping.is_set)
         except ServiceUnavailableError as error:  # of our own database; the lease ends by itself
             self._services.outage_log.report(error)
         finally:

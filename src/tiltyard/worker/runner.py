@@ -29,7 +29,6 @@ from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
 from tiltyard.model.jobs import (
     JOBS,
-    LEASE_MS,
     MAX_ATTEMPTS,
     RETRYABLE,
     Job,
@@ -39,6 +38,7 @@ from tiltyard.model.jobs import (
 )
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
+from tiltyard.runtime.lease import LEASE_MS, Lease
 from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.runtime.tracing import job_span
 from tiltyard.store import TransactionRecord, UnitOfWork
@@ -178,15 +178,13 @@ class _Run:
         self._owner = owner
         self._record = record
         self._stopping = stopping
-        self._lost = threading.Event()
-        self._done = threading.Event()
+        report = services.outage_log.report
+        self._lease = Lease(f"transaction {record.id}", partial(self._renew, {}), report=report)
 
     def run(self) -> None:
         """Run the transaction's job to its end, and write how it ended."""
         record = self._record
         ctx = Context(self._services, record.id, principal=SERVER)
-        renewal = threading.Thread(target=self._maintain_lease, name=f"lease-{record.id}", daemon=True)
-        renewal.start()
         try:
             job = Job(record.id, record.kind, record.table_id, record.payload, self._report)
             with job_span(f"job {record.kind}", record.properties, record.id, **{"tiltyard.attempt": record.attempts}):
@@ -200,37 +198,31 @@ class _Run:
         else:
             self._finish(TransactionStatus.SUCCEEDED, outcome)
         finally:
-            self._done.set()
-            renewal.join()
+            self._lease.close()
 
     def requeue(self) -> None:
         """Queue the transaction again: this process ends before the job does."""
-        self._done.set()
+        self._lease.close()
         self._finish(TransactionStatus.QUEUED)
 
     def _report(self, properties: Mapping[str, str]) -> bool:
         """Write progress; False once the transaction was canceled, or another worker has its lease."""
-        if not self._lost.is_set() and properties:
-            self._renew_lease(properties)
-        return not (self._lost.is_set() or self._stopping.is_set())
+        if properties and not self._lease.is_lost:
+            self._lease.write(partial(self._renew, properties))
+        return self._lease.check() and not self._stopping.is_set()
 
-    def _renew_lease(self, properties: Mapping[str, str]) -> None:
-        """Extend the lease, and merge properties into the existing ones, of which a client may have set some."""
+    def _renew(self, properties: Mapping[str, str]) -> bool:
+        """Extend the lease, and merge properties into the existing ones, of which a client may have set some.
+
+        Return whether the transaction is still running.
+        """
 
         def work(catalog: UnitOfWork) -> TransactionStatus:
             if properties:
                 catalog.merge_properties(self._record.id, properties)
             return catalog.heartbeat(self._record.id, self._owner, LEASE_MS)
 
-        try:
-            if self._services.store.transact(work) is not TransactionStatus.RUNNING:
-                self._lost.set()
-        except (ConcurrentModificationError, TransactionNotFoundError):
-            self._lost.set()
-
-    def _maintain_lease(self) -> None:
-        while not self._done.wait(LEASE_MS / 3000):
-            run_step(partial(self._renew_lease, {}), self._done, self._services.outage_log)
+        return self._services.store.transact(work) is TransactionStatus.RUNNING
 
     def _fail(self, error: Exception) -> None:
         """Queue the transaction again after a transient error; otherwise, or after `MAX_ATTEMPTS`, let it fail."""
@@ -256,7 +248,7 @@ class _Run:
         store = self._services.store
         try:
             if outcome:
-                self._renew_lease(outcome)
+                self._lease.write(partial(self._renew, outcome))
             due = self._services.clock() + wait_ms
             store.finish_transaction(self._record.id, self._owner, status, error=error, available_at=due)
         except (ConcurrentModificationError, TransactionNotFoundError):

@@ -83,6 +83,9 @@ def test_blobs_of_hidden_rows_are_as_those_of_missing_ones(clients: dict[str, ht
     assert refused(fetch(clients["ann"], "face", [1]), 400) == missing.replace("77", "1")
     assert refused(fetch(clients["ann"], "face", [0, 1]), 400) == missing.replace("77", "1")
     assert refused(read(clients["ann"], "face", 1), 400) == missing.replace("77", "1")
+    nowhere = refused(read(clients["ann"], "face", 77, row_is_address=True), 400)
+    assert refused(read(clients["ann"], "face", 1, row_is_address=True), 400) == nowhere.replace("77", "1")
+    assert read(clients["ann"], "face", 0, row_is_address=True).content == b"ann"
 
 
 @pytest.mark.parametrize("column", ["scan", "SCAN", "`scan`", "inner.image", "`inner`.`image`", "inner.`image`"])

@@ -10,6 +10,7 @@ import lance_namespace
 import lancedb
 import pyarrow as pa
 import pytest
+from lancedb.permutation import permutation_builder
 
 from tests.access.policies.people import PEOPLE, TABLE, call, good, ids, refused, rows
 from tests.access.scenes import outcome, send
@@ -96,6 +97,7 @@ def test_older_versions_tags_and_branches_are_refused(ann: httpx.Client, admin: 
     assert ids(ann, version=latest) == [1, 2]
     for version in ({"version": 1}, {"branch": "side"}):
         refused(call(ann, "QueryTable", k=9, **version))
+        refused(call(ann, "QueryTable", k=9, filter="_rowid IN (0, 1)", **version))
         refused(call(ann, "CountTableRows", **version))
     refused(call(ann, "DeleteFromTable", predicate="true", branch="side"))
     refused(call(ann, "UpdateTable", updates=[["note", "'x'"]], branch="side"))
@@ -231,6 +233,7 @@ def test_lancedb_client_sees_the_narrowed_table(secured: Secured, admin: httpx.C
         lambda: table.merge_insert("id").when_matched_update_all().execute(PEOPLE.slice(2, 1)),
         lambda: table.add(PEOPLE.slice(2, 1)),
         lambda: table.search().limit(2).explain_plan(),
+        permutation_builder(table).execute,
         lambda: table.checkout(1) or table.count_rows(),
     ):
         with pytest.raises(Exception, match=r"(?i)polic|masked|403"):

@@ -155,6 +155,14 @@ def test_hidden_column_by_name_is_refused(ann: httpx.Client) -> None:
         refused(call(ann, "QueryTable", k=9, columns={"column_names": [column]}))
 
 
+def test_columns_under_their_own_names_are_masked_as_named_ones_are(ann: httpx.Client) -> None:
+    named = rows(ann, columns={"column_names": ["ssn", "id", "pay"]})
+    assert rows(ann, columns={"column_aliases": {"ssn": "ssn", "id": "id", "pay": "pay"}}) == named
+    assert [row["ssn"] for row in named] == ["***1", "***2"]
+    for aliases in ({"face": "face", "id": "id"}, {"ssn": "SSN"}, {"ssn": "ssn", "id": "id + 1"}):
+        refused(call(ann, "QueryTable", k=10, columns={"column_aliases": aliases}))
+
+
 def test_order_by_a_masked_column_is_refused(ann: httpx.Client) -> None:
     for column in ("pay", "ssn", "PAY", "`pay`"):
         refused(call(ann, "QueryTable", k=9, order_by=[{"column_name": column}]))
@@ -165,6 +173,11 @@ def test_search_by_a_masked_vector_is_refused(ann: httpx.Client) -> None:
         response = call(ann, "QueryTable", k=9, vector={"single_vector": [0.0, 0.0]}, **column)
         assert response.status_code in (400, 403), response.text
     refused(call(ann, "QueryTable", k=9, vector={"single_vector": [0.0, 0.0]}, vector_column="face"))
+
+
+def test_minhash_search_on_a_masked_column_is_refused(ann: httpx.Client) -> None:
+    for column in ("ssn", "SSN", "`ssn`", "face"):
+        refused(call(ann, "QueryTable", k=9, minhash_query={"column": column, "text": "333"}))
 
 
 def test_full_text_search_is_refused_where_rows_are_hidden(ann: httpx.Client) -> None:

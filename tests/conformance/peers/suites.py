@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -25,8 +25,10 @@ from tests.conformance.peers.sources import Project, SourcesMissingError, instal
 from tests.services.server import ServerProcess
 
 HERE = Path(__file__).parent
-TEST_SECONDS = 120
-SUITE_SECONDS = 3600
+SUITE_SECONDS = 7200
+
+WORKER_SECONDS = 600
+"""How long a worker of Ray may take to start; a test may have to wait for two."""
 
 LANCEDB = Project(
     "lancedb", "https://github.com/lancedb/lancedb", "45cd05347846bc2280103680e497e8fc0cdf480e", "0.38.0-beta.4"
@@ -56,6 +58,7 @@ class Suite:
     options: Sequence[str] = ()
     baseline: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
+    test_seconds: int = 120
 
 
 _LANCEDB_TESTS = {
@@ -95,7 +98,12 @@ SUITES = {
         tests=("tests",),
         options=("--ignore=tests/test_release_check_helpers.py",),  # of the scripts that make its releases
         # Its workers import for minutes on a busy machine, and are started anew where they have not come by then.
-        environ={"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_register_timeout_seconds": "600"},
+        environ={
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_register_timeout_seconds": str(WORKER_SECONDS),
+            "RAY_DATA_DEFAULT_MIN_PARALLELISM": "4",  # of 200, for some ten rows
+        },
+        test_seconds=2 * WORKER_SECONDS,
     ),
 }
 
@@ -116,6 +124,16 @@ class Result:
     suite: Suite
     outcomes: Sequence[Outcome] = ()
     skipped: str = ""
+
+    @property
+    def client(self) -> str:
+        """The client's package, and its version."""
+        return f"{self.suite.client} {version(self.suite.client)}"
+
+    @property
+    def counts(self) -> list[int]:
+        """How many tests that apply had each outcome, in the order of `APPLY`."""
+        return [len(self.named(outcome)) for outcome in APPLY]
 
     def named(self, outcome: str) -> list[Outcome]:
         return [found for found in self.outcomes if found.outcome == outcome]
@@ -139,15 +157,16 @@ def run_suite(suite: Suite, server: ServerProcess, folder: Path, connection: str
     }
     plugins = ("-p", "peer_outcomes", "-p", suite.plugin, "-p", "no:cacheprovider")
     options = ("-q", "-W", "ignore", "-o", "addopts=", "-o", "asyncio_default_fixture_loop_scope=function")
-    limits = ("--timeout", str(TEST_SECONDS), "--continue-on-collection-errors")
+    limits = ("--timeout", str(suite.test_seconds), "--continue-on-collection-errors")
     command = [sys.executable, "-m", "pytest", *plugins, *options, *limits, *suite.options, *suite.tests]
-    with record.with_suffix(".log").open("w") as log:
+    with record.with_suffix(".log").open("w") as log, suppress(subprocess.TimeoutExpired):  # what was run counts
         subprocess.run(
             command, cwd=source / suite.folder, env=environ, stdout=log, stderr=log, timeout=SUITE_SECONDS, check=False
         )
     if not record.exists():
         raise RuntimeError(f"The suite {suite.title} has not run: see {record.with_suffix('.log')}")
-    return [Outcome(**json.loads(line)) for line in record.read_text().splitlines()]
+    outcomes = (Outcome(**json.loads(line)) for line in record.read_text().splitlines())
+    return list({found.test: found for found in outcomes}.values())
 
 
 def without_failing_on_folders(outcomes: Sequence[Outcome], baseline: Sequence[Outcome]) -> list[Outcome]:
@@ -159,10 +178,14 @@ def without_failing_on_folders(outcomes: Sequence[Outcome], baseline: Sequence[O
     ]
 
 
-NOT_RUN = "not run"
+APPLY = ("passed", "on purpose", "by the client", "failed")
+"""Outcomes of tests that apply, in the order of the columns."""
+REASONS = {"fail": APPLY[1:], "do not apply": ("not applicable",), "were not run": ("not run",)}
 TIMED_OUT = "from pytest-timeout"
 """Part of the reason of a test that took too long: it says something of the machine, and nothing of a version."""
 VERSION = "fails on a folder, too: written for another version of the client"
+_baselines: dict[Project, list[Outcome]] = {}
+"""What came out of tests on a folder: the same for all suites of a project."""
 
 
 @contextmanager
@@ -175,66 +198,49 @@ def running_server(folder: Path) -> Iterator[ServerProcess]:
         server.stop()
 
 
-def observe(names: Sequence[str] = tuple(SUITES), folder: Path | None = None) -> list[Result]:
-    """Run suites, each against a server of its own; return their results."""
-    results: list[Result] = []
-    baselines: dict[Project, list[Outcome]] = {}
+def observe(name: str, folder: Path | None = None) -> Result:
+    """Run a suite against a server of its own, or say why it was not run; `folder` gets the logs."""
+    suite = SUITES[name]
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary) if folder is None else folder
-        for name in names:
-            suite = SUITES[name]
-            try:
-                suite.project.checkout()
-                with running_server(Path(tempfile.mkdtemp(dir=temporary))) as server:
-                    if suite.baseline and suite.project not in baselines:
-                        baselines[suite.project] = run_suite(suite, server, place, "local")
-                    outcomes = run_suite(suite, server, place)
-            except SourcesMissingError as missing:
-                results.append(Result(suite, skipped=str(missing)))
-                continue
-            results.append(Result(suite, without_failing_on_folders(outcomes, baselines.get(suite.project, []))))
-    return results
+        try:
+            suite.project.checkout()
+            with running_server(Path(tempfile.mkdtemp(dir=temporary))) as server:
+                if suite.baseline and suite.project not in _baselines:
+                    _baselines[suite.project] = run_suite(suite, server, place, "local")
+                outcomes = run_suite(suite, server, place)
+        except SourcesMissingError as missing:
+            return Result(suite, skipped=str(missing))
+    return Result(suite, without_failing_on_folders(outcomes, _baselines.get(suite.project, [])))
 
 
-def table(results: Sequence[Result]) -> str:
-    """Return the scoreboard as Markdown: a row a suite, then the tests that fail, and why tests do not apply."""
+def table(result: Result) -> str:
+    """Return the outcomes as Markdown: a row of counts, then why tests fail, and why others do not apply."""
+    suite = result.suite
     lines = [
-        "| tests | their version | client | apply | pass | fail |",
-        "|---|---|---|---|---|---|",
+        f"{suite.project.name} {suite.project.version} ({suite.project.commit[:9]}), with {result.client}.\n",
+        "| apply | pass | on purpose otherwise | fail by the client | fail by the server |",
+        "|---|---|---|---|---|",
+        f"| {sum(result.counts)} | {' | '.join(map(str, result.counts))} |",
     ]
-    for result in results:
-        suite = result.suite
-        where = f"{suite.project.version} ({suite.project.commit[:9]})"
-        if result.skipped:
-            lines.append(f"| {suite.title} | {where} | | {NOT_RUN}: {result.skipped} | | |")
-            continue
-        passed, failed = result.named("passed"), [*result.named("failed"), *result.named("known to fail")]
-        client = f"{suite.client} {version(suite.client)}"
-        lines.append(
-            f"| {suite.title} | {where} | {client} | {len(passed) + len(failed)} | {len(passed)} | {len(failed)} |"
-        )
-    for result in results:
-        lines += _reasons(result)
+    for title, outcomes in REASONS.items():
+        reasons = Counter(_reason(found) for found in result.outcomes if found.outcome in outcomes)
+        if reasons:
+            lines += [f"\n| why tests {title} | tests |", "|---|---|"]
+            ordered = sorted(reasons.items(), key=lambda entry: (-entry[1], entry[0]))
+            lines += [f"| {reason.replace('|', chr(92) + '|')} | {count} |" for reason, count in ordered]
     return "\n".join(lines)
 
 
-def _reasons(result: Result) -> Iterator[str]:
-    failed = Counter(found.reason for found in result.named("known to fail"))
-    failed.update(f"{found.test.rpartition('/')[2]}: not expected" for found in result.named("failed"))
-    aside = Counter(found.reason for found in result.named("not applicable"))
-    for title, reasons in (("fail", failed), ("do not apply", aside)):
-        if reasons:
-            yield f"\n{result.suite.title}: tests that {title}\n"
-            yield "| why | tests |\n|---|---|"
-            for reason, count in sorted(reasons.items(), key=lambda entry: (-entry[1], entry[0])):
-                yield f"| {reason.replace('|', chr(92) + '|')} | {count} |"
+def _reason(found: Outcome) -> str:
+    """Return why a test did not pass; of one that fails by the server, which it is."""
+    return f"{found.test.rpartition('/')[2]}: not expected" if found.outcome == "failed" else found.reason
 
 
-def failures(results: Sequence[Result]) -> list[str]:
+def failures(result: Result) -> list[str]:
     """Return a line for each test that failed and was not expected to."""
     return [
         f"{result.suite.title}: {found.test}: {' '.join(found.reason.split())[:200]}"
-        for result in results
         for found in result.named("failed")
     ]
 
@@ -246,12 +252,15 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.keep is not None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
-    results = observe(arguments.only or tuple(SUITES), arguments.keep)
-    for result in results:
+    unexpected = []
+    for name in arguments.only or SUITES:
+        result = observe(name, arguments.keep)
         if result.skipped:
             sys.stdout.write(f"{result.suite.title}: skipped: {result.skipped}\n")
-    unexpected = failures(results)
-    sys.stdout.write(table(results) + "\n" + "".join(f"{line}\n" for line in unexpected))
+            continue
+        unexpected += failures(result)
+        sys.stdout.write(f"{result.suite.title}: {table(result)}\n\n")
+    sys.stdout.write("".join(f"{line}\n" for line in unexpected))
     return int(bool(unexpected))
 
 

@@ -223,6 +223,19 @@ const calls = {
   async stats() {
     assert.equal((await table.stats()).numRows, 315);
   },
+  async lsmWriteSpec() {
+    await assert.rejects(table.query().useLsm(true).limit(1).toArray(), /no RTE specification/);
+    await table.setLsmWriteSpec({ specType: "bucket", column: "id", numBuckets: 4, maintainedIndexes: [] });
+    const spec = await table.getLsmWriteSpec();
+    assert.deepEqual([spec.specType, spec.column, spec.numBuckets], ["bucket", "id", 4]);
+    assert.equal((await table.query().useLsm(true).where("id = 7").limit(9).toArray()).length, 1);
+    assert.deepEqual((await table.getLsmStats()).buckets, []);
+    await table.flushLsm();
+    await table.compactLsm();
+    await table.checkpointLsm();
+    await table.unsetLsmWriteSpec();
+    assert.equal((await table.getLsmWriteSpec()) ?? null, null);
+  },
   async namespaces() {
     const space = [`${name}_space`];
     await database.createNamespace(space, { properties: { owner: "ann" } });

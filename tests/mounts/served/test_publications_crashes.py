@@ -23,10 +23,11 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.catalog.mounts import mirror_sync
-from tiltyard.catalog.mounts.mirror_sync import CHECK_MS, FIRST_PAUSE_MS, LEASE_MS, VERIFY_MS, is_due, sync
+from tiltyard.catalog.mounts.mirror_sync import CHECK_MS, FIRST_PAUSE_MS, VERIFY_MS, is_due, sync
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.mounts import MountedTable
+from tiltyard.runtime.lease import LEASE_MS
 from tiltyard.store import MirrorRecord, Store, open_store
 
 PUBLICATION = "lake"

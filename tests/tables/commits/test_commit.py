@@ -250,7 +250,7 @@ def test_create_version_is_noted_as_final_soon_and_never_taken_for_unfinished(
 ) -> None:
     create(server, "t", 1, stage(folder, 1, tmp_path))
     assert finalizing.sweep_pending(server.ctx) == 0
-    server.services.finalized_log.flush()
+    server.services.commit_log.flush()
     assert server.services.store.pending_versions() == []
     assert (
         server.services.store.latest_version(1).manifest_size
@@ -266,8 +266,8 @@ def test_create_version_that_was_committed_round_the_server_is_a_conflict(
     staged = stage(folder, 2, tmp_path)
     lance.dataset(folder).insert(ROWS.slice(0, 1))
     if is_marked:
-        server.services.finalized_log.flush()
-    assert server.services.finalized_log.is_latest(1, "", 1, "V2") is not is_marked
+        server.services.commit_log.flush()
+    assert server.services.commit_log.is_latest(1, "", 1, "V2") is not is_marked
     with pytest.raises(ConcurrentModificationError):
         create(server, "t", 2, staged)
     assert [record.version for record in server.services.store.list_versions(1)] == [1]
@@ -283,8 +283,8 @@ def test_create_version_behind_one_that_a_restore_of_files_has_taken_away_is_ref
         create(server, "t", version, stage(folder, version, tmp_path))
     staged = stage(folder, 3, tmp_path)
     if is_marked:
-        server.services.finalized_log.flush()
-    assert server.services.finalized_log.is_latest(1, "", 2, "V2") is not is_marked
+        server.services.commit_log.flush()
+    assert server.services.commit_log.is_latest(1, "", 2, "V2") is not is_marked
     (folder / "_versions" / f"{2**64 - 3}.manifest").unlink()
     with pytest.raises(InvalidInputError, match="next version is 2"):
         create(server, "t", 3, staged)
@@ -298,7 +298,7 @@ def test_create_version_by_names_other_than_the_tables_is_refused(
     """Lance opens no folder with both kinds of names."""
     create(server, "t", 1, stage(folder, 1, tmp_path))
     if is_marked:
-        server.services.finalized_log.flush()
+        server.services.commit_log.flush()
     staged = stage(folder, 2, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged, naming_scheme="V1")
     with pytest.raises(InvalidInputError, match="V2"):
@@ -337,7 +337,7 @@ def test_commits_round_the_server_behind_a_gap_are_found(server: Server, folder:
     dataset = lance.dataset(folder)
     dataset.tags.create("a", 1)
     dataset.tags.create("b", 2)
-    server.services.finalized_log.flush()
+    server.services.commit_log.flush()
     staged = stage(folder, 3, tmp_path)
     for _ in range(2):
         lance.dataset(folder).insert(ROWS)
@@ -360,7 +360,7 @@ def test_versions_are_told_with_the_size_and_tag_that_their_files_have_in_the_en
         assert (response.manifest_size, response.e_tag) == (manifest.st_size, tag)
         recorded = server.services.store.describe_version(1, version)
         assert (recorded.manifest_size, recorded.e_tag, recorded.finalized) == (manifest.st_size, tag, False)
-    server.services.finalized_log.flush()
+    server.services.commit_log.flush()
     assert server.services.store.pending_versions() == []
 
 
@@ -450,7 +450,7 @@ def test_latest_version_of_a_table_whose_files_were_put_back_is_what_storage_has
 ) -> None:
     create(server, "m", 1, stage(managed, 1, tmp_path))
     create(server, "m", 2, stage(managed, 2, tmp_path))
-    server.services.finalized_log.flush()
+    server.services.commit_log.flush()
     (managed / "_versions" / f"{2**64 - 3}.manifest").unlink()
     assert latest(server)[0].version == 1
 
@@ -564,7 +564,7 @@ def test_batch_commit_of_many_tables_answers_in_order_with_all_final(server: Ser
         for name in names
         for number in (1, 2)
     ]
-    server.services.finalized_log.flush()
+    server.services.commit_log.flush()
     assert server.services.store.pending_versions() == []
     assert all(lance.dataset(folder).count_rows() == 6 for folder in folders.values())
     assert not any(server.services.store.describe_table((name,)).declared for name in names)
@@ -654,7 +654,7 @@ def test_batch_commit_with_a_version_that_was_committed_round_the_server_changes
     create(server, "t", 1, stage(folder, 1, tmp_path))
     staged = stage(folder, 2, tmp_path)
     lance.dataset(folder).insert(ROWS)
-    assert server.services.finalized_log.is_latest(1, "", 1, "V2")
+    assert server.services.commit_log.is_latest(1, "", 1, "V2")
     with pytest.raises(ConcurrentModificationError):
         commit_all(server, first, version_of("t", 2, staged))
     assert server.services.store.list_versions(server.services.store.describe_table(("u",)).id) == []

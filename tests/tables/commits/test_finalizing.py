@@ -51,7 +51,7 @@ def test_versions_that_cannot_be_finalized_starve_nobody(
     for _ in range(2):
         sweep_leftovers(server.ctx)
     assert [lance.dataset(folder).count_rows() for folder in folders] == [3, 3, 3]
-    server.services.finalized_log.flush()
+    server.services.commit_log.flush()
     good = [server.ctx.store.describe_table((f"good-{number}",)).id for number in range(3)]
     assert not any(map(server.ctx.store.has_pending_versions, good))
 

@@ -82,7 +82,7 @@ def test_version_whose_file_was_lost_is_written_again_from_the_catalog(
     assert final.read_bytes() == content
     assert lance.dataset(folder).count_rows() == 6
     assert [path.name for path in (folder / "_versions").iterdir() if "-" in path.name or path.name[0] == "."] == []
-    server.services.finalized_log.flush()
+    server.services.commit_log.flush()
     assert server.services.store.pending_versions() == []
     assert server.services.store.stored_manifest(record) is None
 
@@ -216,7 +216,7 @@ def test_commit_keeps_its_manifest_until_the_file_is_durable(server: Server, fol
     record = store.describe_version(store.describe_table(("t",)).id, 2)
     stored = store.stored_manifest(record)
     assert record.finalized or stored == content
-    server.services.finalized_log.flush()
+    server.services.commit_log.flush()
     assert store.stored_manifest(record) is None
     assert store.describe_version(record.table_id, 2).finalized
 

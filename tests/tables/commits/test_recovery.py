@@ -308,7 +308,7 @@ def test_insert_whose_table_cannot_be_opened_for_its_size_is_not_run_again(table
     ctx, _ = keyed(table)
     assert insert(ctx, small(ROWS)).version == 2
     folder = Path(ctx.store.describe_table(("t",)).location) / "_versions"
-    table.services.finalized_log.flush()
+    table.services.commit_log.flush()
     large = folder / f"{2**64 - 1 - 3}.manifest"
     with large.open("wb") as file:
         file.truncate(ctx.settings.max_manifest_bytes + 1)

@@ -19,7 +19,7 @@ from tiltyard.tables.rows.insert import insert_into_table
 
 def requests_of(ctx: Context, proxy: S3Proxy, work: Callable[[], object]) -> Counter[str]:
     """Count the requests of one operation, long after the commits before it."""
-    ctx.services.finalized_log.flush()
+    ctx.services.commit_log.flush()
     ctx.storage.datasets.openings.wait()
     proxy.drain()
     work()

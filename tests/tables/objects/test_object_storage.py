@@ -54,7 +54,7 @@ def test_objects_tables_are_written_read_and_deleted(ctx: Context) -> None:
 
 def test_objects_credentials_are_never_public(ctx: Context, options: dict[str, str]) -> None:
     assert ctx.storage.options(ctx.storage.root) == {"client_retry_timeout": "20", **options}
-    assert set(ctx.storage.public_options(ctx.storage.root)) == {"aws_endpoint", "allow_http", "region"}
+    assert set(ctx.storage.roots.public_options(ctx.storage.root)) == {"aws_endpoint", "allow_http", "region"}
 
 
 def test_objects_declared_table_loses_no_insert(ctx: Context) -> None:
@@ -189,7 +189,7 @@ def test_objects_version_of_a_server_that_died_before_marking_it_is_complete(cou
     assert not report.findings
     table = other.store.describe_table(("t",))
     assert finalize_pending(other, table.id) == 1
-    other.services.finalized_log.flush()
+    other.services.commit_log.flush()
     assert not other.store.has_pending_versions(table.id)
     assert names_of_versions(other, location) == [f"{2**64 - 3}.manifest", f"{2**64 - 2}.manifest"]
     other.store.close()
@@ -232,7 +232,7 @@ def test_objects_latest_version_is_looked_up_in_the_catalog(counted: Context, pr
     assert count_served(other) == 5
     assert insert(other, 12) == 4
     assert count_served(counted) == 6  # not marked as final yet
-    other.services.finalized_log.flush()
+    other.services.commit_log.flush()
     assert count_served(counted) == 6
     assert requests_of(counted, proxy, lambda: count_served(counted)) == {}
     other.services.close()
@@ -259,7 +259,7 @@ def test_objects_insert_goes_on_from_the_version_that_a_restored_folder_has(coun
     assert insert(counted, 10) == 2
     before = {file.path: file for file in counted.storage.files(location).walk(location)}
     assert insert(counted, 11) == 3
-    counted.services.finalized_log.flush()
+    counted.services.commit_log.flush()
     added = [file.path for file in counted.storage.files(location).walk(location) if file.path not in before]
     counted.storage.files(location).delete([f"{location}/{path}" for path in added])
     assert insert(counted, 12) == 3
@@ -357,8 +357,8 @@ def test_objects_insert_that_another_server_overtakes_is_made_again_on_top(
     assert insert(counted, 12) == 5
     assert count(counted, location) == 7
     assert counted.services.append_counts.read() == {"made_here": 1, "lance": 2}, "Lance rebases what is overtaken"
-    other_machine.services.finalized_log.flush()
-    counted.services.finalized_log.flush()
+    other_machine.services.commit_log.flush()
+    counted.services.commit_log.flush()
     assert all(name.endswith(".manifest") for name in names_of_versions(counted, location))
     assert len(counted.storage.files(location).list_names(f"{location}/_transactions")) == 5
 
@@ -388,7 +388,7 @@ def test_objects_insert_while_the_version_is_opened_meets_a_restored_folder(
     may_open.clear()
     before = {file.path for file in counted.storage.files(location).walk(location)}
     assert insert(counted, 11) == 3
-    counted.services.finalized_log.flush()
+    counted.services.commit_log.flush()
     added = [file.path for file in counted.storage.files(location).walk(location) if file.path not in before]
     counted.storage.files(location).delete([f"{location}/{path}" for path in added])
     outcome: list[int | None] = []

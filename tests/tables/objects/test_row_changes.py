@@ -17,7 +17,7 @@ from tests.tables.objects.calls import count_served, create, insert, names_of_ve
 
 from tiltyard.context import Context
 from tiltyard.model.spec import models
-from tiltyard.storage import row_rewrites, writing
+from tiltyard.storage import locks, row_rewrites, writing
 from tiltyard.storage.manifests.manifest_store import ManifestStore
 from tiltyard.tables.keys.declaration import set_table_primary_key
 from tiltyard.tables.rows import merge as merge_module
@@ -97,6 +97,18 @@ def test_objects_changes_of_rows_make_their_manifests_here(counted: Context, pro
         )
     assert ids(counted, location) == [0, 1, 10, 11]
     assert not unused_files(counted, location)
+
+
+def test_objects_change_commits_where_the_locks_of_all_names_share_a_file(
+    counted: Context, change: tuple[Callable[[Context], object], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change holds its table's lock and takes that of commits: one table of a thousand had both in one file."""
+    monkeypatch.setattr(locks, "_LOCK_FILES", 1)
+    location = create(counted)
+    insert(counted, 10)
+    run, expected = change
+    run(counted)
+    assert ids(counted, location) == expected
 
 
 @pytest.mark.parametrize("stable", [False, True])
@@ -191,8 +203,8 @@ def test_objects_change_that_another_server_overtakes_is_made_again_on_top(
     assert response.version == 4
     assert ids(counted, location) == sorted([*change[1], 50])
     assert not unused_files(counted, location)
-    other_machine.services.finalized_log.flush()
-    counted.services.finalized_log.flush()
+    other_machine.services.commit_log.flush()
+    counted.services.commit_log.flush()
     assert all(name.endswith(".manifest") for name in names_of_versions(counted, location))
 
 
@@ -277,7 +289,7 @@ def test_objects_change_goes_on_from_the_version_that_a_restored_folder_has(
     counted.storage.datasets.openings.wait()
     before = {file.path for file in counted.storage.files(location).walk(location)}
     assert insert(counted, 11) == 3
-    counted.services.finalized_log.flush()
+    counted.services.commit_log.flush()
     counted.storage.datasets.openings.wait()
     added = [file.path for file in counted.storage.files(location).walk(location) if file.path not in before]
     counted.storage.files(location).delete([f"{location}/{path}" for path in added])
@@ -300,7 +312,7 @@ def test_objects_change_meets_a_restored_folder_with_another_version_of_the_same
     location = create(counted)
     counted.storage.datasets.openings.wait()
     assert insert(counted, 50) == 2
-    counted.services.finalized_log.flush()
+    counted.services.commit_log.flush()
     counted.storage.datasets.openings.wait()
     counted.storage.files(location).delete([f"{location}/_versions/{2**64 - 1 - 2}.manifest"])
     lance.write_dataset(rows(1, 10), location, mode="append", storage_options=counted.storage.options(location))
@@ -340,7 +352,7 @@ def test_objects_change_that_is_left_to_lance_is_made(
     elif reason == "many fragments":
         monkeypatch.setattr(row_changes, "MAX_FRAGMENTS", 1)
     elif reason == "other server":  # it has just recorded a version, and not marked it as final
-        monkeypatch.setattr(counted.services.finalized_log, "has", lambda *_: False)
+        monkeypatch.setattr(counted.services.commit_log, "has", lambda *_: False)
     else:
         monkeypatch.setattr(row_rewrites, "MAX_ROWS", 0)
     response: Any = change[0](counted)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tests.tables.query.query_table import vectors
 
 from tiltyard.model.branches import MAIN
 from tiltyard.model.spec import models
+from tiltyard.runtime.system_memory import SystemMemory
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.vector_cache import cache, index
 from tiltyard.tables.query.plan import plan_search
@@ -231,8 +234,11 @@ def test_the_plan_says_what_answers(tmp_path: Path, rng: np.random.Generator) ->
     assert table.explain(query) == "Lance searches: too few searches yet"
     table.warm(query)
     plan = table.explain(query)
-    assert plan.startswith("the index in memory answers, which reads "), plan
-    assert "partitions and compares" in plan
+    since = r"since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    words = rf"the index in memory answers {since}, with 100\.0% of the rows in it, and reads \d+ of \d+ partitions and"
+    assert re.match(words, plan), plan
+    lance.write_dataset(rows(rng, 600, 150), table.uri, mode="append")
+    assert "with 80.0% of the rows in it" in table.explain(query)
     for fields, reason in (
         ({"bypass_vector_index": True}, "bypasses indexes"),
         ({"distance_type": "cosine"}, "another distance type"),
@@ -281,3 +287,94 @@ def test_the_index_searched_least_recently_is_dropped(tmp_path: Path, rng: np.ra
     assert first.datasets.vector_cache.size <= 400_000
     first.datasets.evict(second.uri)
     assert first.datasets.vector_cache.size == 0
+
+
+def three_warm(folder: Path, rng: np.random.Generator) -> list[Searched]:
+    """Return three tables with an index in memory in one process, the one searched least recently first."""
+    tables = [Searched(str(folder / name), rows(rng, 0, 1000)) for name in "abc"]
+    for table in tables:
+        table.datasets = tables[0].datasets
+        table.warm([0.0] * DIMENSION)
+    tables[0].search([0.0] * DIMENSION)
+    return [tables[1], tables[2], tables[0]]
+
+
+def test_indexes_are_dropped_while_memory_is_short_those_searched_least_recently_first(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    tables, query = three_warm(tmp_path, rng), [0.0] * DIMENSION
+    vector_cache = tables[0].datasets.vector_cache
+    each = vector_cache.size // 3
+    indexes = [weakref.ref(entry.index) for entry in vector_cache._entries.values()]
+    vector_cache._read_memory = lambda: SystemMemory(10 * each, each)
+    assert vector_cache.drop_unneeded() == 0
+    vector_cache._read_memory = lambda: SystemMemory(10 * each, 0)
+    tables[0].explain(query)  # counts as no search
+    assert vector_cache.drop_unneeded() == each
+    assert [table.search(query) is None for table in tables] == [True, False, False]
+    assert tables[0].explain(query) == "Lance searches: memory is short on this machine"
+    assert [index() is None for index in indexes] == [True, False, False]
+    vector_cache._read_memory = lambda: SystemMemory(20 * each, each // 2)
+    assert vector_cache.drop_unneeded() == 2 * each
+    assert vector_cache.size == 0
+
+
+def test_no_build_starts_that_would_make_memory_short(tmp_path: Path, rng: np.random.Generator) -> None:
+    table, query = Searched(str(tmp_path / "t"), rows(rng, 0, 1000)), [0.0] * DIMENSION
+    vector_cache = table.datasets.vector_cache
+    vector_cache._read_memory = lambda: SystemMemory(1 << 30, (1 << 30) // 10 + 1000)
+    table.warm(query)
+    assert table.explain(query) == "Lance searches: memory is short on this machine"
+    (entry,) = vector_cache._entries.values()
+    assert entry.building_bytes == 0
+    vector_cache._read_memory = lambda: SystemMemory(1 << 30, 1 << 30)
+    entry.retry_at = 0
+    table.warm(query)
+    assert table.search(query) is not None
+
+
+def test_a_build_that_runs_counts_and_ends_while_memory_is_short(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, query = Searched(str(tmp_path / "t"), rows(rng, 0, 1000)), [0.0] * DIMENSION
+    vector_cache = table.datasets.vector_cache
+    began, released = threading.Event(), threading.Event()
+    make_partitions = index.MemoryIndex.make_partitions
+
+    def pause(self: index.MemoryIndex, check: Any) -> None:
+        began.set()
+        assert released.wait(30)
+        make_partitions(self, check)
+
+    monkeypatch.setattr(index.MemoryIndex, "make_partitions", pause)
+    for _ in range(cache.SEARCHES):
+        table.search(query)
+    assert began.wait(30)
+    assert vector_cache.size > 1000 * index.bytes_of_row(DIMENSION)
+    vector_cache._read_memory = lambda: SystemMemory(1 << 30, 0)
+    assert vector_cache.drop_unneeded() > 1000 * index.bytes_of_row(DIMENSION)
+    assert vector_cache.size == 0
+    released.set()
+    vector_cache.wait()
+    assert table.search(query) is None
+    assert table.explain(query) == "Lance searches: memory is short on this machine"
+    assert vector_cache.size == 0
+
+
+def test_an_index_without_a_search_for_half_an_hour_is_dropped(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that was not asked to drop the table, too."""
+    table, query = Searched(str(tmp_path / "t"), rows(rng, 0, 1000)), [0.0] * DIMENSION
+    own, of_another_process = table.datasets, Datasets(1 << 20, 1 << 20, vector_cache_bytes=64 << 20)
+    for table.datasets in (own, of_another_process):
+        table.warm(query)
+    own.evict(table.uri)
+    assert own.vector_cache.size == 0
+    later = cache.monotonic() + cache.UNUSED_SECONDS - 60
+    monkeypatch.setattr(cache, "monotonic", lambda: later)
+    assert of_another_process.vector_cache.drop_unneeded() == 0
+    later += 120
+    size = of_another_process.vector_cache.size
+    assert size and of_another_process.vector_cache.drop_unneeded() == size
+    assert table.explain(query) == "Lance searches: too few searches yet"

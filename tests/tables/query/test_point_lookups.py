@@ -32,8 +32,12 @@ ROWS = pa.table(
 
 
 @pytest.fixture
-def table(server: Server) -> lance.LanceDataset:
-    """Return a table of four fragments with three indexed columns, all rows in the column cache."""
+def table(server: Server, monkeypatch: pytest.MonkeyPatch) -> lance.LanceDataset:
+    """Return a table of four fragments with three indexed columns, all rows in the column cache.
+
+    Its look-ups are never slow: on a busy machine, they would take a thread for a while.
+    """
+    monkeypatch.setattr(route, "SLOW_SECONDS", 60.0)
     dataset = server.create("t", ROWS, max_rows_per_file=1500)
     for name, kind in (("id", "BTREE"), ("kind", "BITMAP"), ("few", "BTREE")):
         dataset.create_scalar_index(name, kind)

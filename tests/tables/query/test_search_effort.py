@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from lance_namespace.errors import InvalidInputError
 from tests.tables.query.query_table import vectors
 
 from tiltyard.model.spec import models
@@ -130,12 +132,6 @@ def test_rows_that_are_refined_are_bounded(table: IndexedTable, monkeypatch: pyt
         assert effort.options.get("refine_factor", 1) * rows_to_find <= search_effort.MAX_CANDIDATES
 
 
-def test_counts_of_a_version_are_bounded(table: IndexedTable) -> None:
-    for number in range(2 * search_effort._MAX_COUNTS):
-        table.effort(filter=f"rank < {number}")
-    assert len(table.snapshot.fact(search_effort._new_counts)) <= search_effort._MAX_COUNTS
-
-
 def test_rows_to_compare_without_the_index_grow_with_the_table_within_bounds() -> None:
     assert flat_rows(300_000) == search_effort.MIN_FLAT_ROWS
     assert flat_rows(4_000_000) == 31_250
@@ -158,3 +154,54 @@ def test_more_rows_are_compared_by_their_vectors_where_more_have_equal_estimates
     rows: int, share: float, factor: int
 ) -> None:
     assert search_effort._refine_factor(share, 10, rows) == factor
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"search_effort": 0.5}, {"minimum_nprobes": 40}),
+        ({"search_effort": 0.5, "nprobes": 3}, {"minimum_nprobes": 40}),
+        ({"search_effort": 0.5, "maximum_nprobes": 7}, {"minimum_nprobes": 7, "maximum_nprobes": 7}),
+        ({"search_effort": 0.5, "minimum_nprobes": 60}, {"minimum_nprobes": 60}),
+        ({"search_effort": 0.0}, {"search_effort": 0.0}),
+        ({"search_effort": 0.0, "minimum_nprobes": 3}, {"search_effort": 0.0, "minimum_nprobes": 3}),
+        ({"search_effort": 1.0, "nprobes": 3}, {"search_effort": 1.0, "minimum_nprobes": 40}),
+        (
+            {"search_effort": 1.0, "minimum_nprobes": 2, "maximum_nprobes": 9},
+            {"search_effort": 1.0, "minimum_nprobes": 9, "maximum_nprobes": 9},
+        ),
+        ({"maximum_nprobes": 0}, {"minimum_nprobes": 40}),
+    ],
+)
+def test_search_effort_of_a_request_overrides_its_nprobes_and_holds_within_its_bounds(
+    table: IndexedTable, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    effort = table.effort(**fields)
+    assert effort is not None
+    assert {name: value for name, value in effort.options.items() if name != "refine_factor"} == expected
+
+
+def test_more_search_effort_searches_more_partitions(table: IndexedTable) -> None:
+    def searched(**fields: Any) -> int:
+        query = Query(table.search(table.queries[0], **fields), Refused("no caches"))
+        (scanner,) = Scan(query).scanners()
+        return int(re.findall(r"partitions_searched=(\d+)", scanner.analyze_plan())[0])
+
+    efforts = [searched(search_effort=effort) for effort in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert efforts == sorted(efforts)
+    assert (efforts[0], efforts[2]) == (1, searched())
+    assert efforts[4] > efforts[3] > efforts[2]
+    assert searched(search_effort=1.0, maximum_nprobes=7) == 7
+    assert searched(search_effort=0.0, minimum_nprobes=5) == 5
+
+
+@pytest.mark.parametrize("effort", [-0.1, 1.1])
+def test_search_effort_out_of_its_range_is_refused(table: IndexedTable, effort: float) -> None:
+    with pytest.raises(InvalidInputError, match="search_effort is a number from 0 to 1"):
+        table.search(table.queries[0], search_effort=effort)
+
+
+def test_search_that_names_no_least_partitions_and_no_most_begins_at_its_nprobes(table: IndexedTable) -> None:
+    nearest = table.search(table.queries[0], nprobes=5, maximum_nprobes=0).nearest[0]
+    assert nearest["minimum_nprobes"] == 5
+    assert not {"nprobes", "maximum_nprobes", "search_effort"} & nearest.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,37 @@ def test_create_table_exist_ok_keeps_rows_and_properties(server: Server) -> None
     assert server.open("t").count_rows() == 1
 
 
+@pytest.mark.parametrize("declared", [False, True])
+def test_create_table_exist_ok_many_at_once_all_get_the_table_of_their_schema(server: Server, declared: bool) -> None:
+    if declared:
+        server.declare("t")
+    together = threading.Barrier(6)
+
+    def run(number: int) -> str | None:
+        together.wait(60)
+        return create(server, Streamed(rows(number + 1)), mode="exist_ok", check_schema=True).location
+
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(run, range(6))) == {server.ctx.store.describe_table(("t",)).location}
+    assert server.open("t").version == 1
+    assert len(list(Path(server.open("t").uri, "data").iterdir())) == 1
+
+
+def test_create_table_exist_ok_that_loses_to_another_schema_is_told_that_it_exists(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other creates the table after the look-up, so that the insert into the catalog decides."""
+    look_up = module._find_existing
+    create(server, small(rows(1)))
+    monkeypatch.setattr(module, "_find_existing", lambda ctx, path: None)
+    assert create(server, small(rows(2)), mode="exist_ok", check_schema=True).version is None
+    other = small(pa.table({"id": [1]}))
+    with pytest.raises(errors.TableAlreadyExistsError, match="already exists, with another schema: t"):
+        create(server, other, mode="exist_ok", check_schema=True)
+    monkeypatch.setattr(module, "_find_existing", look_up)
+    assert server.open("t").count_rows() == 1 and len(folders(server)) == 1
+
+
 def test_create_table_overwrite_is_a_new_version_with_new_properties(server: Server) -> None:
     first = create(server, small(rows(1)), properties={"a": "b"})
     other = pa.table({"other": ["x", "y"]})
@@ -103,7 +135,7 @@ def test_create_table_overwrite_broken_off_keeps_the_old_rows(server: Server) ->
 def test_create_table_over_another_keeps_the_properties_of_the_server(server: Server, *, there: bool) -> None:
     server_properties, body = {"tiltyard.managed_versioning": "true"}, small(rows(1))
     server.declare("t")
-    server.ctx.store.set_table_properties(server.ctx.store.describe_table(("t",)).id, server_properties)
+    server.ctx.store.change_table_properties(server.ctx.store.describe_table(("t",)).id, server_properties)
     if there:
         create(server, small(rows(1)), properties={"a": "b"})
     with pytest.raises(errors.InvalidInputError, match=r"'tiltyard\.managed_versioning' is the server's to set"):
@@ -216,11 +248,11 @@ def test_create_table_impossible_columns_is_schema_validation(server: Server, na
 
 def test_create_table_lease_lost_is_a_conflict(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def steal(*args: Any, **fields: Any) -> Any:
+        server.ctx.store.postpone_deletion(args[1], -1)
         server.ctx.store.claim_due_deletions(10, 60_000)
         return insert(*args, **fields)
 
     insert = server.ctx.store.insert_table
-    monkeypatch.setattr("tiltyard.tables.rows.create.LEASE_MS", -1)
     monkeypatch.setattr(type(server.ctx.store), "insert_table", lambda self, *args, **fields: steal(*args, **fields))
     with pytest.raises(errors.ConcurrentModificationError):
         create(server, small(rows(1)))

@@ -42,7 +42,7 @@ def test_update_of_no_row_is_zero(server: Server) -> None:
 def test_update_properties_of_the_server_are_not_for_clients_to_change(server: Server) -> None:
     server.create("t", rows(3))
     table = server.ctx.store.describe_table(("t",)).id
-    server.ctx.store.set_table_properties(table, {"tiltyard.managed_versioning": "true"})
+    server.ctx.store.change_table_properties(table, {"tiltyard.managed_versioning": "true"})
     for properties in ({"tiltyard.managed_versioning": "false"}, {"a": "1", "tiltyard.other": "x"}):
         with pytest.raises(errors.InvalidInputError, match="server's to set"):
             update(server, properties=properties)
@@ -52,7 +52,7 @@ def test_update_properties_of_the_server_are_not_for_clients_to_change(server: S
 
 def test_update_properties_join_those_there(server: Server) -> None:
     server.create("t", rows(1))
-    server.ctx.store.set_table_properties(server.ctx.store.describe_table(("t",)).id, {"a": "1", "b": "1"})
+    server.ctx.store.change_table_properties(server.ctx.store.describe_table(("t",)).id, {"a": "1", "b": "1"})
     response = update(server, properties={"b": "2"})
     assert (response.updated_rows, response.version, response.properties) == (0, 1, {"a": "1", "b": "2"})
 

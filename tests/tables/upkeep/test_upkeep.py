@@ -83,8 +83,7 @@ class Kept:
 
     def note(self) -> None:
         """Write what commits have noted."""
-        self.server.services.finalized_log.flush()
-        self.server.services.change_log.flush()
+        self.server.services.commit_log.flush()
 
     def later(self, ms: int = 0) -> None:
         """Let tables be due whose rest is over, and all that is noted be older."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 READS = {
     "AnalyzeTableQueryPlan",
     "CheckPrivileges",
-    "CompactTableLsm",
+    "CompactTableRte",
     "CountTableRows",
     "DescribeNamespace",
     "DescribeTable",
@@ -41,9 +41,9 @@ READS = {
     "DiffTableBranch",
     "ExplainTableQueryPlan",
     "FetchTableBlobs",
-    "FlushTableLsm",
-    "GetTableLsmStats",
-    "GetTableLsmWriteSpec",
+    "FlushTableRte",
+    "GetTableRteStats",
+    "GetTableRteSpec",
     "GetTableStats",
     "GetTableTagVersion",
     "ListAllTables",
@@ -81,13 +81,18 @@ def insertion(leases: Leases, id_: str = "id", *, is_matched_by_body: bool = Fal
 
 def test_lease_is_kept_of_a_request_that_had_to_wait_for_a_thread(tmp_path: Path) -> None:
     services = open_services(Settings(root=str(tmp_path), repeat_lease=0.5))
-    with closing(services.store), ThreadPoolExecutor(1) as busy, ThreadPoolExecutor(1) as records:
+    with (
+        closing(services.store),
+        ThreadPoolExecutor(1) as busy,
+        ThreadPoolExecutor(1) as records,
+        closing(Leases(services, records)) as leases,
+    ):
 
         def others_get_it(ctx: Context) -> bool:
             time.sleep(1.2)
             return services.store.begin_request(NewRequest("id", "scope", None, "other", 1000, 1000))[1]
 
-        keyed = insertion(Leases(services, records))
+        keyed = insertion(leases)
         busy.submit(time.sleep, 1.0)
         request = models.InsertIntoTableRequest(id=["t"])
         assert asyncio.run(keyed.run(Context(services, "test"), request, b"", others_get_it, busy)) is False
@@ -97,7 +102,12 @@ def test_lease_is_kept_of_a_lost_request_while_its_commit_is_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services = open_services(Settings(root=str(tmp_path), repeat_lease=0.5))
-    with closing(services.store), ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as records:
+    with (
+        closing(services.store),
+        ThreadPoolExecutor(1) as pool,
+        ThreadPoolExecutor(1) as records,
+        closing(Leases(services, records)) as leases,
+    ):
         lost = NewRequest("lost", "scope", fingerprint_of(b""), "gone", 0, 60_000)
         services.store.begin_request(lost)
         time.sleep(0.01)
@@ -107,7 +117,7 @@ def test_lease_is_kept_of_a_lost_request_while_its_commit_is_looked_for(
             return services.store.begin_request(structs.replace(lost, owner="other", lease_ms=1000))[1]
 
         monkeypatch.setattr(requests, "recover_response", others_get_it)
-        keyed = insertion(Leases(services, records), is_matched_by_body=True)
+        keyed = insertion(leases, is_matched_by_body=True)
         request = models.InsertIntoTableRequest(id=["t"])
         response = asyncio.run(keyed.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
         assert response is False
@@ -123,9 +133,10 @@ def test_answer_of_another_that_is_lost_again_on_its_way_is_given_to_the_next(tm
 
         def answer(id_: str) -> Any:
             time.sleep(0.01)
-            keyed = insertion(Leases(services, records), id_, is_matched_by_body=True)
-            request = models.InsertIntoTableRequest(id=["t"])
-            return asyncio.run(keyed.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
+            with closing(Leases(services, records)) as leases:
+                keyed = insertion(leases, id_, is_matched_by_body=True)
+                request = models.InsertIntoTableRequest(id=["t"])
+                return asyncio.run(keyed.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
 
         assert answer("second").status == 200
         time.sleep(0.6)
@@ -147,8 +158,12 @@ def test_request_that_ends_takes_no_lease_from_its_repeat(tmp_path: Path) -> Non
 
 def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> None:
     services, seen = open_services(Settings(root=str(tmp_path))), threading.Event()
-    with closing(services.store), ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as records:
-        leases = Leases(services, records)
+    with (
+        closing(services.store),
+        ThreadPoolExecutor(1) as pool,
+        ThreadPoolExecutor(1) as records,
+        closing(Leases(services, records)) as leases,
+    ):
 
         def heard() -> bool:
             record = services.store.describe_request("id")

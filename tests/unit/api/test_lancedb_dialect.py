@@ -8,11 +8,13 @@ import pytest
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.deadlines import Deadline, DeadlineExceededError, earliest
+from tiltyard.api.exchange import is_lancedb_request
 from tiltyard.api.lancedb import dialect
+from tiltyard.api.lancedb.databases import DATABASE_HEADER
 from tiltyard.model.operations import Handler, never
 from tiltyard.model.spec import operations
 
-NAMED = {dialect.DATABASE_HEADER: b"db"}
+NAMED = {DATABASE_HEADER: b"db"}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +33,7 @@ NAMED = {dialect.DATABASE_HEADER: b"db"}
 def test_is_lancedb_request_is_true_of_lancedb_alone(
     path: bytes, query: bytes, headers: dict[bytes, bytes], expected: bool
 ) -> None:
-    assert dialect.is_lancedb_request(path, query, headers) is expected
+    assert is_lancedb_request(path, query, headers) is expected
 
 
 @pytest.mark.parametrize(

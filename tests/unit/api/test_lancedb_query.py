@@ -47,10 +47,20 @@ def test_query_of_an_unknown_full_text_kind_is_refused() -> None:
         read(full_text_query={"query": {"prefix": {}}})
 
 
-def test_query_with_use_lsm_is_refused_only_if_true() -> None:
-    assert read(use_lsm=False) == read()
-    with pytest.raises(UnsupportedOperationError, match="use_lsm"):
-        read(use_lsm=True)
+def test_query_with_use_lsm_means_use_rte() -> None:
+    assert read(use_lsm=False) == read(use_rte=False)
+    assert read(use_lsm=True)["use_rte"] is True
+
+
+def test_query_without_probe_fields_leaves_them_open() -> None:
+    body = {"prefilter": True, "k": 10, "vector": [1.0], "version": None, "lower_bound": None, "upper_bound": None}
+    request = msgspec.to_builtins(query_request(body | {"ef": None, "refine_factor": None}))
+    assert request == {"k": 10, "prefilter": True, "vector": {"single_vector": [1.0]}}
+
+
+def test_query_with_aliases_keeps_their_order() -> None:
+    aliases = {"z": "id", "a": "id + 1", "m": "id * 2"}
+    assert list(read(columns=aliases)["columns"]["column_aliases"]) == ["z", "a", "m"]
 
 
 def test_query_with_a_null_fuzziness_is_automatic() -> None:

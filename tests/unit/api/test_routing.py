@@ -24,6 +24,8 @@ ROUTER = Router(Route(operation, handler) for operation, handler in bound_operat
         ("GET", b"/v1/table/t/count_rows", "CountTableRows", {"id": b"t"}),
         ("POST", b"/v1/table/t/index/i%20x/stats", "DescribeTableIndexStats", {"id": b"t", "index_name": b"i%20x"}),
         ("GET", b"/v1/namespace/table/list", "ListNamespaces", {"id": b"table"}),
+        ("POST", b"/v1/table/t/enable_rte", "EnableTableRte", {"id": b"t"}),
+        ("POST", b"/v1/table/t/set_lsm_write_spec", "EnableTableRte", {"id": b"t"}),
     ],
 )
 def test_match_takes_the_raw_path_apart(method: str, path: bytes, name: str, segments: dict[str, bytes]) -> None:

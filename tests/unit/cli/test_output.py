@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from tiltyard.calls.flight_sql import encode_query, sql_address
 from tiltyard.cli.browsing.diff import RowDifference, compare_schemas
-from tiltyard.cli.browsing.sql import encode_query, sql_address
 from tiltyard.cli.output.cells import format_cell, format_size, printable
 from tiltyard.cli.output.formats import OutputFormat, write_rows
 

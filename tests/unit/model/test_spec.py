@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,10 +21,6 @@ def test_every_operation_of_the_contract_is_served() -> None:
     register_operations()
     missing = [name for name, (facts, served) in bound_operations().items() if facts.in_contract and served is None]
     assert missing == []
-
-
-def test_models_are_current() -> None:
-    subprocess.run([sys.executable, ROOT / "scripts/make_models.py", "--check"], check=True)
 
 
 def test_shapes_follow_the_wire() -> None:

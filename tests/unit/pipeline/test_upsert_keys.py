@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tiltyard.pipeline.upsert.tasks import count_keys, find_positions, pack_positions
@@ -22,6 +23,21 @@ def test_find_positions_returns_those_of_the_keys_and_nulls_equal_nothing(column
     keys = rows.slice(0, 3).take([2, 1, 0])
     assert find_positions(rows, keys).tolist() == [2, 1, -1, -1, 2]
     assert find_positions(rows.slice(0, 0), keys).tolist() == []
+
+
+@pytest.mark.parametrize("dtype", [pa.int8(), pa.int16(), pa.uint32(), pa.int64(), pa.uint64()], ids=str)
+@pytest.mark.parametrize("spread", [1, 40, 10**12])
+def test_find_positions_of_whole_numbers_are_those_of_arrow(dtype: pa.DataType, spread: int) -> None:
+    draw, bits = random.Random(7), dtype.bit_width - 1
+    least, most = (0, 2**bits) if pa.types.is_unsigned_integer(dtype) else (-(2**bits), 2**bits - 1)
+    for _ in range(20):
+        middle = draw.randint(least, most)
+        near = range(max(least, middle - 50 * spread), min(most, middle + 50 * spread) + 1)
+        keys = pa.array([near[draw.randrange(len(near))] for _ in range(60)], dtype)
+        others = [near[draw.randrange(len(near))] for _ in range(100)]
+        found = pa.chunked_array([keys.slice(5, 9), pa.array([*others, least, most], dtype)])
+        positions = find_positions(pa.table({"a": found}), pa.table({"a": keys}))
+        assert positions.tolist() == pc.fill_null(pc.index_in(found, value_set=keys), -1).to_pylist()
 
 
 def test_count_keys_counts_a_key_of_two_fragments_once() -> None:

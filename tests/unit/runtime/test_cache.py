@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+from dataclasses import dataclass
 
 import pytest
 
-from tiltyard.runtime.cache import Cache, cached
+from tiltyard.runtime.cache import Cache, cached, held_bytes
 from tiltyard.runtime.machinery import MachineFigures, read_figures
 
 NEVER = "nothing"
+
+
+def value_bytes(_: object, value: bytes) -> int:
+    return len(value)
 
 
 def figures_of(name: str) -> MachineFigures | None:
@@ -38,7 +44,7 @@ def test_get_none_as_a_value_is_told_from_nothing() -> None:
 def test_put_with_a_bound_in_bytes_drops_the_oldest_until_it_fits() -> None:
     dropped: list[bytes] = []
     cache = Cache[str, bytes](
-        "test", "Of a test", max_bytes=10, size_of=len, invalidated_by=NEVER, dropped=dropped.append
+        "test", "Of a test", max_bytes=10, size_of=value_bytes, invalidated_by=NEVER, dropped=dropped.append
     )
     cache.put("a", b"1234")
     cache.put("b", b"12345")
@@ -89,8 +95,29 @@ def test_cache_without_a_bound_is_refused() -> None:
         Cache[str, int]("test", "Of a test", invalidated_by=NEVER)
 
 
+def test_held_bytes_are_those_of_all_that_is_held_each_once() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Fact:
+        sizes: tuple[float, ...]
+        texts: dict[str, str]
+
+    class Estimated:
+        def __init__(self) -> None:
+            self.texts = ["x" * 10_000]
+
+        def __sizeof__(self) -> int:
+            return 500
+
+    text, sizes = "v" * 10_000, tuple(float(number) for number in range(100, 200))
+    fact = Fact(sizes, {"first": text, "second": text})
+    held = [fact, sizes, *sizes, fact.texts, "first", "second", text]
+    assert held_bytes(fact) == sum(map(sys.getsizeof, held))
+    assert held_bytes((fact, fact), fact) == held_bytes(fact) + sys.getsizeof((fact, fact))
+    assert 500 <= held_bytes(Estimated()) < 600
+
+
 def test_put_from_several_threads_keeps_the_sum_of_sizes() -> None:
-    cache = Cache[int, bytes]("test", "Of a test", max_bytes=500, size_of=len, invalidated_by=NEVER)
+    cache = Cache[int, bytes]("test", "Of a test", max_bytes=500, size_of=value_bytes, invalidated_by=NEVER)
 
     def work(seed: int) -> None:
         for number in range(2000):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tiltyard.storage.locks import Locks
+from tiltyard.storage.locks import LockKind, Locks
 
 
 def main(counter: Path) -> None:
     """Add one, fifty times."""
     for _ in range(50):
-        with Locks().hold("a", 20):
+        with Locks().hold(LockKind.COMMITS, "a", 20):
             counter.write_text(str(int(counter.read_text()) + 1))
 
 

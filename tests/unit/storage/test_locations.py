@@ -156,7 +156,7 @@ def test_with_existing_case_folders_have_the_spelling_of_the_disk(tmp_path: Path
 
 def test_options_of_a_location_outside_the_roots_are_refused(storage: Storage, tmp_path: Path) -> None:
     for location in (str(tmp_path), f"{tmp_path}/data-evil/t", "/etc", "s3://lake/t"):
-        for call in (storage.options, storage.public_options, storage.files):
+        for call in (storage.options, storage.roots.public_options, storage.files):
             with pytest.raises(PermissionDeniedError):
                 call(location)
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
+import tiltyard.storage.locks
 from tests.services.forked_process import ForkedProcess
-from tiltyard.storage.locks import Locks
+from tiltyard.storage.locks import LockKind, Locks
 
 
 def test_hold_is_exclusive_between_threads() -> None:
     locks, holders, counts = Locks(), [], []
 
     def work() -> None:
-        with locks.hold("a", 10):
+        with locks.hold(LockKind.COMMITS, "a", 10):
             holders.append(1)
             counts.append(len(holders))
             time.sleep(0.001)
@@ -34,10 +36,24 @@ def test_hold_is_exclusive_between_threads() -> None:
 
 def test_hold_after_its_timeout_is_a_conflict() -> None:
     locks = Locks()
-    with locks.hold("a", 1), pytest.raises(ConcurrentModificationError), locks.hold("a", 0.01):
+    with (
+        locks.hold(LockKind.COMMITS, "a", 1),
+        pytest.raises(ConcurrentModificationError),
+        locks.hold(LockKind.COMMITS, "a", 0.01),
+    ):
         pass
-    with locks.hold("a", 1), locks.hold("b", 1):
+    with locks.hold(LockKind.COMMITS, "a", 1), locks.hold(LockKind.COMMITS, "b", 1):
         pass
+
+
+def test_one_name_has_a_lock_of_each_kind_though_all_names_share_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiltyard.storage.locks, "_LOCK_FILES", 1)
+    locks = Locks()
+    with ExitStack() as stack:
+        for kind in LockKind:
+            stack.enter_context(locks.hold(kind, "a", 0))
+        with pytest.raises(ConcurrentModificationError), locks.hold(LockKind.COMMITS, "b", 0):
+            pass
 
 
 def test_hold_is_exclusive_between_processes(tmp_path: Path) -> None:

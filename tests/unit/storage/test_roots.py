@@ -82,7 +82,7 @@ def test_storage_secrets_are_read_from_variables_and_files(tmp_path: Path, monke
         "client_retry_timeout": "20", "aws_endpoint": "http://there", "allow_http": "true", "aws_region": "eu",
         "aws_access_key_id": "from-env", "aws_secret_access_key": "from-file",
     }  # fmt: skip
-    assert storage.public_options("s3://lake/tables/t") == {
+    assert storage.roots.public_options("s3://lake/tables/t") == {
         "aws_endpoint": "http://there", "allow_http": "true", "aws_region": "eu"
     }  # fmt: skip
     assert "from-" not in repr(storage.roots.root_of("s3://lake/x"))

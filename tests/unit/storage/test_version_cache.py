@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tiltyard.storage.caches.version_cache import CachedVersion
+from tiltyard.storage.caches.version_cache import MAX_KEPT, CachedVersion
 
 if TYPE_CHECKING:
     import lance
@@ -50,6 +50,14 @@ def test_fact_that_is_empty_is_read_once(fact: Any) -> None:
 
     one = snapshot(Dataset(1))
     assert (one.fact(read), one.fact(read), len(reads)) == (fact, fact, 1)
+
+
+def test_what_is_kept_by_keys_of_requests_is_bounded() -> None:
+    one = snapshot(Dataset(1))
+    for number in range(2 * MAX_KEPT + 1):
+        one.keep(number, str(number))
+    kept = [number for number in range(2 * MAX_KEPT + 1) if one.known(number) == str(number)]
+    assert kept == [2 * MAX_KEPT]
 
 
 def test_fact_that_cannot_be_read_is_read_again() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiltyard.store.postgres import REFRESH_MS, DatabaseClock
+from tiltyard.store.clock import REFRESH_MS, DatabaseClock
 
 
 def test_clock_counts_on_from_the_middle_of_its_reading_and_is_read_again_when_due() -> None:

@@ -33,6 +33,24 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{- /* Where pods may run, and whose images they may pull. */ -}}
+{{- define "tiltyard.placement" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "tiltyard.scratch" -}}
+- name: tmp
+  emptyDir: {sizeLimit: {{ .Values.scratch.sizeLimit }}}
+{{- end -}}
+
 {{- define "tiltyard.environment" -}}
 {{- range $name, $value := .Values.settings }}
 - name: TILTYARD_{{ upper $name }}

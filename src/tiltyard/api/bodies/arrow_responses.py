@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api.bodies.byte_ranges import ByteDownload
+from tiltyard.api.bodies.byte_ranges import VERSION_HEADER, ByteDownload
 from tiltyard.api.bodies.streamed_values import encode_stream
 from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer
 from tiltyard.model.spec import ARROW_FILE, ARROW_STREAM
@@ -40,11 +40,12 @@ class Download:
     """
 
     status = 200
-    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, response: ArrowAnswer | StreamedAnswer, media: str, limit: int = 0) -> None:
         """`limit` is how many bytes it may have, 0 for any number. Raises ResponseTooLargeError, as `next_chunk`."""
         self.media = media
+        version = response.version if isinstance(response, ArrowAnswer) else None
+        self.headers = () if version is None else ((VERSION_HEADER, b"%d" % version),)
         self._batches = response.batches
         self._chunks = encode_stream(response) if isinstance(response, StreamedAnswer) else encode(response, media)
         self._limit = limit
@@ -83,13 +84,15 @@ class Download:
         return chunk
 
 
-def encode_response(response: Any, media: str, limit: int, byte_range: bytes | None = None) -> Any:
+def encode_response(
+    response: Any, media: str, limit: int, byte_range: bytes | None = None, *, is_head: bool = False
+) -> Any:
     """Return an operation's response; Arrow as a Download, bytes as the ByteDownload of the header `Range`.
 
     Raises ResponseTooLargeError, HttpError 416.
     """
     if isinstance(response, BytesAnswer):
-        return ByteDownload(response, byte_range)
+        return ByteDownload(response, byte_range, is_head=is_head)
     is_arrow = isinstance(response, _ARROW)
     return Download(response, response.media or media, limit) if is_arrow else response
 

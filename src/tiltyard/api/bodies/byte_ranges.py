@@ -39,8 +39,12 @@ class ByteDownload:
 
     media = OCTET_STREAM
 
-    def __init__(self, answer: BytesAnswer, requested: bytes | None) -> None:
-        """`requested` is the header `Range`. Raises HttpError 416, and what reading raises, as `next_chunk`."""
+    def __init__(self, answer: BytesAnswer, requested: bytes | None, *, is_head: bool = False) -> None:
+        """`requested` is the header `Range`; the response to a HEAD is that of the whole value, without its bytes.
+
+        Raises HttpError 416, and what reading raises, as `next_chunk`.
+        """
+        requested = None if is_head else requested
         common: tuple[Header, ...] = (VERSION_HEADER, b"%d" % answer.version), (b"accept-ranges", b"bytes")
         self.headers = common
         self._read = answer.read
@@ -55,6 +59,8 @@ class ByteDownload:
             self.status, self._next, self._end = 206, first, last + 1
             sent = (b"content-range", b"bytes %d-%d/%d" % (first, last, size))
             self.headers = (*common, _ATTACHMENT, sent, (b"content-length", b"%d" % (last + 1 - first)))
+        if is_head:
+            self._next = self._end
         self.first = self.next_chunk() or b""
         self.complete = self._next >= self._end
 

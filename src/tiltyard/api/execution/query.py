@@ -74,7 +74,7 @@ class Query:
             query.check()  # it may have waited long for its thread
             response = function(ctx, request)
             reach(Point.BEFORE_ANSWER)
-            return encode_response(response, media, limit, requested_range(exchange.headers))
+            return encode_response(response, media, limit, requested_range(exchange.headers), is_head=exchange.is_head)
 
         response = await query.run(work)
         return Stream(response, query) if isinstance(response, DOWNLOADS) and not response.complete else response

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from typing import Any
 
-from lance_namespace.errors import LanceNamespaceError
-
 from tiltyard.context import Services
-
-log = logging.getLogger("tiltyard.api")
+from tiltyard.runtime.lease import Lease
 
 
 class LeasedRequest:
@@ -34,8 +29,9 @@ class Leases:
         self.retention_ms = services.settings.repeat_memory * 1000
         self._requests: dict[str, LeasedRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_renewing = False
-        self._expected = 0
+        self._report = services.outage_log.report
+        self._lease: Lease | None = None
+        """All of them as one, renewed in one statement."""
 
     def attended(self) -> list[str]:
         """Return the ids of requests that run here and whose clients are still there: none of them is retried yet."""
@@ -56,32 +52,17 @@ class Leases:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    @contextmanager
-    def renewing(self) -> Iterator[None]:
-        """Renew leases from before a request has one: it may wait for a thread. For the event loop."""
-        self._expected += 1
-        if not self._is_renewing:
-            self._is_renewing = True
-            self.spawn(self._renew_until_idle())
-        try:
-            yield
-        finally:
-            self._expected -= 1
+    def keep(self) -> None:
+        """Renew leases from now on: a request may have to wait for a thread before it has one. For the event loop."""
+        if self._lease is None:
+            self._lease = Lease("requests", self._renew, self.lease_ms, report=self._report)
 
-    async def _renew_until_idle(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while True:
-                await asyncio.sleep(self.lease_ms / 3000)
-                if not self._requests and not self._expected:
-                    return
-                try:
-                    await loop.run_in_executor(self.pool, self._renew, list(self._requests))
-                except LanceNamespaceError as error:
-                    log.warning("cannot extend the leases of requests: %s", error)
-        finally:
-            self._is_renewing = False
+    def close(self) -> None:
+        """Renew no lease any more."""
+        if self._lease is not None:
+            self._lease.close()
 
-    def _renew(self, ids: Sequence[str]) -> None:
+    def _renew(self) -> None:
         """Renew the leases of these requests alone: a claim without one was lost on its way from the catalog."""
-        self.store.renew_request_leases(self.owner, self.lease_ms, ids)
+        if ids := list(self._requests):
+            self.store.renew_request_leases(self.owner, self.lease_ms, ids)

@@ -76,6 +76,7 @@ class IdempotentRequests:
 
     def __init__(self, services: Services, pool: Executor) -> None:
         self._leases = Leases(services, pool)
+        self.close = self._leases.close
 
     def open(
         self,
@@ -120,13 +121,13 @@ class IdempotentRequest(LeasedRequest):
         self._body, self._request = body, request
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
-        with self._leases.renewing():
-            while (response := await loop.run_in_executor(pool, self._attempt, ctx, work)) is _PENDING:
-                if loop.time() > deadline:
-                    self._give_up()
-                    raise ConcurrentModificationError("The first request with this key still runs: try again later.")
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, MAX_PAUSE_SECONDS)
+        self._leases.keep()
+        while (response := await loop.run_in_executor(pool, self._attempt, ctx, work)) is _PENDING:
+            if loop.time() > deadline:
+                self._give_up()
+                raise ConcurrentModificationError("The first request with this key still runs: try again later.")
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, MAX_PAUSE_SECONDS)
         return response
 
     async def begin_response(self, begin: Awaitable[None], record: Callable[[bool], None]) -> None:

@@ -1,9 +1,9 @@
 """Translate lancedb's remote protocol (`lancedb.connect("db://…", host_override=…)`) to and from the specification.
 
 It calls the same operations on the same routes, with other field names, other defaults and other responses. This is the
-one place that knows: a request speaks it if it carries `x-lancedb-database`, or its path ends in a slash, and names no
-delimiter `$`; `rewrite` turns its body into the specification's model, `convert_response` the specification's response
-into lancedb's. `docs/compatibility.md` lists the differences.
+one place that knows: of a request that speaks it (`exchange.is_lancedb_request`) `rewrite` turns the body into the
+specification's model, and `convert_response` the specification's response into lancedb's.
+`docs/compatibility.md` lists the differences.
 """
 
 from __future__ import annotations
@@ -40,19 +40,6 @@ writes, blobs, full text whose documents are the elements of lists."""
 
 Fields = dict[str, Any]
 
-
-def is_lancedb_request(raw_path: bytes, query_string: bytes, headers: Headers) -> bool:
-    """Whether a request is in this dialect. `/v1/table/` alone is how rest-catalog-spec.md writes ListAllTables.
-
-    The client of `namespace_client()` sends the headers of its connection, the database's too, and reads the
-    specification's responses. It names the delimiter `$` in each request, and lancedb never does.
-    """
-    if query_string and (query_string.find(_DOLLAR) >= 0 or query_string.find(_ENCODED_DOLLAR) >= 0):
-        return False
-    return DATABASE_HEADER in headers or (raw_path.endswith(b"/") and raw_path.strip(b"/") != b"v1/table")
-
-
-_DOLLAR, _ENCODED_DOLLAR = b"delimiter=$", b"delimiter=%24"
 
 # lancedb retries 409, and shows any 404 as a missing table, version, tag or branch: other errors of the client are 400.
 _BAD_REQUEST = frozenset(
@@ -117,8 +104,14 @@ SUBSTITUTES: Mapping[str, str] = {"ListAllTables": "ListTables"}
 
 
 def adjust(operation: Operation, ctx: Context, request: Any) -> None:
-    """Change a bound request where this client means something else by the same field."""
-    if operation.name == "ListTables" and request.page_token:
+    """Change a bound request where this client means something else by the same field.
+
+    Where it creates a table that may exist, it opens one that the server says to exist: lancedb 0.41 compares the
+    schemas first.
+    """
+    if operation.name == "CreateTable":
+        request.check_schema = True
+    elif operation.name == "ListTables" and request.page_token:
         request.page_token = _page_token(ctx, tables_scope(tuple(request.id or ())), request.page_token)
     elif operation.name == "ListNamespaces" and request.page_token:
         request.page_token = _page_token(ctx, namespaces_scope(tuple(request.id or ())), request.page_token)
@@ -162,8 +155,7 @@ def _explain(ctx: Context, fields: Fields) -> Fields:
 
 
 def _analyze(ctx: Context, fields: Fields) -> Fields:
-    built: Fields = msgspec.to_builtins(query_request(fields))
-    return built
+    return {"query": msgspec.to_builtins(query_request(fields))}
 
 
 def _create_index(ctx: Context, fields: Fields) -> Fields:
@@ -293,12 +285,9 @@ def _job_of_transaction(response: Any) -> Fields:
     return fields | {"job_id": response.transaction_id}
 
 
-def _no_lsm_spec(response: models.GetTableLsmWriteSpecResponse) -> Fields:
-    return {"lsm_write_spec": None}
-
-
-def _no_lsm_stats(response: models.GetTableLsmStatsResponse) -> Fields:
-    return {"lsm_stats": None}
+def _with_nulls(*names: str) -> Callable[[Any], Fields]:
+    """Return what renders a response with null for the fields that hold nothing."""
+    return lambda response: dict.fromkeys(names) | msgspec.to_builtins(response)
 
 
 _RESPONSES: Mapping[str, Callable[[Any], Any]] = {
@@ -308,8 +297,8 @@ _RESPONSES: Mapping[str, Callable[[Any], Any]] = {
     "DropMaterializedView": _job_of_transaction,
     "DropView": _job_of_transaction,
     "DescribeTableIndexStats": _index_stats,
-    "GetTableLsmStats": _no_lsm_stats,
-    "GetTableLsmWriteSpec": _no_lsm_spec,
+    "GetTableRteSpec": _with_nulls("rte_spec", "lsm_write_spec"),
+    "GetTableRteStats": _with_nulls("rte_stats", "lsm_stats"),
     "DescribeTable": _table_description,
     "UpdateTable": _update_count,
     "ListTableIndices": _indices,

@@ -26,8 +26,8 @@ _SPECIFIED = frozenset(info.encode_name for info in msgspec.structs.fields(model
 def query_request(body: Fields) -> models.QueryTableRequest:
     """Return the request of a body. Raises InvalidInputError, UnsupportedOperationError (an unknown field)."""
     fields = _non_null(body, {*_SPECIFIED, "use_lsm"}, "a query")
-    if fields.pop("use_lsm", False):
-        raise UnsupportedOperationError("use_lsm reads rows that are not in the table yet: this server has none.")
+    if "use_lsm" in fields:
+        fields["use_rte"] = fields.pop("use_lsm")
     if "vector" in fields:
         fields["vector"] = _vector(fields["vector"])
     if "columns" in fields:

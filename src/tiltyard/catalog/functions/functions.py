@@ -282,6 +282,7 @@ def _to_version(path: Id, record: FunctionRecord) -> models.FunctionVersion:
         signature=msgspec.to_builtins(definition.signature),
         secret_bindings=bindings or None,
         created_at=created.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        created_at_millis=record.created_at,
         metadata={},
         disabled=False,
     )

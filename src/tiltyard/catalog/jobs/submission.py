@@ -32,12 +32,13 @@ from tiltyard.catalog.jobs.authorization import (
 )
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.jobs import ENDLESS_JOBS, LEASE_MS, exclusive_run_key, pipeline_jobs
+from tiltyard.model.jobs import ENDLESS_JOBS, exclusive_run_key, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.settings.spark_properties import check_spark_properties
 from tiltyard.model.spec import models
+from tiltyard.runtime.lease import MAX_LEASE_MS, UNKNOWN_HOLDER_LEASE_MS
 from tiltyard.store import JobFilter, RunKeyTakenError
 from tiltyard.tables.opening import find_table
 
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import TransactionRecord, UnitOfWork
 
-MAX_LEASE_MS = 3_600_000
 MAX_PARTS = 1_000
 """The greatest number of checkpoints in one page."""
 MAX_LOST_RUNS = 1_000
@@ -67,7 +67,7 @@ def queue_job(
     properties: Mapping[str, str] | None = None,
     image: str = "",
     owner: str = "",
-    lease_ms: int = LEASE_MS,
+    lease_ms: int = UNKNOWN_HOLDER_LEASE_MS,
 ) -> TransactionRecord:
     """Queue a job, or lease it to `owner` at once. `record_id` is the id of its table, `table` the name.
 
@@ -118,7 +118,7 @@ def _second_run(ctx: Context, run_key: str) -> ConcurrentModificationError:
     )
 
 
-@operation(needs=SUBMIT_JOB)
+@operation(needs=SUBMIT_JOB, doubles=True)
 def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJobResponse:
     """Queue a job, or start one for the driver `owner`, which then holds it under a lease.
 
@@ -141,7 +141,7 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
         spark=_checked_spark_properties(ctx, request),
         properties=request.properties,
         owner=request.owner or "",
-        lease_ms=_lease_ms(request) if request.owner else LEASE_MS,
+        lease_ms=_lease_ms(request) if request.owner else UNKNOWN_HOLDER_LEASE_MS,
     )
     return models.SubmitJobResponse(job=to_entry(ctx, record))
 
@@ -352,7 +352,7 @@ def _job(ctx: Context, job_id: str) -> TransactionRecord:
 
 def _lease_ms(request: models.SubmitJobRequest | models.ClaimJobRequest | models.BeatJobRequest) -> int:
     """Return the requested length of a lease, in ms. Raises InvalidInputError."""
-    lease_ms = request.lease_millis or LEASE_MS
+    lease_ms = request.lease_millis or UNKNOWN_HOLDER_LEASE_MS
     if not 1000 <= lease_ms <= MAX_LEASE_MS:
         raise InvalidInputError(f"A lease is 1000 to {MAX_LEASE_MS} ms, not {lease_ms}.")
     if not request.owner:

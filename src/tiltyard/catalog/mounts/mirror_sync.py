@@ -14,13 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import msgspec
 from lance_namespace.errors import (
-    ConcurrentModificationError,
     InvalidInputError,
     LanceNamespaceError,
     NamespaceAlreadyExistsError,
@@ -36,6 +36,7 @@ from msgspec import structs
 
 from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
+from tiltyard.runtime.lease import LEASE_MS, Lease
 from tiltyard.storage.locations import canonical_location
 from tiltyard.store import PublishedEntry, SyncOutcome, TableProblem
 
@@ -56,8 +57,6 @@ CATALOG_ID, TABLE_ID, ENTRY_COLUMNS = "tiltyard.catalog_id", "tiltyard.table_id"
 MAX_PROPERTY_LENGTH = 4000
 """Of a property's value: metastores keep no more."""
 
-LEASE_MS = 20_000
-RENEW_SECONDS = 5.0
 CHECK_MS = 60_000
 """How long after a sync the next one is due for what no change of our catalog tells: problems, columns of tables."""
 VERIFY_MS = 3_600_000
@@ -97,6 +96,15 @@ def is_due(mirror: MirrorRecord, fingerprint: str, now: int) -> bool:
     """Return whether a mirror is to be synced, if nobody does that already."""
     has_changes = mirror.error is None and mirror.fingerprint != fingerprint
     return mirror.due_at <= now or has_changes
+
+
+def try_sync(ctx: Context, mirror_id: int, is_stopping: Callable[[], bool], *, verify: bool = False) -> bool:
+    """Sync a mirror, unless another does so now or it is gone; return whether it was. Raises as `sync` does."""
+    owner = uuid4().hex
+    claimed = ctx.store.claim_mirror(mirror_id, owner, LEASE_MS)
+    if claimed is not None:
+        sync(ctx, claimed, owner, is_stopping, verify=verify)
+    return claimed is not None
 
 
 def sync(
@@ -184,7 +192,8 @@ class _Sync:
         self._backend: MountedCatalog | None = None
         self._namespaces: set[Id] = set()
         self._held: set[Id] = set()
-        self._renewed_at = time.monotonic()
+        renew = partial(ctx.store.renew_mirror, mirror.id, owner, LEASE_MS)
+        self._lease = Lease(f"publication {mirror.name}", renew)
 
     def run(self) -> None:
         """Bring all entries in step. Raises LeaseLostError, _StoppedError, and errors of the whole other catalog."""
@@ -196,17 +205,18 @@ class _Sync:
         for path, entry in list(entries.items()):
             target = targets.get(path)
             if path not in self._held and (target is None or target.table_id != entry.table_id):
-                self._keep_lease()
+                self._check_lease()
                 self._move_or_remove(entries, path, new_ids.get(entry.table_id))
         for path, target in targets.items():
             before = entries.get(path)
             if before is None or not _is_in_step(before, target):
-                self._keep_lease()
+                self._check_lease()
                 with self._problems_of(target):
                     self._write(entries, target)
 
     def close(self) -> None:
-        """Close the connections to the other catalog."""
+        """Renew the lease no longer, and close the connections to the other catalog."""
+        self._lease.close()
         if self._backend is not None:
             self._backend.close()
 
@@ -282,7 +292,7 @@ class _Sync:
 
     def _columns(self, location: str) -> dict[str, str]:
         """Return the property that lists a table's columns; none where it would be too long."""
-        self._keep_lease()
+        self._check_lease()
         storage = self._ctx.storage
         schema = storage.datasets.open_snapshot(location, storage.options(location)).dataset.schema
         text = json.dumps([{"name": field.name, "type": str(field.type)} for field in schema], ensure_ascii=False)
@@ -293,7 +303,7 @@ class _Sync:
     def _forget_missing(self, entries: dict[Id, PublishedEntry]) -> None:
         """Look at each entry; forget those that are gone, or are somebody else's by now."""
         for path, entry in list(entries.items()):
-            self._keep_lease()
+            self._check_lease()
             try:
                 found = self._find(path)
             except _OUTAGES:
@@ -429,28 +439,25 @@ class _Sync:
 
     def _record(self, entries: dict[Id, PublishedEntry], target: _Target, *, digest: str, marked: bool) -> None:
         entry = PublishedEntry(target.entry, target.table_id, target.location, digest, marked)
-        self._leased(self._ctx.store.write_published_entry, entry)
+        self._write_leased(self._ctx.store.write_published_entry, entry)
         entries[target.entry] = entry
 
     def _forget(self, entries: dict[Id, PublishedEntry], path: Id) -> None:
         if path in entries:
-            self._leased(self._ctx.store.delete_published_entry, path)
+            self._write_leased(self._ctx.store.delete_published_entry, path)
             del entries[path]
 
-    def _keep_lease(self) -> None:
-        """Renew the lease from time to time, where nothing is recorded meanwhile. Raises _StoppedError."""
+    def _check_lease(self) -> None:
+        """Raise _StoppedError where there is no more time, LeaseLostError where another has the lease."""
         if self._is_stopping():
             raise _StoppedError
-        if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
-            self._leased(self._ctx.store.renew_mirror)
+        if not self._lease.check():
+            raise LeaseLostError
 
-    def _leased(self, write: Callable[..., None], *values: object) -> None:
-        """Write to this catalog under the lease. Raises LeaseLostError."""
-        try:
-            write(self._mirror.id, self._owner, LEASE_MS, *values)
-        except ConcurrentModificationError as error:
-            raise LeaseLostError from error
-        self._renewed_at = time.monotonic()
+    def _write_leased(self, write: Callable[..., None], *values: object) -> None:
+        """Write to this catalog, which renews the lease. Raises LeaseLostError."""
+        if not self._lease.write(lambda: write(self._mirror.id, self._owner, LEASE_MS, *values)):
+            raise LeaseLostError
 
     def _open(self) -> MountedCatalog:
         """Return the other catalog. Raises ServiceUnavailableError where it cannot be opened."""

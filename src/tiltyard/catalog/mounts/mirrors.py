@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import on_server
-from tiltyard.catalog.mounts.mirror_sync import LEASE_MS, sync
+from tiltyard.catalog.mounts.mirror_sync import try_sync
 from tiltyard.catalog.mounts.mounts import checked_settings
 from tiltyard.model.ids import Id, check_name, namespace_id
 from tiltyard.model.operations import Pool, operation
@@ -122,11 +121,9 @@ def _own_namespace_id(ctx: Context, scope: Id) -> int:
 
 def _sync_now(ctx: Context, record: MirrorRecord) -> None:
     """Sync once; wait for a worker that does so at the moment."""
-    owner, deadline = uuid4().hex, time.monotonic() + SYNC_SECONDS
+    deadline = time.monotonic() + SYNC_SECONDS
     while time.monotonic() < deadline:
-        claimed = ctx.store.claim_mirror(record.id, owner, LEASE_MS)
-        if claimed is not None:
-            sync(ctx, claimed, owner, lambda: time.monotonic() >= deadline, verify=True)
+        if try_sync(ctx, record.id, lambda: time.monotonic() >= deadline, verify=True):
             return
         current = ctx.store.find_mirror(record.name)
         if current is None or current.id != record.id:  # a worker has removed it

@@ -24,6 +24,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.catalog.garbage import stage_folder
 from tiltyard.catalog.mounts.mounts import ADMINISTRATORS
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id
@@ -31,9 +32,10 @@ from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import privilege_names, with_implied
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
+from tiltyard.runtime.lease import MAX_LEASE_MS
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending
-from tiltyard.tables.versions.clone import add_clone, add_copy_lineage, copy_table, stage_folder
+from tiltyard.tables.versions.clone import add_clone, add_copy_lineage, copy_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,7 +100,7 @@ def move_table(ctx: Context, request: models.MoveTableRequest) -> models.MoveTab
     managed = mount.record.managed
     if not managed:  # a job records its commits to a table that is not managed, too
         finalize_pending(ctx, record.id)
-        ctx.services.finalized_log.flush()
+        ctx.services.commit_log.flush()
     reach(Point.BEFORE_RECORD)
     entry, is_new = _find_or_add_entry(mount, below, record)
     reach(Point.BETWEEN_CATALOGS)
@@ -190,7 +192,7 @@ def _copy(
             location=record.location,
             was_moved_before=False,
             version=source.version,
-            staged_location=stage_folder(ctx, new_path),
+            staged_location=stage_folder(ctx, new_path, MAX_LEASE_MS),
         )
 
     def complete(catalog: UnitOfWork, copy: TableRecord, version: int) -> None:

@@ -33,7 +33,7 @@ def cp(catalog: Caller, table: TypedId, new_id: TypedId, version: str | None, de
       tiltyard cp library.books library.books_of_may
       tiltyard cp library.books archive.books --deep --version release
     """
-    from tiltyard.cli.session.catalog import resolve_version
+    from tiltyard.calls.searches import resolve_version
 
     number = resolve_version(catalog, table, version)
     location = catalog.call("DescribeTable", id=list(table)).get("location")

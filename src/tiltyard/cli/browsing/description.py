@@ -151,7 +151,7 @@ def schema(catalog: Caller, table: TypedId, version: str | None, branch: str | N
 
 def read_schema(catalog: Caller, table: TypedId, version: str | None = None, branch: str | None = None) -> pa.Schema:
     """Return the schema of a table. Raises lance_namespace.errors, CommandError."""
-    from tiltyard.cli.session.catalog import resolve_version
+    from tiltyard.calls.searches import resolve_version
     from tiltyard.model.schemas.arrow_json import from_json
 
     number = resolve_version(catalog, table, version)
@@ -168,7 +168,7 @@ def readable_columns(
 
     Raises lance_namespace.errors, CommandError.
     """
-    from tiltyard.cli.session.catalog import resolve_version
+    from tiltyard.calls.searches import resolve_version
 
     return catalog.readable_schema(table, resolve_version(catalog, table, version), branch)
 

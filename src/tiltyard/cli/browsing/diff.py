@@ -64,9 +64,9 @@ def diff(
       tiltyard diff library.books 3 5
       tiltyard diff library.books release --on isbn --format jsonl
     """
+    from tiltyard.calls.searches import resolve_version
     from tiltyard.cli.browsing.description import primary_key, read_schema
     from tiltyard.cli.output.formats import print_records
-    from tiltyard.cli.session.catalog import resolve_version
 
     old_schema, new_schema = read_schema(catalog, table, old), read_schema(catalog, table, new)
     records = list(compare_schemas(old_schema, new_schema))

@@ -66,8 +66,8 @@ def head(
       tiltyard head library.books -n 3 --columns title,year --where 'year < 1960' --order-by year:desc
       tiltyard head library.books --version 3 --format jsonl
     """
+    from tiltyard.calls.searches import resolve_version
     from tiltyard.cli.output.formats import print_rows
-    from tiltyard.cli.session.catalog import resolve_version
 
     rows = catalog.read(
         "QueryTable",
@@ -115,7 +115,7 @@ def count(catalog: Caller, table: TypedId, where: str | None, version: str | Non
     Example:
       tiltyard count library.books --where 'year < 1960'
     """
-    from tiltyard.cli.session.catalog import resolve_version
+    from tiltyard.calls.searches import resolve_version
 
     number = resolve_version(catalog, table, version)
     click.echo(catalog.call("CountTableRows", id=list(table), predicate=where, version=number, branch=branch))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,27 +16,9 @@ from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from tiltyard.calls.caller import Caller
 
 MAX_VECTOR_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
-    """What to search for, by a text, a vector, or the vector of the row that the filter `like` selects."""
-
-    text: str | None = None
-    vector: Sequence[float] | None = None
-    like: str | None = None
-    vector_column: str | None = None
-    text_columns: Sequence[str] = ()
-    limit: int = 10
-    columns: Sequence[str] = ()
-    where: str | None = None
-    version: str | None = None
-    branch: str | None = None
 
 
 @click.command("search", short_help="Search a table by text, by vector, or by both.")
@@ -85,6 +65,7 @@ def search(
       tiltyard search library.books --like "title = 'Moby Dick'"
       tiltyard search library.books 'whale' --like "title = 'Moby Dick'"
     """
+    from tiltyard.calls.searches import SearchOptions, find_rows
     from tiltyard.cli.output.formats import print_rows
 
     if text is None and vector is None and like is None:
@@ -106,68 +87,6 @@ def search(
     print_rows(find_rows(catalog, table, sought), form)
 
 
-def find_rows(catalog: Caller, table: TypedId, search: SearchOptions) -> pa.RecordBatchReader:
-    """Return the rows that a search finds, best first; without vectors, unless its columns name them.
-
-    Raises CommandError, lance_namespace.errors, as the reader does.
-    """
-    from tiltyard.cli.browsing.description import readable_columns
-    from tiltyard.cli.session.catalog import resolve_version
-
-    shared = {"branch": search.branch, "version": resolve_version(catalog, table, search.version)}
-    schema = readable_columns(catalog, table, search.version, search.branch)
-    names = search.columns or [field.name for field in schema if not is_vector(field.type)]
-    request = {**_request(table, search.limit, names), "filter": search.where, "prefilter": True, **shared}
-    numbers = search.vector if search.like is None else _vector_of_row(catalog, table, schema, search, shared)
-    by_text = None if search.text is None else {"full_text_query": _text_query(search.text, search.text_columns)}
-    by_vector = (
-        None if numbers is None else {"vector": {"single_vector": [*numbers]}, "vector_column": search.vector_column}
-    )
-    if by_text is not None and by_vector is not None:
-        return _hybrid(catalog, request, by_text, by_vector, search.limit).to_reader()
-    return catalog.read("QueryTable", **{**request, **(by_text or by_vector or {})})
-
-
-def _request(table: TypedId, limit: int, columns: Sequence[str]) -> dict[str, Any]:
-    return {
-        "id": list(table),
-        "k": limit,
-        "vector": {"single_vector": []},
-        "columns": {"column_names": list(columns)},
-    }
-
-
-def _text_query(text: str, columns: Sequence[str]) -> dict[str, Any]:
-    return {"string_query": {"query": text, **({"columns": list(columns)} if columns else {})}}
-
-
-def _hybrid(
-    catalog: Caller, request: Mapping[str, Any], by_text: Mapping[str, Any], by_vector: Mapping[str, Any], limit: int
-) -> pa.Table:
-    """Return the rows that both searches rank highest together, by reciprocal rank fusion."""
-    from tiltyard.model.rank_fusion import CANDIDATES, fuse
-
-    request = {**request, "k": limit * CANDIDATES, "with_row_id": True}
-    return fuse([catalog.read("QueryTable", **{**request, **half}).read_all() for half in (by_text, by_vector)], limit)
-
-
-def _vector_of_row(
-    catalog: Caller, table: TypedId, schema: pa.Schema, search: SearchOptions, shared: Mapping[str, Any]
-) -> list[float]:
-    """Return the vector of the row that `like` selects. Raises CommandError, lance_namespace.errors."""
-    column = search.vector_column or next((field.name for field in schema if is_vector(field.type)), None)
-    if column is None:
-        raise CommandError(f"{table} has no column of vectors.")
-    rows = catalog.read("QueryTable", **{**_request(table, 2, [column]), "filter": search.like, **shared}).read_all()
-    if rows.num_rows != 1:
-        many = "no row" if not rows.num_rows else "several rows"
-        raise CommandError(f"`like` selects {many} of {table}: write a filter for one row, as \"title = 'Up'\".")
-    values = rows[column][0].as_py()
-    if values is None:
-        raise CommandError(f"The row that `like` selects has no vector in '{column}'.")
-    return [float(value) for value in values]
-
-
 def _parse_vector(text: str) -> list[float]:
     """Parse a JSON list of numbers, or read it from a file. Raises CommandError."""
     if not text.lstrip().startswith("["):
@@ -183,15 +102,3 @@ def _parse_vector(text: str) -> list[float]:
         return [float(value) for value in values]
     except (ValueError, TypeError) as error:
         raise CommandError("The vector is no JSON list of numbers, as [0.1, 0.9].", ExitStatus.USAGE) from error
-
-
-def is_vector(kind: pa.DataType) -> bool:
-    """Return whether a column of a type holds vectors, one or several to a row."""
-    import pyarrow as pa
-
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):  # several vectors to a row
-        kind = kind.value_type
-    return bool(
-        pa.types.is_fixed_size_list(kind)
-        and (pa.types.is_floating(kind.value_type) or pa.types.is_uint8(kind.value_type))
-    )

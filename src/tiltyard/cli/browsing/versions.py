@@ -188,7 +188,7 @@ def restore(catalog: Caller, table: TypedId, version: str, is_confirmed: bool) -
     Example:
       tiltyard restore library.books 3
     """
-    from tiltyard.cli.session.catalog import resolve_version
+    from tiltyard.calls.searches import resolve_version
 
     number = resolve_version(catalog, table, version)
     newest = _newest_version(catalog, table, None)

@@ -87,8 +87,6 @@ def _catalog_of_caller(target: CatalogTarget) -> OpenCatalog:
         key, bearer = (headers or {}).get("x-api-key", ""), bearer.strip()
         if scheme and (scheme.lower() != "bearer" or not bearer):
             raise CommandError("The header Authorization is not 'Bearer' with an API key or a token.")
-        if bearer.startswith("tilt_"):
-            key, bearer = bearer, ""
         credentials = {"authorization": f"Bearer {bearer}"} if bearer else key_headers(key)
         with HttpCaller(target.url, credentials) as catalog:
             yield catalog
@@ -118,7 +116,7 @@ def _check_exposure(target: CatalogTarget, host: str) -> None:
 
 def _is_sql_served(target: CatalogTarget, sql_server: str | None) -> bool:
     """Return whether SQL can be run: where an address was named or answers, or the packages for it are here."""
-    from tiltyard.cli.browsing.sql import sql_address
+    from tiltyard.calls.flight_sql import sql_address
 
     if not target.url:
         return find_spec("datafusion") is not None

@@ -180,7 +180,7 @@ def describe(catalog: Caller, arguments: DescribeArguments) -> dict[str, Any]:
 
 def search(catalog: Caller, arguments: SearchOptions) -> dict[str, Any]:
     """Search by text, by vector, or by both. Raises CommandError without either."""
-    from tiltyard.cli.browsing.search import SearchOptions, find_rows
+    from tiltyard.calls.searches import SearchOptions, find_rows
 
     fields = msgspec.structs.asdict(arguments)
     table = _parse(fields.pop("table"))
@@ -193,10 +193,9 @@ def search(catalog: Caller, arguments: SearchOptions) -> dict[str, Any]:
 
 def query(catalog: Caller, arguments: QueryArguments) -> dict[str, Any]:
     """Read rows."""
+    from tiltyard.calls.searches import is_vector, resolve_version
     from tiltyard.cli.browsing.description import readable_columns
     from tiltyard.cli.browsing.rows import parse_order
-    from tiltyard.cli.browsing.search import is_vector
-    from tiltyard.cli.session.catalog import resolve_version
 
     table, branch = _parse(arguments.table), arguments.branch
     names = arguments.columns or [
@@ -218,7 +217,7 @@ def query(catalog: Caller, arguments: QueryArguments) -> dict[str, Any]:
 
 def count(catalog: Caller, arguments: CountArguments) -> dict[str, Any]:
     """Count rows."""
-    from tiltyard.cli.session.catalog import resolve_version
+    from tiltyard.calls.searches import resolve_version
 
     table = _parse(arguments.table)
     version = resolve_version(catalog, table, arguments.version)
@@ -249,8 +248,6 @@ def sql_tool(sql_server: str | None) -> ReadOnlyTool:
     """Return the tool for SQL, which is served at an address; None is the default one."""
 
     def run(catalog: Caller, arguments: SqlArguments) -> dict[str, Any]:
-        from tiltyard.cli.browsing.sql import run_query
-
-        return read_bounded(run_query(catalog, arguments.query, sql_server))
+        return read_bounded(catalog.query_sql(arguments.query, sql_server))
 
     return ReadOnlyTool("sql", SqlArguments, run)

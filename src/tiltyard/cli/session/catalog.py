@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError, NamespaceNotFoundError
 
-from tiltyard.cli.session.failures import CommandError
 from tiltyard.cli.session.ids import TypedId, format_id, suggest
 
 if TYPE_CHECKING:
@@ -27,18 +26,6 @@ def list_namespaces(catalog: Caller, parent: TypedId) -> Iterator[str]:
 def list_tables(catalog: Caller, parent: TypedId) -> Iterator[str]:
     """Yield the names of the tables and views in a namespace, page by page. Raises lance_namespace.errors."""
     return catalog.entries("ListTables", "tables", id=list(parent), limit=PAGE_ROWS)
-
-
-def resolve_version(catalog: Caller, table: TypedId, text: str | None) -> int | None:
-    """Return the version that a number or a tag names; None for None. Raises CommandError, lance_namespace.errors."""
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
-        return int(text)
-    tag = catalog.call("GetTableTagVersion", id=list(table), tag=text)
-    if tag.get("branch"):
-        raise CommandError(f"The tag '{text}' is of the branch '{tag['branch']}': name that by --branch.")
-    return int(tag["version"])
 
 
 def describe_missing(catalog: Caller, names: TypedId) -> str | None:

@@ -30,6 +30,8 @@ class ExitStatus(IntEnum):
     """The request was refused, or failed."""
     USAGE = 2
     """The command was not typed as it has to be."""
+    NOT_WELL = 3
+    """A `doctor` has found something that is wrong."""
     NOT_FOUND = 4
     """There is no such table, namespace, version, tag or column."""
     NOT_ALLOWED = 5

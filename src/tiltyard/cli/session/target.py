@@ -119,7 +119,7 @@ def open_root(settings: Settings, *, creates: bool = False, database_alone: bool
     import_lazily()
     from lance_namespace.errors import LanceNamespaceError
 
-    from tiltyard.bootstrap import open_services
+    from tiltyard.bootstrap import open_services, run_sql
     from tiltyard.calls.in_process_caller import InProcessCaller
     from tiltyard.config import ConfigError
     from tiltyard.model.principals import OPERATOR
@@ -136,7 +136,7 @@ def open_root(settings: Settings, *, creates: bool = False, database_alone: bool
         services = open_services(settings, database_alone=database_alone)
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
         raise CommandError(describe(error)) from error
-    return InProcessCaller(services, OPERATOR, on_close=services.close)
+    return InProcessCaller(services, OPERATOR, on_close=services.close, run_sql=run_sql)
 
 
 @contextmanager

@@ -70,9 +70,9 @@ def export_file(
       tiltyard export library.books books.parquet
       tiltyard export library.books - --format csv --where 'year < 1960' --columns title,year
     """
+    from tiltyard.calls.searches import resolve_version
     from tiltyard.cli.output.formats import write_rows
     from tiltyard.cli.output.progress import byte_progress
-    from tiltyard.cli.session.catalog import resolve_version
 
     form = _format(file, format_name)
     if file != "-" and not force and Path(file).exists():

@@ -56,7 +56,7 @@ def check_no_blobs(schema: pa.Schema, columns: Collection[str] | None = None) ->
 
 
 def is_castable_to_blobs(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether values of a type are bytes, and the target Lance's type of blobs."""
+    """Return whether values of a type are bytes, or blobs with other fields, and the target Lance's type of blobs."""
     is_bytes = any(
         check(source)
         for check in (
@@ -67,14 +67,30 @@ def is_castable_to_blobs(source: pa.DataType, target: pa.DataType) -> bool:
             pa.types.is_null,
         )
     )
-    return is_bytes and getattr(target, "extension_name", None) == BLOB_TYPE
+    return getattr(target, "extension_name", None) == BLOB_TYPE and (
+        is_bytes or getattr(source, "extension_name", None) == BLOB_TYPE
+    )
 
 
 def cast_to_blobs(values: pa.Array, target: pa.ExtensionType) -> pa.Array:
-    """Return bytes as blobs of Lance's type: stored with the table, not at a URI."""
-    data, *others = target.storage_type
-    columns = [values.cast(data.type), *(pa.nulls(len(values), field.type) for field in others)]
-    storage = pa.StructArray.from_arrays(columns, fields=[data, *others], mask=values.is_null())
+    """Return bytes as blobs of Lance's type, which are stored with the table, or blobs with the fields of another type.
+
+    A column has two fields (`data`, `uri`), or four: lancedb 0.41 adds a range of the URI. Raises ArrowInvalid for a
+    range that has no place in the column.
+    """
+    fields = list(target.storage_type)
+    given = {fields[0].name: values}
+    if isinstance(values.type, pa.BaseExtensionType):
+        names = [field.name for field in values.type.storage_type]
+        given = dict(zip(names, values.storage.flatten(), strict=True))
+    lost = given.keys() - {field.name for field in fields}
+    if filled := sorted(name for name in lost if given[name].null_count < len(values)):
+        raise pa.ArrowInvalid(f"this column's blobs have no '{filled[0]}'")
+    columns = [
+        given[field.name].cast(field.type) if field.name in given else pa.nulls(len(values), field.type)
+        for field in fields
+    ]
+    storage = pa.StructArray.from_arrays(columns, fields=fields, mask=values.is_null())
     return pa.ExtensionArray.from_storage(target, storage)
 
 

@@ -6,26 +6,18 @@ Whoever rewrites rows has to know it: their blobs are rewritten with them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.model.columns.blob_columns import has_blobs, is_blob
-from tiltyard.runtime.cache import Cache
+from tiltyard.runtime.cache import lasting_facts
 
 if TYPE_CHECKING:
     import lance
 
 _BATCH_ROWS = 8192
-_MAX_CACHED = 100_000
-
-measured_sizes: Cache[tuple[str | int, ...], Any] = Cache(
-    "measured sizes",
-    "Bytes of blobs, and largest batches of columns whose values vary in width, by data file",
-    max_entries=_MAX_CACHED,
-    invalidated_by="nothing: data files never change",
-)
 
 
 def measure_blobs(dataset: lance.LanceDataset, fragments: Iterable[int] | None = None) -> int:
@@ -40,8 +32,8 @@ def measure_blobs(dataset: lance.LanceDataset, fragments: Iterable[int] | None =
 
 
 def _measure(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str]) -> int:
-    key = (dataset.uri, *(str(file.path) for file in fragment.metadata.files))
-    size: int = measured_sizes.get_or_make(key, lambda: _read_sizes(dataset, fragment, columns))
+    key = ("blobs", dataset.uri, *(str(file.path) for file in fragment.metadata.files))
+    size: int = lasting_facts.get_or_make(key, lambda: _read_sizes(dataset, fragment, columns))
     return size
 
 

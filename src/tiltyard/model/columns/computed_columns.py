@@ -28,9 +28,16 @@ SCALAR = "$value"
 EXPRESSION = "tiltyard.computed.expression"
 FUNCTION = "tiltyard.udf.function"
 """The metadata of a column that a registered function computes: the fields of `FunctionDeclaration` as JSON."""
+AUTO_REFRESH = "computed_column.auto_refresh_"
+"""lancedb's prefix of the metadata that permits a server to refresh a computed column by itself: `enabled` (true or
+false), `interval_seconds` (at least between two such refreshes). Clients may change it."""
+AUTO_REFRESH_ENABLED = f"{AUTO_REFRESH}enabled"
 VIEW = "tiltyard.view."
 """The prefix of the metadata of a materialized view's schema: `kind` (select, query, udtf, chunker), `query`, `udtf`
 (the specification's MaterializedViewUdtfEntry as JSON), `auto_refresh` (true, or absent)."""
+
+
+_DECIMAL = re.compile(r"\d{1,15}(?:\.\d{1,15})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,32 @@ def read_declaration(metadata: Mapping[Any, Any] | None) -> Declaration | None:
     if not {"name", "version", "code", "inputs"} <= values.keys():
         return None
     return UdfDeclaration(**{**values, "inputs": tuple(json.loads(values["inputs"]))})
+
+
+def parse_seconds(text: str) -> float:
+    """Read an interval in metadata, which clients may write; 0 for what is none."""
+    return float(text) if _DECIMAL.fullmatch(text) else 0.0
+
+
+def refresh_seconds(metadata: Mapping[Any, Any] | None) -> float | None:
+    """Return the interval in which a column refreshes by itself, by its metadata; None where it does not.
+
+    0 where that leaves the interval open.
+    """
+    texts = {_text(name): _text(value) for name, value in (metadata or {}).items()}
+    return parse_seconds(texts.get(f"{AUTO_REFRESH}interval_seconds", "")) if is_auto_refreshed(texts) else None
+
+
+def is_auto_refreshed(metadata: Mapping[str, str | None]) -> bool:
+    """Return whether metadata, or changes of it, let a column refresh by itself."""
+    return metadata.get(AUTO_REFRESH_ENABLED) == "true"
+
+
+def declared_inputs(schema: pa.Schema, declaration: Declaration) -> tuple[str, ...]:
+    """Return the columns that a declaration reads."""
+    if isinstance(declaration, ExpressionDeclaration):
+        return input_columns(schema, declaration.expression)
+    return declaration.inputs if isinstance(declaration, UdfDeclaration) else declaration.columns
 
 
 def input_columns(schema: pa.Schema, expression: str) -> tuple[str, ...]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pyarrow as pa
 
 PROPERTY = "tiltyard.primary_key"
 """The property of a table that shows the columns of its key, as a JSON list; only the server sets it."""
 UNENFORCED = b"lance-schema:unenforced-primary-key"
-"""The metadata by which Lance's schema says of a column that it belongs to the key, and no more."""
+"""The metadata by which Lance's schema says of a column that it belongs to the key, and no more: by one of `_YES`."""
+UNENFORCED_POSITION = UNENFORCED + b":position"
+"""The same, with the column's place in the key, from 1 on: what lancedb 0.41 sets. 0 is the key without a place."""
 MAX_COLUMNS = 16
+_YES = (b"true", b"1", b"yes", b"on", b"y")
+_POSITION = re.compile(rb"\+?0*(\d{1,10})")
+_MAX_POSITION = 2**32 - 1
 _VALUE_CHARACTERS = 100
 _ALLOWED = (
     pa.types.is_integer,
@@ -55,8 +62,18 @@ def is_key_type(type_: pa.DataType) -> bool:
 
 
 def unenforced_key(schema: pa.Schema) -> list[str]:
-    """Return the columns that Lance's schema declares as the key."""
-    return [field.name for field in schema if (field.metadata or {}).get(UNENFORCED, b"").lower() == b"true"]
+    """Return the columns that Lance's schema declares as the key: those with a position first, in their order."""
+    key = [(place, field.name) for field in schema if (place := _key_position(field)) is not None]
+    return [name for _, name in sorted(key, key=lambda entry: entry[0] or _MAX_POSITION + 1)]
+
+
+def _key_position(field: pa.Field) -> int | None:
+    """Return a column's place in the key as Lance reads it, 0 for one without a place; None outside the key."""
+    metadata = field.metadata or {}
+    position = _POSITION.fullmatch(metadata.get(UNENFORCED_POSITION, b""))
+    if position is not None and int(position[1]) <= _MAX_POSITION:
+        return int(position[1])
+    return 0 if metadata.get(UNENFORCED, b"").lower() in _YES else None
 
 
 def format_key(columns: tuple[str, ...], values: tuple[object, ...]) -> str:

@@ -51,7 +51,7 @@ class Operation:
     """One operation of the specification.
 
     `request` and `response` name models of `tiltyard.model.spec.models`; they are None where the wire holds no model.
-    `also` are the other methods by which older clients call it.
+    `also` are the other methods, and `earlier_paths` the other paths, by which older clients call it.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Operation:
     status: int
     in_contract: bool
     also: tuple[str, ...]
+    earlier_paths: tuple[str, ...]
 
     @property
     def function(self) -> str:
@@ -159,6 +160,7 @@ def _operation(name: str, facts: Json) -> Operation:
         status=status,
         in_contract=facts.get("in_contract", False),
         also=tuple(facts.get("also", ())),
+        earlier_paths=tuple(facts.get("earlier_paths", ())),
     )
 
 

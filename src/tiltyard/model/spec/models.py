@@ -29,12 +29,42 @@ class AbortMultipartWriteResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
+class AclEntry(Model, kw_only=True):
+    subject_id: str
+    subject_name: str | None = None
+    object: str
+    privilege: str
+
+
+class AddAclRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    subject: str
+    object: str
+    privilege: str
+
+
+class AddAclResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class AddColumnsEntry(Model, kw_only=True):
     name: str
     expression: str | None = None
     computed: str | None = None
     virtual_column: AddVirtualColumnEntry | None = None
     all_null: bool | None = None
+
+
+class AddRoleBindingRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    subject: str
+    role: str
+
+
+class AddRoleBindingResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
 
 
 class AddRoleMemberRequest(Model, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +156,8 @@ class AlterTableAddColumnsRequest(Model, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     new_columns: list[AddColumnsEntry]
+    auto_refresh_enabled: bool | None = None
+    auto_refresh_interval_seconds: Positive64 | None = None
     schema: JsonArrowSchema | None = None
     function: dict[str, Any] | None = None
 
@@ -311,6 +343,11 @@ class AuditEntry(Model, kw_only=True):
     record_id: str
     request_id: str
     status: Int32
+
+
+class AuthzName(Model, kw_only=True):
+    id: str
+    name: str | None = None
 
 
 class BatchCommitTablesRequest(Model, kw_only=True):
@@ -609,14 +646,14 @@ class CommitTableResult(Model, kw_only=True):
     check_table_version: CheckTableVersionResponse | None = None
 
 
-class CompactTableLsmRequest(Model, kw_only=True):
+class CompactTableRteRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
     branch: str | None = None
 
 
-class CompactTableLsmResponse(Model, kw_only=True):
+class CompactTableRteResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
@@ -699,6 +736,7 @@ class CreateMaterializedViewRequest(Model, kw_only=True):
     udtf_spec: MaterializedViewUdtfEntry | None = None
     with_no_data: bool | None = None
     auto_refresh: bool | None = None
+    auto_refresh_interval_seconds: float | None = None
 
 
 class CreateMaterializedViewResponse(Model, kw_only=True):
@@ -848,6 +886,7 @@ class CreateTableRequest(Model, kw_only=True):
     mode: str | None = None
     properties: dict[str, str] | None = None
     storage_options: dict[str, str] | None = None
+    check_schema: bool | None = None
     location: str | None = None
 
 
@@ -944,6 +983,18 @@ class DeclareTableResponse(Model, kw_only=True):
     managed_versioning: bool | None = None
 
 
+class DeleteAclRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    subject: str
+    object: str
+    privilege: str
+
+
+class DeleteAclResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class DeleteFromTableRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -957,6 +1008,17 @@ class DeleteFromTableResponse(Model, kw_only=True):
     transaction_id: str | None = None
     version: Count64 | None = None
     num_deleted_rows: Count64 | None = None
+
+
+class DeleteRoleBindingRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    subject: str
+    role: str
+
+
+class DeleteRoleBindingResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
 
 
 class DeleteTableBranchRequest(Model, kw_only=True):
@@ -1214,6 +1276,17 @@ class DiffTableBranchResponse(Model, kw_only=True):
     errors: list[BranchDiffError]
 
 
+class DisableTableRteRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    branch: str | None = None
+
+
+class DisableTableRteResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class DropFunctionRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -1370,6 +1443,20 @@ class DroppedTable(Model, kw_only=True):
     removed_at_millis: Int64
 
 
+class EnableTableRteRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    branch: str | None = None
+    sharding: dict[str, Any] | None = None
+    maintained_indexes: list[str] | None = None
+    writer_config_defaults: dict[str, Any] | None = None
+
+
+class EnableTableRteResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class ErrorResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     error: str | None = None
@@ -1418,14 +1505,14 @@ class FinishJobResponse(Model, kw_only=True):
     status: str
 
 
-class FlushTableLsmRequest(Model, kw_only=True):
+class FlushTableRteRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
     branch: str | None = None
 
 
-class FlushTableLsmResponse(Model, kw_only=True):
+class FlushTableRteResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
@@ -1489,6 +1576,7 @@ class FunctionVersion(Model, kw_only=True):
     signature: dict[str, Any]
     secret_bindings: list[dict[str, Any]] | None = None
     created_at: str
+    created_at_millis: Int64 | None = None
     metadata: dict[str, str]
     disabled: bool
 
@@ -1499,29 +1587,60 @@ class GarbageFile(Model, kw_only=True):
     size: Int64
 
 
-class GetTableLsmStatsRequest(Model, kw_only=True):
+class GetAuthzGroupRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    group: str
+
+
+class GetAuthzGroupResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    group_id: str
+    group_name: str | None = None
+    principals: list[AuthzName]
+    roles: list[str]
+
+
+class GetAuthzPrincipalRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    principal: str
+
+
+class GetAuthzPrincipalResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    principal_id: str
+    principal_name: str | None = None
+    groups: list[AuthzName]
+    roles: list[str]
+
+
+class GetTableRteSpecRequest(Model, kw_only=True):
+    branch: str | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+
+
+class GetTableRteSpecResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    lsm_write_spec: dict[str, Any] | None = None
+    rte_spec: dict[str, Any] | None = None
+
+
+class GetTableRteStatsRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
     id: list[str] | None = None
     branch: str | None = None
     include_generation_rows: bool | None = None
+    include_sstable_rows: bool | None = None
 
 
-class GetTableLsmStatsResponse(Model, kw_only=True):
+class GetTableRteStatsResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     lsm_stats: dict[str, Any] | None = None
-
-
-class GetTableLsmWriteSpecRequest(Model, kw_only=True):
-    branch: str | None = None
-    context: dict[str, str] | None = None
-    id: list[str] | None = None
-    identity: Identity | None = None
-
-
-class GetTableLsmWriteSpecResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    lsm_write_spec: dict[str, Any] | None = None
+    rte_stats: dict[str, Any] | None = None
 
 
 class GetTableStatsRequest(Model, kw_only=True):
@@ -1537,6 +1656,7 @@ class GetTableStatsResponse(Model, kw_only=True):
     num_rows: Count64
     num_indices: Count64
     fragment_stats: FragmentStats
+    num_deleted_rows: Count64 | None = None
 
 
 class GetTableTagVersionRequest(Model, kw_only=True):
@@ -1699,6 +1819,21 @@ class LineageNode(Model, kw_only=True):
     branch: str | None = None
     uri: str | None = None
     depth: Int32
+
+
+class ListAclsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    object: str | None = None
+    subject: str | None = None
+    continuation_token: str | None = None
+    max_results: Positive64 | None = None
+
+
+class ListAclsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    entries: list[AclEntry]
+    continuation_token: str | None = None
 
 
 class ListAllJobsRequest(Model, kw_only=True):
@@ -1929,6 +2064,21 @@ class ListPublicationsResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
+class ListRoleBindingsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    subject: str | None = None
+    role: str | None = None
+    continuation_token: str | None = None
+    max_results: Positive64 | None = None
+
+
+class ListRoleBindingsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    bindings: list[RoleBinding]
+    continuation_token: str | None = None
+
+
 class ListRolesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -2112,6 +2262,8 @@ class MergeInsertIntoTableRequest(Model, kw_only=True):
     when_not_matched_by_source_delete_filt: str | None = None
     timeout: str | None = None
     use_index: bool | None = None
+    use_lsm: bool | None = None
+    use_rte: bool | None = None
 
 
 class MergeInsertIntoTableResponse(Model, kw_only=True):
@@ -2123,6 +2275,11 @@ class MergeInsertIntoTableResponse(Model, kw_only=True):
     version: Count64 | None = None
     num_attempts: Count64 | None = None
     num_rows: Count64 | None = None
+
+
+class MinHashQuery(Model, kw_only=True):
+    column: str
+    text: str
 
 
 class MountCatalogRequest(Model, kw_only=True, forbid_unknown_fields=True):
@@ -2347,6 +2504,9 @@ class QueryTableRequest(Model, kw_only=True):
     maximum_nprobes: Count64 | None = None
     minimum_nprobes: Count64 | None = None
     order_by: list[ColumnOrdering] | None = None
+    search_effort: float | None = None
+    use_rte: bool | None = None
+    minhash_query: MinHashQuery | None = None
 
 
 class QueryTableResponse(Model, kw_only=True):
@@ -2378,6 +2538,9 @@ class ReadTableBlobRequest(Model, kw_only=True):
     row_id: Count64 | None = None
     version: Count64 | None = None
     branch: str | None = None
+    source_uri: str | None = None
+    row_is_address: bool | None = None
+    source_commit_micros: Count64 | None = None
 
 
 class RecordFunctionErrorsRequest(Model, kw_only=True, forbid_unknown_fields=True):
@@ -2543,6 +2706,12 @@ class RevokePrivilegesResponse(Model, kw_only=True):
     privileges: list[str]
 
 
+class RoleBinding(Model, kw_only=True):
+    subject_id: str
+    subject_name: str | None = None
+    role: str
+
+
 class RoleEntry(Model, kw_only=True):
     name: str
     members: list[RoleMember]
@@ -2576,20 +2745,6 @@ class RowFailure(Model, kw_only=True, forbid_unknown_fields=True):
 
 class SecretEntry(Model, kw_only=True):
     name: str
-
-
-class SetTableLsmWriteSpecRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
-    id: list[str] | None = None
-    branch: str | None = None
-    sharding: dict[str, Any] | None = None
-    maintained_indexes: list[str] | None = None
-    writer_config_defaults: dict[str, Any] | None = None
-
-
-class SetTableLsmWriteSpecResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
 
 
 class SetTablePolicyRequest(Model, kw_only=True, forbid_unknown_fields=True):
@@ -2747,17 +2902,6 @@ class UnmountCatalogRequest(Model, kw_only=True, forbid_unknown_fields=True):
 
 
 class UnmountCatalogResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
-
-
-class UnsetTableLsmWriteSpecRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
-    id: list[str] | None = None
-    branch: str | None = None
-
-
-class UnsetTableLsmWriteSpecResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.columns.computed_columns import VIEW, read_declaration
+from tiltyard.model.columns.computed_columns import VIEW, parse_seconds, read_declaration
 from tiltyard.model.ids import DEFAULT_DELIMITER
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class ViewDefinition:
 
     `query` is Spark SQL over tables of the catalog (for a select, Lance's), `udtf` the specification's
     MaterializedViewUdtfEntry as JSON, "" for a query. `database` is the id of the namespace that the query's names are
-    relative to, "" for the root.
+    relative to, "" for the root. With `auto_refresh` a view refreshes by itself, each `refresh_seconds` where that is
+    not 0.
     """
 
     kind: ViewKind
@@ -57,11 +58,13 @@ class ViewDefinition:
     udtf: str = ""
     auto_refresh: bool = False
     database: str = ""
+    refresh_seconds: float = 0.0
 
     @property
     def digest(self) -> str:
-        """The hash that identifies the definition."""
-        parts = [self.kind, self.query, self.udtf, *((self.database,) if self.database else ())]
+        """The hash that identifies the definition. What came later is in it where it is set: other hashes stay."""
+        refreshes = {name: text for name, text in self._refresh_texts().items() if text}
+        parts = [self.kind, self.query, self.udtf, *filter(None, (self.database, refreshes))]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def source_id(self, name: str) -> str:
@@ -75,8 +78,15 @@ class ViewDefinition:
     def metadata(self) -> dict[str, str]:
         """Return the metadata of the schema; empty attributes are left out."""
         texts = {"kind": self.kind.value, "query": self.query, "udtf": self.udtf, "database": self.database}
-        texts["auto_refresh"] = "true" if self.auto_refresh else ""
-        return {f"{VIEW}{name}": text for name, text in texts.items() if text}
+        return {f"{VIEW}{name}": text for name, text in {**texts, **self._refresh_texts()}.items() if text}
+
+    def _refresh_texts(self) -> dict[str, str]:
+        """Return when the view refreshes by itself, as its metadata has it."""
+        seconds = f"{self.refresh_seconds:f}"
+        return {
+            "auto_refresh": "true" if self.auto_refresh else "",
+            "refresh_seconds": seconds if float(seconds) else "",
+        }
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes] | None) -> ViewDefinition | None:
@@ -89,7 +99,8 @@ class ViewDefinition:
             return None
         auto_refresh = texts.get(f"{VIEW}auto_refresh") == "true"
         query, udtf, database = (texts.get(f"{VIEW}{name}", "") for name in ("query", "udtf", "database"))
-        return cls(ViewKind(kind), query, udtf, auto_refresh, database)
+        refresh_seconds = parse_seconds(texts.get(f"{VIEW}refresh_seconds", ""))
+        return cls(ViewKind(kind), query, udtf, auto_refresh, database, refresh_seconds)
 
 
 _COLUMNS = f"{VIEW}columns"

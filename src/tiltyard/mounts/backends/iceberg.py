@@ -34,10 +34,10 @@ from tiltyard.mounts.lance_entries import (
     other_format_error,
     user_properties,
 )
+from tiltyard.mounts.lookup_cache import TableFormats
 from tiltyard.mounts.mount_settings import check_age
 from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
 from tiltyard.mounts.storage_credentials import PrefixCredentials, iceberg_credentials
-from tiltyard.mounts.table_formats import TableFormats
 from tiltyard.storage.locations import canonical_location
 
 _HIDDEN_PROPERTIES = frozenset(("write.parquet.compression-codec", "nessie."))
@@ -172,7 +172,7 @@ class IcebergCatalog:
         if location is not None and described.location != place:
             self.deregister_table(table)
             raise InvalidInputError(f"{self._name} puts tables at locations of its own choice: leave the location out.")
-        self._formats.remember(table, is_lance=True)
+        self._formats.add(table)
         return described
 
     def update_table_properties(self, table: Id, changes: Mapping[str, str | None]) -> MountedTable:
@@ -204,7 +204,7 @@ class IcebergCatalog:
         except ResponseError as error:
             raise self._namespaces.translated(error, missing_table(table), existing_table(new_id)) from error
         self._formats.forget(table)
-        self._formats.remember(new_id, is_lance=True)
+        self._formats.add(new_id)
         return self.get_table(new_id)
 
     def deregister_table(self, table: Id) -> MountedTable:

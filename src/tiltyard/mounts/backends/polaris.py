@@ -36,10 +36,10 @@ from tiltyard.mounts.lance_entries import (
     other_format_error,
     user_properties,
 )
+from tiltyard.mounts.lookup_cache import TableFormats
 from tiltyard.mounts.mount_settings import check_age
 from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
 from tiltyard.mounts.storage_credentials import PrefixCredentials, iceberg_credentials
-from tiltyard.mounts.table_formats import TableFormats
 from tiltyard.storage.locations import canonical_location
 
 _API = "/api/catalog"
@@ -153,7 +153,7 @@ class PolarisCatalog:
         except ResponseError as error:
             missing, exists = missing_namespace(table.parent), existing_table(table)
             raise self._namespaces.translated(error, missing, exists) from error
-        self._formats.remember(table, is_lance=True)
+        self._formats.add(table)
         return self._described(table, entry)
 
     def update_table_properties(self, table: Id, changes: Mapping[str, str | None]) -> MountedTable:

@@ -27,10 +27,10 @@ from tiltyard.model.ids import Id
 from tiltyard.mounts import open_catalog
 from tiltyard.mounts.catalog_errors import MalformedAnswerError
 from tiltyard.mounts.lance_entries import new_table_location
+from tiltyard.mounts.lookup_cache import LookupCache
 from tiltyard.mounts.mounted_catalog import ConvertsUnsafeTables
 from tiltyard.mounts.registry.backend_vendor import BackendVendor, NothingVendedError
 from tiltyard.mounts.registry.circuit_breaker import CircuitBreaker, MountPausedError
-from tiltyard.mounts.registry.lookup_cache import LookupCache
 from tiltyard.runtime.pool import Pool
 from tiltyard.runtime.process import wall_clock
 from tiltyard.storage.errors import StorageThrottledError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import lance
@@ -26,8 +26,8 @@ from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.task_errors import clean_message
-from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id, fragments_with_new_rows, group_fragments
-from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
+from tiltyard.pipeline.version_diff import forget_changed, fragments_by_id, fragments_with_new_rows, group_fragments
+from tiltyard.pipeline.writing.commit import JobTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,65 +62,63 @@ def delete(
     since = int(json.loads(run.checkpoints()[_CHECKPOINT_KEY])["since"])
     job_table.lineage = own_rows_lineage("delete", target, since, None, digest_code(filter))
     check_condition(dataset, filter)
-    changed: dict[int, ChangedFragment] = {}
-    to_search = list(fragments_by_id(dataset))
-    while (version := job_table.find_commit(run, since)) is None:
-        results = _search_fragments(run, spark, target.location(), dataset, to_search, filter)
-        changed.update({fragment.fragment_id: fragment for fragment in results})
-        rows = sum(fragment.rows for fragment in changed.values())
-        if not rows:
-            return {"version": int(dataset.version), "rows": 0}
-        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({"since": since, "rows": rows}))
-        run.check()
-        try:
-            job_table.commit(
-                dataset, _delete_operation(changed, filter), run, verify=partial(_has_no_new_rows, dataset)
-            )
-        except CommitConflictError:
-            newer = job_table.latest()
-            difference = diff_fragments(dataset, newer)
-            for number in (*difference.removed, *difference.changed):
-                changed.pop(number, None)
-            dataset, to_search = newer, list(difference.changed)
+    plan = _DeletePlan(run, spark, target.location(), dataset, filter, since, list(fragments_by_id(dataset)))
+    version = job_table.commit_plan(run, since, plan)
     return {"version": version, "rows": json.loads(run.checkpoints()[_CHECKPOINT_KEY])["rows"]}
 
 
-def _search_fragments(
-    run: Run,
-    spark: SparkSession | LazySession,
-    location: TableLocation,
-    dataset: lance.LanceDataset,
-    numbers: Sequence[int],
-    condition: str,
-) -> list[ChangedFragment]:
-    """Find the rows to delete in these fragments, in Spark's tasks, or in this process if they are few."""
-    fragments = fragments_by_id(dataset)
-    rows = {number: fragments[number].num_rows for number in numbers}
-    session = spark if sum(rows.values()) > MAX_DRIVER_ROWS else None
-    groups = group_fragments(rows, ROWS_PER_TASK, task_slots(session))
-    tasks = [DeleteRows(location, int(dataset.version), group, condition) for group in groups]
-    changed: list[ChangedFragment] = []
-    done = itertools.count(1)
+@dataclass(slots=True)
+class _DeletePlan:
+    """The commit to make on `dataset`, whose fragments are to be without the rows that meet the condition."""
 
-    def handle_result(_: int, result: list[ChangedFragment]) -> None:
-        changed.extend(result)
-        run.progress(rows=sum(fragment.rows for fragment in changed), tasks=next(done), tasks_total=len(tasks))
+    run: Run
+    spark: SparkSession | LazySession
+    location: TableLocation
+    dataset: lance.LanceDataset
+    condition: str
+    since: int
+    to_search: Sequence[int]
+    changed: dict[int, ChangedFragment] = field(default_factory=dict)
 
-    run_tasks(session, run, call_task, tasks, on_result=handle_result, name="delete")
-    return changed
+    def operation(self) -> LanceOperation.Delete | None:
+        """Return the commit's operation; None where no row meets the condition."""
+        self._search_fragments()
+        changed = self.changed.values()
+        if not changed:
+            return None
+        return LanceOperation.Delete(
+            updated_fragments=[fragment.remaining for fragment in changed if fragment.remaining is not None],
+            deleted_fragment_ids=[fragment.fragment_id for fragment in changed if fragment.remaining is None],
+            predicate=self.condition,
+        )
 
+    def can_commit_after(self, newer: lance.LanceDataset) -> bool:
+        """Return whether no row was added or moved: only then the commit deletes all rows that match."""
+        return fragments_with_new_rows(self.dataset, newer) == []
 
-def _delete_operation(changed: Mapping[int, ChangedFragment], condition: str) -> LanceOperation.Delete:
-    return LanceOperation.Delete(
-        updated_fragments=[fragment.remaining for fragment in changed.values() if fragment.remaining is not None],
-        deleted_fragment_ids=[number for number, fragment in changed.items() if fragment.remaining is None],
-        predicate=condition,
-    )
+    def rebase(self, newer: lance.LanceDataset) -> None:
+        """Let the fragments of a newer version be searched that have changed."""
+        self.to_search = forget_changed(self.changed, self.dataset, newer)
+        self.dataset = newer
 
+    def _search_fragments(self) -> None:
+        """Find the rows to delete in the fragments that are left; in Spark's tasks, or here if they are few."""
+        fragments = fragments_by_id(self.dataset)
+        rows = {number: fragments[number].num_rows for number in self.to_search}
+        session = self.spark if sum(rows.values()) > MAX_DRIVER_ROWS else None
+        groups = group_fragments(rows, ROWS_PER_TASK, task_slots(session))
+        tasks = [DeleteRows(self.location, int(self.dataset.version), group, self.condition) for group in groups]
+        done = itertools.count(1)
 
-def _has_no_new_rows(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:
-    """Return whether no row was added or moved since `old`: only then the commit deletes all rows that match."""
-    return fragments_with_new_rows(old, new) == []
+        def handle_result(_: int, result: list[ChangedFragment]) -> None:
+            self.changed.update({fragment.fragment_id: fragment for fragment in result})
+            self.run.progress(rows=self._count_rows(), tasks=next(done), tasks_total=len(tasks))
+
+        run_tasks(session, self.run, call_task, tasks, on_result=handle_result, name="delete")
+        self.run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({"since": self.since, "rows": self._count_rows()}))
+
+    def _count_rows(self) -> int:
+        return sum(fragment.rows for fragment in self.changed.values())
 
 
 def check_condition(dataset: lance.LanceDataset, condition: str) -> None:

@@ -28,7 +28,7 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.model.jobs import CATALOG_FILE_VARIABLE, DRIVER_VARIABLE, OLD_CATALOG_VARIABLE, UDFS_VARIABLE
 from tiltyard.model.settings.openlineage import OpenLineageSettings
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, drive_job
+from tiltyard.pipeline.driver.catalog_run import CatalogRun, QueuedJob, drive_job
 from tiltyard.pipeline.java import SparkEndedError, detect_jvm_end
 from tiltyard.pipeline.jobs import check_client_code_allowed, find_job
 from tiltyard.pipeline.openlineage.emitter import configure

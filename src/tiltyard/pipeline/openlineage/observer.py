@@ -109,7 +109,7 @@ def _texts(figures: Mapping[str, object]) -> dict[str, str]:
 
 
 def _message(error: Exception, run_id: str) -> str:
-    from tiltyard.pipeline.driver.lease import public_message  # noqa: PLC0415  # it imports the registry
+    from tiltyard.pipeline.driver.catalog_run import public_message  # noqa: PLC0415  # it imports the registry
 
     return public_message(error, run_id)
 

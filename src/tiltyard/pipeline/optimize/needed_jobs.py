@@ -20,7 +20,7 @@ from lance_namespace.errors import (
 from tiltyard.calls.caller import Caller
 from tiltyard.model.columns.computed_columns import VIEW
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
-from tiltyard.pipeline.driver.lease import submit_job
+from tiltyard.pipeline.driver.catalog_run import submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.upkeep.decision import UpkeepState, decide_upkeep
 from tiltyard.upkeep.thresholds import DELETED_SHARE, UpkeepOptions, upkeep_options
@@ -108,8 +108,8 @@ def _find_needed_jobs(client: Caller, path: Id, thresholds: Thresholds, *, is_na
         needs = decide_upkeep(_state(client, path, table, stats), thresholds.apply(options, stats["num_rows"]))
         if needs.reasons:
             yield NeededJob(name, OPTIMIZE, ", ".join(needs.reasons))
-    schema = table.get("schema") or {}
-    if (schema.get("metadata") or {}).get(f"{VIEW}auto_refresh") == "true":
+    metadata = (table.get("schema") or {}).get("metadata") or {}
+    if metadata.get(f"{VIEW}auto_refresh") == "true" and metadata.get(f"{VIEW}kind") != "select":  # the servers' own
         # A job that has nothing to do ends at once.
         yield NeededJob(name, REFRESH, "it is a view that refreshes by itself")
 

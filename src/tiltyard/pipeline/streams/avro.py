@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.streams.messages import Decoder, KeyChange, Message, UnreadableMessageError
-from tiltyard.pipeline.streams.schema_registry import MAX_SCHEMAS, SchemaRegistry
-from tiltyard.runtime.cache import Cache
+from tiltyard.pipeline.streams.schema_registry import SchemaRegistry
+from tiltyard.runtime.cache import MAX_FACTS_BYTES, lasting_facts
 
 _HEADER_BYTES = 5
 MAX_DEPTH = 64
@@ -31,6 +32,24 @@ _MEANINGS = {
 """What Avro's logical types are called in a schema of Kafka Connect."""
 
 
+_PARSED_SIZE = 10
+"""How many bytes a parsed schema takes for each of its text."""
+_MAX_SIZE = MAX_FACTS_BYTES // 4
+"""What the largest ones are counted as: they are kept, too, as long as messages have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    """A parsed schema, the schema of Kafka Connect that says what its values mean, and how many bytes both take."""
+
+    parsed: Any
+    of_connect: dict[str, Any]
+    size: int
+
+    def __sizeof__(self) -> int:
+        return self.size
+
+
 class AvroDecoder:
     """Reads messages in Avro by a decoder of JSON."""
 
@@ -43,12 +62,8 @@ class AvroDecoder:
         self._fastavro = fastavro
         self._registry = registry
         self._decode = decode
-        self._schemas: Cache[int, tuple[Any, Any]] = Cache(
-            "Avro schemas",
-            "Schemas of messages, parsed, by their ids in the registry",
-            max_entries=MAX_SCHEMAS,
-            invalidated_by="nothing: the schema of an id never changes",
-        )
+        self._scope = object()
+        """That of schemas in the process's cache: another stream may not be allowed to read them."""
 
     def __call__(self, message: Message, on: Sequence[str]) -> KeyChange | None:
         """Read a message. Raises UnreadableMessageError, and as `SchemaRegistry.find` does."""
@@ -75,16 +90,20 @@ class AvroDecoder:
 
     def _find_schema(self, schema_id: int) -> tuple[Any, Any]:
         """Return the parsed schema of an id, and the schema of Kafka Connect that says what its values mean."""
-        return self._schemas.get_or_make(schema_id, lambda: self._read_schema(schema_id))
+        key = "Avro schema", self._scope, schema_id
+        schema: _Schema = lasting_facts.get_or_make(key, lambda: self._read_schema(schema_id))
+        return schema.parsed, schema.of_connect
 
-    def _read_schema(self, schema_id: int) -> tuple[Any, Any]:
+    def _read_schema(self, schema_id: int) -> _Schema:
         sources = self._registry.find(schema_id)
         named: dict[str, Any] = {}
         try:
             parsed = [self._fastavro.parse_schema(_name_meanings(source), named) for source in sources][-1]
         except (self._fastavro.schema.SchemaParseException, ValueError, TypeError, LookupError) as error:
             raise UnreadableMessageError(f"The schema {schema_id} is no Avro schema: {error}") from error
-        return parsed, _to_connect(parsed, named)
+        return _Schema(
+            parsed, _to_connect(parsed, named), min(_PARSED_SIZE * len(msgspec.json.encode(sources)), _MAX_SIZE)
+        )
 
 
 def _name_meanings(schema: Any, depth: int = 0) -> Any:

@@ -24,7 +24,7 @@ REGISTRY_PROPERTIES = frozenset({URL, USER_INFO, CA_FILE})
 ANSWER_SECONDS = 20.0
 MAX_SCHEMA_BYTES = 4 << 20
 MAX_SCHEMAS = 1_000
-"""How many schemas are kept, and how many references one of them may have."""
+"""How many references a schema may have."""
 _ADDRESS = re.compile(r"https?://[^/@\s?#]+(/[^@\s?#]*)?")
 
 

@@ -322,12 +322,10 @@ class StreamTable:
         """Commit rows, and the deletion of all that have one of the keys; return the version."""
         assert self._job_table is not None
         written = parse_fragments(fragments)
-        plan = None if keys is None else UpsertPlan(keys, written, dataset, reports=False)
-        if plan is not None:
-            plan.match_keys(self.run, None)
+        plan = None if keys is None else UpsertPlan(self.run, None, keys, written, dataset, reports=False)
 
         def can_follow(newer: lance.LanceDataset) -> bool:
-            return self._is_writer(newer) and (plan is None or plan.can_commit_after(self.run, newer))
+            return self._is_writer(newer) and (plan is None or plan.can_commit_after(newer))
 
         for _ in range(MAX_CONFLICTS):
             self.run.check()
@@ -337,7 +335,7 @@ class StreamTable:
             except CommitConflictError:
                 dataset = self._latest()
                 if plan is not None:
-                    plan.rebase(self.run, None, dataset)
+                    plan.rebase(dataset)
         raise ConcurrentModificationError(f"{self.table} keeps changing: {MAX_CONFLICTS} commits conflicted.")
 
     def _properties(self, advanced: Position) -> dict[str, str]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import lance
@@ -33,12 +32,11 @@ from tiltyard.pipeline.upsert.tasks import (
     count_keys,
     have_common_key,
 )
-from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id, fragments_with_new_rows, group_fragments
-from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
+from tiltyard.pipeline.version_diff import forget_changed, fragments_by_id, fragments_with_new_rows, group_fragments
+from tiltyard.pipeline.writing.commit import JobTable, check_column_list
 from tiltyard.pipeline.writing.target_table import verify_run_uncommitted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from lance.fragment import FragmentMetadata
     from pyspark.sql import SparkSession
 
@@ -83,10 +81,12 @@ def upsert_fragments(
     since: int = 0,
     lineage: JobLineage | None = None,
     properties: Mapping[str, str] | None = None,
+    sync: Callable[[], None] = lambda: None,
 ) -> Upserted:
     """Upsert the rows of fragments that are written in the table's folder and not committed.
 
-    Idempotent for a run: `since` is the table's version when the run began. The commit gets the `properties`. Without a
+    Idempotent for a run: `since` is the table's version when the run began. The commit gets the `properties`; before
+    it, `sync` is called, which waits until what is written is durable. Without a
     session, keys are looked up in threads of this process, one for each CPU, each with a few million rows. Raises
     RefusedError (a key that is null or there twice), InvalidInputError (no such column), KEY_ERRORS (the table's own
     primary key is another, and broken), ConcurrentModificationError (the schema changed), RunCanceledError; nothing is
@@ -97,25 +97,18 @@ def upsert_fragments(
     check_column_list(dataset.schema, on, "The key")
     if not written:
         return Upserted(int(dataset.version), 0, 0, 0, 0)
-    keys = SourceKeys.of(table.location(), on, written)
-    plan = UpsertPlan(keys, list(written), dataset)
-    plan.match_keys(run, spark, check=True)
-    plan.save_counts(run)
-    while (upserted := find_upsert(run, job_table, since)) is None:
-        run.check()  # before the commit alone: behind it, a caller would take the rows for uncommitted
-        try:
-            verify = partial(plan.can_commit_after, run)
-            job_table.commit(plan.dataset, plan.operation(), run, verify=verify, properties=properties)
-        except CommitConflictError:
-            plan.rebase(run, spark, job_table.latest())
-            plan.save_counts(run)
-    return upserted
+    plan = UpsertPlan(run, spark, SourceKeys.of(table.location(), on, written), list(written), dataset, sync=sync)
+    return _upserted(run, job_table.commit_plan(run, since, plan, properties=properties))
 
 
 def find_upsert(run: Run, job_table: JobTable, since: int) -> Upserted | None:
     """Return what this run has committed, if it has: the counts are saved before each attempt to commit."""
     if _CHECKPOINT_KEY not in run.checkpoints() or (version := job_table.find_commit(run, since)) is None:
         return None
+    return _upserted(run, version)
+
+
+def _upserted(run: Run, version: int) -> Upserted:
     rows, updated, *replaced = json.loads(run.checkpoints()[_CHECKPOINT_KEY])  # earlier releases saved two figures
     return Upserted(version, rows, updated, rows - updated, *(replaced or [updated]))
 
@@ -127,27 +120,29 @@ class UpsertPlan:
     The rows of `written` are inserted, all that have one of the `keys` deleted.
     """
 
+    run: Run
+    spark: SparkSession | LazySession | None
     keys: Keys
     written: list[FragmentMetadata]
     dataset: lance.LanceDataset
     reports: bool = True
-    """Whether the look-up is progress of the run's."""
+    """Whether the look-up is progress of the run's, and its counts are a checkpoint of it."""
+    sync: Callable[[], None] = lambda: None
+    """Waits until what is written is durable, which it becomes while the keys are looked up."""
+    to_match: Sequence[int] | None = field(init=False, default=None)
+    """The fragments that are to be searched for the keys; None before the first search, which is of all."""
     matched: dict[int, MatchedFragment] = field(default_factory=dict)
     checked: lance.LanceDataset = field(init=False)
-    loaded_keys: list[pa.Table] = field(init=False, default_factory=list)
-    """The keys, in memory once a commit has met others: they are few enough for this process."""
+    loaded: Keys | None = field(init=False, default=None)
+    """The `keys` in memory, where they are few enough for this process."""
 
     def __post_init__(self) -> None:
         self.checked = self.dataset
 
-    def save_counts(self, run: Run) -> None:
-        """Save the counts in the run's checkpoint, for a driver that finds the commit made."""
-        updated = count_keys((fragment.keys for fragment in self.matched.values()), self.keys.rows)
-        replaced = sum(fragment.rows for fragment in self.matched.values())
-        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([self.keys.rows, updated, replaced]))
-
     def operation(self) -> LanceOperation.Update:
         """Return the commit's operation: rows with the keys are deleted, and the source's fragments are added."""
+        self._match_keys()
+        self.sync()
         matched = self.matched.values()
         return LanceOperation.Update(
             removed_fragment_ids=[fragment.fragment_id for fragment in matched if fragment.remaining is None],
@@ -157,26 +152,49 @@ class UpsertPlan:
             update_mode="rewrite_rows",
         )
 
-    def match_keys(
-        self,
-        run: Run,
-        spark: SparkSession | LazySession | None,
-        numbers: Sequence[int] | None = None,
-        *,
-        check: bool = False,
-    ) -> None:
-        """Find the keys in these fragments of `dataset`, or in all; with `check`, also check that they are unique."""
+    def can_commit_after(self, newer: lance.LanceDataset) -> bool:
+        """Return whether the commit may follow `newer`: no row with one of the keys was added, the schema is the same.
+
+        Nor has another driver of this run committed: its keys may be others, if the source changed. Lance itself has
+        refused if both changed one fragment.
+        """
+        added = (
+            fragments_with_new_rows(self.checked, newer)
+            if verify_run_uncommitted(self.run, self.checked)(newer)
+            else None
+        )
+        if added is None:
+            return False
+        added_keys = SourceKeys.of(self.keys.location, self.keys.on, added)
+        if added_keys.rows > MAX_ROWS_AT_COMMIT or self.keys.rows > MAX_KEYS_IN_MEMORY:
+            return False
+        if have_common_key(self._load_keys(), added_keys):
+            return False
+        self.checked = newer
+        return True
+
+    def rebase(self, newer: lance.LanceDataset) -> None:
+        """Plan on a newer version, of which only fragments that changed are searched. Raises as `upsert_fragments`."""
+        _check_schema(self.dataset, newer)
+        self.to_match = forget_changed(self.matched, self.dataset, newer)
+        self.dataset = self.checked = newer
+
+    def _match_keys(self) -> None:
+        """Find the keys in the fragments that are left; the first time, also check that a source has each once."""
         fragments = fragments_by_id(self.dataset)
-        to_match = list(fragments) if numbers is None else list(numbers)
+        check = self.to_match is None and isinstance(self.keys, SourceKeys)
+        to_match = list(fragments) if self.to_match is None else self.to_match
         rows = sum(fragments[number].num_rows for number in to_match)
         if self.reports:
-            run.progress(stage="match", looked=0, looked_total=rows)
-        session = spark if max(rows, self.keys.rows) > MAX_DRIVER_ROWS else None
-        buckets = math.ceil(self.keys.rows / MAX_KEYS_IN_MEMORY)
-        checks = [CheckKeys(self.keys, bucket, buckets) for bucket in range(buckets if check else 0)]
+            self.run.progress(stage="match", looked=0, looked_total=rows)
+        session = self.spark if max(rows, self.keys.rows) > MAX_DRIVER_ROWS else None
+        is_loaded = self.loaded is not None or (session is None and self.keys.rows <= MAX_KEYS_IN_MEMORY)
+        keys = self._load_keys() if is_loaded else self.keys
+        buckets = math.ceil(keys.rows / MAX_KEYS_IN_MEMORY)
+        checks = [CheckKeys(keys, bucket, buckets) for bucket in range(buckets if check else 0)]
         slots = task_slots(session)
         groups = group_fragments({number: fragments[number].num_rows for number in to_match}, ROWS_PER_TASK, slots)
-        matches = [MatchFragments(self.keys, int(self.dataset.version), group) for group in groups]
+        matches = [MatchFragments(keys, int(self.dataset.version), group) for group in groups]
         rows_searched = 0
 
         def handle_result(position: int, _: list[MatchedFragment]) -> None:
@@ -184,44 +202,28 @@ class UpsertPlan:
             if position < len(groups):
                 rows_searched += sum(fragments[number].num_rows for number in groups[position])
             if self.reports:
-                run.progress(looked=rows_searched)
+                self.run.progress(looked=rows_searched)
 
         tasks: list[MatchFragments | CheckKeys] = [*matches, *checks]
         wave = slots + 1
         for matched in run_tasks(
-            session, run, call_task, tasks, on_result=handle_result, name="upsert: match", wave=wave
+            session, self.run, call_task, tasks, on_result=handle_result, name="upsert: match", wave=wave
         ):
             self.matched.update({fragment.fragment_id: fragment for fragment in matched})
+        if self.reports:
+            self._save_counts()
 
-    def can_commit_after(self, run: Run, newer: lance.LanceDataset) -> bool:
-        """Return whether the commit may follow `newer`: no row with one of the keys was added, the schema is the same.
+    def _load_keys(self) -> Keys:
+        """Return the keys in memory, read once: they are few enough for this process."""
+        if self.loaded is None:
+            self.loaded = self.keys.load() if isinstance(self.keys, SourceKeys) else self.keys
+        return self.loaded
 
-        Nor has another driver of this run committed: its keys may be others, if the source changed. Lance itself has
-        refused if both changed one fragment.
-        """
-        added = (
-            fragments_with_new_rows(self.checked, newer) if verify_run_uncommitted(run, self.checked)(newer) else None
-        )
-        if added is None:
-            return False
-        added_keys = SourceKeys.of(self.keys.location, self.keys.on, added)
-        if added_keys.rows > MAX_ROWS_AT_COMMIT or self.keys.rows > MAX_KEYS_IN_MEMORY:
-            return False
-        if not self.loaded_keys:
-            self.loaded_keys = list(self.keys.chunks())
-        if have_common_key(self.loaded_keys, added_keys):
-            return False
-        self.checked = newer
-        return True
-
-    def rebase(self, run: Run, spark: SparkSession | LazySession | None, newer: lance.LanceDataset) -> None:
-        """Plan on a newer version: only fragments that changed are searched again. Raises as `upsert_fragments`."""
-        _check_schema(self.dataset, newer)
-        changed = diff_fragments(self.dataset, newer)
-        for number in (*changed.removed, *changed.changed):
-            self.matched.pop(number, None)
-        self.dataset = self.checked = newer
-        self.match_keys(run, spark, list(changed.changed))
+    def _save_counts(self) -> None:
+        """Save the counts in the run's checkpoint, for a driver that finds the commit made."""
+        updated = count_keys((fragment.keys for fragment in self.matched.values()), self.keys.rows)
+        replaced = sum(fragment.rows for fragment in self.matched.values())
+        self.run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([self.keys.rows, updated, replaced]))
 
 
 def _check_schema(old: lance.LanceDataset, new: lance.LanceDataset) -> None:

@@ -29,6 +29,10 @@ BATCH_ROWS = 65_536
 MAX_KEYS_IN_MEMORY = 4_000_000
 """How many keys of the source a task holds in memory."""
 
+MAX_KEY_RANGE = 1 << 23
+"""Whole numbers from the least to the greatest of which are so many are found by their values, in 32 MiB."""
+_RANGE_PER_ROW = 8
+"""And no more than so many for each number that is looked for, or is a key."""
 _MISSING = -1
 
 
@@ -46,6 +50,10 @@ class SourceKeys:
         """Describe the keys of newly written fragments, each of which has one data file."""
         files = tuple(fragment.files[0].path for fragment in fragments)
         return cls(location, tuple(on), files, sum(fragment.physical_rows for fragment in fragments))
+
+    def load(self) -> KeysInMemory:
+        """Return the keys in the memory of this process."""
+        return KeysInMemory(self.location, self.on, pa.concat_tables(self.chunks()))
 
     def chunks(self, size: int = MAX_KEYS_IN_MEMORY) -> Iterator[pa.Table]:
         """Yield all keys, in tables of about `size` rows."""
@@ -66,7 +74,7 @@ class SourceKeys:
 
 @dataclass(frozen=True, slots=True)
 class KeysInMemory:
-    """Keys that this process holds: `table` has the columns `on`, of the table's types, and each key once."""
+    """Keys that this process holds: `table` has the columns `on`, of the table's types."""
 
     location: TableLocation
     on: tuple[str, ...]
@@ -158,9 +166,11 @@ def match_fragments(dataset: lance.LanceDataset, numbers: Sequence[int], keys: K
     ]
 
 
-def have_common_key(loaded: Sequence[pa.Table], other: SourceKeys) -> bool:
-    """Return whether any key of `other` is among the loaded ones."""
-    return any(bool((find_positions(rows, chunk) != _MISSING).any()) for rows in other.chunks() for chunk in loaded)
+def have_common_key(keys: Keys, other: SourceKeys) -> bool:
+    """Return whether two have a key in common."""
+    return any(
+        bool((find_positions(rows, chunk) != _MISSING).any()) for rows in other.chunks() for chunk in keys.chunks()
+    )
 
 
 def find_positions(rows: pa.Table, keys: pa.Table) -> Any:
@@ -170,8 +180,10 @@ def find_positions(rows: pa.Table, keys: pa.Table) -> Any:
     """
     positions = np.full(rows.num_rows, _MISSING, np.int64)
     if rows.num_columns == 1:
+        value_set = keys.column(0).combine_chunks()
+        if (near := _find_near_integers(rows.column(0), value_set)) is not None:
+            return near
         if rows.num_rows:
-            value_set = keys.column(0).combine_chunks()
             indices = pc.index_in(rows.column(0), value_set=value_set, skip_nulls=True).combine_chunks()
             positions[:] = pc.fill_null(indices, _MISSING).to_numpy()
         return positions
@@ -180,6 +192,21 @@ def find_positions(rows: pa.Table, keys: pa.Table) -> Any:
     matched = numbered_rows.join(numbered_keys, keys=keys.column_names, join_type="inner")
     positions[matched.column("__row").to_numpy()] = matched.column("__key").to_numpy()
     return positions
+
+
+def _find_near_integers(rows: pa.ChunkedArray, keys: pa.Array) -> Any:
+    """Find whole numbers among keys that lie close together, in a tenth of the time; None for all others."""
+    is_integer = pa.types.is_integer(rows.type) and rows.type != pa.uint64() and rows.type == keys.type
+    if not is_integer or rows.null_count or keys.null_count or not len(rows) or not len(keys):
+        return None
+    numbers = keys.to_numpy().astype(np.int64)
+    lowest, span = numbers.min(), int(numbers.max()) - int(numbers.min())
+    if span > min(MAX_KEY_RANGE, _RANGE_PER_ROW * (len(rows) + len(keys))):
+        return None
+    by_offset = np.full(span + 2, _MISSING, np.int32)  # the last one is for all numbers that lie outside
+    by_offset[(numbers - lowest)[::-1]] = np.arange(len(numbers), dtype=np.int32)[::-1]  # of doubles, the first one
+    offsets = (rows.to_numpy().astype(np.int64) - lowest).view(np.uint64)  # a number below `lowest` wraps around
+    return by_offset[np.minimum(offsets, np.uint64(span + 1))].astype(np.int64)
 
 
 def pack_positions(positions: Any) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lance
 import lance_namespace as upstream
@@ -125,6 +125,21 @@ class NextVersionNamespace(upstream.LanceNamespace):
         return start_thread("verify", lambda: verify(version)).result()
 
 
+class CommitPlan(Protocol):
+    """A commit to make on top of `dataset`."""
+
+    dataset: lance.LanceDataset
+
+    def operation(self) -> lance.LanceOperation.BaseOperation | None:
+        """Plan what is not planned yet; return the commit's operation, None if there is nothing to commit."""
+
+    def can_commit_after(self, newer: lance.LanceDataset) -> bool:
+        """Return whether the commit may follow `newer`, too, as it is."""
+
+    def rebase(self, newer: lance.LanceDataset) -> None:
+        """Let the next operation be planned on a newer version."""
+
+
 @dataclass(slots=True)
 class JobTable:
     """A table (or its branch) as a job reads and changes it, by commits that apply to a known version.
@@ -177,6 +192,24 @@ class JobTable:
         transaction = Transaction(dataset.version, operation, str(uuid.uuid4()), transaction_properties)
         version = self._commit(dataset, transaction, verify)
         self.index_lineage(version)
+        return version
+
+    def commit_plan(
+        self, run: Run, since: int, plan: CommitPlan, *, properties: Mapping[str, str] | None = None
+    ) -> int:
+        """Commit a plan, once in the life of a run; return the version, where nothing is to commit that of the plan.
+
+        After a conflict the plan is made again on the newest version. `since` is the table's version when the run
+        began. Raises RunCanceledError, and as `commit` does, but for CommitConflictError.
+        """
+        while (version := self.find_commit(run, since)) is None:
+            if (operation := plan.operation()) is None:
+                return int(plan.dataset.version)
+            run.check()  # before the commit alone: behind it, a caller would take the rows for uncommitted
+            try:
+                return self.commit(plan.dataset, operation, run, verify=plan.can_commit_after, properties=properties)
+            except CommitConflictError:
+                plan.rebase(self.latest())
         return version
 
     def index_lineage(self, version: int) -> None:

@@ -34,6 +34,8 @@ class FragmentTarget:
     fresh: bool
     storage_version: str | None = None
     rows_per_file: int = ROWS_PER_FILE
+    syncs_later: bool = False
+    """Whether the caller makes what is written durable, by `sync_fragments`."""
 
 
 def check_lance_types(schema: pa.Schema) -> None:
@@ -50,7 +52,8 @@ def check_lance_types(schema: pa.Schema) -> None:
 def write_batches(
     target: FragmentTarget, batches: Iterable[pa.RecordBatch], dataset: lance.LanceDataset | None = None
 ) -> list[str]:
-    """Write batches of the target's schema, durably; return the fragments as JSON, [] for no rows.
+    """Write batches of the target's schema; return the fragments as JSON, [] for no rows. They are durable, unless the
+    target says that they become that later.
 
     A version of the table that is open (`dataset`) saves looking up the newest one, unless its credentials expire.
     Raises what the batches raise.
@@ -92,10 +95,19 @@ def write_batches(
     except Exception as error:
         raise (failure[0] if failure else error) from error
     fragments = [json.dumps(fragment.to_json()) for fragment in written]
+    if not target.syncs_later:
+        sync_fragments(target, fragments)
+    return fragments
+
+
+def sync_fragments(target: FragmentTarget, fragments: Sequence[str]) -> None:
+    """Check that the files of fragments that were just written are whole, and make them durable.
+
+    Raises BrokenFileError, OSError.
+    """
     files = data_files(fragments)
     blobs = map(_blob_folder, files) if has_blobs(target.schema) else ()
     target.location.make_durable([*files, *(f"{folder}/" for folder in blobs)])
-    return fragments
 
 
 def parse_fragments(fragments: Iterable[str]) -> list[lance.FragmentMetadata]:

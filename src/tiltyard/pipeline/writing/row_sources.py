@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
 from tiltyard.pipeline.task_errors import clean_message
-from tiltyard.pipeline.writing.fragments import delete_fragment_files, fragment_files_exist
+from tiltyard.pipeline.writing.fragments import delete_fragment_files, fragment_files_exist, sync_fragments
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.tasks import (
     PieceGroup,
@@ -39,6 +40,7 @@ from tiltyard.pipeline.writing.tasks import (
     write_rows,
 )
 from tiltyard.pipeline.writing.write_job import RowSource, fragments_of, saved_results, show_written
+from tiltyard.runtime.pool import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,6 +142,8 @@ class FileRows(RowSource):
         """
         is_small = spec.udf is None and self.source.size <= MAX_DRIVER_BYTES
         session = None if is_small else self.spark
+        syncs_later = is_small and spec.may_sync_later
+        spec = replace(spec, target=replace(spec.target, syncs_later=syncs_later))
         checkpoints = run.checkpoints()
         slots = int(checkpoints[_SLOTS_KEY]) if _SLOTS_KEY in checkpoints else task_slots(session)  # of all drivers
         if _SLOTS_KEY not in checkpoints:
@@ -153,13 +157,28 @@ class FileRows(RowSource):
         stale = [result for key, result in saved.items() if key not in reusable]  # their source files have changed
         delete_fragment_files(location, fragments_of(stale))
 
+        syncs: list[Future[None] | None] = []
+
+        def sync_and_save(key: str, result: WriteResult) -> None:
+            sync_fragments(spec.target, result.fragments)
+            run.save_checkpoint(key, result.to_json())
+
         def save(position: int, result: WriteResult) -> None:
-            run.save_checkpoint(remaining[position].key, result.to_json())
-            results[remaining[position].key] = result
+            key = remaining[position].key
+            if syncs_later:
+                result = replace(result, sync=start_thread("sync", partial(sync_and_save, key, result)))
+                syncs.append(result.sync)
+            else:
+                run.save_checkpoint(key, result.to_json())
+            results[key] = result
             show_written(run, list(results.values()), tasks=len(results), tasks_total=len(groups))
 
         work, name = partial(write_pieces, spec, self.source.reader), f"write {run.id}"
-        run_tasks(session, run, work, remaining, on_result=save, name=name, resources=spec.resources)
+        try:
+            run_tasks(session, run, work, remaining, on_result=save, name=name, resources=spec.resources)
+        except BaseException:
+            wait(filter(None, syncs))
+            raise
         return [results[group.key] for group in groups]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,7 @@ class WriteSpec:
     `rejects` is a folder for rows that do not fit, with the run's id in the names of its files; without it, such a row
     ends the job, and is quoted in the error unless `hides_rows`: a job's error has more readers than its source. Rows
     in which one of the `keys` is null do not fit. With `added`, the rows are those of a view's query, and get the
-    columns that were added to the view.
+    columns that were added to the view. With `may_sync_later` results may say what makes their files durable.
     """
 
     run: str
@@ -51,6 +52,7 @@ class WriteSpec:
     keys: tuple[str, ...] = ()
     hides_rows: bool = False
     added: AddedColumns | None = None
+    may_sync_later: bool = False
 
     @property
     def resources(self) -> tuple[tuple[str, str], ...]:
@@ -67,6 +69,8 @@ class WriteResult:
     rejected: int
     size: int
     failures: Mapping[str, int]
+    sync: Future[None] | None = field(default=None, compare=False)
+    """What makes the files durable, where that goes on."""
 
     def to_json(self) -> str:
         """Serialize for the run's checkpoint."""

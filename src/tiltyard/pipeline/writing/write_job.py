@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,6 +123,12 @@ class WrittenRows:
         """Return all fragments."""
         return fragments_of(self.results)
 
+    def sync(self) -> None:
+        """Wait until all fragments are durable. Raises BrokenFileError, OSError, RunCanceledError."""
+        for result in self.results:
+            if result.sync is not None:
+                result.sync.result()
+
 
 def write_source(
     run: Run, source: RowSource, table: Table, options: WriteOptions, kind: str = "ingest"
@@ -142,15 +149,23 @@ def write_source(
         return earlier
     results: list[WriteResult] = []
     with discarding(run, target, results, can_resume=source.can_resume):
-        written = write_uncommitted(run, source, target, options, results)
+        written = write_uncommitted(run, source, target, options, results, may_sync_later=bool(options.on))
     with discarding(run, target, results, can_resume=source.can_resume, is_committing=True):
         return commit_rows(run, target, written, options, source.lookup)
 
 
 def write_uncommitted(
-    run: Run, source: RowSource, target: TargetTable, options: WriteOptions, results: list[WriteResult]
+    run: Run,
+    source: RowSource,
+    target: TargetTable,
+    options: WriteOptions,
+    results: list[WriteResult],
+    *,
+    may_sync_later: bool = False,
 ) -> WrittenRows:
     """Write the rows of a source and check them; no version names them. Adds to `results` what is written.
+
+    With `may_sync_later` files may become durable while the caller goes on: it calls `sync` before it commits.
 
     Raises RefusedError, InvalidInputError for a failed check, RunCanceledError.
     """
@@ -158,7 +173,7 @@ def write_uncommitted(
         source.adapt(target.schema, options)
     run.progress(**source.figures())
     spec = plan_rows(run, source.schema, target, options, partial(source.try_function, run))
-    results.extend(source.write(run, spec))
+    results.extend(source.write(run, replace(spec, may_sync_later=may_sync_later)))
     show_written(run, results)
     written = check_rows(run, source.session, target, spec, results, options.on)
     return replace(written, figures={**written.figures, **source.figures()})
@@ -216,7 +231,7 @@ def commit_rows(
     fragments, properties = parse_fragments(written.fragments), written.properties
     upserted = upsert_fragments(
         run, target.table, lookup, fragments, options.on, since=target.base, lineage=target.lineage,
-        properties=properties,
+        properties=properties, sync=written.sync,
     )  # fmt: skip
     return {**written.figures, **upserted.figures()}
 
@@ -250,6 +265,7 @@ def discarding(
     try:
         yield
     except BaseException as error:
+        wait([result.sync for result in results if result.sync is not None])
         is_over = not can_resume and (not is_committing or isinstance(error, RunCanceledError))
         if is_over or isinstance(error, _REFUSALS):
             target.discard_writes(list(dict.fromkeys([*fragments_of(results), *withdraw_results(run)])))

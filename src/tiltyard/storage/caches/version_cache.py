@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 
 import lance
 
-from tiltyard.runtime.cache import Cache
+from tiltyard.runtime.cache import lasting_facts
 from tiltyard.storage.manifests.manifest_format import message_of, parse_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MAX_VERSIONS = 4096
-"""Versions kept: about a kilobyte each."""
+
+MAX_KEPT = 256
+"""What is kept with an open version by keys of requests: less than a kilobyte each."""
 
 Key: TypeAlias = tuple[str, str, str | None]
 """A table's location, a manifest's path below it, and the file's entity tag."""
@@ -50,11 +51,12 @@ _UNREAD = object()
 class CachedVersion:
     """A dataset at one version, which it never leaves, and the facts that were read of that version."""
 
-    __slots__ = ("_facts", "dataset")
+    __slots__ = ("_facts", "_kept", "dataset")
 
     def __init__(self, dataset: lance.LanceDataset) -> None:
         self.dataset = dataset
         self._facts: dict[Callable[..., Any], Any] = {}
+        self._kept: dict[Hashable, Any] = {}
 
     def fact(self, read: Callable[Concatenate[lance.LanceDataset, P], T], *arguments: P.args, **options: P.kwargs) -> T:
         """Return what `read` returns for the dataset; it is called once, and its result kept with the snapshot.
@@ -66,6 +68,16 @@ class CachedVersion:
             fact = self._facts[read] = read(self.dataset, *arguments, **options)
         return cast("T", fact)
 
+    def known(self, key: Hashable) -> Any:
+        """Return what `keep` has kept by a key; None where it has nothing."""
+        return self._kept.get(key)
+
+    def keep(self, key: Hashable, value: Any) -> None:
+        """Keep what was read of the version for one of many keys, of requests: from MAX_KEPT on it begins anew."""
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+        self._kept[key] = value
+
     def count_rows(self) -> int:
         """Return how many rows the version has; Lance is asked once, which takes ten times as long as a lookup."""
         return self.fact(_count_rows)
@@ -75,20 +87,12 @@ def _count_rows(dataset: lance.LanceDataset) -> int:
     return dataset.count_rows()
 
 
-class VersionCache:
-    """Lance's metadata of the versions used last. Safe to use from several threads."""
+def version_info(key: Key, read: Callable[[], VersionInfo]) -> VersionInfo:
+    """Return the metadata of a manifest, which is read once in a process. Raises what `read` raises.
 
-    def __init__(self) -> None:
-        self._versions: Cache[Key, VersionInfo] = Cache(
-            "version metadata",
-            "When versions were created and what Lance says of them, by their manifests",
-            max_entries=MAX_VERSIONS,
-            invalidated_by="nothing: a manifest never changes, and another one has another entity tag",
-        )
-
-    def get_or_read(self, key: Key, read: Callable[[], VersionInfo]) -> VersionInfo:
-        """Return the metadata of a manifest from the cache, or read it. Raises what `read` raises.
-
-        Without an entity tag nothing tells whether the file is the same: then nothing is cached.
-        """
-        return read() if key[-1] is None else self._versions.get_or_make(key, read)
+    Without an entity tag nothing tells whether the file is the same: then it is read each time.
+    """
+    if key[-1] is None:
+        return read()
+    info: VersionInfo = lasting_facts.get_or_make(("version", *key), read)
+    return info

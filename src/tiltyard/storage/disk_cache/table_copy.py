@@ -16,6 +16,7 @@ import msgspec
 from tiltyard.runtime.pool import run_together
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.disk_cache.version_files import manifest_path
+from tiltyard.storage.pylance_internals import native_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -124,7 +125,7 @@ class TableCopy:
     def open(self, source: lance.LanceDataset, paths: frozenset[str], session: lance.Session) -> CachedVersion:
         """Open the version of a dataset. Raises CopyError if the copy's manifest is another one."""
         dataset = lance.dataset(str(self.folder), version=int(source.version), session=session)
-        if dataset._ds.serialized_manifest() != source._ds.serialized_manifest():
+        if native_dataset(dataset).serialized_manifest() != native_dataset(source).serialized_manifest():
             raise CopyError("its manifest is not that of the version")
         self._versions.append((weakref.ref(dataset), paths))
         return CachedVersion(dataset)

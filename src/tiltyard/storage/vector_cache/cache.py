@@ -1,4 +1,4 @@
-"""Keep indexes in memory for the vector columns that are searched often, within a budget.
+"""Keep indexes in memory for the vector columns that are searched often, within a budget, while memory is not short.
 
 Each is built from Lance's rows in the background and never read by anything but a search. A version's rows are found by
 its fragments: those in the index with equal content are searched there, less the rows that the version has deleted; the
@@ -22,6 +22,8 @@ import numpy as np
 
 from tiltyard.runtime.cache import CountedCache
 from tiltyard.runtime.pool import Pool, filling_thread, run_together
+from tiltyard.runtime.process import wall_clock
+from tiltyard.runtime.system_memory import read_system_memory
 from tiltyard.storage.caches.recent_uses import RecentUses
 from tiltyard.storage.vector_cache.fragments import (
     Array,
@@ -36,10 +38,11 @@ from tiltyard.storage.vector_cache.index import MemoryIndex, bytes_of_row, train
 from tiltyard.storage.vector_cache.version_rows import Allowed, OtherRows, VersionRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import lance
 
+    from tiltyard.runtime.system_memory import SystemMemory
     from tiltyard.storage.caches.column_cache import BranchKey
     from tiltyard.storage.vector_cache.index import Effort
 
@@ -48,6 +51,8 @@ _log = logging.getLogger(__name__)
 SEARCHES = 3
 """Searches within a minute for which an index is built."""
 _RETRY_SECONDS = 60.0
+UNUSED_SECONDS = 1800.0
+"""Without a search for so long, an index is dropped: those of tables that another process has dropped are, too."""
 _MAX_COLUMNS = 256
 """Columns whose searches are counted."""
 EXTEND_ROWS = 256
@@ -67,6 +72,7 @@ _MIN_PART = 2
 """Queries for which it is worth a thread to search for a part of them."""
 _MAX_PART = 16
 """Queries that are searched for at once: of more than 20, FAISS computes distances less exactly."""
+_SHORT = "memory is short on this machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +99,11 @@ class _Entry:
 
     key: VectorKey
     searches: RecentUses = field(default_factory=lambda: RecentUses(SEARCHES))
+    searched_at: float = field(default_factory=monotonic)
     state: str = "too few searches yet"
     retry_at: float = 0.0
+    building_bytes: int = 0
+    """What the build that runs takes."""
     is_working: bool = False
     is_dropped: bool = False
     index: MemoryIndex | None = None
@@ -111,7 +120,8 @@ class _Entry:
         """Bytes in memory."""
         others = sum(block.vectors.nbytes for block in list(self.others.values()) if block.vectors is not None)
         masks = sum(mask.nbytes for _, mask in list(self.masks.values()))
-        return _COPIES * others + masks + (0 if self.index is None else self.index.size)
+        index = 0 if self.index is None else self.index.size
+        return self.building_bytes + _COPIES * others + masks + index
 
     def drop_index(self, state: str) -> None:
         """Forget all rows."""
@@ -185,15 +195,25 @@ class VectorCache(CountedCache):
     Safe to use from several threads.
     """
 
-    def __init__(self, max_bytes: int, processors: int = 1) -> None:
-        """`max_bytes` is the budget of this process, 0 for no index at all; `processors` share several searches."""
+    def __init__(
+        self,
+        max_bytes: int,
+        processors: int = 1,
+        read_memory: Callable[[], SystemMemory | None] = read_system_memory,
+    ) -> None:
+        """`max_bytes` is the budget of this process, 0 for no index at all; `processors` share several searches.
+
+        `read_memory` tells what the machine has.
+        """
         super().__init__(
             "vectors in memory",
             "Indexes of vector columns that are searched often",
             max_bytes=max_bytes,
-            invalidated_by="a version that shares too little with the index; a drop of its table",
+            invalidated_by="a version that shares too little with the index; a drop of its table; "
+            "half an hour without a search; too little memory left",
         )
         self._processors = processors
+        self._read_memory = read_memory
         self._entries: OrderedDict[VectorKey, _Entry] = OrderedDict()
         self._lock = threading.Lock()
         self._builders = filling_thread(lowers_priority=True)
@@ -210,12 +230,16 @@ class VectorCache(CountedCache):
     def rows(self, key: VectorKey, dataset: lance.LanceDataset) -> VersionRows | None:
         """Return the rows of a version if they can be searched in memory; else see to it that they will be."""
         entry = self._touch(key)
-        if (index := entry.index) is None:
+        if entry.index is None:
             self.misses += 1
             self._start_build(entry, dataset)
             return None
+        return self._rows_of(entry, dataset)
+
+    def _rows_of(self, entry: _Entry, dataset: lance.LanceDataset) -> VersionRows | None:
+        index = entry.index
         with entry.lock:
-            if entry.index is not index:
+            if index is None or entry.index is not index:
                 return None
             try:
                 rows = entry.rows_of(dataset, index)
@@ -261,16 +285,45 @@ class VectorCache(CountedCache):
             entry = self._entries.get(key)
         if entry is None:
             return "too few searches yet"
-        if entry.index is None:
-            return entry.state
-        return self.rows(key, dataset) or entry.state
+        return self._rows_of(entry, dataset) or entry.state
 
     def evict(self, location: str) -> None:
         """Drop the indexes of a table that was deleted."""
         with self._lock:
-            dropped = [self._entries.pop(key) for key in list(self._entries) if key.table[0] == location]
-        for entry in dropped:
-            entry.is_dropped = True
+            for entry in list(self._entries.values()):
+                if entry.key.table[0] == location:
+                    self._drop(entry)
+
+    def drop_unneeded(self) -> int:
+        """Drop what nobody searched for long, and while memory is short, what was searched least recently; for a timer.
+
+        Return the bytes that were dropped.
+        """
+        if not self._entries:
+            return 0
+        memory, now, dropped = self._read_memory(), monotonic(), 0
+        missing = 0 if memory is None else memory.missing()
+        with self._lock:
+            for entry in list(self._entries.values()):
+                size = entry.size
+                if now - entry.searched_at > UNUSED_SECONDS:
+                    self._drop(entry)
+                elif size and dropped < missing:
+                    self._drop(entry, _SHORT, now + _RETRY_SECONDS)
+                else:
+                    continue
+                dropped += size
+        return dropped
+
+    def _drop(self, entry: _Entry, state: str = "", retry_at: float = 0.0) -> None:
+        """Forget an entry, and end the work on it; with a `state`, its key has a new one. The lock is held."""
+        entry.is_dropped = True
+        if self._entries.get(entry.key) is not entry:
+            return
+        if state:
+            self._entries[entry.key] = _Entry(entry.key, searched_at=entry.searched_at, state=state, retry_at=retry_at)
+        else:
+            del self._entries[entry.key]
 
     def close(self) -> None:
         """Build no more, and stop the running build."""
@@ -289,9 +342,10 @@ class VectorCache(CountedCache):
             if entry is None:
                 entry = self._entries[key] = _Entry(key)
                 if len(self._entries) > _MAX_COLUMNS:
-                    self._entries.popitem(last=False)[1].is_dropped = True
+                    self._drop(next(iter(self._entries.values())))
             else:
                 self._entries.move_to_end(key)
+                entry.searched_at = monotonic()
             return entry
 
     def _start_build(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
@@ -318,7 +372,7 @@ class VectorCache(CountedCache):
             self._give_up(entry, f"its rows could not be read ({type(error).__name__})")
             _log.exception("Vectors of %s are not kept in memory.", entry.key.table[0])
         finally:
-            entry.is_working = False
+            entry.building_bytes, entry.is_working = 0, False
 
     def _give_up(self, entry: _Entry, state: str) -> None:
         with entry.lock:
@@ -326,6 +380,7 @@ class VectorCache(CountedCache):
             entry.retry_at = monotonic() + _RETRY_SECONDS
 
     def _build(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
+        self._check(entry)
         rows = dataset.count_rows()
         capacity = rows + rows // 8 + SPARE_ROWS
         dimension = entry.key.dimension
@@ -338,27 +393,35 @@ class VectorCache(CountedCache):
             parts = read_vectors(dataset, fragment, entry.key.column, normalize=entry.key.metric == "cosine")
             blocks[fragment.key] = self._add(entry, index, fragment, parts, _CHUNK_ROWS)
         index.make_partitions(partial(self._check, entry))
+        index.ready_at = wall_clock()
         with self._lock, entry.lock:
-            if entry.is_dropped:
-                raise _ClosedError
+            self._check(entry)
+            entry.building_bytes = 0
             entry.blocks, entry.index, entry.state = blocks, index, "it is not up to date"
 
     def _make_room(self, entry: _Entry, size: int) -> None:
-        """Drop the indexes that were searched least recently. Raises UnsupportedVectorsError for what never fits."""
+        """Drop the indexes that were searched least recently for a build, whose bytes count from now on.
+
+        Raises UnsupportedVectorsError for what never fits, and where too little memory would be left.
+        """
         if size > self.max_bytes:
             raise UnsupportedVectorsError(
-                f"it would take {size:,} bytes, and the server has {self.max_bytes:,} (vector_cache_bytes)"
+                f"it would take {size:,} bytes, and each process of the server has {self.max_bytes:,} "
+                "(vector_cache_bytes)"
             )
+        memory = self._read_memory()
         with self._lock:
-            others = [other for other in self._entries.values() if other is not entry]
-        total = size + sum(other.size for other in others)
-        for other in others:
-            if total <= self.max_bytes:
-                break
-            total -= other.size
-            with other.lock:
-                other.drop_index("others that were searched later took its memory")
-                other.searches.clear()
+            others = [(other, other.size) for other in self._entries.values() if other is not entry]
+            excess, dropped, freed = size + sum(taken for _, taken in others) - self.max_bytes, [], 0
+            for other, taken in others:
+                if taken and freed < excess:
+                    dropped.append(other)
+                    freed += taken
+            if memory is not None and memory.missing(size - freed):
+                raise UnsupportedVectorsError(_SHORT)
+            for other in dropped:
+                self._drop(other, "others that were searched later took its memory")
+            entry.building_bytes = size
 
     def _extend(self, entry: _Entry, dataset: lance.LanceDataset) -> None:
         """Add the rows that were read for the latest version to the index."""
@@ -418,6 +481,4 @@ def _other_rows(capacity: int) -> int:
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     _Work = Callable[[_Entry, lance.LanceDataset], None]

@@ -44,10 +44,14 @@ def training_bytes(rows: int, dimension: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How widely a search looks: partitions to read, and candidates whose distances are computed, at least."""
+    """How widely a search looks: partitions to read, and candidates whose distances are computed, at least.
+
+    `share`, from 0 to 1, is how far it goes from the partitions that the index has chosen towards all of them.
+    """
 
     probes: int = 0
     candidates: int = 0
+    share: float = 0.0
 
 
 class MemoryIndex:
@@ -59,7 +63,7 @@ class MemoryIndex:
 
     def __init__(self, dimension: int, metric: str, capacity: int) -> None:
         """`metric` is `l2`, or `cosine` for vectors of length 1, whose squared distance is twice that."""
-        import faiss  # noqa: PLC0415  # an extra, and loaded by the first index
+        import faiss  # noqa: PLC0415  # loaded by the first index
 
         self._faiss: Any = faiss
         self.metric = metric
@@ -74,6 +78,8 @@ class MemoryIndex:
         self._effort = Effort()
         self.recall = 1.0
         """Share of the nearest that searches of its own rows found, once the partitions were made."""
+        self.ready_at = 0
+        """When its first search could be, in ms since 1970."""
         self.addresses: Array = np.zeros(capacity, dtype=np.uint64)
         self._lock = _ReadWriteLock()
 
@@ -153,7 +159,8 @@ class MemoryIndex:
             else:
                 # The fewer rows of a partition a filter leaves, the farther apart are those that it leaves.
                 rarity = rows / allowed_rows
-                probes = int(max(self._effort.probes, effort.probes) * rarity**0.75)
+                chosen = self._effort.probes * (self._partitions.nlist / self._effort.probes) ** effort.share
+                probes = int(max(chosen, effort.probes) * rarity**0.75)
                 candidates = min(rows, int(self._candidates(count, effort) * rarity**0.5))
                 selector = None if allowed_rows == rows else self._faiss.IDSelectorBitmap(allowed)
                 distances, positions = self._nearest(points, count, probes, candidates, selector)
@@ -232,7 +239,7 @@ def _partitions(rows: int) -> int:
 def stay_in_this_thread() -> None:
     """Let FAISS compute what the calling thread asks for in that thread alone."""
     if not getattr(_thread, "is_alone", False):  # the call gives the interpreter to another thread
-        import faiss  # noqa: PLC0415  # an extra, and loaded by the first index
+        import faiss  # noqa: PLC0415  # loaded by the first index
 
         faiss.omp_set_num_threads(1)
         _thread.is_alone = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class OtherRows:
 
     def search(self, queries: Array, count: int, mask: Array, metric: str) -> list[tuple[Array, Array]]:
         """Return addresses and distances of the rows nearest to each query, among those that a mask selects."""
-        import faiss  # noqa: PLC0415  # an extra; an index was loaded before
+        import faiss  # noqa: PLC0415  # an index has loaded it before
 
         every = bool(mask.all())
         addresses, vectors = (self.addresses, self.vectors) if every else (self.addresses[mask], self.vectors[mask])
@@ -61,6 +62,12 @@ class VersionRows:
     others: OtherRows
     live: Allowed
     filters: dict[str, Allowed] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """Return since when the index answers, which share of the rows is in it, and how it looks for them."""
+        since = datetime.fromtimestamp(self.index.ready_at // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        share = self.live.rows / max(1, self.live.rows + len(self.others))
+        return f"since {since}, with {share:.1%} of the rows in it, and {self.index.describe()}"
 
     def allow(self, addresses: Array) -> Allowed:
         """Return what a filter allows, by the addresses of its rows in this version."""

@@ -48,7 +48,7 @@ class CredentialCache:
         self._clock = clock
         self._credentials: Cache[Key, VendedCredentials] = Cache(
             "credentials",
-            "Storage credentials of tables' folders for clients, and for tables of mounts",
+            "Storage credentials of tables' folders for clients, and for tables of mounts with the clients they opened",
             max_entries=_MAX_FOLDERS,
             invalidated_by="half of their lifetime, five minutes before their end at most",
         )

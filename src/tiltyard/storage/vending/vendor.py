@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from lance_namespace.errors import ServiceUnavailableError
+
+if TYPE_CHECKING:
+    from tiltyard.storage.files import Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class VendedCredentials:
     options: Mapping[str, str] = field(repr=False)
     issued_at: int
     expires_at: int
+    clients: list[Files] = field(default_factory=list, repr=False, compare=False)
+    """The client of the object store that this server opens with them, once it has: it goes with them."""
 
 
 class NoCredentialsError(ServiceUnavailableError):

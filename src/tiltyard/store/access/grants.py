@@ -13,9 +13,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from tiltyard.store.access.generations import GRANTS_GENERATION, count_up
-from tiltyard.store.paths import placeholders
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import GRANTS_GENERATION, Repository, count_up, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,12 +98,16 @@ LIST_ON = f"""
     SELECT {GrantRecord.COLUMNS} FROM grants WHERE kind = ? AND object_id = ? AND grantee > ?
     ORDER BY grantee LIMIT ?
 """
+LIST_ALL = f"""
+    SELECT {GrantRecord.COLUMNS} FROM grants WHERE (kind, object_id, grantee) > (?, ?, ?)
+    ORDER BY kind, object_id, grantee LIMIT ?
+"""
 LIST_TO = f"""
     SELECT {GrantRecord.COLUMNS} FROM grants WHERE grantee = ? AND (kind, object_id) > (?, ?)
     ORDER BY kind, object_id LIMIT ?
 """
 DELETE = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
-_TABLE_DEPENDENTS = "policies", "views", "deleted_versions", "lineage"
+_TABLE_DEPENDENTS = "policies", "views", "column_refreshes", "deleted_versions", "lineage"
 DELETE_OF_NAMESPACES = tuple(
     f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions")
 )
@@ -190,6 +192,12 @@ class Grants(Repository):
     def grants_on(self, kind: str, object_id: int, after: str | None, limit: int) -> list[GrantRecord]:
         """Return up to `limit` grants on an object, by grantee, those after `after`."""
         rows = self.connection.rows(LIST_ON, kind, object_id, after or "", limit)
+        return [GrantRecord(*row) for row in rows]
+
+    @reads
+    def all_grants(self, after: tuple[str, int, str] | None, limit: int) -> list[GrantRecord]:
+        """Return up to `limit` grants by (kind, id, grantee), those after `after`."""
+        rows = self.connection.rows(LIST_ALL, *(after or ("", 0, "")), limit)
         return [GrantRecord(*row) for row in rows]
 
     @reads

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiltyard.store.access.generations import GRANTS_GENERATION, count_up
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import GRANTS_GENERATION, Repository, count_up, reads, writes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tiltyard.store.access.generations import IDENTITY_GENERATION, count_up
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import IDENTITY_GENERATION, Repository, count_up, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

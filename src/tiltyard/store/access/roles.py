@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.store.access.generations import GRANTS_GENERATION, count_up
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.paths import placeholders
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import GRANTS_GENERATION, Repository, count_up, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

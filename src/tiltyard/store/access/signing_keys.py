@@ -8,8 +8,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from tiltyard.store.access.generations import IDENTITY_GENERATION, count_up
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import IDENTITY_GENERATION, Repository, count_up, reads, writes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiltyard.store.jobs.jobs import NEWEST as NEWEST_JOB
-from tiltyard.store.paths import placeholders
 from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
-from tiltyard.store.repository import Repository, reads
+from tiltyard.store.repository import Repository, placeholders, reads
 from tiltyard.store.tables.tables import WITH_ANCESTORS, planned_limit, read_listed_tables
 from tiltyard.store.tables.trash import NEWEST as NEWEST_REMOVAL
 

@@ -11,11 +11,9 @@ from lance_namespace.errors import ConcurrentModificationError, TransactionNotFo
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.jobs.events import CLAIM_EVENT, add_event
-from tiltyard.store.jobs.transactions import refusing_second_run
-from tiltyard.store.paths import placeholders
+from tiltyard.store.jobs.transactions import note_claim, refusing_second_run
 from tiltyard.store.records import TransactionRecord
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Repository, placeholders, reads, writes
 
 CLAIM = f"""
     UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,
@@ -104,11 +102,7 @@ class Jobs(Repository):
         now = self._clock()
         with refusing_second_run(transaction_id):
             row = self.connection.row(CLAIM, owner, now + lease_ms, now, transaction_id, now)
-        if row is None:
-            return None
-        record = TransactionRecord.of(row)
-        add_event(self.connection, record, CLAIM_EVENT, now)
-        return record
+        return note_claim(self.connection, row, now)
 
     @writes
     def save_job_part(self, transaction_id: str, owner: str, name: str, value: str) -> None:

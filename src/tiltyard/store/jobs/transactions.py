@@ -13,11 +13,10 @@ from lance_namespace.errors import ConcurrentModificationError, TableNotFoundErr
 
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.runtime.tracing import is_tracing, trace_headers
-from tiltyard.store.backend import UniqueError
+from tiltyard.store.backend import Connection, Row, UniqueError
 from tiltyard.store.jobs.events import CLAIM_EVENT, COMPLETE_EVENT, add_event
-from tiltyard.store.paths import placeholders
 from tiltyard.store.records import Properties, TransactionRecord, encode
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Repository, placeholders, reads, writes
 
 Change = Callable[[TransactionStatus, dict[str, str]], tuple[TransactionStatus, Properties]]
 
@@ -177,11 +176,7 @@ class Transactions(Repository):
         row = self.connection.row(
             CLAIM.format(kinds=_kind_condition(kinds)), owner, now + lease_ms, now, now, *(kinds or ())
         )
-        if row is None:
-            return None
-        record = TransactionRecord.of(row)
-        add_event(self.connection, record, CLAIM_EVENT, now)
-        return record
+        return note_claim(self.connection, row, now)
 
     @writes
     def heartbeat(self, transaction_id: str, owner: str, lease_ms: int) -> TransactionStatus:
@@ -298,6 +293,15 @@ class Transactions(Repository):
 
 class RunKeyTakenError(ConcurrentModificationError):
     """Another unfinished transaction has the run key: the same is being done already."""
+
+
+def note_claim(connection: Connection, row: Row | None, now: int) -> TransactionRecord | None:
+    """Return the transaction that was claimed, and add the event; None if none was."""
+    if row is None:
+        return None
+    record = TransactionRecord.of(row)
+    add_event(connection, record, CLAIM_EVENT, now)
+    return record
 
 
 @contextmanager

@@ -20,21 +20,25 @@ from lance_namespace.errors import (
     NamespaceNotFoundError,
 )
 
-from tiltyard.store.access.generations import GRANTS_GENERATION, MOUNTS_GENERATION, count_up
 from tiltyard.store.access.grants import NAMESPACE, PATH, TABLE, delete_dependents, grant_to_creator, place_grants
 from tiltyard.store.backend import ForeignKeyError
 from tiltyard.store.namespaces import CANCEL_TRANSACTIONS as CANCEL_BELOW
 from tiltyard.store.namespaces import DELETE_NAMESPACES, DELETE_TABLES, TABLES_BELOW, TREE
-from tiltyard.store.paths import (
+from tiltyard.store.records import NamespaceRecord, Path, Properties, TableRecord, encode
+from tiltyard.store.repository import (
+    GRANTS_GENERATION,
+    MOUNTS_GENERATION,
+    Repository,
     at_depth,
+    count_up,
     display_path,
     namespace_id,
     namespace_not_found,
+    reads,
     resolve_prefix,
     split_path,
+    writes,
 )
-from tiltyard.store.records import NamespaceRecord, Path, Properties, TableRecord, encode
-from tiltyard.store.repository import Repository, reads, writes
 from tiltyard.store.tables.location_overlap import find_foreign_overlap
 from tiltyard.store.tables.tables import BY_ID, CANCEL_TRANSACTIONS
 

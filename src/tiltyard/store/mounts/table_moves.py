@@ -13,9 +13,17 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 from tiltyard.model.ids import check_composed
 from tiltyard.store.access.grants import TABLE, place_grants
 from tiltyard.store.backend import UniqueError
-from tiltyard.store.paths import check_not_mounted, display_path, namespace_id, split_path, table_not_found
 from tiltyard.store.records import Path, Properties, TableRecord, encode
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import (
+    Repository,
+    check_not_mounted,
+    display_path,
+    namespace_id,
+    reads,
+    split_path,
+    table_not_found,
+    writes,
+)
 from tiltyard.store.tables.location_overlap import check_no_overlap, check_not_scheduled
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.runtime.process import wall_clock
+from tiltyard.store.clock import DatabaseClock
 from tiltyard.store.sqlite.connection import SqliteConnection
 from tiltyard.store.sqlite.writer import Writer
 
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 IDLE_READERS = 128
 """Most idle connections in the pool: as many as read at once, up to this."""
+
+NOW = "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
 
 PROBE_BYTES = 256 << 10
 """What must fit on the disk for the database to count as ready."""
@@ -84,6 +86,7 @@ class SqliteDatabase:
         self._readers: list[SqliteConnection] = []
         self._snapshot: _Snapshot | None = None
         self._closed = False
+        self._clock = DatabaseClock()
         self._writer = Writer(path, timeout)
         self.write(lambda _: None)
 
@@ -125,7 +128,10 @@ class SqliteDatabase:
         return self.write(fn)
 
     def clock(self) -> int:
-        return wall_clock()
+        """Return the time in ms since 1970 by SQLite's clock, which is that of the machine."""
+        if self._clock.is_due and not self._closed:
+            self._clock.read(lambda: self.read(_read_clock))
+        return self._clock()
 
     def gauges(self) -> Mapping[str, float]:
         return {"catalog writes waiting": self._writer.waiting}
@@ -153,3 +159,9 @@ class SqliteDatabase:
         self._writer.close()
         self._readers.clear()  # a reader in use closes when its thread is done with it
         self._snapshot = None
+
+
+def _read_clock(connection: Connection) -> int:
+    row = connection.row(NOW)
+    assert row is not None
+    return int(row[0])

@@ -92,9 +92,9 @@ class FolderDeletions(Repository):
         return bool(self.connection.change(SCHEDULE_ORPHAN, location, due_at, reason, *[location] * 4))
 
     @writes
-    def postpone_deletion(self, location: str, due_at: int) -> None:
-        """Postpone the deletion of a folder. Raises ConcurrentModificationError if a sweeper has claimed it."""
-        if not self.connection.change(EXTEND, due_at, location):
+    def postpone_deletion(self, location: str, lease_ms: int) -> None:
+        """Keep a folder for so long from now. Raises ConcurrentModificationError if a sweeper has claimed it."""
+        if not self.connection.change(EXTEND, self._clock() + lease_ms, location):
             raise ConcurrentModificationError(f"The folder is being deleted: {location}")
 
     @writes

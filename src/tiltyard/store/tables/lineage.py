@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiltyard.model.lineage import CommitLineage, LineageSource
-from tiltyard.store.paths import parent_folders, placeholders
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Repository, parent_folders, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.store.paths import parent_folders, placeholders
+from tiltyard.store.repository import parent_folders, placeholders
 
 if TYPE_CHECKING:
     from tiltyard.store.backend import Connection, Row

@@ -15,8 +15,7 @@ import msgspec
 from lance_namespace.errors import InternalError, ServiceUnavailableError, TableNotFoundError
 
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.paths import placeholders
-from tiltyard.store.repository import Repository, reads, writes, writes_one_statement
+from tiltyard.store.repository import Repository, placeholders, reads, writes, writes_one_statement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

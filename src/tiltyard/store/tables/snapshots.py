@@ -8,8 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiltyard.store.paths import placeholders
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Repository, placeholders, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,9 +20,11 @@ from tiltyard.model.ids import check_composed
 from tiltyard.model.views.plain_views import QUERY_PROPERTY
 from tiltyard.store.access.grants import TABLE, delete_dependents, grant_to_creator, place_grants
 from tiltyard.store.backend import ForeignKeyError, UniqueError
-from tiltyard.store.paths import (
+from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, decode, encode
+from tiltyard.store.repository import (
     NESTED,
     ROOT,
+    Repository,
     at_depth,
     check_not_mounted,
     display_path,
@@ -30,12 +32,12 @@ from tiltyard.store.paths import (
     namespace_not_found,
     parent_folders,
     placeholders,
+    reads,
     resolve_prefix,
     split_path,
     table_not_found,
+    writes,
 )
-from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, decode, encode
-from tiltyard.store.repository import Repository, reads, writes
 from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED, SCHEDULE
 from tiltyard.store.tables.location_overlap import check_no_overlap, check_not_scheduled
 from tiltyard.store.tables.trash import move_table_to_trash, purge_table_at
@@ -97,8 +99,9 @@ CANCEL_TRANSACTIONS = """
 PATHS_PER_STATEMENT = 32
 """Databases keep statements prepared, one for each number of paths: so it is limited."""
 MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
+LOCK_PROPERTIES = "SELECT properties FROM tables WHERE id = ? /*+ FOR UPDATE */"
 SET_PROPERTIES = f"UPDATE tables SET properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
-LOCK_PRIMARY_KEY = "SELECT primary_key FROM tables WHERE id = ? /*+ FOR UPDATE */"
+LOCK_PRIMARY_KEY = "SELECT primary_key, properties FROM tables WHERE id = ? /*+ FOR UPDATE */"
 SET_PRIMARY_KEY = f"""
     UPDATE tables SET primary_key = ?, properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}
 """
@@ -111,6 +114,12 @@ SET_VIEW = """
     ON CONFLICT (table_id) DO UPDATE SET definition = excluded.definition, definer = excluded.definer
 """
 DESCRIBE_VIEW = "SELECT definition, definer FROM views WHERE table_id = ?"
+SET_COLUMN_REFRESHER = """
+    INSERT INTO column_refreshes (table_id, identity, definer) VALUES (?, ?, ?)
+    ON CONFLICT (table_id, identity) DO UPDATE SET definer = excluded.definer
+"""
+FORGET_COLUMN_REFRESHER = "DELETE FROM column_refreshes WHERE table_id = ? AND identity = ?"
+COLUMN_REFRESHERS = "SELECT identity, definer FROM column_refreshes WHERE table_id = ?"
 DECLARED_AMONG = "SELECT name, properties FROM tables WHERE namespace_id = ? AND declared AND name IN ({names})"
 DECLARED_OF_LIST = """
     SELECT namespace_id, name, properties FROM tables
@@ -363,6 +372,24 @@ class Tables(Repository):
         row = self.connection.row(DESCRIBE_VIEW, table_id)
         return ViewRecord(*row) if row else None
 
+    @writes
+    def set_column_refreshers(self, table_id: int, identities: Iterable[str], definer: str) -> None:
+        """Record who lets computed columns refresh by themselves, by the hashes of what their values are computed by.
+
+        `definer` is as a view's.
+        """
+        self.connection.change_many(SET_COLUMN_REFRESHER, [(table_id, each, definer) for each in sorted({*identities})])
+
+    @writes
+    def forget_column_refreshers(self, table_id: int, identities: Iterable[str]) -> None:
+        """Forget who lets computed columns refresh by themselves."""
+        self.connection.change_many(FORGET_COLUMN_REFRESHER, [(table_id, each) for each in sorted({*identities})])
+
+    @reads
+    def column_refreshers(self, table_id: int) -> dict[str, str]:
+        """Return who lets the computed columns of a table refresh by themselves, by the hashes."""
+        return dict(self.connection.rows(COLUMN_REFRESHERS, table_id))
+
     @reads
     def views_among(self, namespace_id: int, names: Sequence[str]) -> set[str]:
         """Return the names of those tables of a namespace that are materialized views."""
@@ -391,23 +418,28 @@ class Tables(Repository):
         return {(namespace, name): QUERY_PROPERTY in decode(properties) for namespace, name, properties in rows}
 
     @writes
-    def set_table_properties(self, table_id: int, properties: Properties) -> TableRecord:
-        """Replace a table's properties. Raises TableNotFoundError."""
-        values = encode(dict(properties)), self._clock(), table_id
-        return _require_row(self.connection.row(SET_PROPERTIES, *values), table_id)
+    def change_table_properties(self, table_id: int, changes: Mapping[str, str | None]) -> TableRecord:
+        """Set some of a table's properties, and remove those whose value is None. Raises TableNotFoundError.
+
+        Others stay as they are by then, whoever has set them.
+        """
+        row = self.connection.row(LOCK_PROPERTIES, table_id)
+        properties = _changed(row[0] if row else None, changes)
+        return _require_row(self.connection.row(SET_PROPERTIES, properties, self._clock(), table_id), table_id)
 
     @writes
     def set_primary_key(
         self,
         table: TableRecord,
         primary_key: str | None,
-        properties: Properties,
+        changes: Mapping[str, str | None],
         checked_versions: Mapping[str, int] | None = None,
     ) -> TableRecord:
-        """Replace the declaration of a table's primary key, None for no key, and its properties; return the table.
+        """Replace the declaration of a table's primary key, None for no key, change its properties; return the table.
 
-        `checked_versions` are the versions, by branch, that were found to fulfil the key. Raises TableNotFoundError,
-        ConcurrentModificationError if a version was recorded after one of them, or the key is another one by now.
+        The changes are as in `change_table_properties`. `checked_versions` are the versions, by branch, that were found
+        to fulfil the key. Raises TableNotFoundError, ConcurrentModificationError if a version was recorded after one of
+        them, or the key is another one by now.
         """
         row = self.connection.row(LOCK_PRIMARY_KEY, table.id)  # waits for commits, and they for this
         if row is not None and row[0] != table.primary_key:
@@ -416,7 +448,8 @@ class Tables(Repository):
         for branch, version in self.connection.rows(LATEST_OF_BRANCHES, table.id) if checked else ():
             if version > checked.get(branch, version):
                 raise ConcurrentModificationError("This table was committed to meanwhile: try again.")
-        values = primary_key, encode(dict(properties)), self._clock(), table.id
+        properties = _changed(row[1] if row else None, changes)
+        values = primary_key, properties, self._clock(), table.id
         return _require_row(self.connection.row(SET_PRIMARY_KEY, *values), table.id)
 
 
@@ -437,6 +470,12 @@ def read_listed_tables(rows: list[Row]) -> list[ListedTable]:
             paths.setdefault(leaf, []).append(name)
     namespaces = {leaf: tuple(names) for leaf, names in paths.items()}
     return [ListedTable(leaf, namespaces.get(leaf, ()), name) for height, leaf, name in rows if not height]
+
+
+def _changed(properties: str | None, changes: Mapping[str, str | None]) -> str:
+    """Return the text of a table's properties after changes: a new value, or None to remove it, for each key."""
+    merged = {**(decode(properties) if properties else {}), **changes}
+    return encode({key: value for key, value in merged.items() if value is not None})
 
 
 def _require_row(row: tuple[object, ...] | None, table_id: int) -> TableRecord:

@@ -20,10 +20,8 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.store.access.generations import GRANTS_GENERATION, count_up
 from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents, place_grants
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.paths import display_path, namespace_id, namespace_not_found, split_path
 from tiltyard.store.records import (
     NamespaceRecord,
     Path,
@@ -33,7 +31,17 @@ from tiltyard.store.records import (
     VersionRecord,
     encode,
 )
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import (
+    GRANTS_GENERATION,
+    Repository,
+    count_up,
+    display_path,
+    namespace_id,
+    namespace_not_found,
+    reads,
+    split_path,
+    writes,
+)
 from tiltyard.store.tables.location_overlap import check_no_overlap, check_not_scheduled
 
 if TYPE_CHECKING:
@@ -127,7 +135,12 @@ DELETE_NAMESPACES_IN = "DELETE FROM removed_namespaces WHERE removal = ?"
 
 PURGE_AT = "DELETE FROM removed_tables WHERE location = ? RETURNING removal, id"
 EXPIRE_TABLES = "DELETE FROM removed_tables WHERE due_at <= ? AND NOT dropped"
-EXPIRE_NAMESPACES = "DELETE FROM removed_namespaces WHERE due_at <= ?"
+EXPIRED_NAMESPACES = """
+    SELECT id FROM removed_namespaces WHERE due_at <= ? AND NOT EXISTS (
+        SELECT 1 FROM removed_tables WHERE removed_tables.removal = removed_namespaces.removal
+    )
+"""
+EXPIRE_NAMESPACES = f"DELETE FROM removed_namespaces WHERE id IN ({EXPIRED_NAMESPACES})"
 
 NEWEST = (1 << 62, 0)
 
@@ -179,10 +192,14 @@ def purge_table_at(connection: Connection, location: str) -> None:
 
 
 def purge_expired(connection: Connection, now: int) -> None:
-    """Delete the expired records that no folder belongs to: namespaces and deregistered tables."""
+    """Delete the expired records that no folder belongs to: deregistered tables, and namespaces without tables.
+
+    A namespace with tables goes with the first of their folders that is claimed: one that is restored at this moment
+    has none that can be, and stays.
+    """
     delete_dependents(connection, TABLE, "SELECT id FROM removed_tables WHERE due_at <= ? AND NOT dropped", now)
-    delete_dependents(connection, NAMESPACE, "SELECT id FROM removed_namespaces WHERE due_at <= ?", now)
     connection.change(EXPIRE_TABLES, now)
+    delete_dependents(connection, NAMESPACE, EXPIRED_NAMESPACES, now)
     connection.change(EXPIRE_NAMESPACES, now)
 
 

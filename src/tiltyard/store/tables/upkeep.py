@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tiltyard.runtime.lease import LOOK_LEASE_MS
 from tiltyard.store.records import Path
-from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.repository import Repository, placeholders, reads, writes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tiltyard.store.backend import Connection, Row
 
 UPKEEP_DELAY_MS = 3_000
 """How long after its first commit a table is looked at: further commits are likely to come with it."""
-LOOK_MS = 60_000
-"""How long a look at a table may take, until others may look at it."""
 MAX_ENDED = 2
-"""Upkeep transactions of one table that stay once they have ended."""
+"""Upkeep transactions of one table, and refreshes of one view or column that nobody requested, that stay."""
 UPKEEP = "upkeep"
 """The kind of their transactions."""
 
@@ -62,6 +61,16 @@ SWEEP = """
         SELECT id FROM transactions WHERE kind = ? AND created_at < ? AND status NOT IN ('Queued', 'Running')
         ORDER BY created_at, id LIMIT ?
     )
+"""
+# Nothing may refer to one that is deleted: no version, and no folder scheduled for deletion.
+UNREFERENCED = """
+    t.status NOT IN ('Queued', 'Running')
+        AND NOT EXISTS (SELECT 1 FROM doomed_folders WHERE transaction_id = t.id)
+        AND NOT EXISTS (SELECT 1 FROM table_versions WHERE transaction_id = t.id)
+        AND NOT EXISTS (SELECT 1 FROM removed_versions WHERE transaction_id = t.id)
+"""
+DELETE_UNREFERENCED = f"""
+    DELETE FROM transactions WHERE id IN (SELECT id FROM transactions t WHERE id IN ({{ids}}) AND {UNREFERENCED})
 """
 MOUNT = "SELECT mount_id FROM tables WHERE id = ?"
 OLDEST_RUNNING = "SELECT MIN(created_at) FROM transactions WHERE status IN ('Queued', 'Running') AND kind <> ?"
@@ -102,14 +111,10 @@ ADD_SOURCES_OF_SOURCE = """
         SELECT id FROM tables WHERE location = ? UNION ALL SELECT id FROM removed_tables WHERE location = ?
     ) ON CONFLICT DO NOTHING
 """
-# Index builds, drops and the like, unless a version or a folder scheduled for deletion refers to them.
-SWEEP_TRANSACTIONS = """
+# Index builds, drops and the like.
+SWEEP_TRANSACTIONS = f"""
     DELETE FROM transactions WHERE id IN (
-        SELECT id FROM transactions t
-        WHERE created_at < ? AND updated_at < ? AND status NOT IN ('Queued', 'Running')
-            AND NOT EXISTS (SELECT 1 FROM doomed_folders WHERE transaction_id = t.id)
-            AND NOT EXISTS (SELECT 1 FROM table_versions WHERE transaction_id = t.id)
-            AND NOT EXISTS (SELECT 1 FROM removed_versions WHERE transaction_id = t.id)
+        SELECT id FROM transactions t WHERE created_at < ? AND updated_at < ? AND {UNREFERENCED}
         ORDER BY created_at, id LIMIT ?
     )
 """
@@ -153,9 +158,9 @@ class Upkeep(Repository):
 
     @writes
     def claim_upkeep(self) -> TableUpkeep | None:
-        """Claim the table that is due for longest, for LOOK_MS; return None without any."""
+        """Claim the table that is due for longest, for a look at it; return None without any."""
         now = self._clock()
-        row = self.connection.row(CLAIM, now + LOOK_MS, now + LOOK_MS, now)
+        row = self.connection.row(CLAIM, now + LOOK_LEASE_MS, now + LOOK_LEASE_MS, now)
         return TableUpkeep.of(row) if row else None
 
     @reads
@@ -189,6 +194,12 @@ class Upkeep(Repository):
     def delete_ended_upkeep(self, table_id: int) -> None:
         """Delete all but the last of a table's upkeep transactions that have ended: there are many over time."""
         self.connection.change(DELETE_ENDED, UPKEEP, table_id, UPKEEP, table_id, MAX_ENDED - 1)
+
+    @writes
+    def delete_ended_transactions(self, ids: Sequence[str]) -> None:
+        """Delete those of some transactions that have ended and that nothing refers to."""
+        if ids:
+            self.connection.change(DELETE_UNREFERENCED.format(ids=placeholders(ids)), *ids)
 
     @writes
     def sweep_upkeep(self, before: int, limit: int) -> int:

@@ -234,7 +234,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
         )
         response = models.DeclareTableResponse(
             location=record.location,
-            storage_options=storage.public_options(record.location) or None,
+            storage_options=storage.roots.public_options(record.location) or None,
             properties=record.properties,
             managed_versioning=record.managed,
         )

@@ -121,7 +121,7 @@ def finalize_each(ctx: Context, commits: Sequence[Commit], news: Sequence[NewVer
     reach(Point.AFTER_FINALIZE)
     if first_written:  # a table's first version: from now on it is listed
         ctx.store.transact(lambda catalog: _mark_written(catalog, first_written))
-    ctx.services.finalized_log.add(final)
+    ctx.services.commit_log.add(final)
     return outcomes
 
 
@@ -244,7 +244,7 @@ def has_unfinished(ctx: Context, table: TableRecord) -> bool:
     Costs one read of the catalog, and one look at storage for each version that another process has just recorded.
     """
     records = ctx.store.pending_versions(table.id, PENDING_PAGE)
-    finalized = ctx.services.finalized_log
+    finalized = ctx.services.commit_log
     return len(records) == PENDING_PAGE or any(
         not finalized.has(record) and not _is_recently_final(ctx, table, record) for record in records
     )
@@ -292,7 +292,7 @@ def _finalize_pending(ctx: Context, table_id: int, recent: bool) -> tuple[int, L
     """Return how many versions were finalized, and why one was not."""
     count, failure, table = 0, None, None
     for record in pending_versions(ctx, table_id):
-        if ctx.services.finalized_log.has(record):
+        if ctx.services.commit_log.has(record):
             continue
         try:
             table = table or ctx.store.table_by_id(table_id)
@@ -312,7 +312,7 @@ def _finalize_pending(ctx: Context, table_id: int, recent: bool) -> tuple[int, L
 def _finish(ctx: Context, table: TableRecord, record: VersionRecord) -> None:
     """Bring one pending version to its end: mark it as final, delete its record, or finalize it."""
     if (stat := stat_final_manifest(ctx, table, record)) is not None:
-        ctx.services.finalized_log.add([FinalManifest(record, stat.size, stat.e_tag)])
+        ctx.services.commit_log.add([FinalManifest(record, stat.size, stat.e_tag)])
     elif _is_cleaned_up(ctx, table, record):
         ctx.store.delete_version_record(record)
     else:
@@ -356,7 +356,7 @@ def _has_tag(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
 
 def is_final(ctx: Context, record: VersionRecord) -> bool:
     """Return whether a version is marked as final, or is about to be: finalized here, or recorded a moment ago."""
-    return record.finalized or ctx.services.finalized_log.has(record) or _is_recent(ctx, record)
+    return record.finalized or ctx.services.commit_log.has(record) or _is_recent(ctx, record)
 
 
 def _is_recent(ctx: Context, record: VersionRecord) -> bool:

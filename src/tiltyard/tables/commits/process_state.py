@@ -1,6 +1,7 @@
 """State of commits that one process keeps in memory, each class safe to use from several threads.
 
-`FinalizedLog` collects versions that this process has finalized, to mark them in the catalog in the background.
+`CommitLog` collects versions that this process has finalized, and tables that it has committed to in storage alone, to
+note both in the catalog in the background.
 `FinalizingBackoff` spaces out attempts to finalize versions that failed. `KnownTables` caches records of tables for
 commits. None of it has to survive the process.
 """
@@ -40,11 +41,14 @@ or finalize it once more.
 _NONE = -1, ""
 
 
-class FinalizedLog(WorkQueue):
-    """Versions that this process has finalized and not yet marked as final in the catalog.
+class CommitLog(WorkQueue):
+    """What this process has committed, and has yet to note in the catalog: final versions, and tables for upkeep.
 
-    No request waits for the mark: a version that is recorded and durable but not marked is finalized again by the next
-    reader of its table, which changes nothing. It is marked only once the manifest is settled
+    Tables that are not managed have no record of a commit in the catalog: upkeep hears of theirs here. What is lost of
+    that when the process is killed is noted with the table's next commit.
+
+    No request waits for the mark of a version: one that is recorded and durable but not marked is finalized again by
+    the next reader of its table, which changes nothing. It is marked only once the manifest is settled
     (`Storage.settle_manifests`): on a disk it and its folder's entry for it are durable, so that a record never calls a
     manifest final which a loss of power took back; on an object store its staged object is gone.
 
@@ -56,20 +60,25 @@ class FinalizedLog(WorkQueue):
         self,
         settle: Callable[[Iterable[tuple[str, str, str]]], None],
         write: Callable[[Iterable[FinalManifest]], None],
+        note_changes: Callable[[Iterable[int]], None],
     ) -> None:
-        """`settle` is the storage's `settle_manifests`; `write` is the store's `mark_finalized`."""
+        """`settle` is the storage's `settle_manifests`; `write` and `note_changes` are the store's, the former
+        `mark_finalized`.
+        """
         self._settle = settle
         self._write = write
+        self._note_changes = note_changes
+        self._changed: set[int] = set()
         self._unmarked: dict[Key, FinalManifest] = {}
         self._latest: dict[tuple[int, str], tuple[int, str]] = {}
         self._is_scheduled = False
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
-        super().__init__("final versions", "Versions with their final names, to be marked so in the catalog")
+        super().__init__("commits", "Final versions and changed tables, to be noted in the catalog after their commits")
 
     @property
     def waiting(self) -> int:
-        return len(self._unmarked)
+        return len(self._unmarked) + len(self._changed)
 
     def add(self, manifests: Iterable[FinalManifest]) -> None:
         """Add manifests that have their final names, to be marked within FLUSH_SECONDS."""
@@ -78,9 +87,20 @@ class FinalizedLog(WorkQueue):
                 record = manifest.record
                 self._unmarked[_key(record)] = manifest
                 self._latest[record.table_id, record.branch] = record.version, record.naming_scheme
-            if self._is_scheduled or not self._unmarked:
-                return
-            self._is_scheduled = True
+            is_first = bool(self._unmarked) and not self._is_scheduled
+            self._is_scheduled = self._is_scheduled or is_first
+        if is_first:
+            self._flush_later()
+
+    def add_change(self, table_id: int) -> None:
+        """Note for upkeep that a table got a commit in storage alone, within FLUSH_SECONDS."""
+        with self._lock:
+            self._changed.add(table_id)
+            is_first, self._is_scheduled = not self._is_scheduled, True
+        if is_first:
+            self._flush_later()
+
+    def _flush_later(self) -> None:
         timer = threading.Timer(FLUSH_SECONDS, self.close)
         timer.daemon = True
         timer.start()
@@ -96,11 +116,14 @@ class FinalizedLog(WorkQueue):
         return self._latest.get((table_id, branch)) == (version, scheme)
 
     def flush(self) -> None:
-        """Mark all versions now. Raises what the storage and the store raise; the log is emptied even then."""
+        """Note all of it now. Raises what storage and store raise for versions; the log is emptied even then."""
         with self._flushing:
             with self._lock:
                 batch = dict(self._unmarked)
+                changed, self._changed = self._changed, set()
                 self._is_scheduled = False
+            if changed:
+                self._write_changes(changed)
             if not batch:
                 return
             try:
@@ -113,8 +136,15 @@ class FinalizedLog(WorkQueue):
                         if self._latest.get(key[:2], _NONE)[0] == key[2]:
                             del self._latest[key[:2]]
 
+    def _write_changes(self, changed: set[int]) -> None:
+        """Note changed tables; on failure write a warning."""
+        try:
+            self._note_changes(changed)
+        except LanceNamespaceError as error:
+            log.warning("upkeep of %s tables waits for their next commits: %s", len(changed), error)
+
     def close(self) -> None:
-        """Mark all versions; on failure write a warning: the next reader of a table finalizes its versions again."""
+        """Note all of it; on failure write a warning: the next reader of a table finalizes its versions again."""
         try:
             self.flush()
         except LanceNamespaceError as error:

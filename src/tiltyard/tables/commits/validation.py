@@ -308,9 +308,7 @@ def _is_next(ctx: Context, table: TableRecord, new: NewVersion, alone: bool, pre
     """
     if new.version <= 1:
         return False
-    follows_ours = alone and ctx.services.finalized_log.is_latest(
-        table.id, new.branch, new.version - 1, new.naming_scheme
-    )
+    follows_ours = alone and ctx.services.commit_log.is_latest(table.id, new.branch, new.version - 1, new.naming_scheme)
     if follows_ours and not is_local(table.location):
         return True
     if not follows_ours and ctx.storage.may_have_version_gaps(table.location):

@@ -57,9 +57,8 @@ def set_table_primary_key(ctx: Context, request: models.SetTablePrimaryKeyReques
         key = PrimaryKey(uuid4().hex, columns, {})
         checked = {branch.key: _check_branch(ctx, table, key, branch) for branch in _branches(ctx, opened)}
         text = structs.replace(key, checked=checked).to_json()
-        properties = {**table.properties, PROPERTY: json.dumps(list(columns))}
         try:
-            ctx.store.set_primary_key(table, text, properties, checked)
+            ctx.store.set_primary_key(table, text, {PROPERTY: json.dumps(list(columns))}, checked)
             break
         except ConcurrentModificationError as error:
             retry.wait_or_raise(error)
@@ -137,6 +136,5 @@ def drop_table_primary_key(
     table = ctx.store.table_by_id(find_table(ctx, request.id).id)
     if table.primary_key is None:
         raise InvalidInputError("This table has no primary key that is enforced.")
-    properties = {name: value for name, value in table.properties.items() if name != PROPERTY}
-    ctx.store.set_primary_key(table, None, properties)
+    ctx.store.set_primary_key(table, None, {PROPERTY: None})
     return models.DropTablePrimaryKeyResponse()

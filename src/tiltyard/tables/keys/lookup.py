@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from tiltyard.runtime.recent_keys import MAX_KEYS
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.pylance_internals import data_file_path
 from tiltyard.tables.keys.key_values import (
     MAX_LISTED,
     has_literals,
@@ -110,8 +111,7 @@ class Coverage:
 
 def key_files(fragment: FragmentMetadata, field_ids: frozenset[int]) -> str:
     """Return what tells the keys of a fragment from those of every other one: its files with the key's columns."""
-    # `path`, which is public, makes a class each time: that takes five times as long as all the rest for a fragment.
-    return " ".join(file._path for file in fragment.files if not field_ids.isdisjoint(file.fields))
+    return " ".join(data_file_path(file) for file in fragment.files if not field_ids.isdisjoint(file.fields))
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
     SELECT `a`, c + 1 AS "b" FROM "src" WHERE x > 1 LIMIT 3
     SELECT a FROM table_branch('src', 'dev')
+    SELECT * FROM vector_dedup('src', 7, 'vector', 0.1)
 
 Its expressions and its filter are Lance's SQL, and are not changed: they are cut out of the text. Names of tables and
 aliases may be in double quotes or in backticks; in an expression, Lance takes double quotes for those of a text.
@@ -13,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
@@ -20,7 +22,7 @@ from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
 from tiltyard.model.views.definitions import check_query_text
 from tiltyard.tables.lance_sql.expressions import check_expression
-from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, TOKEN
+from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, Token, tokenize
 
 MAX_COLUMNS = 10_000
 MAX_LIMIT = 2**63 - 1
@@ -30,6 +32,8 @@ _FORM = "SELECT <columns> FROM <table> [WHERE <filter>] [LIMIT <rows>]"
 _OTHER_CLAUSES = frozenset(
     {"group", "order", "having", "join", "union", "intersect", "except", "offset", "window", "qualify", "lateral", "as"}
 )
+_NUMBER = re.compile(r"-?\d{1,40}(\.\d{1,40})?(e[-+]?\d{1,3})?", re.ASCII | re.IGNORECASE)
+_VERSION = re.compile(r"\d{1,19}", re.ASCII)
 _INNER_QUERIES = frozenset({"select", "with", "exists"})
 _VOLATILE = frozenset(
     {"now", "today", "random", "uuid", "current_date", "current_time", "current_timestamp", "localtime"}
@@ -38,10 +42,19 @@ _VOLATILE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class VectorDedup:
+    """What `vector_dedup` leaves out: near-duplicates of a version, by the distance of a column's vectors."""
+
+    version: int
+    column: str
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
 class SelectQuery:
     """A parsed query. `columns` has Lance's expression of each column by its name, None for all columns.
 
-    `source` is the table that it reads, at `branch`.
+    `source` is the table that it reads, at `branch`, or at the version of `dedup`, without what that leaves out.
     """
 
     source: Id
@@ -49,28 +62,7 @@ class SelectQuery:
     filter: str | None
     limit: int | None
     branch: Branch = MAIN
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-    start: int
-    end: int
-
-    @property
-    def word(self) -> str:
-        """The token as a keyword, in lower case; "" if it is none."""
-        return self.text.lower() if self.kind == "word" else ""
-
-    @property
-    def name(self) -> str:
-        """The token as a name, without its quotes. Raises InvalidInputError if it is none."""
-        if self.kind == "word":
-            return self.text
-        if self.kind == "quoted":
-            return self.text[1:-1]
-        raise InvalidInputError(f"'{self.text[:100]}' in the view's query is not a name.")
+    dedup: VectorDedup | None = None
 
 
 def parse_select(text: str, namespace: Id = Id()) -> SelectQuery:  # noqa: B008  # the root, which is immutable
@@ -81,7 +73,7 @@ def parse_select(text: str, namespace: Id = Id()) -> SelectQuery:  # noqa: B008 
     check_query_text(text)
     if _AMBIGUOUS.search(text):
         raise InvalidInputError("The view's query has a comment or \\', which parsers of SQL read differently.")
-    tokens = _tokens(text)
+    tokens = tokenize(text)
     if not tokens or tokens[0].word != "select":
         raise InvalidInputError(f"A view's query is {_FORM}.")
     depths = _depths(tokens)
@@ -92,6 +84,8 @@ def parse_select(text: str, namespace: Id = Id()) -> SelectQuery:  # noqa: B008 
     from_ = _find(tokens, depths, "from", 1)
     if from_ is None:
         raise InvalidInputError(f"The view's query has no FROM: it is {_FORM}.")
+    if from_ + 1 < len(tokens) and tokens[from_ + 1].word == "vector_dedup":
+        return _dedup_query(text, tokens, namespace)
     source, branch, after = _source(tokens, from_ + 1, namespace)
     limit_at = _find(tokens, depths, "limit", after)
     where = after if after < len(tokens) and tokens[after].word == "where" else None
@@ -106,22 +100,14 @@ def parse_select(text: str, namespace: Id = Id()) -> SelectQuery:  # noqa: B008 
     return SelectQuery(source, columns, condition, _limit(tokens, limit_at), branch)
 
 
-def _check_repeatable(tokens: Sequence[_Token]) -> None:
+def _check_repeatable(tokens: Sequence[Token]) -> None:
     """Raise InvalidInputError for a call whose result is another one at each refresh."""
     for token, next_token in pairwise(tokens):
         if token.word in _VOLATILE and (next_token.kind == "open" or token.word.startswith("current_")):
             raise InvalidInputError(f"A view's query has the same result each time: leave {token.text} out.")
 
 
-def _tokens(text: str) -> list[_Token]:
-    return [
-        _Token(str(match.lastgroup), match[0], match.start(), match.end())
-        for match in TOKEN.finditer(text)
-        if match.lastgroup != "space"
-    ]
-
-
-def _depths(tokens: Sequence[_Token]) -> list[int]:
+def _depths(tokens: Sequence[Token]) -> list[int]:
     """Return how many brackets are open before each token. Raises InvalidInputError unless they pair up."""
     depths, depth = [], 0
     for token in tokens:
@@ -135,12 +121,12 @@ def _depths(tokens: Sequence[_Token]) -> list[int]:
     return depths
 
 
-def _find(tokens: Sequence[_Token], depths: Sequence[int], word: str, start: int) -> int | None:
+def _find(tokens: Sequence[Token], depths: Sequence[int], word: str, start: int) -> int | None:
     """Return where a keyword is, outside of brackets; None without it."""
     return next((at for at in range(start, len(tokens)) if depths[at] == 0 and tokens[at].word == word), None)
 
 
-def _source(tokens: Sequence[_Token], at: int, namespace: Id) -> tuple[Id, Branch, int]:
+def _source(tokens: Sequence[Token], at: int, namespace: Id) -> tuple[Id, Branch, int]:
     """Return the table and the branch that are named from a token on, and where their name ends.
 
     A single name is a table's id as in the routes (`hr$people`); several are its namespaces and its name. A branch is
@@ -159,12 +145,12 @@ def _source(tokens: Sequence[_Token], at: int, namespace: Id) -> tuple[Id, Branc
         raise UnsupportedOperationError(
             f"The table function {names[0]} is not supported in a view's query: name a table."
         )
-    if len(names) > 1:
-        return table_id(names), MAIN, at
+    if len(names) > 1:  # lancedb 0.41 joins the namespaces: "eu$sales"."films"
+        return table_id([part for name in names for part in parse_id(name, DEFAULT_DELIMITER)]), MAIN, at
     return _in_namespace(names[0], namespace), MAIN, at
 
 
-def _branch_source(tokens: Sequence[_Token], at: int, namespace: Id) -> tuple[Id, Branch, int]:
+def _branch_source(tokens: Sequence[Token], at: int, namespace: Id) -> tuple[Id, Branch, int]:
     """Return the table and the branch of a call of `table_branch`, and where it ends."""
     call = tokens[at : at + 6]
     if [token.kind for token in call] != ["word", "open", "text", "comma", "text", "close"]:
@@ -173,12 +159,31 @@ def _branch_source(tokens: Sequence[_Token], at: int, namespace: Id) -> tuple[Id
     return _in_namespace(name, namespace), Branch.parse(branch).check(), at + len(call)
 
 
+def _dedup_query(text: str, tokens: Sequence[Token], namespace: Id) -> SelectQuery:
+    """Return a query of all columns of `vector_dedup(table, version, column, distance)`. Raises InvalidInputError."""
+    kinds = [token.kind for token in tokens[4:11]]
+    threshold = text[tokens[10].end : tokens[-1].start].strip() if len(tokens) > 11 else ""
+    if (
+        tokens[1].text != "*"
+        or kinds != ["open", "text", "comma", "number", "comma", "text", "comma"]
+        or tokens[-1].kind != "close"
+        or not (_NUMBER.fullmatch(threshold) and isfinite(float(threshold)))
+        or not (_VERSION.fullmatch(tokens[7].text) and 0 < int(tokens[7].text) <= MAX_LIMIT)
+    ):
+        raise InvalidInputError(
+            "A view without near-duplicates is SELECT * FROM vector_dedup('table', version, 'column', distance)."
+        )
+    name, column = (token.text[1:-1].replace("''", "'") for token in (tokens[5], tokens[9]))
+    dedup = VectorDedup(int(tokens[7].text), column, float(threshold))
+    return SelectQuery(_in_namespace(name, namespace), None, None, None, MAIN, dedup)
+
+
 def _in_namespace(name: str, namespace: Id) -> Id:
     path = table_id(parse_id(name, DEFAULT_DELIMITER))
     return path if len(path) > 1 else Id((*namespace, *path))
 
 
-def _columns(text: str, tokens: Sequence[_Token], depths: Sequence[int], end: int) -> Mapping[str, str] | None:
+def _columns(text: str, tokens: Sequence[Token], depths: Sequence[int], end: int) -> Mapping[str, str] | None:
     """Return the expressions of the columns by name; None for `*`. Raises InvalidInputError."""
     if end == 2 and tokens[1].text == "*":  # SELECT and *
         return None
@@ -199,7 +204,7 @@ def _columns(text: str, tokens: Sequence[_Token], depths: Sequence[int], end: in
     return columns
 
 
-def _column(text: str, tokens: Sequence[_Token], start: int, end: int) -> tuple[str, str]:
+def _column(text: str, tokens: Sequence[Token], start: int, end: int) -> tuple[str, str]:
     """Return the name and the expression of one column."""
     if end - start >= 3 and tokens[end - 2].word == "as":  # an expression, AS, a name
         return tokens[end - 1].name, _slice(text, tokens, start, end - 2, "column")
@@ -218,19 +223,19 @@ def _column(text: str, tokens: Sequence[_Token], start: int, end: int) -> tuple[
     return last.name, expression
 
 
-def _quoted(tokens: Sequence[_Token]) -> str:
+def _quoted(tokens: Sequence[Token]) -> str:
     """Return a path of names as Lance reads it: those in double quotes, which are texts to Lance, in backticks."""
     return "".join(f"`{token.name}`" if token.kind == "quoted" else token.text for token in tokens)
 
 
-def _slice(text: str, tokens: Sequence[_Token], start: int, end: int, label: str) -> str:
+def _slice(text: str, tokens: Sequence[Token], start: int, end: int, label: str) -> str:
     """Return the text from one token to before another, checked. Raises InvalidInputError."""
     if start >= end:
         raise InvalidInputError(f"A {label} of the view's query is empty: it is {_FORM}.")
     return check_expression(text[tokens[start].start : tokens[end - 1].end], f"view's {label}")
 
 
-def _limit(tokens: Sequence[_Token], at: int | None) -> int | None:
+def _limit(tokens: Sequence[Token], at: int | None) -> int | None:
     if at is None:
         return None
     if at + 2 != len(tokens) or not tokens[at + 1].text.isdecimal():
@@ -241,5 +246,5 @@ def _limit(tokens: Sequence[_Token], at: int | None) -> int | None:
     return int(text)
 
 
-def _unsupported(token: _Token) -> UnsupportedOperationError:
+def _unsupported(token: Token) -> UnsupportedOperationError:
     return UnsupportedOperationError(f"A view's query is {_FORM}: this one has '{token.text[:100]}'.")

@@ -27,7 +27,7 @@ import pyarrow.types as kinds
 from lance.file import LanceFileReader
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.columns.blob_sizes import measured_sizes
+from tiltyard.runtime.cache import lasting_facts
 from tiltyard.tables.lance_sql.amplification import estimate_growth
 from tiltyard.tables.lance_sql.lexer import TEXT
 from tiltyard.tables.query.page_sizes import page_sizes
@@ -301,14 +301,14 @@ def _measure_files(dataset: lance.LanceDataset, column: pa.Field) -> tuple[_Colu
         for file in fragment.metadata.files:
             if ids.isdisjoint(file.fields):
                 continue
-            key = (file.path, min(ids))
-            sizes = measured_sizes.get(key)
+            key = ("batches", file.path, min(ids))
+            sizes = lasting_facts.get(key)
             if sizes is None:
                 if measured >= _MAX_MEASURED_FILES:
                     return _ColumnSizes(largest, is_unbounded=True), False
                 measured += 1
                 sizes = measure(dataset, fragment, file, column, ids)
-                measured_sizes.put(key, sizes)
+                lasting_facts.put(key, sizes)
             largest = tuple(map(max, largest, sizes.by_batch))
             is_unbounded = is_unbounded or sizes.is_unbounded
     return _ColumnSizes(largest, is_unbounded), True
@@ -391,7 +391,7 @@ def _page_sizes(
         return _ColumnSizes((0.0,) * len(_BATCH_ROWS), is_unbounded=True)  # its pages are not readable here
     path = f"{dataset.uri.rstrip('/')}/data/{file.path}"
     local = None if "://" in path else Path(path)
-    metadata = LanceFileReader(path, storage_options=dataset._storage_options).metadata()
+    metadata = LanceFileReader(path, storage_options=dataset.latest_storage_options()).metadata()
     totals, is_unbounded = [0.0] * len(_BATCH_ROWS), False
     for field_id, index in zip(file.fields, file.column_indices, strict=True):
         if field_id in ids and 0 <= index < len(metadata.columns) and (pages := metadata.columns[index].pages):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
@@ -22,8 +23,8 @@ from tiltyard.model.columns.vector_columns import quote_path
 from tiltyard.model.operations import ArrowAnswer, BytesAnswer, StreamedAnswer, StreamedValue, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import ARROW_STREAM, models
-from tiltyard.runtime.cache import Cache
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.integer_filters import ROW_ID
 from tiltyard.tables.query.policy_enforcement import open_with_policies, redact_errors
 from tiltyard.tables.query.scanners import make_scanner
@@ -45,10 +46,8 @@ MAX_BLOB_BYTES = 64 << 20
 """Bytes of a blob that is held in memory, to be returned in the format that the client chooses."""
 BATCH_BYTES = 8 << 20
 """Bytes of blobs that are read at once; a larger blob is read alone."""
-MAX_OPEN_BLOBS = 256
-"""Handles kept with a version: each is a few hundred bytes, and no open file."""
-MAX_KNOWN_COLUMNS = 256
-"""Spellings of columns of blobs kept with a version."""
+_FILE = "file://"
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _EXTERNAL = 3
 """The kind of a blob that is a file elsewhere, in Lance's descriptors."""
 
@@ -118,15 +117,43 @@ def _batches(
 
 @operation(needs=on_table(Privilege.READ, enforces_policies=True), changes=False, query=True)
 def read_table_blob(ctx: Context, request: models.ReadTableBlobRequest) -> BytesAnswer:
-    """Return one blob, to be read in ranges. Raises as `fetch_table_blobs` does."""
-    column = _open_column(ctx, request)
+    """Return one blob, to be read in ranges.
+
+    lancedb 0.41 names the source of a blob's descriptor besides: the table's location, the time of its version, and
+    whether the row's number is its address. Raises as `fetch_table_blobs` does, InvalidInputError for another version,
+    PermissionDeniedError for another source.
+    """
     if request.row_id is None:
         raise InvalidInputError("Name a row by its id.")
-    size = column.sizes([request.row_id])[request.row_id]
+    if request.source_uri is not None:
+        _check_source(find_table(ctx, request.id).location, request.source_uri)
+    column = _open_column(ctx, request)
+    if request.source_commit_micros is not None:
+        _check_commit(column.dataset, request.source_commit_micros)
+    row_id = column.row_id_at(request.row_id) if request.row_is_address else request.row_id
+    size = column.sizes([row_id])[row_id]
     version = int(column.dataset.version)
     if size is None:
         return BytesAnswer(None, lambda offset, length: b"", version)
-    return BytesAnswer(size, _reader(ctx, column, request.row_id), version)
+    return BytesAnswer(size, _reader(ctx, column, row_id), version)
+
+
+def _check_source(location: str, source_uri: str) -> None:
+    """Raise PermissionDeniedError for a source that is not this table: nothing else is read in its name."""
+    if source_uri.removeprefix(_FILE).rstrip("/") != location.removeprefix(_FILE).rstrip("/"):
+        raise PermissionDeniedError(
+            "The blob's source is not this table, and the server follows no other: ask the table that has it."
+        )
+
+
+def _check_commit(dataset: lance.LanceDataset, micros: int) -> None:
+    """Raise InvalidInputError where a version is not of the time that a descriptor names: a table was made anew."""
+    created = dataset.get_version()["timestamp"]
+    assert isinstance(created, datetime)
+    if (created.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1) != micros:
+        raise InvalidInputError(
+            f"Version {dataset.version} is not of the time {micros} that the blob's descriptor has: query it again."
+        )
 
 
 def _open_column(ctx: Context, request: models.FetchTableBlobsRequest | models.ReadTableBlobRequest) -> _BlobColumn:
@@ -134,35 +161,17 @@ def _open_column(ctx: Context, request: models.FetchTableBlobsRequest | models.R
     if not request.column:
         raise InvalidInputError("Name a column of blobs.")
     table, scope = open_with_policies(ctx, request.id, Branch.parse(request.branch), request.version)
-    known = table.snapshot.fact(_no_known_columns)
-    names = known.get(request.column) or path_names(request.column)
+    key = _open_column, request.column  # to look at a field takes 0.3 ms
+    known: tuple[str, ...] | None = table.snapshot.known(key)
+    names = known or path_names(request.column)
     if scope is not None:
         scope.check_visible(names[0], "request")
-    if request.column not in known:
+    if known is None:
         with lance_errors(table.dataset):
             if not is_blob(arrow_field(table.dataset, request.column)):
                 raise InvalidInputError(f"The column '{request.column}' holds no blobs: query it for its values.")
-        if len(known) < MAX_KNOWN_COLUMNS:
-            known[request.column] = names
+        table.snapshot.keep(key, names)
     return _BlobColumn(table.snapshot, quote_path(names), scope)
-
-
-def _no_known_columns(dataset: lance.LanceDataset) -> dict[str, tuple[str, ...]]:
-    """Return what is to have the columns of blobs that requests have named: to look at a field takes 0.3 ms."""
-    return {}
-
-
-_OpenBlobs: TypeAlias = "Cache[tuple[str, int], BlobFile]"
-"""By column and row id."""
-
-
-def _no_open_blobs(dataset: lance.LanceDataset) -> _OpenBlobs:
-    return Cache(
-        "open blobs",
-        "Handles and sizes of blobs of one version, whose parts clients read one after the other",
-        max_entries=MAX_OPEN_BLOBS,
-        invalidated_by="nothing: they go with their version",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +190,17 @@ class _BlobColumn:
     def _row_filter(self) -> str | None:
         return None if self.scope is None else self.scope.policy.filter
 
-    @property
-    def _open_blobs(self) -> _OpenBlobs:
-        return self.snapshot.fact(_no_open_blobs)
+    def _opened(self, row_id: int) -> BlobFile | None:
+        """Return the handle of a blob that was opened before: a few hundred bytes, and no open file."""
+        blob: BlobFile | None = self.snapshot.known((_BlobColumn, self.path, row_id))
+        return blob
 
     def sizes(self, row_ids: Sequence[int]) -> dict[int, int | None]:
         """Return the sizes of blobs in bytes by row id, None for nulls.
 
         Raises InvalidInputError for a row that is missing or hidden, PermissionDeniedError for a file elsewhere.
         """
-        opened = {row_id: self._open_blobs.get((self.path, row_id)) for row_id in set(row_ids)}
+        opened = {row_id: self._opened(row_id) for row_id in set(row_ids)}
         if self._row_filter is None and None not in opened.values():
             return {row_id: blob.size() for row_id, blob in opened.items() if blob is not None}
         descriptors = self._descriptors(list(opened))
@@ -202,26 +212,35 @@ class _BlobColumn:
             )
         return {row_id: None if entry is None else int(entry["size"]) for row_id, entry in descriptors.items()}
 
+    def row_id_at(self, address: int) -> int:
+        """Return the id of the row at an address. Raises InvalidInputError where none is."""
+        found = self._select(f"_rowaddr = {address}", [])[ROW_ID].to_pylist()
+        if not found:
+            raise InvalidInputError(f"No row of this table is at the address {address}: query it again.")
+        return int(found[0])
+
     def _descriptors(self, row_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
         """Read Lance's descriptors of visible rows by row id; None for nulls."""
-        condition = f"{ROW_ID} IN ({', '.join(map(str, row_ids))})"
-        if self._row_filter is not None:
-            condition = f"({self._row_filter}) AND ({condition})"
-        options = {"columns": [self.path], "filter": condition, "with_row_id": True}
-        with redact_errors() if self.scope else nullcontext(), lance_errors(self.dataset):
-            rows = make_scanner(self.dataset, options).to_table()
+        rows = self._select(f"{ROW_ID} IN ({', '.join(map(str, row_ids))})", [self.path])
         column = next(array for name, array in zip(rows.column_names, rows.columns, strict=True) if name != ROW_ID)
         return dict(zip(rows[ROW_ID].to_pylist(), column.to_pylist(), strict=True))
 
+    def _select(self, condition: str, columns: list[str]) -> pa.Table:
+        """Read columns, and the row ids, of the visible rows that meet a condition. Raises Lance's errors."""
+        if self._row_filter is not None:
+            condition = f"({self._row_filter}) AND ({condition})"
+        options = {"columns": columns, "filter": condition, "with_row_id": True}
+        with redact_errors() if self.scope else nullcontext(), lance_errors(self.dataset):
+            return make_scanner(self.dataset, options).to_table()
+
     def open(self, row_id: int) -> BlobFile:
         """Return the handle of a blob that `sizes` has found. Its ranges may be read by several threads."""
-        key = self.path, row_id
-        if (opened := self._open_blobs.get(key)) is not None:
+        if (opened := self._opened(row_id)) is not None:
             return opened
         with lance_errors(self.dataset):
             (blob,) = self.dataset.take_blobs(self.path, ids=[row_id], buffer_size=0)
         assert blob is not None
-        self._open_blobs.put(key, blob)
+        self.snapshot.keep((_BlobColumn, self.path, row_id), blob)
         return blob
 
     def read(self, row_ids: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:

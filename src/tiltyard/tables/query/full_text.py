@@ -147,7 +147,8 @@ class FullTextQueryBuilder:
         columns = list(named) if named else list(self._indexed_columns())
         if not columns:
             raise InvalidInputError(
-                "No column of this table has a full-text index: create one (index_type FTS), or name columns to search."
+                "Cannot perform full text search unless an INVERTED index has been created on at least one column:"
+                " create one (index_type FTS), or name columns to search."
             )
         return columns
 

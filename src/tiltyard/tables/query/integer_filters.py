@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from tiltyard.storage.caches.cached_rows import IntegerRange, Integers
 
-ROW_ID = "_rowid"
+ROW_ID, ROW_OFFSET = "_rowid", "_rowoffset"
 
 _FLAGS = re.IGNORECASE | re.ASCII
 _COLUMN = r"\s*(?!(?:true|false|null)\b|current_|local)([a-z_]\w*)"
 """Not a column whose name is a value to SQL."""
+_PLAIN_COLUMN = re.compile(r"(?!(?:true|false|null)$|current_|local)[a-z_][a-z0-9_]*", re.ASCII)
 _DIGITS = r"-?\d{1,18}"
 """Fits into 64 bits, whatever its digits are: Lance has rules of its own for larger ones."""
 _INTEGER = rf"\s*({_DIGITS})\s*"
@@ -40,9 +41,20 @@ class IntegerFilter:
         return self.integers if self.column == ROW_ID and isinstance(self.integers, tuple) else None
 
     @property
+    def rows(self) -> tuple[int, ...] | None:
+        """The row ids, or the offsets, by which rows are selected; None for a column, and for a range."""
+        is_by_row = self.column in (ROW_ID, ROW_OFFSET)
+        return self.integers if is_by_row and isinstance(self.integers, tuple) else None
+
+    @property
     def is_one(self) -> bool:
         """Whether it is a single integer."""
         return isinstance(self.integers, tuple) and len(self.integers) == 1
+
+
+def is_plain_column(expression: str) -> bool:
+    """Return whether an expression can only be the column of that very name: lower case, and no value to SQL."""
+    return _PLAIN_COLUMN.fullmatch(expression) is not None
 
 
 def parse_integer_filter(expression: str) -> IntegerFilter | None:

@@ -8,6 +8,7 @@ The rules follow lancedb's local tables, so that a client gets the same rows and
 * `_distance` or `_score` is always returned, named or not, after the named columns; `_rowid` is last.
 
 Vectors and text together: the vectors rank the rows that the text matches (the text counts as part of the filter).
+A search for near-duplicates of a text (`minhash_query`) is one by itself: its distances are 1 - Jaccard's similarity.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import msgspec
 import pyarrow as pa
 from lance.dataset import ColumnOrdering
+from lance.query import MinHashQuery
 from lance_namespace.errors import InvalidInputError
 from msgspec import structs
 
-from tiltyard.model.columns.index_types import GRANULARITY, LIST_ELEMENT
+from tiltyard.model.columns.index_types import GRANULARITY, LIST_ELEMENT, IndexType
 from tiltyard.model.columns.vector_columns import VectorColumn, vector_columns
 from tiltyard.tables.lance_sql.amplification import check_growth
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.query.batch_sizes import ORDER_BYTES, SMALL_RESPONSE_ROWS, batch_options, estimate_ordering
 from tiltyard.tables.query.full_text import FullTextQueryBuilder
-from tiltyard.tables.query.integer_filters import ROW_ID, parse_integer_filter
+from tiltyard.tables.query.integer_filters import ROW_ID, ROW_OFFSET, is_plain_column, parse_integer_filter
 from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import lance
     from lance.dataset import LanceScanner
@@ -45,6 +47,10 @@ NO_LIMIT = 2**63 - 1
 QUERY_INDEX = "query_index"
 DISTANCES = ("l2", "cosine", "dot", "hamming")
 APPROXIMATIONS = ("fast", "normal", "accurate")
+AUTOMATIC_EFFORT = 0.5
+"""The `search_effort` that stands for what is chosen without one."""
+MAX_MINHASH_CHARACTERS = 1_000_000
+"""Characters of the text whose near-duplicates are searched for: Lance takes 0.3 µs for each."""
 
 UNESTIMATED_ROWS = 10
 """Limit of rows up to which their size is not estimated."""
@@ -197,16 +203,18 @@ class Search:
 
 
 def limit_to_row_ids(request: models.QueryTableRequest) -> models.QueryTableRequest:
-    """Return a request for rows by their ids with a limit of as many rows; other requests as they are.
+    """Return a request for rows by their ids, or offsets, with a limit of as many rows; other requests as they are.
 
     lancedb asks for such rows without a limit, as for a large response.
     """
     vector = request.vector
-    if request.filter is None or request.full_text_query or (vector and (vector.single_vector or vector.multi_vector)):
+    is_ranked = request.full_text_query or request.minhash_query
+    if request.filter is None or is_ranked or (vector and (vector.single_vector or vector.multi_vector)):
         return request
-    selected = parse_integer_filter(request.filter) if ROW_ID in request.filter else None
-    ids = None if selected is None else selected.row_ids
-    return request if ids is None or len(ids) >= request.k else structs.replace(request, k=len(ids))
+    is_by_row = ROW_ID in request.filter or ROW_OFFSET in request.filter
+    selected = parse_integer_filter(request.filter) if is_by_row else None
+    rows = None if selected is None else selected.rows
+    return request if rows is None or len(rows) >= request.k else structs.replace(request, k=len(rows))
 
 
 def plan_search(snapshot: CachedVersion, request: models.QueryTableRequest) -> Search:
@@ -220,7 +228,11 @@ def plan_search(snapshot: CachedVersion, request: models.QueryTableRequest) -> S
     if not vectors and (request.lower_bound is not None or request.upper_bound is not None):
         raise InvalidInputError("Bounds apply to distances: they need a query vector.")
     options = _filter_options(request, text, bool(vectors))
-    options |= _projection_options(request, "_distance" if vectors else "_score" if text is not None else None)
+    if request.minhash_query is not None:
+        options |= _minhash_options(snapshot, request.minhash_query, is_alone=text is None and not vectors)
+    has_distance = bool(vectors) or request.minhash_query is not None
+    score = "_distance" if has_distance else "_score" if text is not None else None
+    options |= _projection_options(snapshot, request, score)
     hidden_columns = _add_ordering(request, options)
     if request.offset:
         options["offset"] = request.offset
@@ -233,7 +245,7 @@ def plan_search(snapshot: CachedVersion, request: models.QueryTableRequest) -> S
         options |= batch_limits
         memory_bytes = found_bytes + ordered_bytes
         return Search(snapshot, options, nearest, is_numbered, hidden_columns, max_rows, memory_bytes=memory_bytes)
-    if text is not None:
+    if text is not None or request.minhash_query is not None:
         max_rows = min(request.k, snapshot.fact(_table_info).rows)
         options["limit"] = max(1, max_rows)  # Lance panics at 0
     elif request.k != NO_LIMIT:
@@ -315,16 +327,40 @@ def _filter_options(request: models.QueryTableRequest, text: FullTextQuery | Non
     return options
 
 
-def _projection_options(request: models.QueryTableRequest, score: str | None) -> dict[str, Any]:
+def _minhash_options(snapshot: CachedVersion, query: models.MinHashQuery, *, is_alone: bool) -> dict[str, Any]:
+    """Return the options of a search for near-duplicates. Raises InvalidInputError, also where no index is for it."""
+    if not is_alone:
+        raise InvalidInputError("A minhash_query goes with no vector and no full_text_query: ask for one of them.")
+    if len(query.text) > MAX_MINHASH_CHARACTERS:
+        raise InvalidInputError(f"The text of a minhash_query has up to {MAX_MINHASH_CHARACTERS:,} characters.")
+    if query.column not in (indexed := snapshot.fact(_minhash_columns)):
+        raise InvalidInputError(
+            f"The column '{query.column}' has no MINHASHLSH index; those that have: {', '.join(indexed) or 'none'}."
+        )
+    return {"nearest": MinHashQuery(query.text, query.column)}
+
+
+def _minhash_columns(dataset: lance.LanceDataset) -> tuple[str, ...]:
+    """Return the columns with an index for searches of near-duplicates."""
+    indices = (index for index in dataset.describe_indices() if index.index_type.upper() == IndexType.MINHASHLSH)
+    return tuple(sorted({name for index in indices for name in index.field_names}))
+
+
+def _projection_options(
+    snapshot: CachedVersion, request: models.QueryTableRequest, score: str | None
+) -> dict[str, Any]:
     """Return the options of the columns, with the score after the named ones.
 
     Lance adds the score by itself, with a warning in the log that it will stop to do so: it is named instead.
+    Expressions that are whole columns under their own names, as lancedb's permutations ask for, are named columns.
     """
     requested = request.columns
     names = requested.column_names if requested else None
     aliases = requested.column_aliases if requested else None
     if names is not None and aliases is not None:
         raise InvalidInputError("The columns are given either by column_names or by column_aliases.")
+    if aliases and all(name == text for name, text in aliases.items()) and whole_columns(snapshot, aliases.values()):
+        names, aliases = list(aliases), None
     options: dict[str, Any] = {}
     if aliases is not None:
         columns = {name: check_expression(text, f"expression of '{name}'") for name, text in aliases.items()}
@@ -339,6 +375,12 @@ def _projection_options(request: models.QueryTableRequest, score: str | None) ->
     if request.with_row_id:
         options["with_row_id"] = True
     return options
+
+
+def whole_columns(snapshot: CachedVersion, expressions: Iterable[str]) -> bool:
+    """Return whether each expression is a column of the table by its plain name."""
+    names = snapshot.fact(_table_info).names
+    return all(text in names and is_plain_column(text) for text in expressions)
 
 
 def _add_ordering(request: models.QueryTableRequest, options: dict[str, Any]) -> frozenset[str]:
@@ -417,12 +459,21 @@ def _index_options(request: models.QueryTableRequest, rows_to_find: int, rows: i
     return options
 
 
-def _probe_options(request: models.QueryTableRequest) -> dict[str, int]:
-    """Return the options of partitions to probe: bounds override `nprobes`; a maximum of 0 is none, as in lancedb."""
-    minimum, maximum = request.minimum_nprobes, request.maximum_nprobes
-    if minimum is None and maximum is None:
-        return {} if request.nprobes is None else {"nprobes": _positive(request.nprobes, "nprobes")}
-    options = {}
+def _probe_options(request: models.QueryTableRequest) -> dict[str, float]:
+    """Return the options of partitions to probe: bounds and `search_effort` override `nprobes`.
+
+    A maximum of 0 is none, as in lancedb: the search is as wide as without one, and looks on where it finds too little.
+    """
+    minimum, maximum, effort = request.minimum_nprobes, request.maximum_nprobes, request.search_effort
+    if effort is not None and not 0 <= effort <= 1:
+        raise InvalidInputError(f"search_effort is a number from 0 to 1, not {effort}.")
+    if effort is None and minimum is None:
+        if maximum is None:
+            return {} if request.nprobes is None else {"nprobes": _positive(request.nprobes, "nprobes")}
+        if maximum == 0:
+            minimum = request.nprobes
+            effort = AUTOMATIC_EFFORT if minimum is None else None
+    options: dict[str, float] = {} if effort is None else {"search_effort": effort}
     if minimum is not None:
         options["minimum_nprobes"] = _positive(minimum, "minimum_nprobes")
     if maximum:

@@ -162,6 +162,8 @@ def restrict_query(
         scope.check_visible(order.column_name, "order")
     if request.full_text_query is not None:
         _check_full_text(dataset, request.full_text_query, scope)
+    if request.minhash_query is not None:
+        scope.check_visible(request.minhash_query.column, "search")
     columns = _restrict_columns(request.columns, scope)
     outputs = () if columns is None else (columns.column_aliases or ())
     only_masks = bool(outputs) and set(outputs) <= set(scope.policy.masks)  # Lance reads no rows for constants alone
@@ -213,6 +215,8 @@ def _restrict_columns(
 ) -> models.QueryTableColumns | None:
     """Return the columns to read: masked ones as an expression, or as NULL that gets its type in the response."""
     masks = scope.policy.masks
+    if requested is not None and requested.column_names is None and requested.column_aliases is not None:
+        requested = _without_own_names(requested.column_aliases, scope)
     if requested is not None and requested.column_aliases is not None:
         if requested.column_names is None:
             for name, text in requested.column_aliases.items():
@@ -229,6 +233,17 @@ def _restrict_columns(
     if not any(name in masks for name in names):
         return models.QueryTableColumns(column_names=names)
     return models.QueryTableColumns(column_aliases={name: _projection(name, scope) for name in names})
+
+
+def _without_own_names(aliases: dict[str, str], scope: PolicyScope) -> models.QueryTableColumns:
+    """Name the columns where all expressions are whole columns under their own names, as lancedb's permutations ask.
+
+    Also those that SQL would read as another thing (`SSN`, `current_date`): of a masked table only the columns are
+    shown. Without a policy they are what SQL says (`plan._projection_options`).
+    """
+    if all(name == text and name in scope.schema.names for name, text in aliases.items()):
+        return models.QueryTableColumns(column_names=list(aliases))
+    return models.QueryTableColumns(column_aliases=aliases)
 
 
 def _projection(name: str, scope: PolicyScope) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -19,7 +20,7 @@ from tiltyard.model.operations import ArrowAnswer, SharedWork, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.tables.lance_sql.expressions import check_expression
-from tiltyard.tables.opening import explain_copy_on_disk, with_copy_on_disk
+from tiltyard.tables.opening import check_rte_enabled, explain_copy_on_disk, with_copy_on_disk
 from tiltyard.tables.query.plan import limit_to_row_ids, plan_search
 from tiltyard.tables.query.policy_enforcement import (
     check_search_columns,
@@ -67,6 +68,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     Raises what opening the table raises, InvalidInputError, TableColumnNotFoundError.
     """
     branch = Branch.parse(request.branch)
+    _check_rte(ctx, request)
     if (opened := _open(ctx, request.id, branch, request.version)) is None:
         return _counted(ctx, View(request)).answer(ctx)
     table, scope = opened
@@ -74,10 +76,11 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     def answer(table: OpenTable) -> ArrowAnswer:
         with nullcontext() if scope is None else redact_errors(), query_errors(table.dataset):
             if isinstance(table.offer, Offer) and scope is None:
-                return _counted(ctx, table.offer).answer(ctx)
-            offer = choose(_query_of(ctx, table, branch, request, scope))
-            response = _counted(ctx, offer).answer(ctx)
-            return response if scope is None else mask_response(response, request, scope)
+                response = _counted(ctx, table.offer).answer(ctx)
+            else:
+                response = _counted(ctx, choose(_query_of(ctx, table, branch, request, scope))).answer(ctx)
+                response = response if scope is None else mask_response(response, request, scope)
+            return replace(response, version=table.snapshot.dataset.version)
 
     return _read_copy_or_store(ctx, table, branch, request.version, answer)
 
@@ -150,6 +153,19 @@ def _open(
         return None
 
 
+def _check_rte(ctx: Context, request: models.QueryTableRequest) -> None:
+    """Check a query that asks for the real-time engine: it finds each acknowledged row, as any query here does.
+
+    Raises InvalidInputError without its specification, and for a `fast_search`, which leaves rows out.
+    """
+    if request.use_rte:
+        check_rte_enabled(ctx, request.id)
+        if request.fast_search:
+            raise InvalidInputError(
+                "use_rte (use_lsm) asks for all rows, and fast_search leaves out those that no index has: choose one."
+            )
+
+
 def _query_of(
     ctx: Context,
     table: OpenTable,
@@ -190,6 +206,7 @@ def _plan(
 ) -> str:
     """Return what is shown of a query, with notes on where its table is read from. Raises as `query_table` does."""
     branch = Branch.parse(request.branch)
+    _check_rte(ctx, request)
     if (opened := _open(ctx, request.id, branch, request.version)) is None:
         return show(View(request), [])
     table, scope = opened

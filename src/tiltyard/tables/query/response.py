@@ -12,6 +12,7 @@ from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError, 
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.principals import EVERYBODY
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.query.integer_filters import ROW_OFFSET
 from tiltyard.tables.query.plan import QUERY_INDEX
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ SMALL_ROWS = 1000
 """Rows up to which a response is read as a whole, unless it has more than `_SMALL_BYTES`."""
 _SMALL_BYTES = 1 << 20
 _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
-_ROW_OFFSET = "_rowoffset"
 
 
 class Reader(Protocol):
@@ -46,10 +46,10 @@ def query_errors(dataset: lance.LanceDataset) -> Iterator[None]:
         with lance_errors(dataset):
             yield
     except TableColumnNotFoundError as error:
-        if f"'{_ROW_OFFSET}'" not in str(error):
+        if f"'{ROW_OFFSET}'" not in str(error):
             raise
         raise InvalidInputError(  # Lance has the offset of a row only where a filter selects rows by it
-            f"{_ROW_OFFSET} picks rows by value alone: write `{_ROW_OFFSET} IN (0, 1, …)`, or page with offset and k."
+            f"{ROW_OFFSET} picks rows by value alone: write `{ROW_OFFSET} IN (0, 1, …)`, or page with offset and k."
         ) from error
     except UnsupportedOperationError as error:
         if "AggregateFunction" not in str(error):

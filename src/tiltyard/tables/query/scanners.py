@@ -15,6 +15,7 @@ from lance.dataset import LanceScanner, ScannerBuilder
 from lance.query import FullTextQuery
 
 from tiltyard.runtime.cache import cached
+from tiltyard.storage.pylance_internals import native_dataset, set_query_vector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +52,7 @@ def make_scanner(
     A query vector is an array of the type that its column takes; a list of them is one query of a multivector column, a
     ListArray of them a batch of queries. Raises Lance's errors.
     """
-    native: Any = dataset._ds
+    native = native_dataset(dataset)
     if _has_native_options(options, nearest) and _native_scanner_accepts(native.__class__):
         if (text := options.get("full_text_query")) is not None:
             options = {**options, "full_text_query": text.inner}
@@ -86,6 +87,5 @@ def _make_vector_scanner(
     for name, value in options.items():
         getattr(builder, name)(value)
     builder.nearest(**nearest)
-    prepared_query: Any = builder._nearest
-    prepared_query["q"] = nearest["q"]
+    set_query_vector(builder, nearest["q"])
     return builder.to_scanner()

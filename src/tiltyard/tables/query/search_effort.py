@@ -9,6 +9,9 @@ estimate are compared by their vectors.
 The figures are measured on 300,000 vectors of 256 floats in 550 partitions, with neighbours that are near in few
 dimensions and with such as are about equally near in all; the factors of more rows on a million of 768 floats and ten
 million of 128.
+
+A request may name a `search_effort` from 0 to 1. Half is what is chosen here; Lance takes less for its own beginning,
+and what is more grows from what is chosen here to all partitions, or to the request's bounds.
 """
 
 from __future__ import annotations
@@ -17,13 +20,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from tiltyard.tables.query.plan import Search, index_types
+from tiltyard.tables.query.integer_filters import ROW_OFFSET
+from tiltyard.tables.query.plan import AUTOMATIC_EFFORT, Search, index_types
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import lance
 
 
 MIN_FLAT_ROWS = 10_240
@@ -46,10 +48,8 @@ MAX_ROWS_TO_FIND = 1_000
 
 _CLIENT_DEFAULTS: tuple[dict[str, int], ...] = ({}, {"minimum_nprobes": 20, "maximum_nprobes": 20})
 """Options of partitions where a caller gave none: lancedb's client sends these with each query."""
-_PROBE_OPTIONS = ("nprobes", "minimum_nprobes", "maximum_nprobes")
+_PROBE_OPTIONS = ("nprobes", "minimum_nprobes", "maximum_nprobes", "search_effort")
 _QUANTIZED = ("_PQ", "_SQ", "_RQ")
-_ROW_OFFSET = "_rowoffset"
-_MAX_COUNTS = 64
 _MAX_FILTER_LENGTH = 4_096
 
 
@@ -83,7 +83,7 @@ def choose_effort(search: Search) -> SearchEffort | None:
         line = f"VectorSearch: {_rows_left(matching, rows)} are compared one by one, without the index."
         return SearchEffort({"use_index": False}, line)
     share = 1.0 if matching is None else matching / rows
-    options = {"nprobes": ceil(PROBES / share)}
+    options = _probes(search.nearest[0], ceil(PROBES / share))
     if index_type.endswith(_QUANTIZED):
         options["refine_factor"] = _refine_factor(share, search.nearest[0]["k"], rows)
     what = "no filter applies before the search" if matching is None else f"{_rows_left(matching, rows)} are searched"
@@ -100,7 +100,20 @@ def _is_open(nearest: Mapping[str, Any]) -> bool:
     """Return whether a request leaves the effort open."""
     if nearest.get("use_index") is False or nearest.get("refine_factor") is not None or nearest["k"] > MAX_ROWS_TO_FIND:
         return False
-    return {name: nearest[name] for name in _PROBE_OPTIONS if name in nearest} in _CLIENT_DEFAULTS
+    probes = {name: nearest[name] for name in _PROBE_OPTIONS if name in nearest}
+    return "search_effort" in probes or probes in _CLIENT_DEFAULTS
+
+
+def _probes(nearest: Mapping[str, Any], automatic: int) -> dict[str, Any]:
+    """Return the options of partitions; where the request names its effort, its bounds hold."""
+    effort = nearest.get("search_effort")
+    if effort is None:
+        return {"nprobes": automatic}
+    bounds = {name: nearest[name] for name in ("minimum_nprobes", "maximum_nprobes") if name in nearest}
+    if effort >= AUTOMATIC_EFFORT:
+        least = max(automatic, bounds.get("minimum_nprobes", 1))
+        bounds["minimum_nprobes"] = min(least, bounds.get("maximum_nprobes", least))
+    return bounds if effort == AUTOMATIC_EFFORT else {**bounds, "search_effort": effort}
 
 
 def _refine_factor(share: float, rows_to_find: int, rows: int) -> int:
@@ -120,21 +133,15 @@ def _count_matching(search: Search) -> int | None:
     Counts are kept with the version. Raises Lance's errors.
     """
     expression = search.options.get("filter")
-    if not isinstance(expression, str) or not search.options["prefilter"] or _ROW_OFFSET in expression.lower():
+    if not isinstance(expression, str) or not search.options["prefilter"] or ROW_OFFSET in expression.lower():
         return None
-    counts = search.snapshot.fact(_new_counts)
-    count = counts.get(expression)
+    key = _count_matching, expression
+    count: int | None = search.snapshot.known(key)
     if count is None:
         options = {"columns": [], "with_row_id": True, "filter": expression}
         if "batch_size" in search.options:
             options["batch_size"] = search.options["batch_size"]
         count = int(make_scanner(search.dataset, options).count_rows())
         if len(expression) <= _MAX_FILTER_LENGTH:
-            if len(counts) >= _MAX_COUNTS:
-                counts.clear()
-            counts[expression] = count
+            search.snapshot.keep(key, count)
     return count
-
-
-def _new_counts(_: lance.LanceDataset) -> dict[str, int]:
-    return {}

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from tiltyard.runtime.batcher import REGATHER_GAP_SECONDS, PendingItem
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.locks import TooBusyError
+from tiltyard.storage.locks import LockKind, TooBusyError
 from tiltyard.storage.writing import (
     ColumnsChangedError,
     UnopenedVersion,
@@ -235,7 +235,7 @@ def _append_with_retry(
             if not _is_in_storage(target, opened, written):
                 continue
             try:
-                lock = target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds)
+                lock = target.ctx.storage.locks.hold(LockKind.COMMITS, target.key, retry.remaining_seconds)
                 with lock if queued is None else nullcontext():
                     committed = _commit_fragments(
                         target, base, appends, written, retry, checked, opened.manifest, queued

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -19,7 +20,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.needs import CREATE_TABLE, creator_for
-from tiltyard.catalog.garbage import delete_marked_folder
+from tiltyard.catalog.garbage import delete_marked_folder, hold_folder, stage_folder
 from tiltyard.catalog.mounts.tables import declare, withdrawing
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import table_id
@@ -37,12 +38,12 @@ from tiltyard.storage.writing import (
     fragments_of,
     write_first_version,
 )
-from tiltyard.store import CREATING, DROPPED
+from tiltyard.store import DROPPED
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.insert import overwrite
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import replace_client_properties
-from tiltyard.tables.schema.properties import set_properties
+from tiltyard.tables.schema.properties import change_properties
 from tiltyard.tables.versions.records import new_is_managed
 from tiltyard.upkeep.thresholds import upkeep_options
 
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
     from tiltyard.tables.commits.recovery import RecoveredCommit
 
 log = logging.getLogger("tiltyard.tables")
-
-LEASE_MS = 10 * 60 * 1000
-_RENEW_MS = LEASE_MS // 4
 
 
 def recover_create(
@@ -77,7 +75,7 @@ def recover_create(
         request.properties is not None
         or parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE
     ):
-        table = set_properties(ctx, path, table, replace_client_properties(request.properties, table.properties))
+        table = change_properties(ctx, path, table, replace_client_properties(request.properties, table.properties))
     return create_response(ctx, table, commit.version)
 
 
@@ -85,8 +83,9 @@ def recover_create(
 def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBody) -> models.CreateTableResponse:
     """Create a table with the schema and the rows of an Arrow stream; one without rows makes an empty table.
 
-    ExistOk leaves an existing table as it is; Overwrite gives it a new version with these rows, this schema and these
-    properties. A declared table gets its first version in any mode.
+    ExistOk leaves an existing table as it is (with `check_schema` only one whose schema equals the body's); Overwrite
+    gives it a new version with these rows, this schema and these properties. A declared table gets its first version in
+    any mode.
     Raises NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError, TableSchemaValidationError,
     ConcurrentModificationError, UnsupportedOperationError (storage options that only the server may set).
     """
@@ -98,7 +97,7 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     options = _writer_options(request.storage_options or {})
     upkeep_options(request.properties or {}, ctx.settings.keep_versions_days)
     location = ctx.storage.check_location(request.location) if request.location else None
-    new = NewTable(path, mode, request.properties, options, data)
+    new = NewTable(path, mode, request.properties, options, data, bool(request.check_schema))
     if record is None:
         if (mounted := ctx.services.mounts.find(path)) is not None:
             return _create_mounted(ctx, new, location, *mounted)
@@ -111,15 +110,24 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     return _create_over_existing(ctx, record, new)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NewTable:
-    """The table to create, from the request; `options` are additional arguments of Lance's writer."""
+    """The table to create, from the request; `options` are additional arguments of Lance's writer.
+
+    `checks_schema`: ExistOk leaves only a table of the same schema as it is.
+    """
 
     path: Id
     mode: CreateMode
     properties: Mapping[str, str] | None
     options: Mapping[str, Any]
     data: ArrowBody
+    checks_schema: bool
+
+    @cached_property
+    def rows(self) -> IncomingRows:
+        """The rows of the body, whose schema is read now. Raises InvalidInputError."""
+        return IncomingRows(self.data)
 
 
 def _writer_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
@@ -154,11 +162,20 @@ def _create_over_existing(ctx: Context, record: TableRecord, new: NewTable) -> m
     if new.mode is CreateMode.CREATE:
         raise TableAlreadyExistsError(f"Table already exists: {new.path}")
     if new.mode is CreateMode.EXIST_OK:
-        return create_response(ctx, record, target.mark_written(target.dataset().version))
+        return _keep_existing(ctx, record, new, target.mark_written(target.dataset().version))
     properties = replace_client_properties(new.properties, record.properties)
     with target.cleanup_on_error():
-        version, _ = overwrite(target, IncomingRows(new.data))
-    return create_response(ctx, set_properties(ctx, new.path, record, properties), version)
+        version, _ = overwrite(target, new.rows)
+    return create_response(ctx, change_properties(ctx, new.path, record, properties), version)
+
+
+def _keep_existing(ctx: Context, record: TableRecord, new: NewTable, version: int | None) -> models.CreateTableResponse:
+    """Return the response of ExistOk for a table that is there. Raises TableAlreadyExistsError (another schema)."""
+    if new.checks_schema:
+        existing = WriteTarget(ctx, record).dataset().schema
+        if not new.rows.schema.equals(existing, check_metadata=True):
+            raise TableAlreadyExistsError(f"Table already exists, with another schema: {new.path}")
+    return create_response(ctx, record, version)
 
 
 def _create_declared(ctx: Context, record: TableRecord, new: NewTable) -> models.CreateTableResponse:
@@ -170,19 +187,19 @@ def _create_declared(ctx: Context, record: TableRecord, new: NewTable) -> models
             _write_first(target, new)
         except TableAlreadyExistsError:
             if new.mode is CreateMode.EXIST_OK:
-                return create_response(ctx, ctx.store.mark_written(record.id), target.dataset().version)
+                return _keep_existing(ctx, ctx.store.mark_written(record.id), new, target.dataset().version)
             if new.mode is CreateMode.OVERWRITE:
                 raise ConcurrentModificationError("A concurrent request created this table: try again.") from None
             raise TableAlreadyExistsError(f"Table already exists: {new.path}") from None
     if new.properties is not None:
-        record = set_properties(ctx, new.path, record, properties)
+        record = change_properties(ctx, new.path, record, properties)
     return create_response(ctx, record, 1)
 
 
 def _write_first(target: WriteTarget, new: NewTable) -> None:
     """Write and publish the first version. Raises TableAlreadyExistsError if a concurrent request was first."""
     storage = target.ctx.storage
-    incoming = IncomingRows(new.data)
+    incoming = new.rows
     check_new_columns(incoming.schema)
     with incoming.errors():
         first = write_first_version(storage, target.location, incoming.reader(), new.options)
@@ -202,9 +219,7 @@ def _create_new(ctx: Context, new: NewTable) -> models.CreateTableResponse:
     A folder that becomes no table is scheduled for deletion before it is written.
     """
     path = new.path
-    ctx.store.describe_namespace(path.parent)
-    location = ctx.storage.new_location(path)
-    ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
+    location = stage_folder(ctx, path)
     try:
         version = _write_table(ctx, location, new)
         reach(Point.BEFORE_RECORD)
@@ -216,7 +231,7 @@ def _create_new(ctx: Context, new: NewTable) -> models.CreateTableResponse:
             raise
         if new.mode is CreateMode.OVERWRITE:
             raise ConcurrentModificationError("A concurrent request created this table: try again.") from error
-        return create_response(ctx, ctx.store.describe_table(path), None)
+        return _keep_existing(ctx, ctx.store.describe_table(path), new, None)
     return create_response(ctx, record, version)
 
 
@@ -244,20 +259,24 @@ def _insert_record(ctx: Context, location: str, new: NewTable, version: int) -> 
 
 def _write_table(ctx: Context, location: str, new: NewTable) -> int:
     """Write the first version of a table into a folder that is in no record yet; return the version."""
-    lease = _FolderLease(ctx, location)
-    incoming = IncomingRows(new.data)
+    incoming = new.rows
     check_new_columns(incoming.schema)
-    if not is_local(location):
-        return _write_objects(ctx, location, incoming, lease, new.options)
+    with nullcontext() if incoming.is_small else hold_folder(ctx, location):
+        write = _write_files if is_local(location) else _write_objects
+        return write(ctx, location, incoming, new.options)
+
+
+def _write_files(ctx: Context, location: str, incoming: IncomingRows, options: Mapping[str, Any]) -> int:
+    """Write the first version of a table on a local disk."""
     writeback = nullcontext() if incoming.is_small else ctx.storage.writing_back(f"{location}/data")
     with incoming.errors(), writeback:
         dataset = lance.write_dataset(
-            incoming.reader(before_batch=lease.renew),
+            incoming.reader(),
             location,
             mode="create",
             storage_options=ctx.storage.options(location),
             session=ctx.storage.datasets.session,
-            **new.options,
+            **options,
         )
     version = int(dataset.version)
     ctx.storage.make_durable([*ctx.storage.manifests.version_files(location, MAIN, version), f"{location}/"])
@@ -265,35 +284,16 @@ def _write_table(ctx: Context, location: str, new: NewTable) -> int:
     return version
 
 
-def _write_objects(
-    ctx: Context, location: str, incoming: IncomingRows, lease: _FolderLease, options: Mapping[str, Any]
-) -> int:
+def _write_objects(ctx: Context, location: str, incoming: IncomingRows, options: Mapping[str, Any]) -> int:
     """Write the first version of a table on an object store; with fewer requests than Lance takes for it."""
     storage = ctx.storage
     with incoming.errors():
-        rows = incoming.reader(before_batch=lease.renew)
-        first = write_first_version(storage, location, rows, options)
+        first = write_first_version(storage, location, incoming.reader(), options)
         stable_row_ids = options.get("enable_stable_row_ids", False)
         made = commit_first_version(storage, location, first, stable_row_ids=stable_row_ids, in_new_folder=True)
         dataset = made.open(location, storage.options(location), storage.datasets.session, 1)
     storage.datasets.cache(location, MAIN, dataset)
     return 1
-
-
-class _FolderLease:
-    """A lease on a folder, renewed while rows arrive, that keeps the sweeper from deleting it."""
-
-    def __init__(self, ctx: Context, location: str) -> None:
-        self._ctx = ctx
-        self._location = location
-        self._next = ctx.clock() + _RENEW_MS
-
-    def renew(self) -> None:
-        """Extend the lease if due; called before each batch. Raises ConcurrentModificationError if it was lost."""
-        now = self._ctx.clock()
-        if now >= self._next:
-            self._ctx.store.postpone_deletion(self._location, now + LEASE_MS)
-            self._next = now + _RENEW_MS
 
 
 def _delete_folder(ctx: Context, location: str) -> None:
@@ -351,7 +351,7 @@ def _create_mounted(
             raise ConcurrentModificationError("A concurrent request created this table: try again.") from error
         if winner.declared and not ctx.storage.has_table(winner.location):
             return _create_declared(ctx, winner, replace(new, properties=None))
-        return create_response(ctx, winner, None)
+        return _keep_existing(ctx, winner, new, None)
     with withdrawing(ctx, mount, below, record):
         return _create_declared(ctx, record, replace(new, properties=None))
 
@@ -380,6 +380,6 @@ def create_response(ctx: Context, record: TableRecord, version: int | None) -> m
     return models.CreateTableResponse(
         location=record.location,
         version=version,
-        storage_options=ctx.storage.public_options(record.location) or None,
+        storage_options=ctx.storage.roots.public_options(record.location) or None,
         properties=record.properties,
     )

@@ -10,6 +10,7 @@ from msgspec import structs
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.schemas.nested_types import map_renamings
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.locks import LockKind
 from tiltyard.storage.writing import (
     commit_first_version,
     count_rows,
@@ -67,7 +68,7 @@ def add_first_columns(target: WriteTarget, schema: pa.Schema) -> lance.LanceData
     """Add the columns of the first rows to a table that was created from an empty stream; return the latest version."""
     storage = target.ctx.storage
     check_new_columns(schema)
-    with storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
+    with storage.locks.hold(LockKind.CHANGES, target.key, target.ctx.settings.conflict_timeout):
         unclaimed = structs.replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by their columns
         dataset = open_to_commit(unclaimed, target.record, target.branch)
         if not dataset.schema.names:
@@ -84,7 +85,7 @@ def standardize_map_names(target: WriteTarget, dataset: lance.LanceDataset) -> l
     """
     if not map_renamings(dataset):
         return dataset
-    with target.ctx.storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
+    with target.ctx.storage.locks.hold(LockKind.CHANGES, target.key, target.ctx.settings.conflict_timeout):
         unclaimed = structs.replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by these names
         dataset = open_to_commit(unclaimed, target.record, target.branch)
         if renamings := map_renamings(dataset):

@@ -71,7 +71,13 @@ def recover_insert(
     return models.InsertIntoTableResponse(version=commit.version, num_inserted_rows=commit.rows)
 
 
-@operation(needs=on_table(Privilege.WRITE), begin=start_append, retried_with_new_ids=True, recovered_by=recover_insert)
+@operation(
+    needs=on_table(Privilege.WRITE),
+    begin=start_append,
+    doubles=True,
+    retried_with_new_ids=True,
+    recovered_by=recover_insert,
+)
 def insert_into_table(
     ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody
 ) -> models.InsertIntoTableResponse:

@@ -17,6 +17,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.nested_types import map_renamings
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import column_not_found, refusal
+from tiltyard.storage.locks import LockKind
 from tiltyard.tables.keys.errors import DuplicateKeyError
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table, open_to_commit
@@ -25,6 +26,7 @@ from tiltyard.tables.rows.conflict_retry import ConflictRetry
 from tiltyard.tables.rows.first_version import standardize_map_names
 from tiltyard.tables.rows.insert import append
 from tiltyard.tables.rows.row_changes import CommittedChange, change_rows
+from tiltyard.tables.rows.rte import check_upsert
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
 from tiltyard.tables.rows.write_target import WriteTarget
 
@@ -98,7 +100,9 @@ def merge_insert_into_table(
     incoming = IncomingRows(data)
     incoming.require_columns()
     _check_key_columns(spec.on, incoming.schema.names, "These rows have")
-    with target.cleanup_on_error(), ctx.storage.locks.hold(target.key, spec.seconds):
+    if request.use_rte or request.use_lsm:
+        check_upsert(ctx, request, target.dataset().schema)
+    with target.cleanup_on_error(), ctx.storage.locks.hold(LockKind.CHANGES, target.key, spec.seconds):
         ctx.check_deadline()
         if target.record.declared and target.dataset_if_written() is None:
             return _merge_into_declared(target, incoming, spec)

@@ -17,6 +17,7 @@ from tiltyard.model.columns.primary_keys import unenforced_key
 from tiltyard.runtime.pool import run_together
 from tiltyard.storage.caches.version_cache import VersionInfo
 from tiltyard.storage.errors import lance_errors, may_have_committed
+from tiltyard.storage.locks import LockKind
 from tiltyard.storage.manifests.next_manifest import COMMIT_HOOKS
 from tiltyard.storage.writing import commit_made_here, discard_transaction
 from tiltyard.tables.keys.errors import DuplicateKeyError
@@ -102,7 +103,7 @@ def _commit(
     """Commit a transaction after the version that it was made on; None, without its files, if that fails."""
     storage = target.ctx.storage
     try:
-        with storage.locks.hold(f"{target.key}+", seconds):
+        with storage.locks.hold(LockKind.COMMITS, target.key, seconds):
             committed = _commit_rebased(target, base, opened.manifest, transaction)
     except BaseException as error:
         if not may_have_committed(error):

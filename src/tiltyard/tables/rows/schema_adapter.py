@@ -39,7 +39,9 @@ class SchemaAdapter:
             index = source.get_field_index(field.name)
             column = source.field(index) if index >= 0 else None
             if column is None and not field.nullable:
-                raise TableSchemaValidationError(f"The column '{field.name}' is missing, and cannot be null.")
+                raise TableSchemaValidationError(
+                    f"Append with different schema: the column '{field.name}' is missing, and cannot be null."
+                )
             is_same = column is None or is_same_type(column.type, field.type)
             is_equal = column is not None and column.type.equals(field.type)
             is_for_lance = not (is_same or is_equal) and column is not None and _is_extension(column, field)
@@ -75,7 +77,10 @@ class SchemaAdapter:
             return pa.nulls(batch.num_rows, field.type)
         column = batch.column(index)
         if column.null_count and not field.nullable:
-            raise TableSchemaValidationError(f"The column '{field.name}' has nulls, and the table allows none.")
+            raise TableSchemaValidationError(
+                f"The field `{field.name}` contained null values even though the field is marked non-null in the schema"
+                ": leave these rows out, or alter the column."
+            )
         if is_same:
             return column
         try:

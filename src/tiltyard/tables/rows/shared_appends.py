@@ -2,7 +2,7 @@
 
 Where servers commit to a table at the same time, each commit costs as much as one of a single server, brings fewer
 rows, and overtakes the others. So each server queues its appends in the catalog, and the one that has the table's turn
-commits all of them. A turn is a lease: a server that dies or hangs in it costs the others LEASE_MS, once.
+commits all of them. A turn is a lease: a server that dies or hangs in it costs the others TURN_LEASE_MS, once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.runtime.client_arrow.reading import to_ipc
+from tiltyard.runtime.lease import TURN_LEASE_MS
 from tiltyard.store import RETURNED, AppendNotWaitingError, RequestClaim
 from tiltyard.tables.commits.finalizing import finalize_pending
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import QueuedAppend
 
-LEASE_MS = 2000
-"""How long a turn lasts at most. It decides nothing: after it, two servers may commit, and one of them loses."""
 WAIT_SECONDS = 10.0
 """How long an append waits in the queue at most."""
 GATHER_SECONDS = 0.01
@@ -138,7 +137,7 @@ class SharedQueue:
     def _take_turn(self, turn: str) -> SharedCommit | None:
         """Commit what waits, if the turn is free; return the version if it has the append that the turn is named by."""
         store = self.ctx.store
-        expected = store.claim_append_turn(self.table_id, self.branch, turn, LEASE_MS)
+        expected = store.claim_append_turn(self.table_id, self.branch, turn, TURN_LEASE_MS)
         if expected is None:
             return None
         taken: Sequence[QueuedAppend] = ()

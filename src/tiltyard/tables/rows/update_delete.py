@@ -15,6 +15,7 @@ from tiltyard.model.operations import Pool, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.caches.version_cache import CachedVersion
+from tiltyard.storage.locks import LockKind
 from tiltyard.storage.row_rewrites import delete_rows, update_rows
 from tiltyard.tables.lance_sql.amplification import check_growth
 from tiltyard.tables.lance_sql.expressions import check_expression
@@ -25,7 +26,7 @@ from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.rows.row_changes import change_rows
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import check_client_metadata
-from tiltyard.tables.schema.properties import set_properties
+from tiltyard.tables.schema.properties import change_properties
 from tiltyard.upkeep.thresholds import is_upkeep_property, upkeep_options
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def recover_update(
     """Return the response of an interrupted update from its commit; set the properties, which come after it."""
     table = commit.target.record
     if request.properties:
-        table = set_properties(ctx, table_id(request.id), table, table.properties | request.properties)
+        table = change_properties(ctx, table_id(request.id), table, request.properties)
     return models.UpdateTableResponse(
         updated_rows=commit.rewritten_rows, version=commit.version, properties=table.properties
     )
@@ -52,6 +53,7 @@ def recover_update(
 @operation(
     needs=on_table(Privilege.READ | Privilege.WRITE, enforces_policies=True),
     pool=Pool.WRITES,
+    doubles=True,
     recovered_by=recover_update,
 )
 def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
@@ -100,7 +102,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
         rows, version = 0, int(target.dataset().version)
     properties = current
     if changed:
-        properties = set_properties(ctx, table_id(request.id), target.record, {**current, **changed}).properties
+        properties = change_properties(ctx, table_id(request.id), target.record, changed).properties
     return models.UpdateTableResponse(updated_rows=rows, version=version, properties=properties)
 
 
@@ -181,7 +183,7 @@ def _change(
 ) -> tuple[int, int]:
     """Change rows by the files that `write` writes, or else by `change`; return their number and the new version."""
     ctx, seconds = target.ctx, target.ctx.settings.conflict_timeout
-    with redact_errors_if_restricted(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
+    with redact_errors_if_restricted(ctx, target.record), ctx.storage.locks.hold(LockKind.CHANGES, target.key, seconds):
         if (changed := change_rows(target, write, seconds)) is not None:
             return changed.result, changed.version
         return commit_with_retry(ctx, names, target.branch, change)

@@ -10,6 +10,12 @@ from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
+from tiltyard.model.columns.computed_columns import (
+    AUTO_REFRESH,
+    ExpressionDeclaration,
+    is_auto_refreshed,
+    read_declaration,
+)
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
@@ -24,6 +30,7 @@ from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
+from tiltyard.tables.schema.column_refreshers import forget_refreshers, record_refreshers, refreshed_identities
 from tiltyard.tables.schema.computed_columns import (
     altered_metadata,
     check_backfill,
@@ -62,7 +69,8 @@ def alter_table_add_columns(
     """Add columns: computed once by SQL from the existing rows, or without values, of the types in `schema`.
 
     Or columns that a backfill computes: `virtual_column` by code, `computed` by SQL. They are declared in the metadata
-    of their fields, and null until a job fills them, which `auto_backfill` queues at once. Raises InvalidInputError (a
+    of their fields, and null until a job fills them, which `auto_backfill` queues at once. With `auto_refresh_enabled`,
+    those that SQL or a function computes refresh by themselves, as the caller. Raises InvalidInputError (a
     name that exists or is not allowed, an expression that is not SQL, kinds that do not go together, invalid code),
     TableColumnNotFoundError (in an expression, among the columns that code reads), UnsupportedOperationError (code of
     clients is switched off).
@@ -79,13 +87,14 @@ def alter_table_add_columns(
     ]
     computed = {name: entry.computed for name, entry in entries.items() if entry.computed is not None}
     functions = [] if request.function is None else function_fields(ctx, request)
+    refreshes = _auto_refresh(request, is_computed=bool(computed or functions))
 
     def change(dataset: lance.LanceDataset) -> None:
         fields = [
             *empty,
             *virtual,
-            *functions,
-            *(computed_field(dataset, name, text) for name, text in computed.items()),
+            *(with_metadata(field, refreshes) for field in functions),
+            *(with_metadata(computed_field(dataset, name, text), refreshes) for name, text in computed.items()),
         ]
         check_new_columns(pa.schema(fields))
         _check_new_names(dataset, expressions or [field.name for field in fields])
@@ -97,11 +106,33 @@ def alter_table_add_columns(
     backfills, branch = backfills_of_new_columns(request), Branch.parse(request.branch)
     if backfills:
         check_backfill()
+    if is_auto_refreshed(refreshes):  # before the commit, after which a refresh may begin
+        declared = [read_declaration(field.metadata) for field in functions]
+        declared += [ExpressionDeclaration(text) for text in computed.values()]
+        record_refreshers(ctx, find_table(ctx, request.id), branch, filter(None, declared))
     if functions:
         record_uses(ctx, find_table(ctx, table_id(request.id)).id, request.branch or "", functions)
     _, version = commit_with_retry(ctx, request.id, branch, change)
     queue_backfills(ctx, request.id, branch, backfills)
     return models.AlterTableAddColumnsResponse(version=version)
+
+
+def _auto_refresh(request: models.AlterTableAddColumnsRequest, *, is_computed: bool) -> dict[str, str]:
+    """Return the metadata of what a request says of refreshes without a call. Raises InvalidInputError."""
+    enabled, seconds = request.auto_refresh_enabled, request.auto_refresh_interval_seconds
+    if enabled is None and seconds is None:
+        return {}
+    if not is_computed:
+        raise InvalidInputError("auto_refresh_… is about columns that are computed by SQL or a function: leave it out.")
+    texts = {"enabled": "false" if enabled is False else "true", "interval_seconds": seconds and str(seconds)}
+    return {f"{AUTO_REFRESH}{name}": text for name, text in texts.items() if text}
+
+
+def with_metadata(field: pa.Field, metadata: Mapping[str, str]) -> pa.Field:
+    """Return a field with metadata besides its own."""
+    return field.with_metadata(
+        {**(field.metadata or {}), **{key.encode(): text.encode() for key, text in metadata.items()}}
+    )
 
 
 def _check_kinds(request: models.AlterTableAddColumnsRequest) -> None:
@@ -360,7 +391,8 @@ def update_field_metadata(
 ) -> models.UpdateFieldMetadataResponse:
     """Set metadata of fields; remove the keys whose value is null, and with `replace` all other keys, too.
 
-    All fields change in one commit; the response has their metadata then. Raises TableColumnNotFoundError,
+    All fields change in one commit; the response has their metadata then. A computed column that this lets refresh by
+    itself does so as the caller, until it is switched off. Raises TableColumnNotFoundError,
     InvalidInputError (no field, or one twice; keys that declare a computed column, whose code others may run).
     """
     if not request.updates:
@@ -369,11 +401,20 @@ def update_field_metadata(
     if len(set(paths)) < len(paths):
         raise InvalidInputError("A field is there twice in this request: give all its metadata at once.")
 
-    def change(dataset: lance.LanceDataset) -> dict[str, dict[str, str]]:
-        dataset.update_field_metadata({update.path: _new_metadata(dataset, update) for update in request.updates})
-        return fields_metadata(dataset, request)
+    branch = Branch.parse(request.branch)
+    refreshed = [update.path for update in request.updates if is_auto_refreshed(update.metadata)]
 
-    fields, version = commit_with_retry(ctx, request.id, Branch.parse(request.branch), change)
+    def change(dataset: lance.LanceDataset) -> tuple[dict[str, dict[str, str]], set[str]]:
+        if refreshed:
+            declared = [read_declaration(_metadata(dataset, path)) for path in refreshed]
+            record_refreshers(ctx, find_table(ctx, request.id), branch, filter(None, declared))
+        before = refreshed_identities(dataset.schema)
+        dataset.update_field_metadata({update.path: _new_metadata(dataset, update) for update in request.updates})
+        return fields_metadata(dataset, request), before - refreshed_identities(dataset.schema)
+
+    (fields, forgotten), version = commit_with_retry(ctx, request.id, branch, change)
+    if forgotten:
+        forget_refreshers(ctx, find_table(ctx, request.id), branch, forgotten)
     return models.UpdateFieldMetadataResponse(version=version, fields=fields)
 
 

@@ -280,7 +280,11 @@ def check_client_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return dict(metadata or {})
 
 
-def replace_client_properties(new: Mapping[str, str] | None, before: Mapping[str, str]) -> dict[str, str]:
-    """Replace the properties of a table that clients may set; the server's stay. Raises InvalidInputError."""
+def replace_client_properties(new: Mapping[str, str] | None, before: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the changes that replace the properties of a table that clients may set; the server's stay.
+
+    A value of None removes the property. Raises InvalidInputError.
+    """
     check_client_metadata({key: value for key, value in (new or {}).items() if before.get(key) != value})
-    return {key: value for key, value in before.items() if key.startswith(_SERVER_PREFIX)} | dict(new or {})
+    removed: dict[str, str | None] = {key: None for key in before if not key.startswith(_SERVER_PREFIX)}
+    return removed | dict(new or {})

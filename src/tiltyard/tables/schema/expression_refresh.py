@@ -29,6 +29,7 @@ from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.locks import LockKind
 from tiltyard.storage.writing import commit_next, discard_files, make_files_durable
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.query.batch_sizes import batch_options
@@ -123,7 +124,7 @@ class _WorkerHost:
 
     def committing(self) -> AbstractContextManager[object]:
         """Hold the lock of the machine's appends. Raises TooBusyError, which is a conflict."""
-        return self._ctx.storage.locks.hold(f"{self._target.key}+", self._ctx.settings.conflict_timeout)
+        return self._ctx.storage.locks.hold(LockKind.COMMITS, self._target.key, self._ctx.settings.conflict_timeout)
 
     def commit(self, dataset: lance.LanceDataset, operation: Any, properties: Mapping[str, str]) -> int | None:
         try:

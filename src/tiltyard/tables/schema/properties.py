@@ -1,4 +1,4 @@
-"""Set the properties of a table, in the catalog that has them."""
+"""Change the properties of a table, in the catalog that has them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ if TYPE_CHECKING:
     from tiltyard.store import TableRecord
 
 
-def set_properties(ctx: Context, path: Id, record: TableRecord, properties: Mapping[str, str]) -> TableRecord:
-    """Replace a table's properties; return its record. Below a mount only what differs is sent to the other catalog.
+def change_properties(ctx: Context, path: Id, record: TableRecord, changes: Mapping[str, str | None]) -> TableRecord:
+    """Set some of a table's properties, and remove those whose value is None; return its record.
 
-    Raises TableNotFoundError; below a mount what the backend raises, UnsupportedOperationError where it has none.
+    Below a mount only what differs is sent to the other catalog. Raises TableNotFoundError; below a mount what the
+    backend raises, UnsupportedOperationError where it has none.
     """
     mounted = ctx.services.mounts.find(path)
     if mounted is None:
-        return ctx.store.set_table_properties(record.id, properties)
-    changes: dict[str, str | None] = {
-        key: value for key, value in properties.items() if record.properties.get(key) != value
-    }
-    changes |= {key: None for key in record.properties if key not in properties}
+        return ctx.store.change_table_properties(record.id, changes)
+    changes = {key: value for key, value in changes.items() if record.properties.get(key) != value}
     if not changes:
         return record
     mount, below = mounted

@@ -34,9 +34,10 @@ from tiltyard.model.refusals import RefusedError
 from tiltyard.model.views.definitions import LINEAGE_PROPERTY, SourceVersion, ViewDefinition, ViewLineage, query_columns
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.errors import lance_errors, may_have_committed
+from tiltyard.storage.locks import LockKind
 from tiltyard.storage.writing import commit_next, discard, discard_transaction, write_rows
 from tiltyard.tables.lance_sql.expressions import check_expression
-from tiltyard.tables.lance_sql.select_queries import SelectQuery, parse_select
+from tiltyard.tables.lance_sql.select_queries import SelectQuery, VectorDedup, parse_select
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.write_target import WriteTarget
@@ -44,6 +45,7 @@ from tiltyard.tables.schema.changed_view_rows import ChangedViewRows, scan_colum
 from tiltyard.tables.schema.view_sources import find_definer, resolve_sources
 from tiltyard.tables.versions.lineage import add_commit
 from tiltyard.view_refresh.added_columns import AddedColumns
+from tiltyard.view_refresh.near_duplicates import find_duplicates, find_partitions, leave_out
 from tiltyard.view_refresh.removal import Removal, remove_rows
 from tiltyard.view_refresh.source_changes import (
     FullRefreshRequiredError,
@@ -80,6 +82,8 @@ def infer_schema(dataset: lance.LanceDataset, query: SelectQuery) -> pa.Schema:
     Raises TableColumnNotFoundError, InvalidInputError, UnsupportedOperationError (columns of blobs).
     """
     with lance_errors(dataset):
+        if query.dedup is not None:
+            find_partitions(dataset, query.dedup.column)
         scanner = dataset.scanner(columns=scan_columns(dataset.schema, query), filter=query.filter, limit=1)
         scanner.explain_plan()
         schema = scanner.projected_schema
@@ -212,9 +216,24 @@ class _SelectView:
     def _compute_all(self, source: lance.LanceDataset, reason: str) -> Mapping[str, str]:
         """Replace all rows of the view by those of the source."""
         fragments = [fragment.fragment_id for fragment in source.get_fragments()]
-        written = self._write_fragments(source, fragments, self._query.limit)
+        if (dedup := self._query.dedup) is not None:
+            self._check_size(source, fragments)
+            with lance_errors(source):
+                written = self._write(self._without_duplicates(source, dedup))
+        else:
+            written = self._write_fragments(source, fragments, self._query.limit)
         replaced = tuple(fragment.fragment_id for fragment in self._dataset.get_fragments())
         return self._commit("full", reason, source, written, Removal(self._dataset.count_rows(), (), replaced))
+
+    def _without_duplicates(self, source: lance.LanceDataset, dedup: VectorDedup) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the source that stay."""
+
+        def report() -> None:
+            self._job.progress(stage="compare")
+
+        removed = find_duplicates(source, dedup.column, dedup.threshold, report)
+        for batch in source.scanner(with_row_id=True, scan_in_order=True, **_SCAN_OPTIONS).to_batches():
+            yield leave_out(batch, removed)
 
     def _follow_changes(self, source: lance.LanceDataset, since: int) -> Mapping[str, str]:
         """Replace the view's rows of what was changed in the source after a version.
@@ -239,7 +258,11 @@ class _SelectView:
         return self._commit("incremental", reason, source, written, removal)
 
     def _open_source(self, version: int | None) -> lance.LanceDataset:
-        """Open the source, as a handle that is not shared. Raises TableVersionNotFoundError."""
+        """Open the source, as a handle that is not shared. Raises TableVersionNotFoundError, InvalidInputError."""
+        if (dedup := self._query.dedup) is not None:
+            if version not in (None, dedup.version):
+                raise InvalidInputError(f"The view is of the version {dedup.version} of its source, always.")
+            version = dedup.version
         path, branch = table_id(parse_id(self._name, DEFAULT_DELIMITER)), self._query.branch
         opened = open_for_reading(self._ctx, path, branch=branch, version=version)
         if opened.record.location != self._source_location:
@@ -315,7 +338,7 @@ class _SelectView:
             self._job.progress(stage="commit", rows=figures["rows"])
             with (
                 lance_errors(self._dataset),
-                target.ctx.storage.locks.hold(f"{target.key}+", target.ctx.settings.conflict_timeout),
+                target.ctx.storage.locks.hold(LockKind.COMMITS, target.key, target.ctx.settings.conflict_timeout),
             ):
                 committed = commit_next(self._dataset, operation, properties, target.commit_route)
         except BaseException as error:

@@ -32,18 +32,21 @@ def basic_stats(dataset: lance.LanceDataset) -> models.TableBasicStats:
 def get_table_stats(ctx: Context, request: models.GetTableStatsRequest) -> models.GetTableStatsResponse:
     """Count rows, bytes and indexes, and summarize the lengths of the fragments; every figure is an integer.
 
-    Bytes are those of whole data and index files, whatever part of them this version still refers to.
+    Bytes are those of whole data and index files, whatever part of them this version still refers to. Deleted rows are
+    those that lie in files of this version: a compaction removes them, and a fragment goes with its last row.
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, InvalidTableStateError (declared
     only).
     """
     dataset = open_for_reading(ctx, request.id, branch=Branch.parse(request.branch)).dataset
     with lance_errors(dataset):
         lengths = sorted(fragment.count_rows() for fragment in dataset.get_fragments())
+        deleted = basic_stats(dataset).num_deleted_rows
         indices = dataset.describe_indices()
         total_bytes = _data_bytes(dataset) + sum(index.total_size_bytes or 0 for index in indices)
     return models.GetTableStatsResponse(
         total_bytes=total_bytes,
         num_rows=sum(lengths),
+        num_deleted_rows=deleted,
         num_indices=len(indices),
         fragment_stats=models.FragmentStats(
             num_fragments=len(lengths),

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 REFRESH = "refresh"
+MAX_REFRESH_SECONDS = 366 * 86400.0
+"""The longest interval in which a view refreshes by itself."""
 
 
 _KIND_ALIASES = {"scalar_udtf": ViewKind.CHUNKER}
@@ -92,7 +94,8 @@ def create_materialized_view(
             raise InvalidInputError("A view needs a 'source_query'.")
         check_query_text(request.source_query)
         database = str(ctx.database) if ctx.database else ""
-        definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh), database)
+        seconds = _refresh_seconds(kind, request.auto_refresh_interval_seconds)
+        definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh), database, seconds)
         schema = (
             _select_schema(ctx, path, request, definition)
             if kind is ViewKind.SELECT
@@ -107,6 +110,8 @@ def create_materialized_view(
     created = create_table(ctx, models.CreateTableRequest(id=list(path)), EmptyBody(schema))
     ctx = msgspec.structs.replace(ctx, mounted=None)  # what was looked up below a mount was that there is no such table
     record_view(ctx, path, definition)
+    if definition.auto_refresh:
+        ctx.store.note_changes([ctx.look_up_table(path).id])  # upkeep looks at it, and refreshes it
     arguments = {"sources": sources, "definition": definition.digest}
     ctx = msgspec.structs.replace(ctx, resolved=None)
     job_id = _queue_refresh(ctx, path, kind, arguments) if has_refresh else None
@@ -199,6 +204,19 @@ def _check_udfs_enabled(ctx: Context) -> None:
         )
 
 
+def _refresh_seconds(kind: ViewKind, seconds: float | None) -> float:
+    """Return how often a view refreshes by itself, 0 where the request leaves that open. Raises InvalidInputError."""
+    if seconds is None:
+        return 0.0
+    if kind is not ViewKind.SELECT:
+        raise InvalidInputError(
+            "Only views of the kind 'select' have an interval: `tiltyard maintain` refreshes others."
+        )
+    if not 0 < seconds <= MAX_REFRESH_SECONDS:
+        raise InvalidInputError(f"auto_refresh_interval_seconds is above 0, and {MAX_REFRESH_SECONDS:.0f} at most.")
+    return seconds
+
+
 def _kind(text: str) -> ViewKind:
     name = text.lower()
     if name in _KIND_ALIASES:
@@ -268,6 +286,7 @@ def _select_schema(
         msgspec.structs.replace(ctx, resolved=None, mounted=None),
         Id((*ctx.database, *query.source)),
         branch=query.branch,
+        version=None if query.dedup is None else query.dedup.version,
     )
     schema = infer_schema(source.dataset, query)
     check_names(schema)

@@ -24,6 +24,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.locks import LockKind
 from tiltyard.storage.manifests.manifest_format import is_detached, versions_folder
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending, pending_versions, stat_final_manifest
@@ -32,7 +33,6 @@ from tiltyard.tables.upkeep.references import (
     FileKind,
     TableFile,
     kind_of,
-    old_versions_lock,
     open_branches,
     referenced_units,
     table_files,
@@ -185,7 +185,7 @@ def collect(
     if not options.dry_run:
         _finalize_all(ctx, table)
         branches = open_branches(ctx, table.location)
-    units = referenced_units(ctx, table.location, branches)
+    units = referenced_units(ctx, table.location, branches, tracked_units(table.location, branches))
     unknown = unknown_manifests(files, units, branches) if not collection.versions else []
     if collection.must_stop(_missing_version(ctx, table, branches)) or collection.must_stop(_unknown_reason(unknown)):
         return collection
@@ -256,7 +256,7 @@ def _finalize_all(ctx: Context, table: TableRecord) -> None:
     while True:
         while finalize_pending(ctx, table.id):
             pass
-        ctx.services.finalized_log.flush()
+        ctx.services.commit_log.flush()
         if not (pending := ctx.store.pending_versions(table.id)):
             return
         if time.monotonic() > deadline:
@@ -307,7 +307,7 @@ def _remove_old_versions(
             return
         referenced = tracked_units(table.location, {MAIN: main})  # Lance removes abandoned files, too
         if not options.dry_run:
-            with ctx.storage.locks.hold(old_versions_lock(table.location), ctx.settings.conflict_timeout):
+            with ctx.storage.locks.hold(LockKind.OLD_VERSIONS, table.location, ctx.settings.conflict_timeout):
                 if reason := _reason_to_keep(ctx, table, now, cutoff):  # a clone that was created meanwhile
                     collection.notes.append(f"Old versions are kept: {reason}")
                     return
@@ -334,7 +334,7 @@ def _remove_deleted_versions(
     """Remove the manifests of versions deleted a retention time ago; files that only they refer to are garbage then."""
     if not expired_versions(ctx, table, branches, now):
         return
-    with ctx.storage.locks.hold(old_versions_lock(table.location), ctx.settings.conflict_timeout):
+    with ctx.storage.locks.hold(LockKind.OLD_VERSIONS, table.location, ctx.settings.conflict_timeout):
         for branch, versions in expired_versions(ctx, table, branches, now).items():
             paths = [version.path(branch) for version in versions]
             sizes = [stat.size if (stat := ctx.storage.stat(table.location, path)) else 0 for path in paths]

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import FINAL_NAME, versions_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import lance
 
@@ -26,6 +28,8 @@ _STAGED = re.compile(r"^(?:\.|d?\d+\.manifest[-.])")
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _ABANDONED = r"(?:#\d+)?$|^\.tmp\w+$"
 """What Lance's writers append to a name, or use instead, until a file is whole."""
+_MAX_REPEATED_ROWS = 1 << 20
+"""Rows that are read of Lance's list of files before repetitions go: each version repeats those of the one before."""
 
 
 class FileKind(StrEnum):
@@ -114,11 +118,6 @@ def table_files(ctx: Context, location: str, branches: Iterable[Branch]) -> list
     return [file for file in files if file is not None]
 
 
-def old_versions_lock(location: str) -> str:
-    """Return the name of the lock to hold while old versions of a table are put to use, or removed."""
-    return f"old versions of {location}"
-
-
 def open_branches(ctx: Context, location: str) -> dict[Branch, lance.LanceDataset]:
     """Open main and all other branches; none without data.
 
@@ -140,9 +139,14 @@ def _without_main(branches: Iterable[Branch]) -> list[str]:
     return sorted((branch.name for branch in branches if not branch.is_main), key=len, reverse=True)
 
 
-def referenced_units(ctx: Context, location: str, branches: dict[Branch, lance.LanceDataset]) -> set[str]:
-    """Return the units that any version refers to: of main, of a branch, or of a shallow clone in the catalog."""
-    units, names = tracked_units(location, branches), _without_main(branches)
+def referenced_units(
+    ctx: Context, location: str, branches: dict[Branch, lance.LanceDataset], tracked: set[str]
+) -> set[str]:
+    """Return the units that any version refers to: of main, of a branch, or of a shallow clone in the catalog.
+
+    `tracked` are those that `tracked_units` tells of the table itself.
+    """
+    units, names = set(tracked), _without_main(branches)
     for branch, dataset in branches.items():
         if not branch.is_main:
             _add_inherited(units, dataset, names)
@@ -170,14 +174,31 @@ def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str, br
     """Add the units of a table's folder that the versions of one branch refer to; return the locations of others."""
     elsewhere = set[str]()
     with lance_errors(dataset):
-        for batch in dataset.tracked_files():
-            columns = (batch.column(name).to_pylist() for name in ("base_uri", "path"))
-            for base, path in set(zip(*columns, strict=True)):
-                if (prefix := _prefix_below(base, location)) is not None:
-                    units.add(unit_of(prefix + path, branch_names))
-                else:
-                    elsewhere.add(f"{base.removeprefix('file://').rstrip('/')}/{path}")
+        for base, path in _distinct_files(dataset):
+            if (prefix := _prefix_below(base, location)) is not None:
+                units.add(unit_of(prefix + path, branch_names))
+            else:
+                elsewhere.add(f"{base.removeprefix('file://').rstrip('/')}/{path}")
     return elsewhere
+
+
+def _distinct_files(dataset: lance.LanceDataset) -> Iterator[tuple[str, str]]:
+    """Return the base and the path of each file that any version of a branch refers to, once."""
+    columns = ["base_uri", "path"]
+    batches, rows = list[pa.RecordBatch](), 0
+    for batch in dataset.tracked_files():
+        batches.append(batch.select(columns))
+        rows += len(batch)
+        if rows >= _MAX_REPEATED_ROWS:
+            batches, rows = _distinct(batches), 0
+    for batch in _distinct(batches) if batches else ():
+        yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+
+def _distinct(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    table = pa.Table.from_batches(batches).unify_dictionaries()
+    distinct: list[pa.RecordBatch] = table.group_by(table.column_names).aggregate([]).to_batches()
+    return distinct
 
 
 def _add_inherited(units: set[str], dataset: lance.LanceDataset, branch_names: list[str]) -> None:

@@ -104,7 +104,7 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool, restore: bool = F
 
 def _repair_pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Finding]:
     """Finalize pending versions, or roll their records back if their manifests do not exist."""
-    ctx.services.finalized_log.flush()
+    ctx.services.commit_log.flush()
     for record in ctx.store.pending_versions(table.id, limit=1000):
         if stat_final_manifest(ctx, table, record) is not None:
             continue  # finalized by another process a moment ago: it, or a reader, marks the version soon

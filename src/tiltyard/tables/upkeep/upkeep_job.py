@@ -1,4 +1,7 @@
-"""Look at the tables that got commits, queue a job for each that needs upkeep, and run it."""
+"""Look at the tables that got commits, queue a job for each that needs upkeep, and run it.
+
+Views and columns that refresh by themselves are looked at in their intervals, too (`automatic_refreshes`).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from tiltyard.tables.indexes.build_job import CREATE_INDEX
 from tiltyard.tables.indexes.build_process import LanceProcess
 from tiltyard.tables.opening import finishing_direct_commits
 from tiltyard.tables.schema.expression_refresh import REFRESH_COLUMN
+from tiltyard.tables.upkeep.automatic_refreshes import STATE as REFRESHES
+from tiltyard.tables.upkeep.automatic_refreshes import plan_refreshes
 from tiltyard.tables.upkeep.garbage import COLLECT_TABLE_GARBAGE
 from tiltyard.tables.upkeep.maintainer import COMMAND, MaintenanceRequest, maintain, read_index_states
 from tiltyard.tables.upkeep.old_versions import remove_old_versions
@@ -76,6 +81,18 @@ def look_at_next_table(ctx: Context) -> bool:
     return True
 
 
+def start_upkeep(ctx: Context, record: TableRecord, reason: str) -> None:
+    """Queue the upkeep of a table, whose last commits may not be noted yet; not while it rests, or is at work."""
+    if not ctx.settings.upkeep:
+        return
+    ctx.store.note_changes([record.id])
+    seen = ctx.store.find_upkeep(record.id)
+    if seen is None or seen.rests_until > ctx.clock() or (maintained := _find_maintained(ctx, seen)) is None:
+        return
+    if not _find_work_under_way(ctx, maintained[0]):
+        _queue(ctx, maintained[0], reason)
+
+
 def _find_maintained(ctx: Context, seen: TableUpkeep) -> tuple[TableRecord, UpkeepOptions] | None:
     """Return a table and its options; None for one that gets no upkeep.
 
@@ -104,15 +121,17 @@ def _look(ctx: Context, seen: TableUpkeep, table: TableRecord, options: UpkeepOp
             ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=seen.clean_at, state=state)
             return
     state.pop("put_off_since", None)
-    needs = _needs_of(ctx, seen, table, options, now)
+    dataset = _open(ctx, table)
+    needs = _find_needs(dataset, seen, options, is_idle=now - seen.changed_at >= IDLE_MS)
+    refresh_at = plan_refreshes(ctx, table, dataset, state, now)
     clean_at = _clean_at(seen, table, options, now)
     reasons = [*needs.reasons, *(["old versions"] if clean_at is not None and clean_at <= now else [])]
     if reasons:
-        _queue(ctx, seen, table, ", ".join(reasons))
+        _queue(ctx, table, ", ".join(reasons))
         due: int | None = now + BUSY_MS
     else:
         idle_at = seen.changed_at + IDLE_MS if needs.has_rest else None
-        due = min((at for at in (clean_at, idle_at) if at is not None), default=None)
+        due = min((at for at in (clean_at, idle_at, refresh_at) if at is not None), default=None)
     rest = now + BUSY_MS if reasons else now
     ctx.store.plan_upkeep(seen, rests_until=rest, due_at=due, clean_at=clean_at, state=state)
 
@@ -141,10 +160,6 @@ def _find_work_under_way(ctx: Context, table: TableRecord) -> str:
     return next((f"a publication ({name})" for name in folders if name.startswith(_BLOCKS)), "")
 
 
-def _needs_of(ctx: Context, seen: TableUpkeep, table: TableRecord, options: UpkeepOptions, now: int) -> UpkeepDecision:
-    return _find_needs(_open(ctx, table), seen, options, is_idle=now - seen.changed_at >= IDLE_MS)
-
-
 def _find_needs(
     dataset: lance.LanceDataset, seen: TableUpkeep, options: UpkeepOptions, *, is_idle: bool
 ) -> UpkeepDecision:
@@ -153,7 +168,7 @@ def _find_needs(
     return decide_upkeep(state, options, seen.state.get("unindexed", {}), is_idle=is_idle)
 
 
-def _queue(ctx: Context, seen: TableUpkeep, table: TableRecord, reason: str) -> None:
+def _queue(ctx: Context, table: TableRecord, reason: str) -> None:
     """Queue a job, unless another server has since; few that have ended stay, for there are many over time."""
 
     def work(catalog: UnitOfWork) -> None:
@@ -198,7 +213,8 @@ def maintain_table(ctx: Context, running: Job) -> Mapping[str, str]:
         raise
     seconds = time.monotonic() - start
     rest = ctx.clock() + min(MAX_REST_MS, max(MIN_REST_MS, int(seconds * 1000) * _REST_SHARE))
-    ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=clean_at, state={"unindexed": outcome})
+    state = {"unindexed": outcome} | {name: seen.state[name] for name in (REFRESHES,) if name in seen.state}
+    ctx.store.plan_upkeep(seen, rests_until=rest, due_at=rest, clean_at=clean_at, state=state)
     return {"seconds": f"{seconds:.1f}", "stage": "done", **cleaned}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.change_feed.version_change import ChangedVersion, RowCounts
 from tiltyard.runtime.pool import run_together
-from tiltyard.storage.caches.version_cache import VersionInfo
+from tiltyard.storage.caches.version_cache import VersionInfo, version_info
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 
@@ -47,7 +47,7 @@ def load_changes(
                 return VersionInfo(version.timestamp_millis or 0, changed.describe().texts())
 
         key = (location, f"{version.manifest_path} after {before}", version.e_tag)
-        version.metadata = (version.metadata or {}) | ctx.storage.datasets.version_cache.get_or_read(key, read).metadata
+        version.metadata = (version.metadata or {}) | version_info(key, read).metadata
 
     run_together(load, versions, 1 if is_local(location) else _READERS)
 

@@ -25,6 +25,7 @@ from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.manifests.manifest_format import with_column_ids
+from tiltyard.storage.pylance_internals import schema_of_protos
 from tiltyard.storage.writing import commit_new_columns
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
@@ -168,8 +169,7 @@ def _schema(
     metadata, *fields = _protos(main)
     renumbered = (with_column_ids(field, new_ids) for field in _protos(branch)[1:])
     added = [field for field in renumbered if field is not None]
-    schema: LanceSchema = LanceSchema._from_protos(metadata, *fields, *added)  # there is no public way
-    return schema
+    return schema_of_protos(metadata, *fields, *added)
 
 
 def _protos(dataset: lance.LanceDataset) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.needs import CLONE_TABLE, creator_for
+from tiltyard.catalog.garbage import hold_folder, stage_folder
 from tiltyard.catalog.mounts.tables import declare, withdrawing
 from tiltyard.context import Context
 from tiltyard.model.branches import MAIN
@@ -16,11 +17,11 @@ from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.locks import LockKind
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.lineage import LineageRecord
 from tiltyard.tables.name_conflicts import prefer_name_conflict
-from tiltyard.tables.upkeep.references import old_versions_lock
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import new_is_managed
 
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.mounts.registry.mount import Mount
-
-LEASE_MS = 60 * 60 * 1000
-"""How long a clone may take: its folder is deleted then, unless its table is in the catalog."""
 
 
 @operation(needs=CLONE_TABLE)
@@ -49,7 +47,7 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
         if request.source_version is not None and request.source_tag is not None:
             raise InvalidInputError("Name a source_version or a source_tag, not both.")
         source_uri = ctx.storage.check_location(request.source_location)
-    with ctx.storage.locks.hold(old_versions_lock(source_uri), ctx.settings.conflict_timeout):
+    with ctx.storage.locks.hold(LockKind.OLD_VERSIONS, source_uri, ctx.settings.conflict_timeout):
         return _clone(ctx, request, path, source_uri)
 
 
@@ -101,7 +99,7 @@ def copy_table(
     `complete` runs in the transaction that adds the table to the catalog, with the version that it has. Raises as
     `clone_table` does.
     """
-    with ctx.storage.locks.hold(old_versions_lock(source_uri), ctx.settings.conflict_timeout):
+    with ctx.storage.locks.hold(LockKind.OLD_VERSIONS, source_uri, ctx.settings.conflict_timeout):
         source = ctx.storage.datasets.open_for_reading(source_uri, ctx.storage.options(source_uri))
         return _write(ctx, path, source, properties, is_deep=True, complete=complete)[0]
 
@@ -118,7 +116,8 @@ def _write(
     """Write a clone's files, and add its table; return that and its version."""
     location = stage_folder(ctx, path)
     try:
-        version = _write_files(ctx, source, location, is_deep=is_deep)
+        with hold_folder(ctx, location):
+            version = _write_files(ctx, source, location, is_deep=is_deep)
         return add_clone(ctx, path, location, version, properties, complete), version
     except BaseException:
         ctx.store.schedule_deletion(location, ctx.clock(), CREATING)
@@ -137,17 +136,6 @@ def _write_files(ctx: Context, source: lance.LanceDataset, location: str, *, is_
         version = int(clone(location, source.version, ctx.storage.options(location)).version)
     ctx.storage.make_durable([*ctx.storage.manifests.version_files(location, MAIN, version), f"{location}/"])
     return version
-
-
-def stage_folder(ctx: Context, path: Id) -> str:
-    """Choose a folder for a new table's files, which are deleted after LEASE_MS unless `add_clone` has added the table.
-
-    Raises NamespaceNotFoundError.
-    """
-    ctx.store.describe_namespace(path.parent)
-    location = ctx.storage.new_location(path)
-    ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
-    return location
 
 
 def add_clone(

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableBranchNotFoundError
 
+from tiltyard.model import rte
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.primary_keys import PROPERTY
 from tiltyard.model.spec import models
@@ -48,10 +49,10 @@ _PAGE = 1000
 def new_is_managed(ctx: Context, path: Id, properties: Mapping[str, str] | None) -> bool:
     """Return whether a new table is managed: by its property, that of the nearest namespace, or the server's setting.
 
-    Raises InvalidInputError for a property that is neither true nor false, and for one that declares a primary key;
+    Raises InvalidInputError for a property that is neither true nor false, and for one that another operation sets;
     NamespaceNotFoundError.
     """
-    _check_no_key(properties)
+    _check_not_declared(properties)
     if (managed := _managed_property(properties)) is not None:
         return managed
     for depth in range(len(path) - 1, -1, -1):
@@ -62,13 +63,14 @@ def new_is_managed(ctx: Context, path: Id, properties: Mapping[str, str] | None)
 
 def registered_is_managed(properties: Mapping[str, str] | None) -> bool:
     """Return whether a registered table is managed: only if its property says so. Raises InvalidInputError."""
-    _check_no_key(properties)
+    _check_not_declared(properties)
     return bool(_managed_property(properties))
 
 
-def _check_no_key(properties: Mapping[str, str] | None) -> None:
-    if PROPERTY in (properties or {}):
-        raise InvalidInputError(f"The property {PROPERTY} declares nothing: create the table, then SetTablePrimaryKey.")
+def _check_not_declared(properties: Mapping[str, str] | None) -> None:
+    for name, call in ((PROPERTY, "then SetTablePrimaryKey"), (rte.PROPERTY, "then EnableTableRte")):
+        if name in (properties or {}):
+            raise InvalidInputError(f"The property {name} declares nothing: create the table, {call}.")
 
 
 def _managed_property(properties: Mapping[str, str] | None) -> bool | None:
@@ -120,7 +122,7 @@ def recorded_latest(ctx: Context, table: TableRecord, branch: Branch) -> Recorde
     if not table.managed or not branch.is_main or is_local(table.location):
         return None
     latest = ctx.store.latest_version(table.id, branch.key)
-    if latest is None or not (latest.finalized or ctx.services.finalized_log.has(latest)):
+    if latest is None or not (latest.finalized or ctx.services.commit_log.has(latest)):
         return None
     return RecordedVersion(latest.table_id, latest.version, latest.staged_path)
 

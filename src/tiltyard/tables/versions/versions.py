@@ -22,7 +22,7 @@ from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime.pool import run_together
-from tiltyard.storage.caches.version_cache import VersionInfo
+from tiltyard.storage.caches.version_cache import VersionInfo, version_info
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, versions_folder
@@ -79,7 +79,7 @@ def _wire_version(
     ctx: Context, table: TableRecord, branch: Branch, version: int, path: str, stat: FileStat | FileEntry, read: Read
 ) -> models.TableVersion:
     """Return a version whose manifest was found in storage; `path` is below the table's folder."""
-    info = ctx.storage.datasets.version_cache.get_or_read((table.location, path, stat.e_tag), read)
+    info = version_info((table.location, path, stat.e_tag), read)
     record = _record_of(ctx, table, branch, version)
     return models.TableVersion(
         version=version,
@@ -267,7 +267,7 @@ def _latest_recorded(ctx: Context, record: TableRecord, branch: Branch) -> model
     latest = ctx.store.latest_version(record.id, branch.check().key)
     if latest is None or not is_final(ctx, latest):
         return None
-    is_ours = ctx.services.finalized_log.is_latest(latest.table_id, latest.branch, latest.version, latest.naming_scheme)
+    is_ours = ctx.services.commit_log.is_latest(latest.table_id, latest.branch, latest.version, latest.naming_scheme)
     if not is_ours and ctx.storage.may_have_version_gaps(record.location):
         return None
     folder, scheme = f"{record.location}/{versions_folder(branch)}", NamingScheme(latest.naming_scheme)

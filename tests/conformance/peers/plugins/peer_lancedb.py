@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import lancedb
@@ -24,9 +25,14 @@ connect, connect_async = lancedb.connect, lancedb.connect_async
 connect_namespace, connect_namespace_async = lancedb.connect_namespace, lancedb.connect_namespace_async
 
 
+def is_of_the_client() -> bool:
+    """Tell whether the client itself connects: its permutations keep their row ids in tables in memory."""
+    return str(sys._getframe(2).f_globals["__name__"]).startswith("lancedb.")
+
+
 def connect_here(uri: Any = None, **arguments: Any) -> Any:
     """Connect to the namespace of a folder on the server, as `lancedb.connect` to the folder."""
-    if not is_folder(uri):
+    if not is_folder(uri) or is_of_the_client():
         return connect(uri, **arguments)
     if CONNECTION == "local":
         database_of(uri)

@@ -2,9 +2,10 @@
 
 A test that connects to no server, itself or by a fixture, is recorded as such, whatever came out of it.
 
-`PEER_LIST` is a TOML file: `[not_applicable]` and `[fails]`, each of patterns of test ids and a reason. A test of
-`[fails]` that passes fails the run, so that the list stays true. `PEER_OUTCOMES` is the file of the record: a JSON
-object a line.
+`PEER_LIST` is a TOML file of patterns of test ids, each with a reason: `[not_applicable]` are left out; `[client]` and
+`[on_purpose]` are expected to fail, by a fault of the client or as the server chooses. One of these that passes fails
+the run, so that the list stays true; but on a folder ("local"), nothing is expected. `PEER_OUTCOMES` is the file of the
+record: a JSON object a line, of which the last of a test counts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ import pytest
 
 LIST: dict[str, dict[str, str]] = tomllib.loads(Path(os.environ["PEER_LIST"]).read_text())
 OUTCOMES = Path(os.environ["PEER_OUTCOMES"])
-NOT_APPLICABLE, FAILS = LIST.get("not_applicable", {}), LIST.get("fails", {})
+NOT_APPLICABLE = LIST.get("not_applicable", {})
+EXPECTED = {"client": "by the client", "on_purpose": "on purpose"}
+"""Sections of tests that are expected to fail, and the outcome that is recorded if they do."""
+IS_LOCAL = os.environ["PEER_CONNECTION"] == "local"
 
 _connecting_fixtures: set[int] = set()
 _connecting_tests: set[str] = set()
@@ -34,6 +38,14 @@ def reason_of(test: str, patterns: Mapping[str, str]) -> str | None:
     for pattern, reason in patterns.items():
         if fnmatch.fnmatchcase(plain, pattern.replace("[", "(").replace("]", ")")):
             return reason
+    return None
+
+
+def expected_failure(test: str) -> tuple[str, str] | None:
+    """Return the outcome and the reason of a test that is expected to fail; None for any other."""
+    for section, outcome in EXPECTED.items():
+        if not IS_LOCAL and (reason := reason_of(test, LIST.get(section, {}))) is not None:
+            return outcome, reason
     return None
 
 
@@ -49,9 +61,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.append(item)
             record(item.nodeid, "not applicable", reason)
             continue
-        if (reason := reason_of(item.nodeid, FAILS)) is not None:
-            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+        if (expected := expected_failure(item.nodeid)) is not None:
+            item.add_marker(pytest.mark.xfail(reason=expected[1], strict=True))
         kept.append(item)
+        record(item.nodeid, "not run", "the run ended before them")  # until its outcome is recorded
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 
@@ -85,11 +98,12 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or (report.outcome != "passed" and not hasattr(report, "wasxfail")):
+    if report.when == "call" or report.outcome != "passed":
+        expected = expected_failure(report.nodeid) if hasattr(report, "wasxfail") else None
         if report.when == "call" and report.nodeid not in _connecting_tests:
             record(report.nodeid, "no connection", "")
-        elif hasattr(report, "wasxfail"):
-            record(report.nodeid, "known to fail", report.wasxfail.removeprefix("reason: "))
+        elif expected is not None:
+            record(report.nodeid, *expected)
         elif report.skipped:
             record(report.nodeid, "skipped", _skip_reason(report))
         else:

@@ -2,6 +2,11 @@
 //!
 //!     cargo run --quiet -- URL KEY
 
+mod catalog;
+mod rest;
+mod rte;
+mod sql;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -196,5 +201,11 @@ async fn main() -> Outcome {
     on_indexes(&table).await;
     on_versions(&table).await;
     on_database(&database, &name).await;
-    Ok(())
+    let queried = format!("{name}_sql");
+    database.create_table(&queried, rows(0, 300)).execute().await?;
+    sql::on_sql(&database, &queried).await;
+    database.drop_table(&queried, &[]).await?;
+    rte::on_rte(&database, &format!("{name}_rte")).await?;
+    rest::on_rest(&database, &format!("{name}_rest")).await?;
+    catalog::on_catalog(&url, &key, &format!("{name}_catalog")).await
 }

@@ -6,7 +6,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.ids import Id
-from tiltyard.tables.lance_sql.select_queries import SelectQuery, parse_select
+from tiltyard.tables.lance_sql.select_queries import SelectQuery, VectorDedup, parse_select
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,35 @@ def test_parse_select_reads_columns_source_filter_and_limit(text: str, query: Se
     assert parse_select(text) == query
 
 
+@pytest.mark.parametrize("distance", ["4.0", "0", "-1.5", "1e-05", "1.5E3"])
+def test_parse_select_reads_vector_dedup(distance: str) -> None:
+    parsed = parse_select(f"SELECT * FROM vector_dedup('hr$it''s', 7, 'a v', {distance})", Id(["x"]))
+    assert parsed == SelectQuery(Id(["hr", "it's"]), None, None, None, dedup=VectorDedup(7, "a v", float(distance)))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT a FROM vector_dedup('src', 7, 'v', 4.0)",
+        "SELECT * FROM vector_dedup('src', 7, 'v')",
+        "SELECT * FROM vector_dedup('src', 0, 'v', 4.0)",
+        "SELECT * FROM vector_dedup('src', 99999999999999999999, 'v', 4.0)",
+        "SELECT * FROM vector_dedup('src', 7.5, 'v', 4.0)",
+        "SELECT * FROM vector_dedup('src', 7, v, 4.0)",
+        "SELECT * FROM vector_dedup('src', 7, 'v', 1e999)",
+        "SELECT * FROM vector_dedup('src', 7, 'v', nan)",
+        f"SELECT * FROM vector_dedup('src', {'0' * 19}1{'0' * 30}, 'v', 4.0)",
+        f"SELECT * FROM vector_dedup('src', {'0' * 19}1{'0' * 5000}, 'v', 4.0)",
+        "SELECT * FROM vector_dedup('src', 7, 'v', 4.0) WHERE a > 1",
+        "SELECT * FROM vector_dedup('src', 7, 'v', 4.0) LIMIT 3",
+        "SELECT * FROM vector_dedup",
+    ],
+)
+def test_parse_select_of_another_vector_dedup_is_invalid(query: str) -> None:
+    with pytest.raises(InvalidInputError, match="without near-duplicates"):
+        parse_select(query)
+
+
 def test_parse_select_takes_the_greatest_limit() -> None:
     assert parse_select("SELECT a FROM t LIMIT 9223372036854775807").limit == 2**63 - 1
 
@@ -43,7 +72,7 @@ def test_parse_select_finds_a_single_name_in_the_namespace() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "SELECT * FROM vector_dedup('src', 7, 'v', 4.0)",
+        "SELECT * FROM vector_duplicate_pairs('src', 7, 'v', 4.0)",
         "SELECT count(*) AS n FROM t GROUP BY a",
         "SELECT a FROM t JOIN u",
         "SELECT a FROM t, u",

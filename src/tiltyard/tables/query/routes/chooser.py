@@ -28,6 +28,7 @@ from tiltyard.tables.query.routes.route import (
     Query,
     Refused,
 )
+from tiltyard.tables.query.routes.row_take import RowTake
 from tiltyard.tables.query.routes.rows_in_memory import RowsInMemory, ask_count_in_memory
 from tiltyard.tables.query.routes.scan import Scan, ask_row_count, ask_scan_count
 from tiltyard.tables.query.routes.shared_search import SharedSearch
@@ -44,6 +45,7 @@ ROUTES: tuple[type[Offer], ...] = (
     IndexInMemory,
     RowsInMemory,
     PointLookup,
+    RowTake,
     SharedSearch,
     CachedColumns,
     Scan,
@@ -52,7 +54,7 @@ COUNT_ROUTES = (ask_row_count, ask_count_in_memory, ask_scan_count)
 
 _MAX_LOOP_ROWS = 100
 """Rows of a response up to which a query runs on the event loop."""
-_NAMES_VERSION = Refused("caches have the latest version alone, and the request names one")
+_NAMES_VERSION = Refused("caches have the latest version alone, and the request names another")
 _MANY_ROWS = Refused(f"caches serve up to {SMALL_ROWS:,} rows")
 _IS_VIEW = Refused("it is a view, whose rows its query makes anew")
 
@@ -61,11 +63,11 @@ def caches_for(
     ctx: Context, table: OpenTable, branch: Branch, version: int | None, max_rows: int = 0
 ) -> Caches | Refused:
     """Return the caches of a branch's latest version, or why they do not serve a request for so many rows."""
-    if version is not None:
+    datasets = ctx.storage.datasets
+    if version is not None and not datasets.shares(table.record.location, branch, table.snapshot):
         return _NAMES_VERSION
     if max_rows > SMALL_ROWS:
         return _MANY_ROWS
-    datasets = ctx.storage.datasets
     return Caches((table.record.location, branch), datasets.column_cache, datasets.vector_cache, datasets.processors)
 
 
@@ -157,8 +159,14 @@ def count_on_loop(ctx: Context, request: models.CountTableRowsRequest) -> Contex
 
 def _is_short(ctx: Context, request: models.QueryTableRequest) -> bool:
     """Return whether the event loop may answer a request, by its fields alone."""
-    others = (request.version, request.branch, request.full_text_query, request.order_by)
-    if request.k > _MAX_LOOP_ROWS or any(others) or (request.columns and request.columns.column_names is None):
+    others = (request.version, request.branch, request.order_by, request.use_rte)
+    is_by_text = request.full_text_query or request.minhash_query
+    if (
+        is_by_text
+        or request.k > _MAX_LOOP_ROWS
+        or any(others)
+        or (request.columns and request.columns.column_names is None)
+    ):
         return False
     vector = request.vector
     if vector and (vector.single_vector or vector.multi_vector):

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tiltyard.model.columns.vector_columns import VectorColumn, quote_path
+from tiltyard.storage.pylance_internals import take_rows
 from tiltyard.storage.vector_cache.cache import VectorKey
 from tiltyard.storage.vector_cache.index import Effort
 from tiltyard.tables.query.integer_filters import ROW_ID
@@ -42,7 +43,18 @@ _OPTIONS = frozenset(
     {"batch_size_bytes", "columns", "disable_scoring_autoprojection", "filter", "offset", "prefilter", "with_row_id"}
 )
 _NEAREST_OPTIONS = frozenset(
-    {"column", "ef", "k", "maximum_nprobes", "metric", "minimum_nprobes", "nprobes", "q", "refine_factor"}
+    {
+        "column",
+        "ef",
+        "k",
+        "maximum_nprobes",
+        "metric",
+        "minimum_nprobes",
+        "nprobes",
+        "q",
+        "refine_factor",
+        "search_effort",
+    }
 )
 _METRICS = frozenset({"l2", "cosine"})
 _MAX_FILTERS = 16
@@ -116,7 +128,7 @@ class IndexInMemory(SearchOffer):
         return count
 
     def describe(self) -> str:
-        return f"the index in memory answers, which {self.rows.index.describe()}"
+        return f"the index in memory answers {self.rows.describe()}"
 
     def readers(self) -> Iterator[BatchReader]:
         if self.found is None:
@@ -248,7 +260,8 @@ def _vector(values: Any, metric: str) -> np.ndarray[Any, Any] | None:
 def _effort(nearest: Mapping[str, Any]) -> Effort:
     """Return the effort that a request asks for: it may widen a search, and never narrows it."""
     probes = max(nearest.get("nprobes") or 0, nearest.get("minimum_nprobes") or 0)
-    return Effort(probes, max(nearest.get("ef") or 0, (nearest.get("refine_factor") or 0) * nearest["k"]))
+    candidates = max(nearest.get("ef") or 0, (nearest.get("refine_factor") or 0) * nearest["k"])
+    return Effort(probes, candidates, max(0.0, 2 * nearest.get("search_effort", 0) - 1))
 
 
 def _allowed(search: Search, rows: VersionRows) -> Allowed:
@@ -302,6 +315,6 @@ class _Response:
             return self._cached.take(addresses)
         if not len(addresses):
             return [pa.array([], self._search.dataset.schema.field(name).type) for name in self._names]
-        taken = self._search.dataset._take_rows(addresses.to_pylist(), columns=list(self._names))
+        taken = take_rows(self._search.dataset, addresses.to_pylist(), self._names)
         table = taken.select(list(self._names)).combine_chunks()
         return [column.chunk(0) for column in table.columns]

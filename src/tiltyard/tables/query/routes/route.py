@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lance.dataset import LanceScanner
 
-from tiltyard.tables.query.integer_filters import ROW_ID
+from tiltyard.tables.query.integer_filters import ROW_ID, parse_integer_filter
 from tiltyard.tables.query.plan import STREAMING_OPTION_NAMES, column_names
 from tiltyard.tables.query.response import Reader, read_response
 from tiltyard.tables.query.search_effort import choose_effort
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.caches.column_cache import BranchKey, ColumnCache
     from tiltyard.storage.caches.version_cache import CachedVersion
     from tiltyard.storage.vector_cache.cache import VectorCache
+    from tiltyard.tables.query.integer_filters import IntegerFilter
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.query.search_effort import SearchEffort
 
@@ -226,6 +227,12 @@ class Query:
             return None
         expression = options.get("filter")
         return expression if isinstance(expression, str) else None
+
+    @cached_property
+    def selected(self) -> IntegerFilter | None:
+        """The integers of one column, row ids or offsets, by which alone rows are selected; None for another search."""
+        expression = self.only_filter
+        return None if expression is None else parse_integer_filter(expression)
 
 
 def join_plans(ctx: Context, scanners: Iterable[LanceScanner], plan_of: Callable[[LanceScanner], str]) -> str:

@@ -48,9 +48,7 @@ class RowsInMemory(SearchOffer):
     @classmethod
     def ask(cls, query: Query) -> RowsInMemory | Refused:
         """Return the rows of a look-up, or why they are not found in memory."""
-        expression = query.only_filter
-        selected = None if expression is None else parse_integer_filter(expression)
-        if selected is None:
+        if (selected := query.selected) is None:
             return _OTHER_FILTER
         if isinstance(output := query.output, Refused):
             return output

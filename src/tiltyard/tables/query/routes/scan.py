@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from lance.dataset import LanceScanner
 
 from tiltyard.tables.query.batch_sizes import batch_options
+from tiltyard.tables.query.integer_filters import ROW_OFFSET
 from tiltyard.tables.query.response import reserve_memory
 from tiltyard.tables.query.routes.route import Cost, CountOffer, LanceOffer, Refused, join_plans
 from tiltyard.tables.query.scanners import make_scanner
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tiltyard.tables.query.response import Reader
     from tiltyard.tables.query.routes.route import CountQuery, Query
 
-ROW_OFFSET = "_rowoffset"
 _PREDICATE = Refused("it has a predicate")
 
 

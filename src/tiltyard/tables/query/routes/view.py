@@ -52,7 +52,7 @@ def find_view(ctx: Context, names: Sequence[str] | None) -> PlainView | None:
 
 @dataclass(slots=True)
 class View(Offer):
-    """A query of a view. `answer` raises UnsupportedOperationError for a branch, a version, and full text,
+    """A query of a view. `answer` raises UnsupportedOperationError for a branch, a version, and text,
 
     InvalidInputError for a column that the view does not have for its reader and for too many rows, and what the
     engine's `read_view` raises.
@@ -99,12 +99,16 @@ class View(Offer):
         request = self.request
         vector, columns = request.vector, request.columns
         has_vector = vector is not None and (vector.single_vector or vector.multi_vector)
-        others = (has_vector, request.full_text_query, request.filter, request.order_by, request.with_row_id)
+        others = (has_vector, self._is_by_text, request.filter, request.order_by, request.with_row_id)
         return not any(others) and (columns is None or columns.column_names is not None)
 
+    @property
+    def _is_by_text(self) -> bool:
+        return self.request.full_text_query is not None or self.request.minhash_query is not None
+
     def _check_text(self) -> None:
-        if self.request.full_text_query is not None:
-            raise UnsupportedOperationError("A view has no full-text index: search its table, or a materialized view.")
+        if self._is_by_text:
+            raise UnsupportedOperationError("A view has no index of text: search its table, or a materialized view.")
 
     def _search(self, snapshot: CachedVersion) -> Scan:
         search = plan_search(snapshot, self.request)

@@ -1,0 +1,1 @@
+"""As in torch: the package of `data`."""

@@ -71,7 +71,7 @@ def test_server_imports_nothing_that_it_has_no_use_for(tmp_path: Path, workers: 
     with Wire(server.url) as wire:
         work(wire)
     assert server.stop() == 0
-    assert not modules_file.exists(), modules_file.read_text()[-4000:]
+    assert not modules_file.exists(), modules_file.read_text()[:4000]
 
 
 def test_process_that_builds_an_index_imports_nothing_that_it_has_no_use_for(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_process_that_builds_an_index_imports_nothing_that_it_has_no_use_for(tmp
         COMMAND, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environ, timeout=120, check=False
     )
     assert "JSONDecodeError" in done.stderr  # it had imported all, and wanted an order
-    assert not modules_file.exists(), modules_file.read_text()[-4000:]
+    assert not modules_file.exists(), modules_file.read_text()[:4000]
 
 
 LAZY = """

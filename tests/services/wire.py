@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import quote
@@ -9,6 +10,7 @@ from urllib.parse import quote
 import httpx
 import pyarrow as pa
 
+STACK_TRACE = re.compile(r"Traceback|\.py\b.{0,2}(line |:?\d)|File \"|panicked at")
 ERROR_FIELDS = {"error", "code", "type", "detail", "instance"}
 
 
@@ -20,7 +22,7 @@ def check_error(response: httpx.Response) -> int:
     assert isinstance(body["error"], str) and body["error"], body
     assert type(body["code"]) is int and 0 <= body["code"] <= 23, body
     assert body["instance"] == response.headers["x-request-id"], body
-    assert "Traceback" not in body["error"] and ".py" not in body["error"], body
+    assert not STACK_TRACE.search(body["error"]), body
     assert body.get("detail") is None or isinstance(body["detail"], str), body
     code: int = body["code"]
     return code

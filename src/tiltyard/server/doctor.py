@@ -23,12 +23,13 @@ from tiltyard.config import ConfigError
 from tiltyard.model.settings.secret_keys import read_secret_keys
 from tiltyard.model.settings.storages import SecretError
 from tiltyard.pipeline.java import SparkMissingError, check_spark
+from tiltyard.runtime.ports import port_problem, reason_of
 from tiltyard.runtime.process import describe
 from tiltyard.runtime.system_memory import read_system_memory
 from tiltyard.server.connection_balancing import descriptor_limit, raise_descriptor_limit
 from tiltyard.server.flight_address import AUTO, OFF, flight_problem
 from tiltyard.server.memory import VECTORS_SHARE
-from tiltyard.server.startup_checks import crosses_unencrypted, exposure_problem, port_problem, reason_of, tls_problem
+from tiltyard.server.startup_checks import crosses_unencrypted, exposure_problem, tls_problem
 from tiltyard.sql.processes import DEFAULT_TOTAL
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.roots import StorageError

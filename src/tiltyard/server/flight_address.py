@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 from tiltyard.config import Settings
 from tiltyard.runtime.owned_folders import OwnedFolder
+from tiltyard.runtime.ports import port_problem
 from tiltyard.runtime.process import refuse
-from tiltyard.server.startup_checks import port_problem
 
 PACKAGES = ("datafusion", "grpc", "google.protobuf")
 MISSING = "SQL over Arrow Flight needs further packages: pip install 'tiltyard[sql]'."

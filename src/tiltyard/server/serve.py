@@ -21,6 +21,7 @@ from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.runtime.child_process import start_python
 from tiltyard.runtime.machinery import close_machinery
+from tiltyard.runtime.ports import bind_socket, reason_of
 from tiltyard.runtime.process import refuse
 from tiltyard.runtime.tracing import flush_spans
 from tiltyard.server import child_process
@@ -38,7 +39,7 @@ from tiltyard.server.process import (
     http_server,
     open_services_or_refuse,
 )
-from tiltyard.server.startup_checks import announce_access, bind_socket, check_exposure, reason_of, url_scheme
+from tiltyard.server.startup_checks import announce_access, check_exposure, url_scheme
 from tiltyard.server.supervisor import NeverServedError, Supervisor
 
 PORT_SECONDS = 15.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import socket
 import ssl
 import sys
 from typing import Any
@@ -18,32 +17,6 @@ STRICT_TRANSPORT_SECURITY = ("strict-transport-security", "max-age=31536000")
 """Have browsers use HTTPS alone for a year."""
 
 log = logging.getLogger("tiltyard")
-
-
-def bind_socket(address: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address. Raises OSError, OverflowError."""
-    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((address, port))
-    except BaseException:
-        bound.close()
-        raise
-    return bound
-
-
-def port_problem(address: str, port: int) -> str | None:
-    """Return why nothing can listen at an address; None if it can."""
-    try:
-        bind_socket(address, port).close()
-    except (OSError, OverflowError) as error:
-        return reason_of(error)
-    return None
-
-
-def reason_of(error: Exception) -> str:
-    """Return why an address cannot be had, without its number."""
-    return getattr(error, "strerror", None) or str(error)
 
 
 def check_exposure(settings: Settings, address: str) -> None:

@@ -132,7 +132,8 @@ def test_concurrent_writers_rebase_and_lose_nothing(rest: Any, remote: Any, serv
             try:
                 lance.write_dataset(rows, namespace_client=client, table_id=table_id, mode="append")
             except OSError as error:
-                assert "Too many concurrent writers" in str(error)
+                if "Too many concurrent writers" not in str(error):
+                    raise
             else:
                 return
 

@@ -20,8 +20,8 @@ TARGET = Path(__file__).resolve().parent.parent / "docs/cli.md"
 MARK = "<!-- reference: made by `make cli-docs` from the commands' own help; do not edit below -->\n"
 PEOPLE = (
     *("login", "logout", "profiles", "completion", "ls", "tree", "du", "show", "schema", "head", "count", "search"),
-    *("sql", "versions", "diff", "changes", "tag", "restore", "snapshot", "lineage", "import", "export", "cp", "mv"),
-    *("rm", "mkdir", "open", "spark-conf"),
+    *("sql", "create", "add-column", "update", "delete", "index", "versions", "diff", "changes", "tag", "restore"),
+    *("snapshot", "lineage", "import", "export", "cp", "mv", "rm", "mkdir", "open", "spark-conf"),
 )
 """The commands for people, in the order of the page."""
 
@@ -55,7 +55,7 @@ def option_row(parameter: click.Parameter) -> str | None:
     """Return the row of an option; None for an argument, and for the options of all commands."""
     if not isinstance(parameter, click.Option) or parameter.name in TARGET_OPTIONS:
         return None
-    names = parameter.opts
+    names = [*parameter.opts, *parameter.secondary_opts]
     if not parameter.is_flag:
         names = [f"{flag} {parameter.make_metavar(click.Context(click.Command('')))}" for flag in names[-1:]]
         names = [*(f"{flag} …" for flag in parameter.opts[:-1]), *names]

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tiltyard import __version__
+from tiltyard.cli.command_groups import CommandGroup, suggest_options
 from tiltyard.cli.interruption import InterruptibleGroup
 
 COMMANDS = {
@@ -35,6 +36,10 @@ COMMANDS = {
     "pipelines": ("pipeline", "view"),
     "publish_to": ("publish-to",),
     "serve": ("doctor", "serve", "worker"),
+    "tables.columns": ("add-column",),
+    "tables.create": ("create",),
+    "tables.indexes": ("index",),
+    "tables.rows": ("delete", "update"),
     "session.completion": ("completion",),
     "session.login": ("login", "logout", "profiles"),
     "session.spark_conf": ("spark-conf",),
@@ -46,8 +51,18 @@ COMMANDS = {
 _MODULES = {name: module for module, names in COMMANDS.items() for name in names}
 
 
-class CommandLine(InterruptibleGroup):
+class CommandLine(InterruptibleGroup, CommandGroup):
     """The root group: the module of a command is imported when the command is looked up."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the arguments, as click does."""
+        with suggest_options():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, as click does."""
+        with suggest_options():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -66,7 +81,7 @@ class CommandLine(InterruptibleGroup):
         return {name: command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))}
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """A group whose commands are in a module that is imported when one is looked up.
 
     The module has `list_commands()`, which returns their names, and `find_command(name)`.

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.runtime.process import refuse
 
@@ -158,7 +159,7 @@ def parse_grantee(text: str) -> dict[str, Any]:
     return {"grantee_kind": "principal", "grantee": text}
 
 
-@click.group("role", short_help="Manage roles: named sets of principals and groups.")
+@click.group("role", cls=CommandGroup, short_help="Manage roles: named sets of principals and groups.")
 def role() -> None:
     """Manage roles.
 
@@ -226,7 +227,7 @@ def remove(place: CatalogPlace, name: str, members: tuple[str, ...]) -> None:
             click.echo(f"{member} is no longer in {name}.")
 
 
-@click.group("policy", short_help="Manage row filters and column masks.")
+@click.group("policy", cls=CommandGroup, short_help="Manage row filters and column masks.")
 def policy() -> None:
     """Restrict the rows and columns of tables for all principals except administrators and exempt roles.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.options import parse_pairs, settings_options
 from tiltyard.cli.output.cells import format_size
 from tiltyard.cli.session.failures import ExitStatus
@@ -21,7 +22,7 @@ PROBLEM_STATUS = 3
 """Exit status of a command that did its work, and found tables or files that are not whole."""
 
 
-class BackupGroup(click.Group):
+class BackupGroup(CommandGroup):
     """A group whose first argument may be a target: `tiltyard backup TARGET` takes a backup."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

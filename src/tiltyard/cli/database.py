@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.cli.session.failures import ExitStatus
 from tiltyard.config import ConfigError, Settings
@@ -71,7 +72,7 @@ def require_database(settings: Settings) -> None:
         refuse(f"There is no catalog at {url}: look at --root and --db.", ExitStatus.NOT_FOUND)
 
 
-@click.group("db", short_help="Manage the catalog's database.")
+@click.group("db", cls=CommandGroup, short_help="Manage the catalog's database.")
 def db() -> None:
     """Manage the catalog's database.
 

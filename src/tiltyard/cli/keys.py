@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.runtime.process import refuse
 
@@ -19,7 +20,7 @@ HOURS = click.FloatRange(min=0, max=876_000)
 DAY_SECONDS, HOUR_SECONDS = 86_400, 3_600
 
 
-@click.group("key", short_help="Manage API keys.")
+@click.group("key", cls=CommandGroup, short_help="Manage API keys.")
 def key() -> None:
     """Manage API keys.
 
@@ -126,7 +127,7 @@ def revoke(place: CatalogPlace, key_ids: tuple[str, ...], all_tokens: bool) -> N
         click.echo("All tokens are revoked.")
 
 
-@click.group("principal", short_help="Manage principals.")
+@click.group("principal", cls=CommandGroup, short_help="Manage principals.")
 def principal() -> None:
     """Manage principals: those with keys, and those of a provider (provider:name) that were altered here.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.options import CatalogPlace, catalog_options, parse_pairs
 from tiltyard.cli.session.failures import ExitStatus
 from tiltyard.runtime.process import refuse
@@ -44,7 +45,7 @@ vend_option = click.option(
 )
 
 
-@click.group("mount", short_help="Serve catalogs of others as namespaces.")
+@click.group("mount", cls=CommandGroup, short_help="Serve catalogs of others as namespaces.")
 def mount() -> None:
     """Serve catalogs of others as namespaces.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.session.ids import TABLE_OF_JOB
 from tiltyard.cli.session.job_target import JobTarget, execution_options, job_target_options
@@ -18,7 +19,7 @@ _PLAN_PARAMETERS: list[click.Parameter] = [
 ]
 
 
-@click.group("pipeline", short_help="Create several tables from one file, and publish them at once.")
+@click.group("pipeline", cls=CommandGroup, short_help="Create several tables from one file, and publish them at once.")
 def pipeline() -> None:
     """Create several tables as one YAML or Python file describes them, and publish them at once.
 
@@ -71,7 +72,7 @@ def check(file: Path, values: tuple[str, ...]) -> None:
         click.echo("\n".join(describe_plan(read_plan(file, parse_pairs(values)))))
 
 
-@click.group("view", short_help="Create materialized views of queries on Spark.")
+@click.group("view", cls=CommandGroup, short_help="Create materialized views of queries on Spark.")
 def view() -> None:
     """Create materialized views: tables that a query in Spark's SQL computes.
 

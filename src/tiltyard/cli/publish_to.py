@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.mounts import parse_settings, settings_option, settings_with_uri
 from tiltyard.cli.options import CatalogPlace, catalog_options
 from tiltyard.runtime.process import refuse
@@ -22,7 +23,7 @@ POLL_SECONDS = 1.0
 """How often a command looks how far a worker has come with what took longer than a request may."""
 
 
-@click.group("publish-to", short_help="Register tables in other catalogs, and keep them in step.")
+@click.group("publish-to", cls=CommandGroup, short_help="Register tables in other catalogs, and keep them in step.")
 def publish_to() -> None:
     """Register tables in other catalogs, and keep the entries there in step with this one.
 

@@ -75,26 +75,26 @@ class Worker:
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._stopping = threading.Event()
         self._running: set[_Run] = set()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"job-{number}", daemon=True) for number in range(threads)
-        ]
-        self._threads.append(threading.Thread(target=self._sweep, name="sweeper", daemon=True))
-        self._threads.append(threading.Thread(target=self._publish, name="publisher", daemon=True))
-        if services.settings.upkeep:
-            self._threads.append(threading.Thread(target=self._maintain, name="upkeep", daemon=True))
+        self._threads: list[threading.Thread] = []
         self._mirror_sync = MirrorSync(services, self._stopping)
 
     def start(self) -> None:
         """Start the threads."""
+        targets: list[tuple[str, Callable[[], None]]] = [(f"job-{number}", self._work) for number in range(self.limit)]
+        targets += [("sweeper", self._sweep), ("publisher", self._publish)]
+        if self._services.settings.upkeep:
+            targets.append(("upkeep", self._maintain))
+        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in targets]
         for thread in self._threads:
             thread.start()
 
     def stop(self, timeout: float) -> None:
         """Claim nothing more, and wait up to `timeout` seconds; a transaction that still runs then is queued again."""
         self._stopping.set()
+        each = timeout / max(1, len(self._threads))
         for thread in self._threads:
-            thread.join(timeout / len(self._threads))
-        self._mirror_sync.stop(timeout / len(self._threads))
+            thread.join(each)
+        self._mirror_sync.stop(each)
         for run in list(self._running):
             run.requeue()
 
@@ -105,6 +105,20 @@ class Worker:
     def run_one(self) -> bool:
         """Claim and run one transaction other than upkeep; return whether there was one."""
         return self._run_one(tuple(kind for kind in JOBS if kind != UPKEEP))
+
+    def run_transaction(self, transaction_id: str) -> bool:
+        """Claim and run this transaction, unless it has ended, another worker has it, or it is for Spark.
+
+        Return whether it was run. Raises TransactionNotFoundError.
+        """
+        store = self._services.store
+        if store.describe_transaction(transaction_id).kind not in JOBS:
+            return False
+        record = store.claim_job(transaction_id, self._owner, LEASE_MS)
+        if record is None:
+            return False
+        self._run_claimed(record)
+        return True
 
     def maintain_one(self) -> bool:
         """Look at one table, or maintain one; return whether there was one. Of a server, one process does so at a time.
@@ -131,13 +145,16 @@ class Worker:
         record = store.claim_transaction(self._owner, LEASE_MS, kinds)
         if record is None:
             return False
+        self._run_claimed(record)
+        return True
+
+    def _run_claimed(self, record: TransactionRecord) -> None:
         run = _Run(self._services, self._owner, record, self._stopping)
         self._running.add(run)
         try:
             run.run()
         finally:
             self._running.discard(run)
-        return True
 
     def _work(self) -> None:
         while not self._stopping.is_set():

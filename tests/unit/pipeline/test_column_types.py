@@ -33,6 +33,16 @@ def test_types_of_arrow_have_names_that_are_read_again(dtype: pa.DataType) -> No
     assert parse_type(str(dtype)) == dtype
 
 
+def test_sql_names_mean_what_they_mean_in_a_query() -> None:
+    assert [parse_type(name) for name in ("bigint", "INT", "text", "timestamp", "date", "numeric(10, 2)")] == [
+        pa.int64(), pa.int32(), pa.string(), pa.timestamp("us"), pa.date32(), pa.decimal128(10, 2)
+    ]  # fmt: skip
+    assert parse_type("vector(384)") == parse_type("float32[384]") == pa.list_(pa.float32(), 384)
+    assert parse_type("list<bigint>") == pa.list_(pa.int64())
+    with pytest.raises(RefusedError, match=r"vector\(128\)"):
+        parse_type("varchar(20)")  # whose length nothing would check
+
+
 def test_types_without_a_name_are_refused() -> None:
     with pytest.raises(RefusedError, match="has no name by which a job could be given it"):
         type_name(pa.list_(pa.field("item", pa.int8(), nullable=False)))

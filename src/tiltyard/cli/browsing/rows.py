@@ -9,7 +9,7 @@ import click
 
 from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
-from tiltyard.cli.session.ids import TABLE, TypedId
+from tiltyard.cli.session.ids import COLUMN, COLUMNS, TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def version_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --columns."""
-    return click.option("--columns", metavar="A,B,…", help="Only these columns; all by default.")(command)
+    return click.option("--columns", type=COLUMNS, metavar="A,B,…", help="Only these columns; all by default.")(command)
 
 
 @click.command("head", short_help="Show rows of a table.")
@@ -43,7 +43,7 @@ def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @columns_option
 @where_option
-@click.option("--order-by", metavar="COLUMN", help="Order by a column; COLUMN:desc for the largest first.")
+@click.option("--order-by", type=COLUMN, metavar="COLUMN", help="Order by a column; COLUMN:desc for the largest first.")
 @version_options
 @format_option
 @catalog_command
@@ -87,11 +87,11 @@ def query(table: TypedId, limit: int, columns: str | None) -> dict[str, Any]:
     return {**request, "columns": {"column_names": names}} if names else request
 
 
-def parse_columns(text: str | None) -> list[str]:
-    """Parse the names of --columns; none for None. Raises CommandError."""
+def parse_columns(text: str | None, option: str = "--columns") -> list[str]:
+    """Parse the names of an option, which are parted by commas; none for None. Raises CommandError."""
     names = [name.strip() for name in text.split(",")] if text else []
     if "" in names:
-        raise CommandError("--columns names an empty column: write title,year.", ExitStatus.USAGE)
+        raise CommandError(f"{option} names an empty column: write title,year.", ExitStatus.USAGE)
     return names
 
 

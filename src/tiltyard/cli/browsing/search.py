@@ -12,7 +12,7 @@ import click
 from tiltyard.cli.browsing.rows import columns_option, parse_columns, version_options, where_option
 from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
-from tiltyard.cli.session.ids import TABLE, TypedId
+from tiltyard.cli.session.ids import COLUMN, COLUMNS, TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
 
 if TYPE_CHECKING:
@@ -26,9 +26,12 @@ MAX_VECTOR_BYTES = 1 << 20
 @click.argument("text", required=False)
 @click.option("--vector", metavar="JSON|FILE", help="A vector: a JSON list, or a file that holds one.")
 @click.option("--like", metavar="ROW", help="The vector of a row: a filter that selects it, as 'id = 7'.")
-@click.option("--vector-column", help="The column of vectors, where the table has several.")
+@click.option("--vector-column", type=COLUMN, help="The column of vectors, where the table has several.")
 @click.option(
-    "--text-columns", metavar="A,B,…", help="Search the text in these columns; in all indexed ones by default."
+    "--text-columns",
+    type=COLUMNS,
+    metavar="A,B,…",
+    help="Search the text in these columns; in all indexed ones by default.",
 )
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), metavar="N", default=10, show_default=True, help="How many rows."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.browsing.confirmation import confirm, yes_option
+from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import CatalogTarget, catalog_command, defer_imports, opened_catalog, target_options
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from tiltyard.lake.snapshots import Snapshot
 
 
-@click.group("snapshot", short_help="Name a set of versions over tables.")
+@click.group("snapshot", cls=CommandGroup, short_help="Name a set of versions over tables.")
 def snapshot() -> None:
     """Create, list, compare, restore and drop snapshots: named, immutable sets of versions over tables.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.browsing.confirmation import confirm, yes_option
+from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.output.formats import OutputFormat, format_option
 from tiltyard.cli.session.failures import CommandError
 from tiltyard.cli.session.ids import TABLE, TypedId
@@ -98,7 +99,7 @@ def _list_tags(catalog: Caller, table: TypedId) -> dict[str, Any]:
             return tags
 
 
-@click.group("tag", short_help="Give versions of a table names.")
+@click.group("tag", cls=CommandGroup, short_help="Give versions of a table names.")
 def tag() -> None:
     """Create, list and delete names for versions of a table.
 

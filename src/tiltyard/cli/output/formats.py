@@ -100,6 +100,14 @@ def print_record(record: Record, form: OutputFormat) -> None:
         print_records([record], list(record), form)
 
 
+def print_outcome(sentence: str, record: Record, form: OutputFormat) -> None:
+    """Print what a command has done: a sentence for people, a record for programs."""
+    if form is OutputFormat.TABLE:
+        click.echo(sentence)
+    else:
+        print_record(record, form)
+
+
 def print_rows(rows: pa.RecordBatchReader, form: OutputFormat) -> None:
     """Print rows as they come; a table for people is laid out once all are there. Raises CommandError."""
     match form:

@@ -1,7 +1,9 @@
-"""`tiltyard completion`, and what the shell completes: ids from the live catalog."""
+"""`tiltyard completion`, and what the shell completes from the live catalog: ids, columns and indexes of tables."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,6 +36,25 @@ def completion(shell: str) -> None:
 
 def complete_id(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     """Return the ids that begin as `incomplete` does; nothing where the catalog cannot be asked."""
+    return _ask(ctx, lambda catalog: find_ids(catalog, incomplete))
+
+
+def complete_names(ctx: click.Context, of: str, incomplete: str, before: str = "") -> list[CompletionItem]:
+    """Return the columns or indexes of the command's table that begin as `incomplete` does, each behind `before`.
+
+    Nothing where the catalog cannot be asked, or no table is named yet.
+    """
+    table = ctx.params.get("table")
+    if not table:
+        return []
+    find = {"columns": find_columns, "indexes": find_indexes}[of]
+    return _ask(
+        ctx, lambda catalog: [f"{before}{name}" for name in find(catalog, table) if name.startswith(incomplete)]
+    )
+
+
+def _ask(ctx: click.Context, find: Callable[[Caller], Iterable[str]]) -> list[CompletionItem]:
+    """Return what `find` finds in the catalog that the command is for; nothing where that cannot be asked."""
     from tiltyard.cli.session.failures import CommandError
     from tiltyard.cli.session.target import choose_target, defer_imports, open_catalog
     from tiltyard.model.typed_ids import is_server_address
@@ -47,11 +68,21 @@ def complete_id(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     try:
         catalog = open_catalog(choose_target(**chosen))
         try:
-            return [CompletionItem(text) for text in find_ids(catalog, incomplete)]
+            return [CompletionItem(text) for text in islice(find(catalog), MAX_COMPLETIONS)]
         finally:
             catalog.close()
     except (CommandError, LanceNamespaceError, ValueError, OSError):
         return []
+
+
+def find_columns(catalog: Caller, table: Sequence[str]) -> list[str]:
+    """Return the columns of a table that the caller may read. Raises lance_namespace.errors."""
+    return list(catalog.readable_schema(table).names)
+
+
+def find_indexes(catalog: Caller, table: Sequence[str]) -> list[str]:
+    """Return the indexes of a table. Raises lance_namespace.errors."""
+    return [each["index_name"] for each in catalog.entries("ListTableIndices", "indexes", id=list(table))]
 
 
 def find_ids(catalog: Caller, incomplete: str) -> list[str]:
@@ -68,7 +99,7 @@ def find_ids(catalog: Caller, incomplete: str) -> list[str]:
         tables = _names_from(catalog, "ListTables", "tables", parent, start)
         if len(namespaces) != 1 or tables:
             found = [f"{format_id((*parent, name))}." for name in namespaces]
-            return [*found, *(format_id((*parent, name)) for name in tables)][:MAX_COMPLETIONS]
+            return [*found, *(format_id((*parent, name)) for name in tables)]
         parent, start = TypedId((*parent, namespaces[0])), ""
 
 

@@ -40,6 +40,8 @@ class ExitStatus(IntEnum):
     """The server does not answer, or the connection was cut: try again."""
     LOCAL_FILE = 7
     """A file here cannot be read or written: the disk is full, say."""
+    TIMED_OUT = 124
+    """The time limit is over; what was waited for goes on."""
     INTERRUPTED = 130
     """Ctrl-C."""
     CLOSED_PIPE = 141

@@ -1,4 +1,7 @@
-"""Ids as arguments of commands, completed from the catalog; `tiltyard.model.typed_ids` parses them."""
+"""Ids, columns and indexes as arguments of commands, completed from the catalog.
+
+`tiltyard.model.typed_ids` parses ids.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import click
 from tiltyard.model.typed_ids import TypedId, format_id, format_name, parse_typed_id, suggest
 
 __all__ = [
-    "TABLE", "TABLE_OF_JOB", "TABLE_OR_NAMESPACE",
+    "COLUMN", "COLUMNS", "INDEX", "TABLE", "TABLE_OF_JOB", "TABLE_OR_NAMESPACE",
     "IdType", "TypedId", "format_id", "format_name", "parse_typed_id", "suggest",
 ]  # fmt: skip
 
@@ -55,6 +58,25 @@ class JobTableType(IdType):
         return DEFAULT_DELIMITER.join(names)
 
 
+class NameType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """The type of names that the table of the command has (its argument `table`), completed from there."""
+
+    name = "text"
+
+    def __init__(self, of: str, *, is_list: bool = False) -> None:
+        """`of` says of what the names are: columns or indexes; a list has commas between them."""
+        self._of = of
+        self._is_list = is_list
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """Return the names of the table that begin as this one does; of a list, the last one."""
+        from tiltyard.cli.session.completion import complete_names
+
+        before, comma, start = incomplete.rpartition(",") if self._is_list else ("", "", incomplete)
+        return complete_names(ctx, self._of, start, f"{before}{comma}")
+
+
+COLUMN, COLUMNS, INDEX = NameType("columns"), NameType("columns", is_list=True), NameType("indexes")
 TABLE = IdType()
 TABLE_OF_JOB = JobTableType()
 TABLE_OR_NAMESPACE = IdType(namespaces=True)

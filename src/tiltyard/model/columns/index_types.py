@@ -127,14 +127,50 @@ def check_parameters(kind: IndexType, field: pa.Field, request: models.CreateTab
     allowed = _allowed_parameters(kind)
     if unknown := sorted(set(values) - set(allowed)):
         raise InvalidInputError(f"{kind.value} takes no {unknown[0]}: {_list_names(allowed)}.")
+    if not _is_supported(kind, field):
+        needed = _VECTORS if kind.is_vector else _NEEDS[kind]
+        raise InvalidInputError(
+            f"{kind.value} needs {needed}, and '{field.name}' is {field.type}. {_describe_fitting(field)}"
+        )
     if kind.is_vector:
         _check_graph(kind, values)
         return values | VectorColumn.for_index(field).index_parameters(
             kind.value, kind.quantizer, request.distance_type, values
         )
-    if not (_is_geometry(field) if kind is IndexType.RTREE else _SUPPORTS[kind](field.type)):
-        raise InvalidInputError(f"{kind.value} needs {_NEEDS[kind]}, and '{field.name}' is {field.type}.")
     return _check_tokenizer(values, field) if kind is IndexType.FTS else values
+
+
+def fitting_types(field: pa.Field) -> list[IndexType]:
+    """Return the types of which a column can have an index, the one to begin with first; none for a struct or a map."""
+    return [kind for kind in PURPOSES if _fits(kind, field)]
+
+
+def _fits(kind: IndexType, field: pa.Field) -> bool:
+    """Return whether an index of this type, with its defaults, can be built on a column."""
+    if not _is_supported(kind, field):
+        return False
+    if kind.is_vector:
+        try:
+            VectorColumn.for_index(field).index_parameters(kind.value, kind.quantizer, None, {})
+        except InvalidInputError:  # bytes have no quantizer, RQ takes lengths of eights
+            return False
+    return True
+
+
+def _is_supported(kind: IndexType, field: pa.Field) -> bool:
+    if kind.is_vector:
+        return VectorColumn.is_indexable(field)
+    return _is_geometry(field) if kind is IndexType.RTREE else _SUPPORTS[kind](field.type)
+
+
+def _describe_fitting(field: pa.Field) -> str:
+    """Return a sentence on the types that fit a column."""
+    found = fitting_types(field)
+    if not found:
+        return "No index can be built on it: index a field within it, if it has some."
+    named = [f"{kind} ({PURPOSES[kind]})" for kind in found if not kind.is_vector or kind is found[0]]
+    others = " or another IVF_… type" if sum(kind.is_vector for kind in found) > 1 else ""
+    return f"What fits it: {', '.join(named)}{others}."
 
 
 def _check_graph(kind: IndexType, values: Parameters) -> None:
@@ -267,6 +303,7 @@ _SUPPORTS: dict[IndexType, Callable[[pa.DataType], bool]] = {
     IndexType.MINHASHLSH: _is_text,
     IndexType.FTS: _is_document,
 }
+_VECTORS = "a column of fixed-size lists of floats or uint8"
 _SCALARS = "a column of numbers, text, bytes, dates or times"
 _NEEDS = {
     IndexType.BTREE: _SCALARS,
@@ -280,3 +317,24 @@ _NEEDS = {
     IndexType.MINHASHLSH: "a column of text",
     IndexType.FTS: "a column of text, of lists of text, or of JSON",
 }
+
+PURPOSES: dict[IndexType, str] = {
+    IndexType.BTREE: "finds values and ranges",
+    IndexType.LABEL_LIST: "finds rows by items of their lists",
+    IndexType.IVF_PQ: "finds near vectors, compressed most",
+    IndexType.IVF_FLAT: "finds near vectors, as they are",
+    IndexType.FTS: "searches words",
+    IndexType.BITMAP: "finds values, where there are few different ones",
+    IndexType.RTREE: "finds geometries by their place",
+    IndexType.NGRAM: "finds parts of texts",
+    IndexType.FM: "finds any part of texts or bytes",
+    IndexType.MINHASHLSH: "finds near-duplicate texts",
+    IndexType.ZONEMAP: "skips parts by their smallest and largest value, and takes least space",
+    IndexType.BLOOMFILTER: "skips parts that lack a value",
+    IndexType.IVF_SQ: "finds near vectors, of one byte a number",
+    IndexType.IVF_RQ: "finds near vectors, of few bits a number",
+    IndexType.IVF_HNSW_FLAT: "finds near vectors by a graph",
+    IndexType.IVF_HNSW_SQ: "finds near vectors by a graph, of one byte a number",
+    IndexType.IVF_HNSW_PQ: "finds near vectors by a graph, compressed most",
+}
+"""What an index of each type does; of those that fit a column, the first is the one to begin with."""

@@ -50,12 +50,18 @@ class VectorColumn:
     def for_index(cls, field: pa.Field) -> VectorColumn:
         """Return the vector column of a field. Raises InvalidInputError if no vector index can be built on it."""
         column = cls.from_type(quote_path((field.name,)), field.type)
-        if column is None or of.is_int8(column.element):
+        if column is None or not cls.is_indexable(field):
             raise InvalidInputError(
                 f"A vector index needs a column of fixed-size lists of floats or uint8, and '{field.name}' is "
                 f"{field.type}."
             )
         return column
+
+    @classmethod
+    def is_indexable(cls, field: pa.Field) -> bool:
+        """Return whether a vector index can be built on a field."""
+        column = cls.from_type(quote_path((field.name,)), field.type)
+        return column is not None and not of.is_int8(column.element)
 
     def index_parameters(
         self, kind: str, quantizer: str, distance: str | None, requested: Mapping[str, Any]

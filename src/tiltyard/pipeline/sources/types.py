@@ -13,7 +13,8 @@ from tiltyard.model.columns.blob_columns import BLOB_TYPE
 from tiltyard.model.refusals import RefusedError
 
 _VECTOR = re.compile(r"(.+)\[(\d+)\]")
-_DECIMAL = re.compile(r"decimal(128|256)?\((\d+), *(-?\d+)\)")
+_SQL_VECTOR = re.compile(r"vector\((\d+)\)", re.IGNORECASE)
+_DECIMAL = re.compile(r"(?:decimal|numeric)(128|256)?\((\d+), *(-?\d+)\)", re.IGNORECASE)
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, *(?:tz=)?([^\]]+))?\]")
 _LIST = re.compile(r"(large_)?list<(?:(?:item|element): *)?(.+)>")
 _STRUCT = re.compile(r"struct<(.+)>")
@@ -28,6 +29,22 @@ _DICTIONARY = re.compile(r"dictionary<values=(.+), *indices=(\w+), *ordered=([01
 
 BLOB = "blob"
 """The name of Lance's type of blobs."""
+_SQL_NAMES = {
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "integer": "int32",
+    "bigint": "int64",
+    "real": "float32",
+    "text": "string",
+    "varchar": "string",
+    "bytea": "binary",
+    "date": "date32[day]",
+    "time": "time64[us]",
+    "timestamp": "timestamp[us]",
+    "timestamptz": "timestamp[us, UTC]",
+}
+"""SQL's names of types, in any case, where pyarrow has others."""
 
 
 def parse_type(text: str | pa.DataType) -> pa.DataType:
@@ -36,22 +53,19 @@ def parse_type(text: str | pa.DataType) -> pa.DataType:
     `int64`, `float32`, `string`, `bool`, `date32`, … are pyarrow's names; besides `float32[128]` (a vector),
     `decimal(10, 2)`, `timestamp[us, UTC]`, `list<string>`, `large_list<…>`, `struct<a: int64, b: string>`,
     `fixed_size_binary(16)`, `map<string, int64>`, `blob` (bytes that Lance stores apart from their rows), and what
-    pyarrow prints of its types.
+    pyarrow prints of its types. SQL's names mean what they mean in a query (`bigint`, `text`, `timestamp`), and
+    `vector(128)` is `float32[128]`.
     """
     if isinstance(text, pa.DataType):
         return text
     if not isinstance(text, str):
         raise RefusedError(f"{text!r} is no type: give a type of pyarrow's (pa.int64()), or its name ('int64').")
     text = text.strip()
+    text = _SQL_NAMES.get(text.lower(), text)
     if text == BLOB:
         return _blob_type()
-    if match := _TIMESTAMP.fullmatch(text):
-        return pa.timestamp(match[1], match[2])
-    if match := _DECIMAL.fullmatch(text):
-        kind = pa.decimal256 if match[1] == "256" else pa.decimal128
-        return kind(int(match[2]), int(match[3]))
-    if match := _BINARY.fullmatch(text):
-        return pa.binary(int(match[1]))
+    if (sized := _parse_sized(text)) is not None:
+        return sized
     if (nested := _parse_nested(text)) is not None:
         return nested
     try:
@@ -61,8 +75,22 @@ def parse_type(text: str | pa.DataType) -> pa.DataType:
             return pa.list_(parse_type(match[1]), int(match[2]))
         raise RefusedError(
             f"'{text}' is not a type: write int64, float32, string, float32[128], decimal(10, 2), timestamp[us, UTC], "
-            "list<string>, … (pyarrow's names)."
+            "list<string>, … (pyarrow's names), or SQL's: bigint, text, timestamp, vector(128), …"
         ) from None
+
+
+def _parse_sized(text: str) -> pa.DataType | None:
+    """Return a type whose name has a number or a unit; None for a name of another form."""
+    if match := _SQL_VECTOR.fullmatch(text):
+        return pa.list_(pa.float32(), int(match[1]))
+    if match := _TIMESTAMP.fullmatch(text):
+        return pa.timestamp(match[1], match[2])
+    if match := _DECIMAL.fullmatch(text):
+        kind = pa.decimal256 if match[1] == "256" else pa.decimal128
+        return kind(int(match[2]), int(match[3]))
+    if match := _BINARY.fullmatch(text):
+        return pa.binary(int(match[1]))
+    return None
 
 
 def _parse_nested(text: str) -> pa.DataType | None:

@@ -1,0 +1,1 @@
+"""Commands that create tables, and change their columns, rows and indexes."""

@@ -1,0 +1,217 @@
+"""`tiltyard index`: the indexes of a table."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiltyard.cli.command_groups import CommandGroup
+from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.waiting import timeout_option
+from tiltyard.cli.session.failures import CommandError, ExitStatus
+from tiltyard.cli.session.ids import COLUMN, INDEX, TABLE, TypedId, suggest
+from tiltyard.cli.session.target import catalog_command
+from tiltyard.cli.tables.index_builds import BUILDING, DONE, list_indexes, wait_for_indexes
+from tiltyard.cli.tables.index_options import given_parameters, parameter_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tiltyard.calls.caller import Caller
+
+branch_option = click.option("--branch", help="A branch instead of main.")
+
+
+@click.group("index", cls=CommandGroup, short_help="Create, list, drop and wait for indexes.")
+def index() -> None:
+    """Create, list and drop the indexes of a table, and wait until they are built.
+
+    \b
+    Example:
+      tiltyard index create library.books title FTS --wait
+    """
+
+
+@index.command("create", short_help="Build an index of a column.")
+@click.argument("table", type=TABLE)
+@click.argument("column", type=COLUMN)
+@click.argument("kind", metavar="[TYPE]", required=False)
+@click.option("--name", help="Its name [default: the column's name with _idx].")
+@click.option("--replace", is_flag=True, help="Build the index of this name anew, if there is one.")
+@click.option("--metric", help="IVF: the distance, l2, cosine, dot or hamming.")
+@parameter_options
+@click.option("--wait", is_flag=True, help="Wait until it is built.")
+@timeout_option
+@branch_option
+@format_option
+@catalog_command
+def create(
+    catalog: Caller,
+    table: TypedId,
+    column: str,
+    kind: str | None,
+    name: str | None,
+    replace: bool,
+    metric: str | None,
+    wait: bool,
+    timeout: float | None,
+    branch: str | None,
+    form: OutputFormat,
+    **parameters: Any,
+) -> None:
+    """Build an index of COLUMN, or of a field in it (author.name): what searches and filters of it are answered by.
+
+    TYPE is BTREE, BITMAP, ZONEMAP, BLOOMFILTER (values), LABEL_LIST (lists), FTS, NGRAM, FM, MINHASHLSH (texts), RTREE
+    (geometries), IVF_FLAT, IVF_SQ, IVF_PQ, IVF_RQ, IVF_HNSW_FLAT, IVF_HNSW_SQ or IVF_HNSW_PQ (vectors). Without it, it
+    is BTREE, or what fits the column: IVF_PQ for vectors, LABEL_LIST for lists. The server builds it in the background;
+    with --root this command does. A type that does not fit, or has no such option, is refused with those that do.
+
+    \b
+    Examples:
+      tiltyard index create library.books title FTS --stem --language English
+      tiltyard index create library.books vector IVF_PQ --metric cosine --num-partitions 256 --wait
+      tiltyard index create library.books isbn --name by_isbn
+    """
+    from tiltyard.cli.output.formats import print_outcome
+    from tiltyard.cli.session.local_work import is_server
+    from tiltyard.model.columns.index_types import check_parameter_names
+
+    if timeout is not None and not wait:
+        raise CommandError("--timeout is of --wait: give both, or leave it out.", ExitStatus.USAGE)
+    given = given_parameters(parameters)
+    kind = kind or _choose_type(catalog, table, column, branch)
+    check_parameter_names(kind, [*given, *(["metric"] if metric is not None else [])])
+    queued = catalog.call(
+        "CreateTableIndex",
+        id=list(table), column=column, index_type=kind, name=name, replace=replace, distance_type=metric,
+        branch=branch, **given,
+    )["transaction_id"]  # fmt: skip
+    about = catalog.call("DescribeTransaction", id=[queued])["properties"]
+    name, kind = about["index_name"], about["index_type"]
+    record = {"table": str(table), "index": name, "type": kind, "column": column, "transaction": queued}
+    if not wait and is_server(catalog):
+        advice = f"tiltyard index wait {shlex.quote(str(table))} {shlex.quote(name)}"
+        print_outcome(f"{name} is being built: {kind} on {column}. {advice}", {**record, "status": BUILDING}, form)
+        return
+    built = wait_for_indexes(catalog, table, [name], branch, timeout)[name]
+    rows = built.get("num_indexed_rows")
+    print_outcome(f"{name} is built: {kind} on {column}, {rows} rows", {**record, "status": DONE, "rows": rows}, form)
+
+
+def _choose_type(catalog: Caller, table: TypedId, column: str, branch: str | None) -> str:
+    """Return the type of index to begin with for a column; BTREE where that cannot be told, and the server says why."""
+    from tiltyard.cli.browsing.description import read_schema
+    from tiltyard.model.columns.index_types import IndexType, fitting_types
+
+    field = _find_field(read_schema(catalog, table, branch=branch), column)
+    found = [] if field is None else fitting_types(field)
+    return found[0] if found else IndexType.BTREE
+
+
+def _find_field(schema: pa.Schema, path: str) -> pa.Field | None:
+    """Return the field of a path, such as author.name; None where there is none."""
+    import pyarrow as pa
+
+    fields: Any = schema
+    field = None
+    for name in [path] if path in schema.names else path.split("."):
+        field = next((each for each in fields if each.name == name), None)
+        if field is None:
+            return None
+        fields = field.type if pa.types.is_struct(field.type) else ()
+    return field
+
+
+@index.command("list", short_help="List the indexes of a table.")
+@click.argument("table", type=TABLE)
+@branch_option
+@format_option
+@catalog_command
+def list_indices(catalog: Caller, table: TypedId, branch: str | None, form: OutputFormat) -> None:
+    """List the indexes of a table: what they are on, how many rows they have and lack, and why a build has failed.
+
+    \b
+    Example:
+      tiltyard index list library.books
+    """
+    from tiltyard.cli.output.cells import format_size
+    from tiltyard.cli.output.formats import print_records
+
+    def describe(entry: dict[str, Any]) -> dict[str, Any]:
+        size = entry.get("size_bytes")
+        return {
+            "index": entry["index_name"],
+            "type": entry.get("index_type"),
+            "column": ", ".join(entry["columns"]),
+            "status": entry["status"],
+            "rows": entry.get("num_indexed_rows"),
+            "unindexed": entry.get("num_unindexed_rows"),
+            "bytes": format_size(size) if form is OutputFormat.TABLE and size is not None else size,
+            "failure": entry.get("failure"),
+        }
+
+    records = [describe(each) for each in list_indexes(catalog, table, branch).values()]
+    columns = ["index", "type", "column", "status", "rows", "unindexed", "bytes"]
+    columns += ["failure"] if form is not OutputFormat.TABLE or any(each["failure"] for each in records) else []
+    print_records(records, columns, form, numbers=("rows", "unindexed", "bytes"))
+
+
+@index.command("drop", short_help="Drop an index.")
+@click.argument("table", type=TABLE)
+@click.argument("name", type=INDEX)
+@branch_option
+@catalog_command
+def drop(catalog: Caller, table: TypedId, name: str, branch: str | None) -> None:
+    """Drop an index, or cancel its build; the rows stay.
+
+    \b
+    Example:
+      tiltyard index drop library.books title_idx
+    """
+    catalog.call("DropTableIndex", id=list(table), index_name=name, branch=branch)
+    click.echo(f"The index {name} of {table} is dropped")
+
+
+@index.command("wait", short_help="Wait until indexes are built.")
+@click.argument("table", type=TABLE)
+@click.argument("names", metavar="[NAME]…", nargs=-1, type=INDEX)
+@timeout_option
+@branch_option
+@format_option
+@catalog_command
+def wait(
+    catalog: Caller,
+    table: TypedId,
+    names: tuple[str, ...],
+    timeout: float | None,
+    branch: str | None,
+    form: OutputFormat,
+) -> None:
+    """Wait until indexes of a table are built: those named, or all; with status 0 once they are.
+
+    A build that failed ends it with status 1 and the reason, --timeout with 124. With --root this command builds what
+    waits and no server has begun.
+
+    \b
+    Examples:
+      tiltyard index wait library.books
+      tiltyard index wait library.books title_idx --timeout 60
+    """
+    from tiltyard.cli.output.formats import print_records
+
+    there = list_indexes(catalog, table, branch)
+    missing = [name for name in names if name not in there]
+    if missing:
+        near = suggest(missing[0], there)
+        hint = f" Did you mean {' or '.join(near)}?" if near else f" tiltyard index list {shlex.quote(str(table))}"
+        raise CommandError(f"{table} has no index {missing[0]}.{hint}", ExitStatus.NOT_FOUND)
+    built = wait_for_indexes(catalog, table, names or there, branch, timeout)
+    if form is OutputFormat.TABLE:
+        click.echo(f"{', '.join(built)} of {table}: built" if built else f"{table} has no index")
+        return
+    records = [
+        {"index": name, "status": each["status"], "rows": each.get("num_indexed_rows")} for name, each in built.items()
+    ]
+    print_records(records, ("index", "status", "rows"), form)

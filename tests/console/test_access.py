@@ -200,3 +200,28 @@ def test_versions_hold_to_policies_and_grants(ann: httpx.Client) -> None:
     assert token is not None
     for fields in ({"action": "restore", "version": "1"}, {"action": "create-tag", "tag": "x", "version": "1"}):
         assert ann.post("/versions/cinema/films", data={"csrf": token[1], **fields}).status_code == 403
+
+
+def test_counts_and_values_to_filter_by_are_those_that_the_policy_shows(
+    ann: httpx.Client, administrator: httpx.Client
+) -> None:
+    assert "<strong>200</strong> rows" in administrator.get("/counts/cinema/films").text
+    assert "<strong>40</strong> rows" in ann.get("/counts/cinema/films").text
+    assert "drama" in administrator.get("/facets/cinema/films").text
+    assert not re.search("drama|genre|title", ann.get("/facets/cinema/films").text)
+    page = ann.get("/rows/cinema/films").text
+    placeholder = re.search('placeholder="Filter in SQL([^"]+)"', page)
+    assert placeholder is not None and "year" in placeholder[1] and "genre" not in placeholder[1]
+    assert '<option value="genre"' not in page
+    refused = ann.get("/rows/cinema/films?where=genre&operator=is&value=drama&add=1")
+    assert refused.status_code == 400 and "no column" in refused.text
+
+
+def test_tabs_are_those_that_the_reader_may_use(ann: httpx.Client, administrator: httpx.Client) -> None:
+    def tabs(client: httpx.Client) -> list[str]:
+        text = client.get("/table/cinema/films").text
+        inner = text.partition('aria-label="Pages of this table"')[2].partition("</nav>")[0]
+        return re.findall(r">(\w+)</a>", inner)
+
+    assert tabs(administrator) == ["Overview", "Rows", "Search", "Map", "Versions", "Access"]
+    assert tabs(ann) == ["Overview", "Rows", "Search", "Map", "Access"]

@@ -222,7 +222,7 @@ def test_downloads_hold_all_rows_that_are_shown(http: httpx.Client) -> None:
     arrow = http.get("/download/cinema/films", params={**params, "format": "arrow"})
     table = pa.ipc.open_stream(arrow.content).read_all()
     assert table["id"].to_pylist() == expected and table.column_names == ["id", "title", "vector"]
-    assert arrow.headers["content-disposition"] == 'attachment; filename="rows.arrow"'
+    assert arrow.headers["content-disposition"] == 'attachment; filename="films.arrow"'
 
 
 def test_download_of_bytes_is_base64_where_text_is_needed(http: httpx.Client) -> None:

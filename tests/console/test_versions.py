@@ -96,7 +96,7 @@ def test_restore_asks_and_makes_a_new_version(http: httpx.Client) -> None:
 def test_tags_are_created_shown_and_deleted(http: httpx.Client) -> None:
     assert "Version 2 opening" in entries(act(http, action="create-tag", tag="opening", version="2"))[1]
     again = act(http, action="create-tag", tag="opening", version="1")
-    assert again.status_code == 400 and "exists already" in again.text and 'value="opening"' in again.text
+    assert again.status_code == 409 and "exists already" in again.text and 'value="opening"' in again.text
     assert "opening" not in words(act(http, action="delete-tag", tag="opening"))
 
 

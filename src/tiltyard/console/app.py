@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote
 
@@ -22,7 +23,7 @@ from tiltyard.console.browse.tree import read_tree
 from tiltyard.console.browser_checks import HEADERS, NO_STORE, check_request
 from tiltyard.console.cookies import ONCE, Cookies
 from tiltyard.console.navigation import sections
-from tiltyard.console.page import MAX_PARAMETER, Page, PageRequest, Redirect, advice_for, parse_path
+from tiltyard.console.page import MAX_PARAMETER, NOT_FOUND, Page, PageRequest, Redirect, advice_for, parse_path
 from tiltyard.console.page_calls import ClientLeftError, PageCalls
 from tiltyard.console.routes import ROUTES, PageRoute
 from tiltyard.console.sessions import SECRET_NAME, BrowserSession, Seals
@@ -30,6 +31,7 @@ from tiltyard.console.sign_in import SignIn
 from tiltyard.console.static_files import PREFIX, StaticFiles
 from tiltyard.console.templates import make_templates
 from tiltyard.context import Context
+from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.runtime.pool import Pool
 
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 MAX_FORM_BYTES = 1 << 20
 MAX_FIELDS = 1_000
 THREADS = 32
+FRAME_SECONDS = 5.0
+"""How long the tree around an error may take: without it, the page has the sections alone."""
+TOO_MANY = 429
 HOME = "/console/"
 SIGN_IN = f"{HOME}sign-in"
 CSRF_FIELD = "csrf"
@@ -83,6 +88,7 @@ class Console:
         """Return the response to a request for a page; every failure becomes a page of its own."""
         logged = self._shared.log.start(dict(request.scope), os.urandom(16).hex())
         session: BrowserSession | None = None
+        principal: Principal | None = None
         try:
             is_open = self._shared.authentication.is_open
             changes = request.method not in ("GET", "HEAD")
@@ -90,7 +96,7 @@ class Console:
             session, principal = await self._authenticate(request)
             response = await self._respond(self._find_route(request.scope), request, logged, session, principal)
         except Exception as error:  # noqa: BLE001  # the one place where every failure becomes a page
-            response = self._error(error, request, logged, session)
+            response = await self._error(error, request, logged, session, principal)
         logged.status, logged.complete = response.status_code, True
         logged.end()
         response.headers.setdefault("x-request-id", logged.request_id)
@@ -181,6 +187,7 @@ class Console:
         session: BrowserSession | None,
         principal: Principal,
         logged: LoggedRequest,
+        path: Id | None = None,
     ) -> PageRequest:
         watch = request.scope.get("extensions", {}).get(WATCH_CLIENT)
         loop, deadline = asyncio.get_running_loop(), Deadline.for_query(self._settings.query_timeout)
@@ -191,7 +198,7 @@ class Console:
             services=self._shared.services,
             principal=principal,
             session=session,
-            path=parse_path(request.scope["raw_path"], route.view),
+            path=parse_path(request.scope["raw_path"], route.view) if path is None else path,
             query=_parse(request.url.query),
             form=form,
             is_fragment="hx-request" in request.headers,
@@ -241,13 +248,12 @@ class Console:
         route: PageRoute | None = None,
     ) -> Response:
         """Return the response of a template, with the tree beside it where its principal is known."""
-        assert self._seals is not None
         tree, is_admin = None, False
         if request is not None and route is not None and not page.fragment:
             tree = read_tree(request.calls, request.path, is_table=route.is_table)
             is_admin = is_administrator(request.calls.ctx)
         values = {
-            "csrf": self._seals.csrf_token(session),
+            "csrf": self._seals.csrf_token(session) if self._seals is not None else "",
             "principal": principal,
             "is_open": self._shared.authentication.is_open,
             "path": request.path if request is not None else (),
@@ -275,10 +281,15 @@ class Console:
         """Run what waits for the catalog or a provider in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._shared.pools.identity, work)
 
-    def _error(
-        self, error: Exception, request: Request, logged: LoggedRequest, session: BrowserSession | None
+    async def _error(
+        self,
+        error: Exception,
+        request: Request,
+        logged: LoggedRequest,
+        session: BrowserSession | None,
+        principal: Principal | None,
     ) -> Response:
-        """Return the page that says what failed, and what to do."""
+        """Return the page that says what failed, and what to do, with the sections and the tree around it."""
         if isinstance(error, ClientLeftError):
             return Response(status_code=499, headers=HEADERS)
         self._shared.services.outage_log.report(error)
@@ -292,9 +303,39 @@ class Console:
             "advice": advice_for(status, body.code, is_expected=isinstance(error, LanceNamespaceError | HttpError)),
             "request_id": logged.request_id,
         }
-        text = self._templates.get_template("error_part.html" if is_fragment else "error.html").render(values)
         further = {name.decode(): value.decode() for name, value in headers if name in (b"retry-after", b"allow")}
-        return HTMLResponse(text, status, HEADERS | further)
+        if is_fragment:
+            text = self._templates.get_template("error_part.html").render(values)
+            return HTMLResponse(text, status, HEADERS | further)
+        page = Page("error.html", values, status, headers=further)
+        if principal is None or status == TOO_MANY:
+            return self._render(page, session, principal)
+        frame = self._frame_of_error(request, logged, session, principal, status)
+        drawing = asyncio.get_running_loop().run_in_executor(
+            self._pool, lambda: self._render(page, session, principal, *frame)
+        )
+        done, _ = await asyncio.wait([drawing], timeout=FRAME_SECONDS)
+        if not done or drawing.exception() is not None:  # the catalog, which failed, has no answer for the tree, either
+            drawing.add_done_callback(lambda future: future.cancelled() or future.exception())
+            return self._render(page, session, principal)
+        return drawing.result()
+
+    def _frame_of_error(
+        self,
+        request: Request,
+        logged: LoggedRequest,
+        session: BrowserSession | None,
+        principal: Principal,
+        status: int,
+    ) -> tuple[PageRequest, PageRoute]:
+        """Return what the frame around an error is made of: that of the page that failed, as far as there is one."""
+        route, path = PageRoute(""), Id()
+        with suppress(LanceNamespaceError, HttpError):
+            found = self._find_route(request.scope)
+            if found is not None and status != NOT_FOUND:
+                path = parse_path(request.scope["raw_path"], found.view) if found.names_object else path
+                route = found
+        return self._page_request(route, request, {}, session, principal, logged, path), route
 
     def close(self) -> None:
         """Start no more pages."""

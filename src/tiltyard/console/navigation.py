@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A view, and what it is called; some are for administrators alone."""
+    """A view, and what it is called; some are for administrators alone.
+
+    `operation` is the one that the view begins with, on a table: it is offered to those who may call it.
+    """
 
     view: str
     title: str
     for_administrators: bool = False
+    operation: str = ""
 
 
 SECTIONS: tuple[Link, ...] = (
@@ -23,10 +27,10 @@ SECTIONS: tuple[Link, ...] = (
 )
 TABLE_TABS: tuple[Link, ...] = (
     Link("table", "Overview"),
-    Link("rows", "Rows"),
-    Link("search", "Search"),
-    Link("map", "Map"),
-    Link("versions", "Versions"),
+    Link("rows", "Rows", operation="CountTableRows"),
+    Link("search", "Search", operation="CountTableRows"),
+    Link("map", "Map", operation="CountTableRows"),
+    Link("versions", "Versions", operation="ListTableVersions"),
     Link("policies", "Access"),
 )
 _ACCESS_TABS: tuple[Link, ...] = (

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from lance_namespace.errors import ErrorCode, InvalidInputError
+from lance_namespace.errors import ErrorCode, InvalidInputError, LanceNamespaceError
 
+from tiltyard.api.errors import error_response
 from tiltyard.model.ids import Id, check_id
 
 if TYPE_CHECKING:
@@ -18,8 +19,18 @@ if TYPE_CHECKING:
     from tiltyard.context import Services
     from tiltyard.model.principals import Principal
 
+NOT_FOUND = 404
 MAX_PARAMETER = 100_000
 """Characters of one parameter of a page: a filter, a vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What failed, the status that says so, and what to do."""
+
+    message: str
+    status: int
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,12 @@ class PageRequest:
         if not least <= value <= most:
             raise InvalidInputError(f"The parameter {name} is {least} to {most}, not {value}.")
         return value
+
+    def explain(self, error: LanceNamespaceError) -> Problem:
+        """Return what a page says of an operation that failed, beside its form, which keeps what was entered."""
+        status, body, _ = error_response(error, self.calls.ctx.request_id)
+        status = 400 if status == NOT_FOUND else status  # the page is there: what was entered names nothing
+        return Problem(str(error), status, advice_for(status, body.code, is_expected=True))
 
     def optional_integer(self, name: str) -> int | None:
         """Return a number that is not negative, None without it. Raises InvalidInputError for another text."""

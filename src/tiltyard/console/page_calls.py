@@ -12,7 +12,12 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
+from lance_namespace.errors import (
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+)
 
 from tiltyard.api.authentication import is_own_page
 from tiltyard.api.errors import error_response
@@ -117,6 +122,17 @@ class PageCalls:
         """Run an operation (`DescribeTable`) and return its response. Raises what the operation raises."""
         with self._started(name, fields) as (handler, ctx, request):
             return handler.run(ctx, request)
+
+    def allows(self, name: str, /, **fields: Any) -> bool:
+        """Return whether the reader may call an operation: what a page offers. Raises ServiceUnavailableError."""
+        operation, handler = find_operation(name), find_handler(name)
+        if self._is_seen_as and handler.changes:
+            return False
+        try:
+            handler.authorize(self.ctx, make_request(operation, fields))
+        except (PermissionDeniedError, TableNotFoundError, NamespaceNotFoundError):
+            return False
+        return True
 
     def attempt(self, name: str, /, **fields: Any) -> Any:
         """Run an operation; return None where it cannot be done, as in a part of a page that may be missing."""

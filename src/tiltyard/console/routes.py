@@ -12,7 +12,7 @@ from tiltyard.console.jobs import job, start
 from tiltyard.console.map import page as map_page
 from tiltyard.console.monitor import server, storage
 from tiltyard.console.navigation import TABLE_TABS
-from tiltyard.console.table import cells, downloads, lineage, overview, rows, search
+from tiltyard.console.table import cells, counts, downloads, lineage, overview, rows, search
 from tiltyard.console.versions import comparison, timeline
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ ROUTES = (
     PageRoute("freshness", overview.show_missing, names_object=True),
     PageRoute("lineage", lineage.show, names_object=True),
     PageRoute("rows", rows.show, names_object=True),
+    PageRoute("condition", rows.show_condition, names_object=True, tab="rows"),
+    PageRoute("counts", counts.show, names_object=True, tab="rows"),
+    PageRoute("facets", counts.show_facets, names_object=True, tab="rows"),
     PageRoute("search", search.show, names_object=True),
     PageRoute("map", map_page.show, names_object=True),
     PageRoute("map-points", map_page.show_points, names_object=True, tab="map"),

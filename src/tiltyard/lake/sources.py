@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.session import quote_identifier
+from tiltyard.model.sql_text import quote_identifier
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -32,13 +32,13 @@ from tiltyard.lake.arguments import (
 from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import Function, column_function, function_name, pickled_function
 from tiltyard.lake.operations.merge_insert import MergeInsert
-from tiltyard.lake.operations.sql_values import sql_literal
 from tiltyard.lake.operations.tags import Tags
 from tiltyard.lake.runs import start_run
 from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
 from tiltyard.lake.table_reader import TableReader
 from tiltyard.model.columns.computed_columns import UdfDeclaration
 from tiltyard.model.columns.index_types import check_parameter_names
+from tiltyard.model.sql_text import sql_literal
 from tiltyard.model.typed_ids import parse_typed_id
 from tiltyard.pipeline.backfill.declaration import declare_column
 from tiltyard.pipeline.backfill.parked import parked_rows

@@ -250,8 +250,3 @@ def isolate_session(spark: SparkSession) -> SparkSession:
     for name, value in FIXED_PROPERTIES.items():
         isolated.conf.set(name, value)
     return isolated
-
-
-def quote_identifier(name: str) -> str:
-    """Return a name as a quoted identifier of Spark SQL."""
-    return "`" + name.replace("`", "``") + "`"

@@ -16,6 +16,7 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 from starlette.responses import StreamingResponse
 
 from tiltyard.console.browser_checks import CELL_POLICY, HEADERS
+from tiltyard.console.file_names import attachment
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.templates import moment
 from tiltyard.model.modes import Outcome
@@ -166,7 +167,7 @@ def export(page: PageRequest) -> StreamingResponse:
     first = next(chunks, b"")  # so that what may not be read is answered as such
     headers = HEADERS | {
         "content-security-policy": CELL_POLICY,
-        "content-disposition": f'attachment; filename="audit.{name}"',
+        "content-disposition": attachment("audit", name),
     }
     return StreamingResponse(chain((first,), chunks), 200, headers, media)
 

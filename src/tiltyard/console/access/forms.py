@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 100
 """Entries of a list on one page."""
-LOUD = frozenset({"PERMISSION_DENIED", "SERVICE_UNAVAILABLE", "INTERNAL", "TABLE_NOT_FOUND", "NAMESPACE_NOT_FOUND"})
-"""Errors that get a page of their own: the form cannot be changed so that it works."""
 
 
 def page_frame(page: PageRequest, tab: str, problem: str = "") -> dict[str, Any]:
@@ -47,7 +45,7 @@ def run_action(
 ) -> Page | Redirect:
     """Run the action that a form names; show its page again with the problem where it cannot be done.
 
-    Raises InvalidInputError for an action that the page does not have, and the errors of LOUD.
+    Raises InvalidInputError for an action that the page does not have, and what showing the page raises.
     """
     action = actions.get(page.text("action"))
     if action is None:
@@ -55,6 +53,5 @@ def run_action(
     try:
         return action(page)
     except LanceNamespaceError as error:
-        if error.code.name in LOUD:
-            raise
-        return show(page, str(error), 400)
+        problem = page.explain(error)
+        return show(page, problem.message, problem.status)

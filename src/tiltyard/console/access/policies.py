@@ -35,7 +35,7 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     grants = calls.attempt("ListGrants", object_kind="table", id=id_, limit=AT_ONCE)
     policies = calls.attempt("ListTablePolicies", id=id_)
     policy = effective_policy_of(calls.ctx, calls.ctx.find_table(page.path))
-    values = head.values(VIEW) | {
+    values = head.values(page, VIEW) | {
         "mine": mine.privileges,
         "policy": policy,
         "is_administrator": is_administrator(calls.ctx),

@@ -49,7 +49,7 @@ def show(page: PageRequest) -> Page:
         groups=list(principal.groups) or None,
     )
     seen = replace(page, calls=page.calls.seen_as(principal), principal=principal)
-    values = head.values("policies") | {
+    values = head.values(page, "policies") | {
         "who": principal,
         "privileges": privileges.privileges,
         "policy": None,

@@ -20,7 +20,7 @@ from tiltyard.console.map.points import (
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.grid import LAZY, ROW_ID, read_grid
 from tiltyard.console.table.heads import pin, read_head
-from tiltyard.console.table.rows import MAX_FILTER, is_view
+from tiltyard.console.table.rows import MAX_FILTER
 from tiltyard.console.table.schema_tree import vector_columns
 from tiltyard.model.schemas.python_values import python_values
 
@@ -63,7 +63,7 @@ def show(page: PageRequest) -> Page:
     vectors, colors = _choices(head)
     chosen = _named(vectors, page.text("column"), "vectors")
     color = _named(colors, page.text("color"), "colours", default="") if page.text("color") else None
-    values = head.values("map") | {
+    values = head.values(page, "map") | {
         "vectors": [column.path for column in vectors],
         "colors": [column.path for column in colors],
         "chosen": chosen.path if chosen is not None else "",
@@ -72,7 +72,7 @@ def show(page: PageRequest) -> Page:
         "method": _method(page),
         "methods": METHODS if has_umap() else {},
         "pinned": pin(head),
-        "is_view": is_view(head),
+        "is_view": head.is_view,
         "hides_vectors": bool(vector_columns(head.columns)) and not vectors,
         "sample": SAMPLE,
     }
@@ -109,7 +109,7 @@ def show_points(page: PageRequest) -> Page:
     head, method = read_head(page), _method(page)
     vectors, colors = _choices(head)
     column = _named(vectors, page.text("column"), "vectors")
-    if column is None or is_view(head) or head.table.is_only_declared:
+    if column is None or head.is_view or head.table.is_only_declared:
         raise InvalidInputError("The table has no vectors that a map could show.")
     color = _named(colors, page.text("color"), "colours") if page.text("color") else None
     condition = page.text("filter")

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from tiltyard.api.errors import HttpError
 from tiltyard.console.browser_checks import CELL_POLICY, HEADERS
+from tiltyard.console.file_names import attachment
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.heads import parse_ref
 
@@ -73,7 +74,8 @@ def send(page: PageRequest) -> Response:
         if value.size is None:
             raise HttpError(404, ErrorCode.INVALID_INPUT, "This cell is null: it has no bytes.")
         media = sniff(value.read(0, min(value.size, SNIFF_BYTES)))
-        disposition = "inline" if media is not None else 'attachment; filename="value.bin"'
+        name = f"{page.path[-1]}-{page.text('column')}-{page.text('row')}"
+        disposition = "inline" if media is not None else attachment(name, "bin")
         headers = HEADERS | {
             "content-security-policy": CELL_POLICY,
             "content-disposition": disposition,

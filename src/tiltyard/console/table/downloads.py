@@ -17,6 +17,7 @@ from starlette.responses import StreamingResponse
 
 from tiltyard.api.errors import HttpError
 from tiltyard.console.browser_checks import CELL_POLICY, HEADERS
+from tiltyard.console.file_names import attachment
 from tiltyard.console.page import PageRequest
 from tiltyard.console.table.grid import shown_columns
 from tiltyard.console.table.heads import read_head
@@ -54,7 +55,7 @@ def send(page: PageRequest) -> Response:
     first = next(chunks, b"")  # so that a query that fails is answered as such
     headers = HEADERS | {
         "content-security-policy": CELL_POLICY,
-        "content-disposition": f'attachment; filename="rows.{name}"',
+        "content-disposition": attachment(page.path[-1], name),
     }
     return StreamingResponse(chain((first,), chunks), 200, headers, media)
 

@@ -11,11 +11,13 @@ from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.policies import MaskKind
 from tiltyard.calls.caller import schema_query
 from tiltyard.console.navigation import TABLE_TABS
-from tiltyard.console.table.schema_tree import read_columns
+from tiltyard.console.table.schema_tree import read_columns, vector_columns
+from tiltyard.model.columns.computed_columns import VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tiltyard.console.navigation import Link
     from tiltyard.console.page import PageRequest
     from tiltyard.console.table.schema_tree import Column
 
@@ -44,9 +46,37 @@ class TableHead:
         """The columns that policies hide from the reader: a query that names one is refused."""
         return frozenset(name for name, kind in self.masks.items() if kind == MaskKind.HIDE)
 
-    def values(self, view: str) -> dict[str, Any]:
+    @property
+    def is_view(self) -> bool:
+        """Whether it is a view, whose rows have no ids and whose versions are those of the tables that it reads."""
+        return self.table.location is None
+
+    @property
+    def kind(self) -> str:
+        """What a badge says that it is; "" for an ordinary table."""
+        if self.is_view:
+            return "view"
+        return "materialized view" if f"{VIEW}query" in (self.table.metadata or {}) else ""
+
+    def values(self, page: PageRequest, view: str) -> dict[str, Any]:
         """Return the values that templates of a table's pages need."""
-        return {"head": self, "tab": view, "tabs": TABLE_TABS, "table": self.table, "columns": self.columns}
+        return {"head": self, "tab": view, "tabs": self.tabs(page), "table": self.table, "columns": self.columns}
+
+    def tabs(self, page: PageRequest) -> list[Link]:
+        """Return the pages of the table that its reader may use, and that have something to show."""
+        id_ = list(page.path)
+        return [
+            tab
+            for tab in TABLE_TABS
+            if (tab.view != "versions" or not self.is_view)
+            and (tab.view != "map" or (not self.is_view and self.has_vectors))
+            and (not tab.operation or page.calls.allows(tab.operation, id=id_))
+        ]
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether there is a column of vectors that the reader sees."""
+        return any(column.name not in self.hidden for column in vector_columns(self.columns))
 
 
 def read_head(page: PageRequest, at: str | None = None) -> TableHead:

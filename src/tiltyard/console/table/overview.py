@@ -28,7 +28,7 @@ COUNTED_VERSIONS = 1000
 def show(page: PageRequest) -> Page:
     """Show a table at a version. Raises what describing it raises."""
     head = read_head(page)
-    values = head.values("table") | {
+    values = head.values(page, "table") | {
         "snippets": make_snippets(page.origin, page.path, needs_key=page.principal.method != "open"),
         "properties": _properties(head.table.properties),
         "metadata": _properties(head.table.metadata),

@@ -40,10 +40,11 @@ class ColumnComputation:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column or an inner field. `path` names it in queries."""
+    """A column or an inner field. `path` names it in queries, `names` are its parts."""
 
     name: str
     path: str
+    names: tuple[str, ...]
     type: str
     nullable: bool
     metadata: Mapping[str, str]
@@ -54,21 +55,22 @@ class Column:
     dimensions: int = 0
 
 
-def read_columns(schema: Any, above: str = "", depth: int = 0) -> list[Column]:
+def read_columns(schema: Any, above: tuple[str, ...] = ()) -> list[Column]:
     """Return the columns of a schema (JsonArrowSchema), or the fields inside a type."""
-    return [_column(entry, above, depth) for entry in (schema.fields or ()) if depth < MAX_DEPTH]
+    return [_column(entry, above) for entry in (schema.fields or ()) if len(above) < MAX_DEPTH]
 
 
-def _column(entry: Any, above: str, depth: int) -> Column:
+def _column(entry: Any, above: tuple[str, ...]) -> Column:
     metadata = dict(entry.metadata or {})
-    path = f"{above}{entry.name}"
+    names = (*above, entry.name)
     return Column(
         name=entry.name,
-        path=path,
+        path=".".join(names),
+        names=names,
         type=type_text(entry.type),
         nullable=entry.nullable,
         metadata={name: value for name, value in sorted(metadata.items()) if not _is_declaration(name)},
-        children=read_columns(_inner(entry.type), f"{path}.", depth + 1),
+        children=read_columns(_inner(entry.type), names),
         computed=_computation(read_declaration(metadata)),
         kind=_kind(entry.type, metadata),
         dimensions=int(entry.type.length or 0) if entry.type.type == "fixed_size_list" else 0,

@@ -21,7 +21,7 @@ from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.grid import ROW_ID, Grid, Row, fetched_names, read_grid, shown_columns
 from tiltyard.console.table.heads import TableHead, pin, read_head
 from tiltyard.console.table.plan_tree import read_plan
-from tiltyard.console.table.rows import MAX_FILTER, is_view
+from tiltyard.console.table.rows import MAX_FILTER
 from tiltyard.console.table.schema_tree import EmbeddingFunction, embedding_functions, text_columns, vector_columns
 from tiltyard.model.rank_fusion import RANK_CONSTANT
 
@@ -99,18 +99,16 @@ def show(page: PageRequest) -> Page:
     columns = shown_columns(head.columns, search.columns)
     if not search.columns:
         columns = [column for column in columns if column.kind != "vector"] or columns
-    grid, problem, status = Grid(columns, (), has_more=False), None, 200
+    grid, problem = Grid(columns, (), has_more=False), None
     plan: list[tuple[str, Any]] = []
     if search.is_asked and not head.table.is_only_declared:
         try:
             grid, plan = _run(page, head, search, columns, functions)
         except LanceNamespaceError as error:
-            if error.code.name in ("PERMISSION_DENIED", "SERVICE_UNAVAILABLE", "INTERNAL"):
-                raise
-            problem, status = str(error), 400
+            problem = page.explain(error)
     indexes = page.calls.attempt("ListTableIndices", id=list(page.path), branch=head.branch)
     kinds = {(index.index_type or "").upper() for index in indexes.indexes} if indexes is not None else FULL_TEXT
-    values = head.values("search") | {
+    values = head.values(page, "search") | {
         "search": search,
         "grid": grid,
         "plan": plan,
@@ -123,9 +121,9 @@ def show(page: PageRequest) -> Page:
         "sizes": SIZES,
         "pinned": pin(head),
         "scores": _score_names(grid),
-        "is_view": is_view(head),
+        "is_view": head.is_view,
     }
-    return Page("search.html", values, status)
+    return Page("search.html", values, problem.status if problem is not None else 200)
 
 
 def _run(
@@ -159,10 +157,10 @@ def _base_request(page: PageRequest, head: TableHead, search: SearchForm, column
     return {
         "id": list(page.path),
         "branch": head.branch,
-        "version": head.version if not is_view(head) else None,
+        "version": head.version if not head.is_view else None,
         "columns": {"column_names": fetched_names(columns, head.hidden)},
         "filter": search.filter or None,
-        "with_row_id": None if is_view(head) else True,
+        "with_row_id": None if head.is_view else True,
     }
 
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.grid import LAZY, Grid, fetched_names, read_grid
 from tiltyard.console.table.heads import read_head
-from tiltyard.console.table.rows import is_view
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.schemas.python_values import python_values
 
@@ -55,7 +54,7 @@ def show(page: PageRequest) -> Page:
     counts = [_count_rows(page, head) for head in (old, new)]
     shared = shared_columns(old, new)
     is_small = max(counts) <= MAX_ROWS
-    values = new.values("versions") | {
+    values = new.values(page, "versions") | {
         "old": old,
         "new": new,
         "counts": counts,
@@ -97,7 +96,7 @@ def _count_rows(page: PageRequest, head: TableHead) -> int:
 
 
 def _number(head: TableHead) -> int | None:
-    return None if is_view(head) else head.version
+    return None if head.is_view else head.version
 
 
 def compare_rows(page: PageRequest, old: TableHead, new: TableHead, columns: Sequence[Column]) -> RowChanges | None:

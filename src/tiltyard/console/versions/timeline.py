@@ -36,7 +36,7 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
     history = History((), "", has_audit=True)
     if has_data:
         history = read_history(page.calls, page.path, head.branch, page.text("cursor"), names)
-    values = head.values("versions") | {
+    values = head.values(page, "versions") | {
         "history": history,
         "latest": history.versions[0].number if history.versions and not page.text("cursor") else None,
         "tags": names,
@@ -59,9 +59,8 @@ def act(page: PageRequest) -> Page | Redirect:
     try:
         _ACTIONS[action](page)
     except LanceNamespaceError as error:
-        if error.code.name in ("PERMISSION_DENIED", "SERVICE_UNAVAILABLE", "INTERNAL", "TABLE_NOT_FOUND"):
-            raise
-        return _show(page, str(error), 400)
+        problem = page.explain(error)
+        return _show(page, problem.message, problem.status)
     return Redirect(link("versions", page.path, at=_branch_ref(page)))
 
 
@@ -125,7 +124,7 @@ def ask_restore(page: PageRequest) -> Page:
     head = read_head(page)
     version = _version_of(page)
     old = read_head(page, _ref(head, version))
-    values = head.values("versions") | {
+    values = head.values(page, "versions") | {
         "branch": head.branch or "",
         "target": version,
         "latest": head.version,
@@ -149,4 +148,4 @@ def compare_branch(page: PageRequest) -> Page:
     """Compare a branch with main: rows, columns, indexes. Raises TableBranchNotFoundError."""
     name = _name_of(page, "name")
     diff: Any = page.calls.call("DiffTableBranch", id=list(page.path), from_branch=name)
-    return Page("branch.html", read_head(page).values("versions") | {"diff": diff, "name": name})
+    return Page("branch.html", read_head(page).values(page, "versions") | {"diff": diff, "name": name})

@@ -12,6 +12,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.lineage import JobLineage, LineageSource, digest_code
+from tiltyard.model.sql_text import quote_identifier
 from tiltyard.model.views.definitions import parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.datasource.dataframes import plan_version_scan, read_frame
@@ -20,7 +21,6 @@ from tiltyard.pipeline.lineage import function_digest, table_source
 from tiltyard.pipeline.openlineage.emitter import record_frame
 from tiltyard.pipeline.plans.plan_file import Plan, TablePlan
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.spark_sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.writing.fragments import FragmentRows, fragment_files_exist

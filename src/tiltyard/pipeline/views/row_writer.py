@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.sql_text import quote_identifier
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind, query_columns
 from tiltyard.pipeline.datasource.dataframes import TaskRows, plan_version_scan, read_frame
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
@@ -24,7 +25,6 @@ from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.user_functions import PickledFunction
 from tiltyard.pipeline.openlineage.emitter import record_frame
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
 from tiltyard.pipeline.views.group_keys import GroupKeys

@@ -16,6 +16,19 @@ document.addEventListener("click", (event) => {
   if (isOpen) target.querySelector("input, a, button")?.focus();
 });
 
+// Escape closes what was opened over the page, and gives the focus back.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  for (const menu of document.querySelectorAll("details.menu[open]")) {
+    if (menu.contains(document.activeElement)) menu.querySelector("summary").focus();
+    menu.open = false;
+  }
+  const button = document.querySelector('[data-toggle][aria-expanded="true"]');
+  if (!button) return;
+  button.click();
+  button.focus();
+});
+
 // Forms that apply themselves once a choice is made.
 document.addEventListener("change", (event) => {
   if (event.target.closest("[data-submit]")) event.target.form.requestSubmit();

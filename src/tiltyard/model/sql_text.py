@@ -1,4 +1,4 @@
-"""Values of Python as SQL has them, for updates: each is a literal, whatever text is in it."""
+"""Names and values of Python as SQL has them: an identifier or a literal, whatever text is in it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from types import NoneType
 from typing import Any
 
 from lance_namespace.errors import InvalidInputError
+
+
+def quote_identifier(name: str) -> str:
+    """Return a name as an identifier in the quotes that Lance's and Spark's SQL share."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def sql_literal(value: Any, argument: str) -> str:

@@ -199,10 +199,17 @@ class Datasets:
         if version is None or version == latest.dataset.version:
             return latest
         self.check_size(location, branch, version)
-        try:
+
+        def open_version() -> CachedVersion:
             with lance_errors(latest.dataset):
                 checked_out = latest.dataset.checkout_version((branch.lance_name, version))
                 return CachedVersion(self.check_bases(location, checked_out))
+
+        shared = self._shared.get((location, branch))
+        try:
+            if shared is not None and shared.snapshot is latest:
+                return shared.earlier(version, open_version)
+            return open_version()
         except (TableVersionNotFoundError, InvalidTableStateError, InvalidInputError) as error:
             raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.dataset.version}.") from error
 

@@ -161,6 +161,18 @@ def test_what_no_version_has_any_more_is_let_go_of(cache: ColumnCache, uri: str)
     assert 0 < cache.size < before / 10
 
 
+def test_an_earlier_version_is_kept_beside_the_latest(cache: ColumnCache, uri: str, reads: list[Any]) -> None:
+    first = lance.dataset(uri)
+    latest = lance.write_dataset(rows(10), uri, mode="overwrite")
+    load_rows(cache, latest)
+    earlier = wait_for(30, lambda: cache.rows(PLACE, first, NAMES, is_latest=False))
+    assert earlier.take(addresses((2, 199)))[0].to_pylist() == [599]
+    reads.clear()
+    for dataset, is_latest in ((latest, True), (first, False)):
+        assert cache.rows(PLACE, dataset, NAMES, is_latest=is_latest) is not None
+    assert not reads
+
+
 def test_columns_that_swap_names_are_not_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(pa.table({"a": [1, 2], "b": [10, 20]}), uri)
@@ -277,13 +289,13 @@ SERVED: dict[str, dict[str, Any]] = {
     "near-all": {**NEAR, "with_row_id": True},
     "near-filter": {**NEAR, "filter": "id < 30", "prefilter": False, "columns": {"column_names": ["id"]}},
     "several": {"vector": {"multi_vector": [[0.5] * 8, [0.1] * 8]}, "vector_column": "vec"},
+    "old version": {"version": 1},
 }
 NOT_SERVED: dict[str, dict[str, Any]] = {
     "none": {"k": 0},
     "many": {"k": 1001},
     "ordered": {"order_by": [{"column_name": "id", "ascending": False}]},
     "expression": {"columns": {"column_aliases": {"double": "id * 2"}}},
-    "old version": {"version": 1},
     "position": {"columns": {"column_names": ["id", "_rowaddr"]}},
 }
 

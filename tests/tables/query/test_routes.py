@@ -135,7 +135,7 @@ BY_ROUTE: list[tuple[str, dict[str, Any]]] = [
     ("rows_in_memory", {"filter": "id >= 7 AND id < 12", "k": 1000}),
     ("rows_in_memory", {"filter": "_rowid IN (3, 5)", "k": 2**31}),
     ("point_lookup", {"filter": "kind = 'k1'"}),
-    ("row_take", {"filter": "_rowid IN (3, 5)", "version": 1, "k": 2**31}),
+    ("rows_in_memory", {"filter": "_rowid IN (3, 5)", "version": 1, "k": 2**31}),
     ("row_take", {"filter": "_rowoffset IN (3, 5)", "version": 1, "with_row_id": True}),
     ("shared_search", FAR),
     ("cached_columns", {"filter": "free > 90"}),
@@ -147,8 +147,8 @@ BY_ROUTE: list[tuple[str, dict[str, Any]]] = [
     ("scan", NEAR | {"k": 1001}),
     ("scan", {"columns": {"column_aliases": {"twice": "id * 2"}}}),
     ("scan", {"order_by": [{"column_name": "id", "ascending": False}]}),
-    ("scan", {"filter": "id = 7", "version": 1}),
-    ("scan", NEAR | {"version": 1}),
+    ("cached_columns", {"filter": "id = 7", "version": 1}),
+    ("shared_search", NEAR | {"version": 1}),
     ("cached_columns", {"branch": "draft", "filter": "free > 90"}),
     ("shared_search", FAR | {"branch": "draft"}),
     ("scan", {"branch": "draft", "k": 1001}),
@@ -168,8 +168,8 @@ def test_query_is_explained_run_counted_and_analyzed_by_one_route(
 
 def test_query_of_a_tag_is_one_of_its_version(scene: Scene) -> None:
     version = scene.admin.call("GetTableTagVersion", tag="first").json()["version"]
-    plan = scene.check("scan", version=version, **ID)
-    assert "Not cached_columns: caches have the latest version alone, and the request names another." in plan
+    plan = scene.check("cached_columns", version=version, **ID)
+    assert "Not rows_in_memory: its column has no BTREE or BITMAP that covers all rows." in plan
 
 
 def test_explain_has_the_plan_of_what_lance_runs(scene: Scene) -> None:

@@ -189,9 +189,11 @@ class ColumnCache(CountedCache):
         *,
         may_wait: bool = False,
         is_counted: bool = True,
+        is_latest: bool = True,
     ) -> CachedRows | None:
-        """Return columns of a table's latest version if all are cached; else start to read them.
+        """Return columns of a table's version if all are cached; else start to read them.
 
+        Pages of the latest version replace those that it has no more; those of another version are added to them.
         None also for columns that are not worth their size yet, or cannot be cached. A caller that `may_wait` reads
         the few rows that a new version brings, and is the only one to do so; others never wait for Lance. What is not
         `is_counted` is no use of the columns: it starts nothing in the background.
@@ -205,7 +207,7 @@ class ColumnCache(CountedCache):
                 return known[names]
             self.misses += 1
         with table.reading if may_wait else nullcontext():
-            return self._find(key, table, dataset, names, may_wait, is_counted)
+            return self._find(key, table, dataset, names, may_wait, is_counted, is_latest)
 
     def _find(
         self,
@@ -215,6 +217,7 @@ class ColumnCache(CountedCache):
         names: Names,
         may_wait: bool,
         is_counted: bool,
+        is_latest: bool,
     ) -> CachedRows | None:
         version = self._version(dataset)
         if version is None or not version.columns.keys() >= set(names) or version.size(names) > self.max_bytes:
@@ -241,9 +244,9 @@ class ColumnCache(CountedCache):
             table.credit = credit - cost
             table.is_loading = True
             if not is_read_at_once:
-                self._threads.submit(self._fill, key, table, dataset, version, names, missing)
+                self._threads.submit(self._fill, key, table, dataset, version, names, missing, is_latest)
                 return None
-        self._fill(key, table, dataset, version, names, missing)
+        self._fill(key, table, dataset, version, names, missing, is_latest)
         with self._lock:
             is_complete = all(page.key in table.pages for page in missing)
             return self._select(table, dataset, version, names) if is_complete else None
@@ -329,10 +332,11 @@ class ColumnCache(CountedCache):
         version: _Version,
         names: Names,
         missing: list[_Page],
+        is_latest: bool,
     ) -> None:
         """Read missing pages."""
         try:
-            self._add(key, table, version, self._read(dataset, missing))
+            self._add(key, table, version, self._read(dataset, missing), is_latest)
         except _ClosedError:
             return
         except _TooLargeError:
@@ -383,13 +387,24 @@ class ColumnCache(CountedCache):
             raise _TooLargeError  # the offsets of one array do not reach so far
         return arrays
 
-    def _add(self, key: BranchKey, table: _Table, version: _Version, new_pages: dict[PageKey, pa.Array]) -> None:
-        """Add pages, drop those of older versions, and evict other tables to make room. Raises _TooLargeError."""
+    def _add(
+        self,
+        key: BranchKey,
+        table: _Table,
+        version: _Version,
+        new_pages: dict[PageKey, pa.Array],
+        is_latest: bool = True,
+    ) -> None:
+        """Add pages, drop those that the latest version has not, and evict other tables to make room.
+
+        Raises _TooLargeError.
+        """
         contents = {fragment.content for fragment in version.fragments}
         with self._lock:
             if self._tables.get(key) is not table:
                 return  # evicted meanwhile
-            pages = {page_key: page for page_key, page in table.pages.items() if page_key[0] in contents} | new_pages
+            kept = {key: page for key, page in table.pages.items() if not is_latest or key[0] in contents}
+            pages = kept | new_pages
             size = sum(page.nbytes for page in pages.values())
             if size > self.max_bytes:
                 pages, size = new_pages, sum(page.nbytes for page in new_pages.values())

@@ -14,6 +14,8 @@ from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import NamingScheme, manifest_name, versions_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import lance
 
     from tiltyard.model.branches import Branch
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _CONFIRMED_SECONDS = 5.0
 """How long the catalog's word suffices that a version is the latest, after a list of the object store said so, too: a
 version that a commit bypassing the catalog put there is seen this much later at most."""
+_MAX_EARLIER = 4
+"""Earlier versions of a branch that requests share: each holds its manifest."""
 _SETTLED_NS = 1_000_000_000
 """Two changes of a folder this far apart have different modification times; the clock of files is coarse."""
 
@@ -51,7 +55,7 @@ class SharedSnapshot:
     """The snapshot of a branch's latest version, and what tells whether a commit came after it."""
 
     __slots__ = (
-        *("_branch", "_branch_contents", "_confirmed", "_confirmed_at", "_confirmed_until"),
+        *("_branch", "_branch_contents", "_confirmed", "_confirmed_at", "_confirmed_until", "_earlier"),
         *("dataset", "files", "snapshot"),
     )
 
@@ -68,6 +72,8 @@ class SharedSnapshot:
         self._confirmed: RecordedVersion | None = None
         """On an object store: what the catalog has of this version, which a list found to be the latest."""
         self._confirmed_until = 0.0
+        self._earlier: dict[int, tuple[tuple[int, int], CachedVersion]] = {}
+        """Earlier versions on a local disk as requests share them, each with the identity of its manifest's file."""
         if self.files is None and not branch.is_main:
             with suppress(LanceNamespaceError):  # the dataset may come from a commit, which has been made
                 self._branch_contents = _branch_contents(dataset, branch)
@@ -93,6 +99,21 @@ class SharedSnapshot:
         """Whether the latest version, opened just now, is this one, by its manifest's file on a local disk."""
         is_known = self.files is not None and self.files.identity is not None
         return is_known and bool(dataset.version == self.dataset.version) and self.is_latest()
+
+    def earlier(self, version: int, open_version: Callable[[], CachedVersion]) -> CachedVersion:
+        """Return an earlier version, shared while its manifest's file stays; raises what opening it raises."""
+        files = self.files
+        identity = None if files is None else _file_identity(manifest_path(files.versions, version))
+        if identity is None:
+            return open_version()
+        known = self._earlier.get(version)
+        if known is not None and known[0] == identity:
+            return known[1]
+        snapshot = open_version()
+        if len(self._earlier) >= _MAX_EARLIER:
+            self._earlier = {}
+        self._earlier[version] = (identity, snapshot)
+        return snapshot
 
     def confirm(self, recorded: RecordedVersion | None) -> None:
         """Remember that storage and the catalog agree that this is the latest version, if they do."""

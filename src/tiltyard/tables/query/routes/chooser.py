@@ -54,7 +54,6 @@ COUNT_ROUTES = (ask_row_count, ask_count_in_memory, ask_scan_count)
 
 _MAX_LOOP_ROWS = 100
 """Rows of a response up to which a query runs on the event loop."""
-_NAMES_VERSION = Refused("caches have the latest version alone, and the request names another")
 _MANY_ROWS = Refused(f"caches serve up to {SMALL_ROWS:,} rows")
 _IS_VIEW = Refused("it is a view, whose rows its query makes anew")
 
@@ -62,13 +61,13 @@ _IS_VIEW = Refused("it is a view, whose rows its query makes anew")
 def caches_for(
     ctx: Context, table: OpenTable, branch: Branch, version: int | None, max_rows: int = 0
 ) -> Caches | Refused:
-    """Return the caches of a branch's latest version, or why they do not serve a request for so many rows."""
+    """Return the caches of a branch, or why they do not serve a request for so many rows of a version."""
     datasets = ctx.storage.datasets
-    if version is not None and not datasets.shares(table.record.location, branch, table.snapshot):
-        return _NAMES_VERSION
     if max_rows > SMALL_ROWS:
         return _MANY_ROWS
-    return Caches((table.record.location, branch), datasets.column_cache, datasets.vector_cache, datasets.processors)
+    key = table.record.location, branch
+    is_latest = version is None or datasets.shares(*key, table.snapshot)
+    return Caches(key, datasets.column_cache, datasets.vector_cache, datasets.processors, is_latest)
 
 
 def choose(query: Query | View) -> Offer:

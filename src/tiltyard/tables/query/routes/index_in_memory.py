@@ -91,7 +91,7 @@ class IndexInMemory(SearchOffer):
     @classmethod
     def ask(cls, query: Query) -> IndexInMemory | Refused:
         """Return the search in memory, or why Lance has to search."""
-        search, caches = query.search, query.caches
+        search, caches = query.search, query.latest_caches
         if not search.nearest:
             return _NO_VECTOR
         if isinstance(caches, Refused):
@@ -292,7 +292,7 @@ class _Response:
         self._names = _stored_names(search)
         self._cached: CachedRows | None = None
         if self._names:
-            self._cached = caches.columns.rows(caches.key, search.dataset, self._names, may_wait=True)
+            self._cached = caches.rows(search.dataset, self._names, is_counted=True, may_wait=True)
         schema = search.snapshot.fact(_read_schema).fields
         virtual = {_DISTANCE: pa.field(_DISTANCE, pa.float32()), ROW_ID: pa.field(ROW_ID, pa.uint64())}
         self._schema = pa.schema([virtual.get(name) or schema.field(name) for name in names], schema.metadata)

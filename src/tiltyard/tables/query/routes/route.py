@@ -20,6 +20,7 @@ from tiltyard.tables.query.search_effort import choose_effort
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import lance
     import pyarrow as pa
 
     from tiltyard.context import Context
@@ -155,13 +156,22 @@ class LanceOffer(SearchOffer):
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """The caches of this process, and the key in them of the table and branch whose latest version is read."""
+    """The caches of this process, and the key in them of the table and branch of which a version is read."""
 
     key: BranchKey
     columns: ColumnCache
     vectors: VectorCache
     processors: int
     """Searches that run at once without waiting for others."""
+    is_latest: bool = True
+
+    def rows(
+        self, dataset: lance.LanceDataset, names: tuple[str, ...], *, is_counted: bool, may_wait: bool = False
+    ) -> CachedRows | None:
+        """Return columns of the version that is read, as `ColumnCache.rows` does."""
+        return self.columns.rows(
+            self.key, dataset, names, may_wait=may_wait, is_counted=is_counted, is_latest=self.is_latest
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +190,12 @@ class Query:
     caches: Caches | Refused
     purpose: Purpose = Purpose.RUN
 
+    @property
+    def latest_caches(self) -> Caches | Refused:
+        """The caches, for what they have of the latest version alone, or why they do not serve."""
+        is_served = isinstance(self.caches, Refused) or self.caches.is_latest
+        return self.caches if is_served else _NAMES_VERSION
+
     @cached_property
     def output(self) -> OutputRows | Refused:
         """The columns of the response in memory, or why they are not."""
@@ -193,7 +209,7 @@ class Query:
         if self.purpose is Purpose.LOOP:
             rows = columns.known(key, dataset, stored)
         else:
-            rows = columns.rows(key, dataset, stored, may_wait=True, is_counted=self.purpose is Purpose.RUN)
+            rows = self.caches.rows(dataset, stored, is_counted=self.purpose is Purpose.RUN, may_wait=True)
         return _NOT_IN_MEMORY if rows is None else OutputRows(rows, names)
 
     @cached_property
@@ -283,6 +299,7 @@ class Pace:
 
 
 _ROW_IDS = frozenset({"with_row_id"})
+_NAMES_VERSION = Refused("it is kept of the latest version alone, and the request names another")
 _NOT_IN_MEMORY = Refused(
     "the columns of the response are not in memory: too few queries asked for them yet, they have no room, or they are"
     " of kinds that are not kept"

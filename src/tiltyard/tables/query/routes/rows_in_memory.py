@@ -106,7 +106,7 @@ def _indexed_column(
     may_sort = purpose is not Purpose.LOOP or (not is_count and selected.is_one)
     if may_sort:
         is_counted = purpose is not Purpose.EXPLAIN
-        rows = caches.columns.rows(caches.key, snapshot.dataset, names, is_counted=is_counted)
+        rows = caches.rows(snapshot.dataset, names, is_counted=is_counted)
     else:
         rows = caches.columns.known(caches.key, snapshot.dataset, names)
     if rows is None or not (may_sort or rows.is_in_order(selected.column)):

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Run, printed, run_command
 from tests.services.server import ServerProcess
 from tiltyard.calls.http_caller import HttpCaller
-from tiltyard.cli.session.completion import find_ids
+from tiltyard.cli.session.completion import find_columns, find_ids, find_indexes
 
 BASH = """
 eval "$({command} completion bash)"
@@ -55,6 +55,12 @@ def test_ids_are_completed_from_the_catalog(server: ServerProcess) -> None:
     assert find_ids(catalog, "library.x") == []
 
 
+def test_columns_and_indexes_are_completed_from_the_table(server: ServerProcess) -> None:
+    catalog = HttpCaller(server.url)
+    assert find_columns(catalog, ["films"]) == ["id", "title", "year", "text", "vector"]
+    assert find_indexes(catalog, ["films"]) == ["text_idx"]
+
+
 def test_completion_is_silent_where_no_catalog_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILTYARD_SERVER", "http://127.0.0.1:1")
     monkeypatch.setenv("_TILTYARD_COMPLETE", "bash_complete")
@@ -84,6 +90,8 @@ def test_bash_completes_commands_options_and_ids(shell_environ: dict[str, str]) 
     assert complete("tiltyard", "job", "export", "lib") == ["library.books"]
     assert complete("tiltyard", "job", "export", "--uri", "http://127.0.0.1:1", "lib") == []
     assert "--where" in complete("tiltyard", "head", "films", "--w")
+    assert complete("tiltyard", "head", "films", "--columns", "id,ti") == ["id,title"]
+    assert complete("tiltyard", "index", "drop", "films", "te") == ["text_idx"]
 
 
 @pytest.mark.extended

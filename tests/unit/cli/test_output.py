@@ -14,8 +14,8 @@ import pytest
 
 from tiltyard.calls.flight_sql import encode_query, sql_address
 from tiltyard.cli.browsing.diff import RowDifference, compare_schemas
-from tiltyard.cli.output.cells import format_cell, format_size, printable
-from tiltyard.cli.output.formats import OutputFormat, write_rows
+from tiltyard.cli.output.cells import format_cell, format_size, pad_text, printable
+from tiltyard.cli.output.formats import OutputFormat, _fit_columns, write_rows
 
 EVERYTHING = pa.table(
     {
@@ -134,3 +134,19 @@ def test_query_of_flight_sql_is_encoded_as_protobuf_does() -> None:
 )
 def test_sql_is_served_on_the_next_port(server: str, address: str) -> None:
     assert sql_address(server) == address
+
+
+def test_columns_are_narrowed_from_the_widest_on_until_they_fit() -> None:
+    columns, row = ("a", "b", "c"), ["x" * 10, "x" * 100, "x" * 40]
+    assert _fit_columns(columns, [row], 200) == [10, 100, 40]
+    assert _fit_columns(columns, [row], 100) == [10, 46, 40]
+    assert _fit_columns(columns, [row], 46) == [10, 16, 16]
+    assert _fit_columns(columns, [row], 45) == [10, 33]
+    assert _fit_columns(columns, [row], 5) == [5]
+    assert _fit_columns((), [["field", "value"]], 80) == []
+
+
+def test_texts_are_padded_by_the_columns_that_they_take() -> None:
+    texts = ("日本", "e\u0301", "ab")
+    assert [pad_text(text, 6, is_number=False) for text in texts] == ["日本  ", "e\u0301     ", "ab    "]
+    assert pad_text("12", 4, is_number=True) == "  12"

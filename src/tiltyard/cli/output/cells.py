@@ -7,8 +7,6 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-MAX_CELL = 60
-"""Characters of a cell on a terminal."""
 SHOWN_ITEMS = 3
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -27,6 +25,21 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes: those of Chinese or Japanese take two, accents none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def pad_text(text: str, width: int, *, is_number: bool) -> str:
+    """Return a text with spaces up to a width, in front of a number, behind all others."""
+    spaces = " " * (width - text_width(text))
+    return f"{spaces}{text}" if is_number else f"{text}{spaces}"
 
 
 def format_size(number: float) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, Self
 
 import click
 
-from tiltyard.cli.output.cells import MAX_CELL, format_cell, printable
+from tiltyard.cli.output.cells import format_cell, pad_text, printable, text_width
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 
 if TYPE_CHECKING:
@@ -285,10 +286,10 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers:
         _print_rich_table(columns, shown, right)
         return
     lines = [columns, *shown] if columns else shown
-    widths = [max((len(line[number]) for line in lines), default=0) for number in range(len(lines[0]) if lines else 0)]
+    widths = [max(text_width(line[number]) for line in lines) for number in range(len(lines[0]) if lines else 0)]
     for line in lines:
         cells = [
-            cell.rjust(width) if columns and columns[number] in right else cell.ljust(width)
+            pad_text(cell, width, is_number=bool(columns) and columns[number] in right)
             for number, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         _write("  ".join(cells).rstrip().encode() + b"\n")
@@ -300,22 +301,19 @@ def _print_rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], rig
     from rich.text import Text
 
     target = console()
-    fitting = _count_fitting(columns, rows, target.width)
-    omitted, columns = columns[fitting:], columns[:fitting]
+    widths = _fit_columns(columns, rows, target.width)
+    omitted, columns = columns[len(widths) :], columns[: len(widths)]
     table = Table(
         box=None, show_header=bool(columns), header_style="bold", pad_edge=False, padding=(0, COLUMN_GAP, 0, 0)
     )
-    names = columns or ("", "")
-    for number, name in enumerate(names):
-        style = "bold" if not columns and not number else None
-        table.add_column(
-            Text(printable(name)),
-            justify="right" if name in right else "left",
-            style=style,
-            overflow="fold" if not columns else "ellipsis",
-        )
+    for name, width in zip(columns, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if name in right else "left"
+        table.add_column(Text(printable(name)), justify=justify, width=width, no_wrap=True, overflow="ellipsis")
+    if not columns:
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in (row[:fitting] if columns else row)))
+        table.add_row(*(Text(cell) for cell in (row[: len(widths)] if columns else row)))
     target.print(table)
     if omitted:
         more = f"{len(omitted)} more column{'s' if len(omitted) > 1 else ''}"
@@ -323,25 +321,28 @@ def _print_rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], rig
         target.print(Text(f"… {more}: {names}", style="dim"), overflow="ellipsis", no_wrap=True)
 
 
-def _count_fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
-    """Return how many columns fit into a terminal, those that are wider than MIN_COLUMN narrowed to that; at least one.
+def _fit_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the widths of the columns that fit into a terminal; at least of one.
 
-    Columns without names are not counted.
+    The widest are narrowed first, none below MIN_COLUMN. Columns without names have no widths.
     """
-    from rich.cells import cell_len
-
+    widths: list[int] = []
     room = width + COLUMN_GAP
     for number, name in enumerate(columns):
-        widest = max([cell_len(printable(name)), *(cell_len(row[number]) for row in rows)])
+        widest = max(map(text_width, [printable(name), *(row[number] for row in rows)]))
         room -= min(widest, MIN_COLUMN) + COLUMN_GAP
-        if room < 0:
-            return max(1, number)
-    return len(columns)
+        if room < 0 and widths:
+            break
+        widths.append(widest)
+    fitting, most = width - COLUMN_GAP * (len(widths) - 1), max(widths, default=0)
+    while most > 1 and sum(min(each, most) for each in widths) > fitting:
+        most -= 1
+    return [min(each, most) for each in widths]
 
 
 def _cell_width() -> int | None:
-    """Return how many characters a value may have: any number where no terminal is written to."""
-    return MAX_CELL if sys.stdout.isatty() else None
+    """Return how many characters a value may have: those of a line on a terminal, any number anywhere else."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _texts(record: Record, columns: Sequence[str]) -> Iterator[str]:

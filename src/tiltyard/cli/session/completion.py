@@ -44,13 +44,28 @@ def complete_names(ctx: click.Context, of: str, incomplete: str, before: str = "
 
     Nothing where the catalog cannot be asked, or no table is named yet.
     """
-    table = ctx.params.get("table")
+    table = _named_table(ctx)
     if not table:
         return []
     find = {"columns": find_columns, "indexes": find_indexes}[of]
     return _ask(
         ctx, lambda catalog: [f"{before}{name}" for name in find(catalog, table) if name.startswith(incomplete)]
     )
+
+
+def _named_table(ctx: click.Context) -> Sequence[str] | None:
+    """Return the table that a command line names, which is its first argument.
+
+    Click leaves the arguments unparsed where an option that is completed has no value yet.
+    """
+    from tiltyard.cli.session.ids import parse_typed_id
+
+    if table := ctx.params.get("table"):
+        return tuple(table)
+    try:
+        return parse_typed_id(ctx.args[0]) if ctx.args else None
+    except ValueError:
+        return None
 
 
 def _ask(ctx: click.Context, find: Callable[[Caller], Iterable[str]]) -> list[CompletionItem]:

@@ -10,13 +10,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import lance
+import httpx
 import lancedb
-import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 from tests.conformance.duckdb_lance import prepare
 from tests.conformance.observations import open_server
@@ -29,12 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-EXAMPLE = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+EXAMPLE = re.compile(r"^```(python|console|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BEFOREHAND = re.compile(r"pip install |(\w+=\S+ )?tiltyard serve ")
 """Commands that the tests have done before: the packages are there, and the server runs."""
+OF_THE_SHELL = frozenset({"mkdir", "printf"})
+"""Programs by which a tutorial makes its inputs."""
 VECTORS = pa.array([[1.0, 0.0], [0.5, 0.5], [0.9, 0.1]], pa.list_(pa.float32(), 2))
 FILMS = pa.table({"id": [1, 2, 3], "title": ["Roman Holiday", "Up", "Moby Dick"], "year": [1953, 2009, 1956]})
-RATINGS = pa.table({"film": [1, 1, 2], "stars": [5, 4, 4]})
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +71,8 @@ def follow(name: str, replacements: dict[str, str]) -> int:
             example = example.replace(shown, real)
         if language == "python":
             exec(compile(example, f"{name}, example {number}", "exec"), names)
+        elif language == "text":  # the address of a page of the console
+            assert httpx.get(example.strip(), headers={"accept": "text/html"}).status_code == 200
         else:
             run_commands(example)
     return len(examples)
@@ -84,31 +85,25 @@ def run_commands(example: str) -> None:
         if BEFOREHAND.match(line):
             continue
         program, *arguments = shlex.split(line)
+        if program in OF_THE_SHELL:
+            subprocess.run(line, shell=True, check=True)
+            continue
         assert program == "tiltyard"
         done = CliRunner().invoke(main, arguments)
         assert (done.exit_code, comparable(done.stdout)) == (0, comparable(shown)), (line, done.output)
 
 
-def paint(file: Path, red: int, green: int, blue: int) -> None:
-    """Write a picture of about one colour."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(red).integers(-20, 20, (64, 64, 3))
-    Image.fromarray((noise + np.array([red, green, blue])).astype(np.uint8)).save(file)
-
-
 def test_images_are_found_by_what_they_look_like(folder: Path, server: ServerProcess) -> None:
-    for number in range(1, 5):
-        paint(folder / f"photos/sea/{number}.png", 30, 60 + 10 * number, 200)
-        paint(folder / f"photos/forest/{number}.png", 40, 160 + 10 * number, 50)
-    paint(folder / "evening-at-sea.png", 60, 60, 180)
-    assert follow("images", {SHOWN_URL: server.url, "~/": f"{folder}/"}) == 8
+    assert follow("images", {SHOWN_URL: server.url, "~/": f"{folder}/"}) == 9
+
+
+def test_own_documents_are_found_by_words_and_by_meaning(folder: Path, server: ServerProcess) -> None:
+    assert follow("documents", {SHOWN_URL: server.url, "~/": f"{folder}/"}) == 12
 
 
 def test_tables_of_a_bucket_are_mounted_moved_and_registered(folder: Path, server: ServerProcess, lake: Path) -> None:
-    for name, rows in (("films", FILMS), ("ratings", RATINGS)):
-        lance.write_dataset(rows, f"{lake}/{name}.lance")
     replacements = {SHOWN_URL: server.url, "~/": f"{folder}/", "s3://lake/tables": str(lake)}
-    assert follow("bucket", replacements) == 5
+    assert follow("bucket", replacements) == 6
 
 
 @pytest.mark.extended

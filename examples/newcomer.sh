@@ -35,23 +35,21 @@ run tiltyard head films -n 2 --columns title,year
 run tiltyard count films --where 'year < 1960'
 run tiltyard sql 'SELECT year / 10 * 10 AS decade, count(*) AS films FROM films GROUP BY decade ORDER BY decade'
 
-say python: an index of words, and a search by lancedb
-python - "$url" <<'PYTHON'
-import sys
-
-import lancedb
-from lancedb.index import FTS
-
-films = lancedb.connect("db://main", api_key="any", host_override=sys.argv[1]).open_table("films")
-films.create_index("plot", config=FTS())
-films.wait_for_index(["plot_idx"])
-print(sorted(hit["title"] for hit in films.search("whale", query_type="fts").to_list()))
-PYTHON
-
+run tiltyard index create films plot FTS --wait
 run tiltyard search films whale --columns title,year
 say curl "$url/console/search/films?mode=text&text=whale"
 curl -sf "$url/console/search/films?mode=text&text=whale" >page.html
 grep -o 'Free Willy' page.html | head -1
+
+say python: a search by lancedb
+python - "$url" <<'PYTHON'
+import sys
+
+import lancedb
+
+films = lancedb.connect("db://main", api_key="any", host_override=sys.argv[1]).open_table("films")
+print(sorted(hit["title"] for hit in films.search("whale", query_type="fts").to_list()))
+PYTHON
 
 say python: vectors, an upsert, versions
 python - "$url" <<'PYTHON'

@@ -53,7 +53,8 @@ def test_form_of_a_job_starts_it_with_what_was_entered(viewer: Viewer, server: S
         if text is True:
             page.get_by_label(label, exact=True).check()
         elif label != "table":  # the page that led here has filled it
-            page.get_by_label(re.compile(rf"^{label}( \(required\))?$")).fill(str(text))
+            field = page.get_by_label(re.compile(rf"^{label}( \(required\))?$"))
+            (field.fill if label == "name" else field.select_option)(str(text))
     page.get_by_role("button", name="Start").click()
     page.wait_for_url("**/console/job?id=*")
     (job_id,) = parse_qs(urlsplit(page.url).query)["id"]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.access.scenes import send
 from tests.services.console_data import FILMS
-from tests.services.forms import find_form
+from tests.services.forms import Field, find_form
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire
 from tiltyard.console.jobs.start import JobForm, JobParameter, read_arguments
@@ -109,12 +109,39 @@ def test_unknown_action_is_refused(server: ServerProcess, http: httpx.Client) ->
 
 def test_form_starts_a_job_and_keeps_what_was_entered_where_that_is_wrong(http: httpx.Client) -> None:
     page = http.get("/jobs/start", params={"name": "optimize", "table": TABLE}).text
-    assert f'value="{TABLE}"' in page and "keep_versions_days" in page
+    assert f'value="{TABLE}" selected' in page and "keep_versions_days" in page
+    assert "No worker with Spark is alive" in page and "tiltyard worker --spark local" in page
     wrong = find_form(page, START).fill(rows_per_fragment="many").send(http)
     assert wrong.status_code == 400 and "whole number" in wrong.text and 'value="many"' in wrong.text
     started = find_form(wrong.text, START).fill(rows_per_fragment="1000").send(http)
     assert 'data-state="QUEUED"' in started.text and "1000" in started.text
     act(http, str(started.url.params["id"]), "cancel")
+
+
+def test_fields_let_choose_from_the_catalog(http: httpx.Client) -> None:
+    index = http.get("/jobs/start", params={"name": "index", "table": TABLE}).text
+    assert '<option value="media$pictures">' in index and '<option value="vector">vector (fixed_size_list' in index
+    assert '<option value="IVF_PQ">' in index
+    other = http.get(
+        "/jobs/start",
+        params={"name": "index", "argument.table": "media$pictures", "argument.name": "mine", "argument.column": "id"},
+        headers={"hx-request": "true"},
+    ).text
+    assert '<option value="shape.width">' in other and "vector (" not in other
+    assert 'value="mine"' in other and '<option value="id" selected>' in other
+    upsert = http.get("/jobs/start", params={"name": "upsert", "table": TABLE}).text
+    assert '<input type="checkbox" name="argument.on" value="year">' in upsert
+    ingest = http.get("/jobs/start", params={"name": "ingest"}).text
+    assert 'list="p-table-list"' in ingest  # the table may be a new one
+
+
+def test_several_columns_are_chosen_and_one_that_is_unknown_stays(http: httpx.Client) -> None:
+    form = find_form(http.get("/jobs/start", params={"name": "upsert", "table": TABLE}).text, START)
+    form.fill(source="x.parquet", task_mb="many")
+    form.fields += [Field("argument.on", "year"), Field("argument.on", "gone")]
+    sent = form.send(http)
+    assert sent.status_code == 400 and "whole number" in sent.text
+    assert 'value="year" checked' in sent.text and 'value="gone" checked' in sent.text
 
 
 def parameter(kind: str, *, required: bool = False, choices: tuple[str, ...] = ()) -> JobForm:

@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from html import unescape
+from typing import Any
 
 import httpx
 import lance
@@ -59,12 +61,31 @@ def test_view_shows_its_query_its_source_and_its_rows(http: httpx.Client, server
         query = "SELECT id, title FROM cinema.films WHERE year > 2010"
         wire.good(wire.http.post("/v1/view/cinema%24recent/create", json={"query": query}))
         try:
-            assert "year &gt; 2010" in main_of(http.get("/table/cinema/recent"))
+            overview = main_of(http.get("/table/cinema/recent"))
+            assert "year &gt; 2010" in overview and '<span class="chip good">view</span>' in overview
+            assert 'A view of <a href="/console/table/cinema/films"' in overview
+            assert "Fragments" not in overview and ">Versions</a>" not in overview and ">Map</a>" not in overview
+            check_snippets_of_view(overview)
             text = main_of(http.get("/rows/cinema/recent?filter=id+%3C+100"))
             assert text.count("<tr>") == 1 + 9
             assert main_of(http.get("/search/cinema/recent"))
         finally:
             wire.good(wire.table(["cinema", "recent"], "drop"))
+
+
+def check_snippets_of_view(page: str) -> None:
+    """Run each snippet of a view as it stands there: it reads the view's rows."""
+    found = re.findall(r"<summary>([^<]+)</summary>.*?<code>(.*?)</code>", page.partition('id="open"')[2], re.DOTALL)
+    snippets = {name: unescape(code) for name, code in found}
+    assert set(snippets) == {"lancedb", "SQL in Python", "curl"}
+    names: dict[str, Any] = {}
+    exec(compile(snippets["lancedb"], "lancedb", "exec"), names)
+    assert names["table"].count_rows() == 18 and names["table"].head(5).num_rows == 5
+    exec(compile(snippets["SQL in Python"], "SQL", "exec"), names)
+    assert names["rows"].num_rows == 5
+    command = snippets["curl"].replace("> rows.arrow", "")
+    rows = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
+    assert pa.ipc.open_file(rows).read_all().num_rows == 5
 
 
 def test_lineage_links_what_tables_were_made_from(http: httpx.Client, server: ServerProcess) -> None:

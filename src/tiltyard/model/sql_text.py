@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from types import NoneType
@@ -15,6 +15,13 @@ from lance_namespace.errors import InvalidInputError
 def quote_identifier(name: str) -> str:
     """Return a name as an identifier in the quotes that Lance's and Spark's SQL share."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def sql_table(path: Sequence[str]) -> str:
+    """Return the name of a table in a query of the server's SQL, where nested namespaces are joined by `$`."""
+    *namespaces, name = path
+    parts = ["$".join(namespaces), name] if namespaces else [name]
+    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
 
 
 def sql_literal(value: Any, argument: str) -> str:

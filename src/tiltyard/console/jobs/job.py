@@ -12,15 +12,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import ErrorCode, InvalidInputError, InvalidTableStateError
+from lance_namespace.errors import ErrorCode, InvalidInputError, InvalidTableStateError, LanceNamespaceError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from tiltyard.api.errors import HttpError
 from tiltyard.console.browser_checks import HEADERS
-from tiltyard.console.page import Page, PageRequest, Redirect
+from tiltyard.console.page import Page, PageRequest, Problem, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.worker.process_record import ALIVE_MS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -70,6 +71,10 @@ _streams = _Streams()
 
 def show(page: PageRequest) -> Page:
     """Show a job, or the part of its page that changes. Raises TransactionNotFoundError, InvalidInputError."""
+    return _show(page)
+
+
+def _show(page: PageRequest, problem: Problem | None = None) -> Page:
     job = page.calls.call("DescribeJobState", job_id=_job_id(page))
     properties = _properties(page.calls, job.job_id)
     is_pipeline = job.job_type in pipeline_jobs()
@@ -86,19 +91,37 @@ def show(page: PageRequest) -> Page:
         "figures": {name: text for name, text in properties.items() if name not in ("job", "table", "progress")},
         "arguments": json.dumps((job.spec or {}).get("arguments") or {}, indent=2),
         "events": _events(page.calls, job.job_id),
+        "problem": problem,
+        "no_worker": missing_worker(page) if is_pipeline and job.job_state == "QUEUED" else "",
         "section": "jobs",
     }
-    return Page("job_live.html" if page.is_fragment else "job.html", values, fragment=page.is_fragment)
+    status = problem.status if problem is not None else 200
+    return Page("job_live.html" if page.is_fragment else "job.html", values, status, fragment=page.is_fragment)
 
 
-def act(page: PageRequest) -> Redirect:
-    """Cancel, pause or resume a job, or submit it again. Raises TransactionNotFoundError, InvalidInputError."""
+def missing_worker(page: PageRequest) -> str:
+    """Say that no process of the catalog can run jobs of the pipeline; "" where one is alive."""
+    now = page.services.clock()
+    if any(each.drivers and now - each.seen_at < ALIVE_MS for each in page.services.store.list_processes()):
+        return ""
+    return "No worker with Spark is alive: a job waits in the queue until there is one."
+
+
+def act(page: PageRequest) -> Page | Redirect:
+    """Cancel, pause or resume a job, or submit it again; what cannot be done is said on its page.
+
+    Raises TransactionNotFoundError, InvalidInputError.
+    """
     job_id, action = _job_id(page), page.text("action")
-    if action == "submit":
-        return Redirect(link("job", id=_submit_again(page.calls, job_id)))
-    if action not in _ACTIONS:
+    if action not in ("submit", *_ACTIONS):
         raise InvalidInputError(f"A job can be cancelled, paused, resumed or submitted again, not '{action[:40]}'.")
-    page.calls.call(f"{action.title()}Job", job_id=job_id)
+    try:
+        if action == "submit":
+            job_id = _submit_again(page.calls, job_id)
+        else:
+            page.calls.call(f"{action.title()}Job", job_id=job_id)
+    except LanceNamespaceError as error:
+        return _show(page, page.explain(error))
     return Redirect(link("job", id=job_id))
 
 

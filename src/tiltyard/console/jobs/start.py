@@ -8,9 +8,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
-from tiltyard.console.page import Page, PageRequest, Redirect
+from tiltyard.console.jobs.catalog_choices import read_choices
+from tiltyard.console.jobs.job import missing_worker
+from tiltyard.console.page import Page, PageRequest, Problem, Redirect
 from tiltyard.console.templates import link
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.runtime.child_process import run_command
@@ -25,7 +27,11 @@ FIELD_PREFIX = "argument."
 
 
 class JobParameter(msgspec.Struct, frozen=True):
-    """A parameter of a job; `kind` is text, integer, number, boolean, choice, list or mapping."""
+    """A parameter of a job; `kind` is text, integer, number, boolean, choice, list or mapping.
+
+    `names` says what of the catalog it names: a table, column, branch or tag (`new …` if there need be none of it),
+    columns, an index type; "" for anything else.
+    """
 
     name: str
     kind: str
@@ -33,6 +39,7 @@ class JobParameter(msgspec.Struct, frozen=True):
     choices: list[str]
     is_required: bool
     default: Any
+    names: str = ""
 
     @property
     def field(self) -> str:
@@ -87,25 +94,29 @@ def show(page: PageRequest) -> Page:
     forms = _forms.read()
     name = page.text("name")
     if not name:
-        return Page("job_choice.html", {"forms": forms, "table": page.text("table"), "section": "jobs"})
+        values = {"forms": forms, "table": page.text("table"), "section": "jobs", "no_worker": missing_worker(page)}
+        return Page("job_choice.html", values)
     form = _find(forms, name)
-    values = {parameter.name: parameter.default_text for parameter in form.parameters}
-    values |= {"table": page.text("table")} if "table" in values else {}
-    return _form_page(name, form, values, "")
+    texts = {parameter.name: parameter.default_text for parameter in form.parameters}
+    if page.is_fragment:  # the table was chosen: what else was entered stays
+        texts |= _entered(page, form)
+    elif "table" in texts:
+        texts["table"] = page.text("table")
+    return _form_page(page, name, form, texts)
 
 
 def submit(page: PageRequest) -> Page | Redirect:
-    """Queue a job with the form's arguments; show the form again where they are none of its own."""
+    """Queue a job with the form's arguments; show the form again where it cannot be."""
     name = page.text("name")
     form = _find(_forms.read(), name)
-    texts = {parameter.name: page.text(parameter.field) for parameter in form.parameters}
+    texts = _entered(page, form)
     try:
         arguments = read_arguments(form, texts)
         table = arguments.get("table")
         path = list(parse_id(table, DEFAULT_DELIMITER)) if isinstance(table, str) else None
         submitted = page.calls.call("SubmitJob", name=name, arguments=arguments, table=path)
-    except InvalidInputError as error:
-        return _form_page(name, form, texts, str(error), 400)
+    except LanceNamespaceError as error:
+        return _form_page(page, name, form, texts, page.explain(error))
     return Redirect(link("job", id=submitted.job.id))
 
 
@@ -115,9 +126,30 @@ def _find(forms: Mapping[str, JobForm], name: str) -> JobForm:
     return forms[name]
 
 
-def _form_page(name: str, form: JobForm, texts: Mapping[str, str], problem: str, status: int = 200) -> Page:
-    values = {"name": name, "form": form, "texts": texts, "problem": problem, "section": "jobs"}
-    return Page("job_form.html", values, status)
+def _entered(page: PageRequest, form: JobForm) -> dict[str, str]:
+    """Return what was entered for each parameter; of a list each choice, a line each."""
+    return {
+        parameter.name: "\n".join(page.all_of(parameter.field))
+        if parameter.kind == "list"
+        else page.text(parameter.field)
+        for parameter in form.parameters
+    }
+
+
+def _form_page(
+    page: PageRequest, name: str, form: JobForm, texts: Mapping[str, str], problem: Problem | None = None
+) -> Page:
+    values = {
+        "name": name,
+        "form": form,
+        "texts": texts,
+        "choices": read_choices(page.calls, form.parameters, texts.get("table", "")),
+        "problem": problem,
+        "no_worker": missing_worker(page),
+        "section": "jobs",
+    }
+    status = problem.status if problem is not None else 200
+    return Page("job_fields.html" if page.is_fragment else "job_form.html", values, status, fragment=page.is_fragment)
 
 
 def read_arguments(form: JobForm, texts: Mapping[str, str]) -> dict[str, Any]:

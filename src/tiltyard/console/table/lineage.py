@@ -11,7 +11,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.model.columns.computed_columns import VIEW
 from tiltyard.model.ids import Id
-from tiltyard.model.views.definitions import parse_sources
+from tiltyard.model.views.definitions import parse_sources, plain_view_sources
 from tiltyard.model.views.plain_views import DATABASE_PROPERTY, QUERY_PROPERTY
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def read_origin(calls: PageCalls, head: TableHead) -> Origin:
         return Origin(query, f"materialized view ({metadata.get(f'{VIEW}kind', 'query')})", sources)
     if query := properties.get(QUERY_PROPERTY):
         database = properties.get(DATABASE_PROPERTY, "")
-        return Origin(query, "view", [ViewSource(path) for path in _sources(query, database)])
+        return Origin(query, "view", [ViewSource(path) for path in _plain_sources(query, database)])
     return Origin()
 
 
@@ -133,7 +133,16 @@ def _described_sources(described: Any) -> Sequence[Id]:
     source_table: str | None = getattr(described, "source_table", None)  # of a materialized view
     if source_table is not None:
         return [Id(name.split("$")) for name in source_table.split(", ")]
-    return _sources(described.query, described.default_database)
+    return _plain_sources(described.query, described.default_database)
+
+
+def _plain_sources(query: str, database: str) -> Sequence[Id]:
+    """Return the tables that a plain view reads; none where its query cannot be parsed."""
+    within = database.split("$") if database else ()
+    try:
+        return [Id((*within, *path)) for path in plain_view_sources(query)]
+    except InvalidInputError:
+        return ()
 
 
 def _sources(query: str, database: str) -> Sequence[Id]:

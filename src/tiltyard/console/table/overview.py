@@ -1,23 +1,20 @@
-"""The first page of a table: its schema, its figures, where it comes from, and how to open it from lancedb, pylance,
-PySpark and curl.
-"""
+"""The first page of a table or a view: its schema, its figures, where it comes from, and how to open it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.heads import TableHead, read_head
 from tiltyard.console.table.lineage import read_origin
+from tiltyard.console.table.snippets import make_snippets, make_view_snippets
+from tiltyard.model.sql_text import quote_identifier
+from tiltyard.model.views.plain_views import PREFIX as PLAIN_VIEW_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tiltyard.model.ids import Id
+    from collections.abc import Mapping
 
 SHOWN = 50
 """Tags, branches, indexes, policies and jobs that the page lists."""
@@ -29,8 +26,14 @@ def show(page: PageRequest) -> Page:
     """Show a table at a version. Raises what describing it raises."""
     head = read_head(page)
     values = head.values(page, "table") | {
-        "snippets": make_snippets(page.origin, page.path, needs_key=page.principal.method != "open"),
-        "properties": _properties(head.table.properties),
+        "snippets": (make_view_snippets if head.is_view else make_snippets)(
+            page.origin, page.path, needs_key=page.principal.method != "open"
+        ),
+        "properties": {
+            name: value
+            for name, value in _properties(head.table.properties).items()
+            if not name.startswith(PLAIN_VIEW_PREFIX)
+        },
         "metadata": _properties(head.table.metadata),
         "origin_of": read_origin(page.calls, head),
         **_parts(page, head),
@@ -69,53 +72,8 @@ def show_missing(page: PageRequest) -> Page:
     """Show how many rows of a computed column have no value yet: what a backfill has still to compute."""
     column = page.text("column")
     try:
-        quoted = ".".join(f"`{part.replace('`', '``')}`" for part in column.split("."))
+        quoted = ".".join(quote_identifier(part) for part in column.split("."))
         missing = page.calls.call("CountTableRows", id=list(page.path), predicate=f"{quoted} IS NULL")
     except LanceNamespaceError as error:
         return Page("column_freshness.html", {"problem": str(error), "missing": 0}, fragment=True)
     return Page("column_freshness.html", {"problem": "", "missing": missing}, fragment=True)
-
-
-KEY = "YOUR_KEY"
-
-
-@dataclass(frozen=True, slots=True)
-class Snippet:
-    """Code for one client."""
-
-    name: str
-    code: str
-
-
-def make_snippets(origin: str, path: Id, *, needs_key: bool) -> Sequence[Snippet]:
-    """Return code that opens a table; with `needs_key` it has a place for an API key."""
-    names = list(path)
-    key = KEY if needs_key else "any"
-    properties = {"uri": origin} | ({"header.x-api-key": KEY} if needs_key else {})
-    spark_key = f'\n    .option("property.header.x-api-key", "{KEY}")' if needs_key else ""
-    header = f" \\\n  -H 'x-api-key: {KEY}'" if needs_key else ""
-    table = "$".join(names)
-    arguments = f"{path.name!r}" + (f", namespace_path={names[:-1]!r}" if len(names) > 1 else "")
-    return (
-        Snippet(
-            "lancedb",
-            f'import lancedb\n\ndb = lancedb.connect("db://default", api_key="{key}", host_override="{origin}")\n'
-            f"table = db.open_table({arguments})\ntable.head(5)",
-        ),
-        Snippet(
-            "pylance",
-            f"import lance\nimport lance_namespace\n\n"
-            f'namespace = lance_namespace.connect("rest", {properties!r})\n'
-            f"dataset = lance.dataset(namespace_client=namespace, table_id={names!r})\ndataset.head(5)",
-        ),
-        Snippet(
-            "PySpark",
-            f'rows = (\n    spark.read.format("tiltyard")\n    .option("uri", "{origin}"){spark_key}\n'
-            f'    .option("table", "{table}")\n    .load()\n)',
-        ),
-        Snippet(
-            "curl",
-            f"curl -s '{origin}/v1/table/{quote(table, safe='')}/query'{header} \\\n"
-            "  -H 'content-type: application/json' -d '{\"k\": 5, \"vector\": {}}' > rows.arrow",
-        ),
-    )

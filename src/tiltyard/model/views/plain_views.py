@@ -11,11 +11,11 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
 
-_PREFIX = "tiltyard.plain_view."
+PREFIX = "tiltyard.plain_view."
 """The prefix of their properties."""
-QUERY_PROPERTY = f"{_PREFIX}query"
-_SCHEMA_PROPERTY = f"{_PREFIX}schema"
-DATABASE_PROPERTY = f"{_PREFIX}database"
+QUERY_PROPERTY = f"{PREFIX}query"
+_SCHEMA_PROPERTY = f"{PREFIX}schema"
+DATABASE_PROPERTY = f"{PREFIX}database"
 _ROOT = Id()
 
 

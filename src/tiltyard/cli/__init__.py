@@ -28,6 +28,7 @@ COMMANDS = {
     "browsing.sql": ("sql",),
     "browsing.versions": ("restore", "tag", "versions"),
     "database": ("db",),
+    "demo": ("demo",),
     "import_catalog": ("import-catalog",),
     "keys": ("key", "principal"),
     "upkeep": ("gc", "maintain", "repair"),

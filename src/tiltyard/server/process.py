@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import unquote
 
 import uvicorn
@@ -21,7 +21,7 @@ from tiltyard.api.app import Api
 from tiltyard.api.limits.connections import CONNECTIONS, Connections
 from tiltyard.bootstrap import open_services
 from tiltyard.config import ConfigError, Settings
-from tiltyard.context import Services
+from tiltyard.context import Services, do_nothing
 from tiltyard.runtime.machinery import close_machinery
 from tiltyard.runtime.process import describe, refuse
 from tiltyard.runtime.tracing import flush_spans
@@ -198,22 +198,27 @@ def job_drivers(services: Services) -> DriverPool | None:
     return DriverPool(services)
 
 
-def exit_on_signals() -> None:
-    """Let SIGTERM and SIGINT end the process with status 0.
+def exit_on_signals(on_exit: Callable[[], None] = do_nothing) -> None:
+    """Let SIGTERM and SIGINT end the process with status 0, after `on_exit`.
 
     uvicorn takes the signals over, and raises the one it got again once it has drained.
     """
+
+    def end(*_: object) -> None:
+        on_exit()
+        exit_now()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: exit_now())
+        signal.signal(number, end)
 
 
-def exit_now() -> None:
+def exit_now(status: int = 0) -> NoReturn:
     """End the process now: a thread deep in a long Lance call would keep the interpreter from ending in time."""
     flush_spans()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def asks_for_console(scope: Any) -> bool:

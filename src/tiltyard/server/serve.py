@@ -9,16 +9,19 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from ipaddress import ip_address
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import NoReturn
 
 from tiltyard.api.limits.rates import shared_rates
 from tiltyard.api.metrics import shared_metrics
 from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
+from tiltyard.context import do_nothing
 from tiltyard.runtime.child_process import start_python
 from tiltyard.runtime.machinery import close_machinery
 from tiltyard.runtime.ports import bind_socket, reason_of
@@ -50,8 +53,13 @@ BACKLOG = 2048
 log = logging.getLogger("tiltyard")
 
 
-def run_server(settings: Settings) -> None:
-    """Serve until a signal stops it. Raises ConfigError for an audit that cannot be kept."""
+def run_server(
+    settings: Settings, on_listening: Callable[[str], None] | None = None, on_exit: Callable[[], None] = do_nothing
+) -> NoReturn:
+    """Serve until a signal stops it, and end the process. Raises ConfigError for an audit that cannot be kept.
+
+    `on_listening` gets the server's URL once requests can be sent, which are answered soon; `on_exit` is called last.
+    """
     check_audit_file(settings)
     set_up_logging(settings)
     listener = _listen(settings)
@@ -64,17 +72,20 @@ def run_server(settings: Settings) -> None:
     # uvloop's own server does not let us limit how many connections are at their TLS handshake.
     loop = BALANCING_LOOP if settings.tls_certificate else "uvloop"
     server = None if settings.workers > 1 else http_server(settings, Application(services, flight=flight), loop)
-    exit_on_signals()  # before the line below says that there is a server to stop
+    exit_on_signals(on_exit)  # before the line below says that there is a server to stop
     url = f"{url_scheme(settings)}://{url_host}:{port}"
     print(f"Tiltyard serves {settings.root} on {url}", file=sys.stderr, flush=True)
     if settings.console:
-        print(f"The console is at {_console_url(url, host)}", file=sys.stderr, flush=True)
+        print(f"The console is at {_local_url(url, host)}{CONSOLE_PATH.decode()}/", file=sys.stderr, flush=True)
+    if on_listening is not None:
+        on_listening(_local_url(url, host))
     if server is None:
         services.close()
         _supervise(settings, listener, flight)
     else:
         with shared_connection_counts(1) if settings.tls_certificate else nullcontext():
             server.run(sockets=[listener])
+    on_exit()
     exit_now()
 
 
@@ -147,10 +158,10 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _console_url(url: str, host: str) -> str:
-    """Return where a person opens the console of a server; one that listens on all addresses is here, too."""
+def _local_url(url: str, host: str) -> str:
+    """Return where this machine reaches its server: one that listens on all addresses is here, too."""
     address = ip_address(host)
     if address.is_unspecified:
         scheme, _, rest = url.partition("://")
         url = f"{scheme}://{'127.0.0.1' if address.version == 4 else '[::1]'}:{rest.rpartition(':')[2]}"
-    return f"{url}{CONSOLE_PATH.decode()}/"
+    return url

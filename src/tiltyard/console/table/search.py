@@ -24,6 +24,7 @@ from tiltyard.console.table.plan_tree import read_plan
 from tiltyard.console.table.rows import MAX_FILTER
 from tiltyard.console.table.schema_tree import EmbeddingFunction, embedding_functions, text_columns, vector_columns
 from tiltyard.model.rank_fusion import RANK_CONSTANT
+from tiltyard.sample.films import EMBEDDING_FUNCTION
 
 if TYPE_CHECKING:
     from tiltyard.console.table.schema_tree import Column
@@ -94,7 +95,7 @@ def show(page: PageRequest) -> Page:
     """Show a search and what it finds; what cannot be done is said beside the form, which keeps what was entered."""
     head = read_head(page)
     vectors = vector_columns(head.columns)
-    functions = find_functions(head.table.metadata, page.services.settings.embeddings)
+    functions = find_functions(head.table.metadata, known_functions(page))
     search = SearchForm.of(page, vectors)
     columns = shown_columns(head.columns, search.columns)
     if not search.columns:
@@ -183,7 +184,7 @@ def _query_vector(
         raise InvalidInputError(
             f"No embedding function is set up for '{search.vector_column}': enter a vector, or look for rows like one."
         )
-    return embed_text(search.meaning, function, page.services.settings.embeddings)
+    return embed_text(search.meaning, function, known_functions(page))
 
 
 def _vector_of_row(page: PageRequest, head: TableHead, search: SearchForm) -> list[float]:
@@ -237,6 +238,13 @@ def _score_names(grid: Grid) -> list[str]:
     return list(dict.fromkeys(name for row in grid.rows for name, _ in row.scores))
 
 
+def known_functions(page: PageRequest) -> dict[str, str]:
+    """Return the functions of this server's own Python that turn texts into vectors: that of the sample, and the
+    operator's.
+    """
+    return {EMBEDDING_FUNCTION: "tiltyard.sample.embedding:embed"} | dict(page.services.settings.embeddings)
+
+
 def find_functions(metadata: Mapping[str, str] | None, settings: Mapping[str, str]) -> dict[str, EmbeddingFunction]:
     """Return the embedding function of each vector column of a table that a text can be turned into a vector for.
 
@@ -253,6 +261,8 @@ def embed_text(text: str, function: EmbeddingFunction, settings: Mapping[str, st
     target = settings[function.name]
     try:
         vector = np.asarray(_load(target)([text])[0], dtype=np.float64)
+    except InvalidInputError:
+        raise  # what the text cannot be turned into, in words for its reader
     except Exception as error:  # the operator's own code may raise anything
         log.exception("the embedding function %s failed", target)
         raise ServiceUnavailableError(

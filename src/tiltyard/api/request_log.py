@@ -7,6 +7,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+
 from tiltyard.api.metrics import Metrics
 from tiltyard.audit import object_ids, open_trail, redact_context, sanitize_text
 from tiltyard.audit.trail import AuditLevel
@@ -14,14 +16,27 @@ from tiltyard.model.modes import Outcome
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tiltyard.api.binding import Segments
     from tiltyard.context import Context, Services
+    from tiltyard.model.ids import Id
     from tiltyard.model.operations import Handler
     from tiltyard.model.spec import Operation
 
 REFUSALS = frozenset({401, 403, 429})
 SEE_AS = "see_as"
 """The entry of a record's context that names the principal as whom an administrator looked; no client can set it."""
+
+
+class _Objects(msgspec.Struct):
+    """The ids of a query's tables, as the audit log reads them from a request."""
+
+    entries: list[_Object]
+
+
+class _Object(msgspec.Struct):
+    id: list[str]
 
 
 class RequestLog:
@@ -106,6 +121,11 @@ class LoggedRequest:
         self.operation = operation.name
         self.is_audited_change = handler.changes and handler.audited
         self.segments = segments
+
+    def set_query(self, operation: str, paths: Sequence[Id]) -> None:
+        """Set what the request does with a query of SQL, which is no operation, and the tables that the query names."""
+        self.operation = operation
+        self.request = _Objects([_Object(list(path)) for path in paths])
 
     def see_as(self, name: str) -> None:
         """Record the request as one by which its principal sees what another one would, whatever it changes."""

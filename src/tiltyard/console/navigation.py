@@ -20,6 +20,7 @@ class Link:
 
 SECTIONS: tuple[Link, ...] = (
     Link("", "Catalog"),
+    Link("sql", "SQL"),
     Link("jobs", "Jobs"),
     Link("access", "Access"),
     Link("audit", "Audit", for_administrators=True),

@@ -9,7 +9,9 @@ and never sends a call again. What both share (the operation of a name, its chec
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lance_namespace.errors import (
@@ -17,6 +19,7 @@ from lance_namespace.errors import (
     NamespaceNotFoundError,
     PermissionDeniedError,
     TableNotFoundError,
+    UnsupportedOperationError,
 )
 
 from tiltyard.api.authentication import is_own_page
@@ -25,9 +28,14 @@ from tiltyard.api.metrics import is_local_request
 from tiltyard.calls.caller import find_operation, make_request
 from tiltyard.calls.in_process_caller import find_handler
 from tiltyard.context import Context
+from tiltyard.sql.processes import Form
+from tiltyard.sql.read_grounds import REAUTHORIZE_SECONDS, check_grounds
+from tiltyard.sql.remote_query import EXECUTE, QueryBatches, RemoteQuery, query_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
 
     from tiltyard.api.app import Shared
     from tiltyard.api.deadlines import Deadline
@@ -35,9 +43,10 @@ if TYPE_CHECKING:
     from tiltyard.api.metrics import ProcessCounts
     from tiltyard.api.metrics_history import MetricsHistory
     from tiltyard.api.request_log import LoggedRequest
+    from tiltyard.model.ids import Id
     from tiltyard.model.operations import ArrowAnswer, BytesAnswer, Handler
     from tiltyard.model.principals import Principal
-    from tiltyard.model.spec import Operation
+    from tiltyard.sql.read_grounds import ReadGrounds
 
 T = TypeVar("T")
 
@@ -159,36 +168,86 @@ class PageCalls:
             yield handler.run(ctx, request)
 
     @contextmanager
+    def sql(self, text: str) -> Iterator[SqlAnswer]:
+        """Run a query of SQL in a block, in a process of its own, as Arrow Flight does; end that at the end.
+
+        The query ends, too, once the page's time is over, its reader has left, or may not read its tables any more.
+        Raises HttpError 429, UnsupportedOperationError where no SQL is run, what planning it raises, as its batches do.
+        """
+        processes = self.ctx.services.sql_processes
+        if processes is None:
+            raise UnsupportedOperationError("This server runs no SQL.")
+        with self._recorded(lambda logged: logged.set_query(EXECUTE, ()), is_query=True) as logged:
+            query = RemoteQuery(processes, query_request(self.ctx, text, (), form=Form.STREAM), self.check)
+            try:
+                query.start()
+            finally:
+                logged.set_query(EXECUTE, query.tables)
+            with closing(QueryBatches(query)) as batches:
+                rows = self._while_readable(query.grounds, batches)
+                yield SqlAnswer(query.schema, rows, query.tables, batches.has_next)
+
+    def _while_readable(
+        self, grounds: Sequence[ReadGrounds], batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield batches for as long as their reader may read their tables. Raises why it may not any more."""
+        checked_at = time.monotonic()
+        for batch in batches:
+            if time.monotonic() - checked_at > REAUTHORIZE_SECONDS:
+                if not self._shared.authentication.is_open:
+                    check_grounds(self.ctx, grounds)
+                checked_at = time.monotonic()
+            yield batch
+
+    @contextmanager
     def _started(self, name: str, fields: Mapping[str, Any]) -> Iterator[tuple[Handler, Context, Any]]:
         """Authorize a call, within a slot if it is a query, and record its outcome at the end of the block."""
         operation, handler = find_operation(name), find_handler(name)
         if self._is_seen_as and handler.changes:
             raise PermissionDeniedError("To see as another principal changes nothing.")
         request = make_request(operation, fields)
-        self.check()
-        logged, slot = self._on_loop(lambda: self._begin(operation, handler, request))
-        try:
+
+        def describe(logged: LoggedRequest) -> None:
+            logged.set_route(operation, handler, {})
+            logged.request = request
+
+        with self._recorded(describe, is_query=handler.query, status=operation.status):
             yield handler, handler.authorize(self.ctx, request), request
-            logged.status = operation.status
+
+    @contextmanager
+    def _recorded(
+        self, describe: Callable[[LoggedRequest], None], *, is_query: bool, status: int = 200
+    ) -> Iterator[LoggedRequest]:
+        """Record the outcome of a block, which a query runs in within a slot; `status` is that of its success."""
+        self.check()
+        logged, slot = self._on_loop(lambda: self._begin(describe, is_query=is_query))
+        try:
+            yield logged
+            logged.status = status
             if logged.is_audited_change:
                 asyncio.run_coroutine_threadsafe(_write_record(logged), self._loop).result()
             logged.complete = True
+        except (ClientLeftError, GeneratorExit):
+            logged.status = status  # and cut
+            raise
         except BaseException as error:
-            status, body, _ = error_response(error, self.ctx.request_id) if _is_known(error) else (500, None, ())
-            logged.status, logged.code = status, body.code if body is not None else None
+            known, body, _ = error_response(error, self.ctx.request_id) if _is_known(error) else (500, None, ())
+            logged.status, logged.code = known, body.code if body is not None else None
             raise
         finally:
             self._loop.call_soon_threadsafe(_end, logged, slot)
 
-    def _begin(self, operation: Operation, handler: Handler, request: Any) -> tuple[LoggedRequest, QuerySlot | None]:
+    def _begin(
+        self, describe: Callable[[LoggedRequest], None], *, is_query: bool
+    ) -> tuple[LoggedRequest, QuerySlot | None]:
         """Acquire a query's slot, and start its record; on the event loop. Raises HttpError 429."""
         slot = None
         logged = self._shared.log.start(self._scope, self.ctx.request_id)
-        logged.set_route(operation, handler, {})
+        describe(logged)
         if self._is_seen_as:
             logged.see_as(self.ctx.principal.name)
-        logged.ctx, logged.request = self._reader, request
-        if handler.query:
+        logged.ctx = self._reader
+        if is_query:
             try:
                 slot = self._shared.limits.acquire_slot(self._reader, logged.address)
             except Exception:
@@ -204,6 +263,19 @@ class PageCalls:
             return work()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+
+@dataclass(frozen=True, slots=True)
+class SqlAnswer:
+    """The rows of a query, once, and the tables that it reads.
+
+    `has_next` tells whether the next batch, or the end, has come within so many seconds.
+    """
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    tables: Sequence[Id]
+    has_next: Callable[[float], bool]
 
 
 class ClientLeftError(Exception):
@@ -223,4 +295,4 @@ def _end(logged: LoggedRequest, slot: QuerySlot | None) -> None:
 
 
 def _is_known(error: BaseException) -> bool:
-    return isinstance(error, Exception) and not isinstance(error, ClientLeftError | GeneratorExit)
+    return isinstance(error, Exception)

@@ -12,6 +12,8 @@ from tiltyard.console.jobs import job, start
 from tiltyard.console.map import page as map_page
 from tiltyard.console.monitor import server, storage
 from tiltyard.console.navigation import TABLE_TABS
+from tiltyard.console.sql_editor import completion
+from tiltyard.console.sql_editor import page as sql_page
 from tiltyard.console.table import cells, counts, downloads, lineage, overview, rows, search
 from tiltyard.console.versions import comparison, timeline
 
@@ -70,6 +72,12 @@ ROUTES = (
     PageRoute("map", map_page.show, names_object=True),
     PageRoute("map-points", map_page.show_points, names_object=True, tab="map"),
     PageRoute("map-row", map_page.show_row, names_object=True, tab="map"),
+    PageRoute("sql", sql_page.show),
+    PageRoute("sql", sql_page.run, method="POST"),
+    PageRoute("sql", sql_page.show, names_object=True, tab="table"),
+    PageRoute("sql-download", sql_page.download, method="POST"),
+    PageRoute("sql-names", completion.list_tables),
+    PageRoute("sql-columns", completion.list_columns, names_object=True, tab="table"),
     PageRoute("versions", timeline.show, names_object=True),
     PageRoute("versions", timeline.act, method="POST", names_object=True),
     PageRoute("restore", timeline.ask_restore, names_object=True, tab="versions"),

@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import msgspec
 from google.protobuf.message import DecodeError
 from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, ThrottlingError, UnauthenticatedError
 from msgspec import structs
@@ -132,16 +131,6 @@ log = logging.getLogger("tiltyard.flight")
 Headers = dict[bytes, bytes]
 
 
-class _Objects(msgspec.Struct):
-    """The ids of a query's tables, as the audit log reads them from a request."""
-
-    entries: list[_Object]
-
-
-class _Object(msgspec.Struct):
-    id: list[str]
-
-
 class Call:
     """One call, whose caller is known: `ctx` is its context, `namespace` the default one of its queries."""
 
@@ -249,8 +238,7 @@ class Call:
 
     def record_tables(self, operation: str, paths: Sequence[Id]) -> None:
         """Set the operation, and the tables that it names, for the audit log."""
-        self._logged.operation = operation
-        self._logged.request = _Objects([_Object(list(path)) for path in paths])
+        self._logged.set_query(operation, paths)
 
     def record_operation(self, name: str, paths: Sequence[Id]) -> None:
         """Record the call as one of an operation that clients call by HTTP, too."""

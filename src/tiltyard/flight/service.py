@@ -67,8 +67,8 @@ from tiltyard.runtime.pool import Pool as ThreadPool
 from tiltyard.sql.errors import READ_ONLY
 from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
 from tiltyard.sql.processes import Form
-from tiltyard.sql.read_grounds import check_grounds
-from tiltyard.sql.remote_query import RemoteQuery, query_request
+from tiltyard.sql.read_grounds import REAUTHORIZE_SECONDS, check_grounds
+from tiltyard.sql.remote_query import EXECUTE, RemoteQuery, query_request
 from tiltyard.sql.statements import MAX_PARAMETER_BYTES, bind_names
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from tiltyard.sql.view_statements import ViewStatement
 
 AUTHENTICATE = "Authenticate"
-EXECUTE = "ExecuteQuery"
 PLAN = "PlanQuery"
 DESCRIBE = "DescribeQuery"
 READ = "ReadQuery"
@@ -94,8 +93,6 @@ FIRST_ROWS_SECONDS = 0.5
 that it was told to be running, when it has all rows: an aggregate of 250 ms would take a fifth longer."""
 SUBMIT_SECONDS = 0.05
 """How long a submission then waits for the end of its query."""
-REAUTHORIZE_SECONDS = 1.0
-"""How long rows are sent until it is looked again whether their reader may still read them."""
 QUIET_SECONDS = 30.0
 """How long nothing comes of a query until its reader gets a batch without rows; lancedb gives up after 300 s."""
 POLL_SECONDS = 0.2

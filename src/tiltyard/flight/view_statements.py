@@ -7,7 +7,7 @@ cancels it where it is ended before. The view of a CREATE whose job failed stays
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -46,13 +46,6 @@ SCHEMAS: Mapping[Action, pa.Schema] = {
     Action.SHOW: pa.schema([_NAME]),
 }
 """The columns of what each statement returns: a row of the view, for SHOW one of each view."""
-OPERATIONS: Mapping[Action, str] = {
-    Action.CREATE: "CreateMaterializedView",
-    Action.REFRESH: "RefreshMaterializedView",
-    Action.DESCRIBE: "DescribeMaterializedView",
-    Action.DROP: "DropMaterializedView",
-    Action.SHOW: "ListMaterializedViews",
-}
 
 log = logging.getLogger("tiltyard.flight")
 
@@ -92,17 +85,21 @@ class RunningStatement:
         self._job_id: str | None = None
         self._is_killed = False
         self.has_ended = False
-        self.operation = OPERATIONS[statement.action]
+        self.operation = statement.operation
         self.schema = SCHEMAS[statement.action]
         self.tables: tuple[Id, ...] = (statement.path,) if statement.path else ()
 
     def start(self) -> None:
         """Call the operation. Raises what it raises, and QueryEndedError if the statement was killed meanwhile."""
-        rows = _CALLS[self._statement.action](self._caller, self._statement)
-        if isinstance(rows, str):
-            self._job_id = rows
+        if self._statement.action is Action.SHOW:
+            self._finish(_show(self._caller, self._statement))
         else:
-            self._finish(rows)
+            answer = self._caller.call(self.operation, **self._statement.fields)
+            if self._statement.queues_job:
+                self._job_id = str(answer["job_id"])
+            else:
+                query = {"query": answer["query"]} if self._statement.action is Action.DESCRIBE else {}
+                self._finish([{"name": self._statement.path.name, **query}])
         if self._is_killed:
             self.close()
             raise QueryEndedError("The statement was stopped.")
@@ -148,37 +145,6 @@ class RunningStatement:
         return messages
 
 
-def _create(caller: InProcessCaller, statement: ViewStatement) -> str:
-    """Create a view; return the id of the job that fills it."""
-    created = caller.call(
-        OPERATIONS[Action.CREATE],
-        id=list(statement.path),
-        kind="select",
-        source_query=statement.query,
-        output_schema="",
-        with_no_data=False,
-        auto_refresh=statement.auto_refresh or None,
-        auto_refresh_interval_seconds=statement.interval_seconds,
-    )
-    return str(created["job_id"])
-
-
-def _refresh(caller: InProcessCaller, statement: ViewStatement) -> str:
-    """Queue the refresh of a view; return the id of its job."""
-    queued = caller.call(OPERATIONS[Action.REFRESH], id=list(statement.path), full=statement.full or None)
-    return str(queued["job_id"])
-
-
-def _describe(caller: InProcessCaller, statement: ViewStatement) -> list[dict[str, Any]]:
-    described = caller.call(OPERATIONS[Action.DESCRIBE], id=list(statement.path))
-    return [{"name": statement.path.name, "query": described["query"]}]
-
-
-def _drop(caller: InProcessCaller, statement: ViewStatement) -> list[dict[str, Any]]:
-    caller.call(OPERATIONS[Action.DROP], id=list(statement.path))
-    return [{"name": statement.path.name}]
-
-
 def _show(caller: InProcessCaller, statement: ViewStatement) -> list[dict[str, Any]]:
     """Return the names of views, in their order. Raises InvalidInputError for more than `MAX_SHOWN`."""
     most = MAX_SHOWN if statement.limit is None else statement.limit
@@ -186,7 +152,7 @@ def _show(caller: InProcessCaller, statement: ViewStatement) -> list[dict[str, A
     token: str | None = statement.after or None
     while len(names) < most:
         page = caller.call(
-            OPERATIONS[Action.SHOW], id=list(statement.path), page_token=token, limit=min(most - len(names), 1000)
+            statement.operation, **statement.fields, page_token=token, limit=min(most - len(names), 1000)
         )
         names += page["views"]
         if not (token := page.get("page_token")):
@@ -196,13 +162,3 @@ def _show(caller: InProcessCaller, statement: ViewStatement) -> list[dict[str, A
                 f"There are more than {MAX_SHOWN} views: list them in pages, WHERE name > 'the last name' LIMIT 1000."
             )
     return [{"name": name} for name in names]
-
-
-_CALLS: Mapping[Action, Callable[[InProcessCaller, ViewStatement], str | list[dict[str, Any]]]] = {
-    Action.CREATE: _create,
-    Action.REFRESH: _refresh,
-    Action.DESCRIBE: _describe,
-    Action.DROP: _drop,
-    Action.SHOW: _show,
-}
-"""What calls the operation of a statement, and returns its rows, or the id of the job that it waits for."""

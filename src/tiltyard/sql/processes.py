@@ -182,9 +182,9 @@ class QueryProcess:
         except OSError as error:
             raise self._ended() from error
 
-    def has_message(self) -> bool:
-        """Return whether a message, or the end of the process, can be received without waiting."""
-        return bool(self._poll.poll(0))
+    def has_message(self, seconds: float = 0.0) -> bool:
+        """Return whether a message, or the end of the process, can be received, within so many seconds."""
+        return bool(self._poll.poll(seconds * 1000))
 
     def receive(self, check: Callable[[], None]) -> tuple[Kind, bytes]:
         """Wait for a message. While it does not come, `check` is called, and may raise to end the query.

@@ -21,6 +21,9 @@ from tiltyard.model.privileges import Privilege
 if TYPE_CHECKING:
     from tiltyard.context import Context
 
+REAUTHORIZE_SECONDS = 1.0
+"""How long rows are handed over until it is looked again whether their reader may still read them."""
+
 
 class ReadGrounds(msgspec.Struct, frozen=True, array_like=True):
     """A table as it was authorized: its path and id, and a digest of the policies that bound its reader, or ""."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tiltyard.sql.processes import QueryProcess
     from tiltyard.sql.read_grounds import ReadGrounds
 
+EXECUTE = "ExecuteQuery"
+"""What running a query is called in the audit log and the metrics."""
 MAX_PIECE_BYTES = 4 << 20
 """Bytes of messages that one `receive` returns, if so many wait."""
 
@@ -113,6 +115,11 @@ class RemoteQuery:
             raise
         return parts
 
+    def has_more(self, seconds: float) -> bool:
+        """Return whether `receive` would not wait, within so many seconds."""
+        process = self._process
+        return self.has_ended or process is None or process.has_message(seconds)
+
     def kill(self) -> None:
         """End the query now, without waiting; `close` is still due."""
         with self._lock:
@@ -148,11 +155,11 @@ def run_remotely(ctx: Context, processes: QueryProcesses, request: QueryRequest)
     """Run a query in a process; its batches are read as they are taken. Raises as the engine's `run`."""
     query = RemoteQuery(processes, msgspec.structs.replace(request, form=Form.STREAM), ctx.check_deadline)
     query.start()
-    return ArrowAnswer(query.schema, _Batches(query))
+    return ArrowAnswer(query.schema, QueryBatches(query))
 
 
-class _Batches:
-    """The batches of a running query, which ends when they are closed, or forgotten."""
+class QueryBatches:
+    """The batches of a running query of `Form.STREAM`, which ends when they are closed, or forgotten."""
 
     def __init__(self, query: RemoteQuery) -> None:
         self._query = query
@@ -167,6 +174,10 @@ class _Batches:
         if not self._waiting:
             raise StopIteration
         return pa.ipc.open_stream(self._waiting.pop(), options=_ALIGNED).read_next_batch()
+
+    def has_next(self, seconds: float) -> bool:
+        """Return whether the next batch, or the end, has come within so many seconds."""
+        return bool(self._waiting) or self._query.has_more(seconds)
 
     def close(self) -> None:
         """End the query."""

@@ -105,6 +105,11 @@ class SessionFunctions:
         return bool(missing)
 
 
+def function_names() -> list[str]:
+    """Return the functions that a query may call."""
+    return sorted(FUNCTIONS | _AGGREGATES | _WINDOWS)
+
+
 MISSING = "This server has no SQL: install it with its extra, `pip install 'tiltyard[sql]'`."
 
 MAX_NESTING = 150

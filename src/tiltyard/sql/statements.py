@@ -91,6 +91,7 @@ _PARTS = re.compile(
     |(?P<question>\?)|(?P<number>\$\d++(?!\w))|(?P<named>(?<![\w$])\$[^\W\d]\w*+(?!\$))|(?P<dollar>\$)""",
     re.VERBOSE,
 )
+_NOT_NEWLINE = re.compile(r"[^\n]")
 _QUANTIFIERS = frozenset({"any", "some", "all"})
 _QUANTIFIED = re.compile(rf"\b(?:{'|'.join(sorted(_QUANTIFIERS))})\s*\(", re.IGNORECASE)
 _MEMBERSHIPS = {("=", "any"): "IN", ("<>", "all"): "NOT IN", ("!=", "all"): "NOT IN"}
@@ -140,12 +141,14 @@ def parse_statement(text: str, max_length: int) -> Statement:
         raise InvalidInputError("The query has the character U+0000: leave it out.")
     if text.count(",") > MAX_VALUES:
         raise InvalidInputError(f"The query has more than {MAX_VALUES} commas: join a table of the values instead.")
-    statement = _normalize(text)
+    statement = _normalize(text, keeps_places=True)
     statement = replace(statement, text=_replace_quantifiers(statement.text))
     if not statement.text.strip(" \t\r\n;"):
         raise InvalidInputError("The query is empty.")
-    check_depth(statement.text, _LABEL)
     tokens = _tokens(statement.text)
+    if any(token.lastgroup == "semicolon" and after[0] != ";" for token, after in pairwise(tokens)):
+        raise InvalidInputError("These are several statements: send one at a time, without those behind the semicolon.")
+    check_depth(statement.text, _LABEL)
     _check_escapes(tokens)
     _check_names(statement.text, tokens)
     words = _words(tokens)
@@ -254,10 +257,11 @@ def normalize_statement(text: str) -> str:
     return statement.text
 
 
-def _normalize(text: str, named: Mapping[str, int] = MappingProxyType({})) -> Statement:
+def _normalize(text: str, named: Mapping[str, int] = MappingProxyType({}), *, keeps_places: bool = False) -> Statement:
     """Remove comments and number the placeholders written as `?`, and as `$name` for `named` ones.
 
-    Raises InvalidInputError.
+    With `keeps_places` comments become as many spaces, so that errors are where the text has them. Raises
+    InvalidInputError.
     """
     parts: list[str] = []
     numbers: set[int] = set()
@@ -267,10 +271,10 @@ def _normalize(text: str, named: Mapping[str, int] = MappingProxyType({})) -> St
         position = match.end()
         match match.lastgroup:
             case "line":
-                parts.append(" ")
+                parts.append(_NOT_NEWLINE.sub(" ", match[0]) if keeps_places else " ")
             case "block":
                 position = _comment_end(text, position)
-                parts.append(" ")
+                parts.append(_NOT_NEWLINE.sub(" ", text[match.start() : position]) if keeps_places else " ")
             case "question":
                 questions += 1
                 numbers.add(questions)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
@@ -47,6 +47,13 @@ _FORMS: Mapping[Action, str] = {
     Action.DESCRIBE: "DESCRIBE MATERIALIZED VIEW name",
     Action.DROP: "DROP MATERIALIZED VIEW name",
     Action.SHOW: "SHOW MATERIALIZED VIEWS [WHERE name > 'text'] [LIMIT number]",
+}
+_OPERATIONS: Mapping[Action, str] = {
+    Action.CREATE: "CreateMaterializedView",
+    Action.REFRESH: "RefreshMaterializedView",
+    Action.DESCRIBE: "DescribeMaterializedView",
+    Action.DROP: "DropMaterializedView",
+    Action.SHOW: "ListMaterializedViews",
 }
 _GAP = r"(?:\s|--[^\n]*+|/\*.*?\*/)*+"
 _BEGINNING = re.compile(
@@ -82,6 +89,33 @@ class ViewStatement:
     def changes(self) -> bool:
         """Whether the statement changes anything."""
         return self.action not in (Action.DESCRIBE, Action.SHOW)
+
+    @property
+    def queues_job(self) -> bool:
+        """Whether the operation queues a job, whose id its response has."""
+        return self.action in (Action.CREATE, Action.REFRESH)
+
+    @property
+    def operation(self) -> str:
+        """The operation that the statement calls."""
+        return _OPERATIONS[self.action]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of its request; those of a page of SHOW come besides."""
+        fields: dict[str, Any] = {"id": list(self.path)}
+        if self.action is Action.CREATE:
+            fields |= {
+                "kind": "select",
+                "source_query": self.query,
+                "output_schema": "",
+                "with_no_data": False,
+                "auto_refresh": self.auto_refresh or None,
+                "auto_refresh_interval_seconds": self.interval_seconds,
+            }
+        elif self.action is Action.REFRESH:
+            fields["full"] = self.full or None
+        return fields
 
 
 def parse_view_statement(text: str, default_namespace: Id, database: Id, max_length: int) -> ViewStatement | None:

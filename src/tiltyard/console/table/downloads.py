@@ -25,23 +25,21 @@ from tiltyard.console.table.rows import Choice
 from tiltyard.model.schemas.python_values import python_rows, python_values
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from starlette.responses import Response
 
+    from tiltyard.console.page_calls import SqlAnswer
     from tiltyard.model.operations import ArrowAnswer
+
+    Rows = ArrowAnswer | SqlAnswer
 
 MAX_ROWS = (1 << 31) - 1
 Encoder = Callable[[pa.Schema, Iterator[pa.RecordBatch]], Iterator[bytes]]
 
 
 def send(page: PageRequest) -> Response:
-    """Stream the rows that a page of rows begins with, in the format that is asked for.
-
-    Raises InvalidInputError for an unknown format, and what the query raises before its first rows are read.
-    """
-    name = page.text("format", "csv")
-    if name not in FORMATS:
-        raise InvalidInputError(f"The format is one of {', '.join(FORMATS)}, not '{name[:40]}'.")
-    media, encode = FORMATS[name]
+    """Stream the rows that a page of rows begins with. Raises as `stream`."""
     head, choice = read_head(page), Choice.of(page)
     columns = shown_columns(head.columns, choice.columns)
     names = [column.name for column in columns if column.kind != "blob" and column.name not in head.hidden]
@@ -51,21 +49,35 @@ def send(page: PageRequest) -> Response:
         "with_row_id": None,
         "offset": None,
     }
-    chunks = _chunks(page, request, encode)
+    return stream(page, lambda: page.calls.rows(**request), page.path[-1])
+
+
+def stream(page: PageRequest, open_rows: Callable[[], AbstractContextManager[Rows]], title: str) -> Response:
+    """Stream rows as a file of this title, in the format that is asked for; they are read as they are sent.
+
+    Raises InvalidInputError for an unknown format, and what the query raises before its first rows are read.
+    """
+    name = page.text("format", "csv")
+    if name not in FORMATS:
+        raise InvalidInputError(f"The format is one of {', '.join(FORMATS)}, not '{name[:40]}'.")
+    media, encode = FORMATS[name]
+    chunks = _chunks(page, open_rows, encode)
     first = next(chunks, b"")  # so that a query that fails is answered as such
     headers = HEADERS | {
         "content-security-policy": CELL_POLICY,
-        "content-disposition": attachment(page.path[-1], name),
+        "content-disposition": attachment(title, name),
     }
     return StreamingResponse(chain((first,), chunks), 200, headers, media)
 
 
-def _chunks(page: PageRequest, request: dict[str, Any], encode: Encoder) -> Iterator[bytes]:
-    with page.calls.rows(**request) as answer:
+def _chunks(
+    page: PageRequest, open_rows: Callable[[], AbstractContextManager[Rows]], encode: Encoder
+) -> Iterator[bytes]:
+    with open_rows() as answer:
         yield from encode(answer.schema, _checked(page, answer))
 
 
-def _checked(page: PageRequest, answer: ArrowAnswer) -> Iterator[pa.RecordBatch]:
+def _checked(page: PageRequest, answer: Rows) -> Iterator[pa.RecordBatch]:
     """Yield batches for as long as the query may take, and as many bytes as it may have."""
     most, size = page.services.settings.max_result_bytes, 0
     for batch in answer.batches:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tiltyard.console.table.cells import SHOWN_BYTES, SNIFF_BYTES, sniff
 from tiltyard.console.templates import plain
+from tiltyard.console.templates import size as format_size
 from tiltyard.model.schemas.python_values import python_value
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from tiltyard.console.page_calls import SqlAnswer
     from tiltyard.console.table.schema_tree import Column
     from tiltyard.model.operations import ArrowAnswer
 
@@ -33,6 +36,12 @@ MAX_ITEMS = 50
 MAX_DEPTH = 6
 MAX_BYTES = 64 << 20
 """Bytes of rows that one page takes into memory: where values are large, it shows fewer rows."""
+MAX_CHARACTERS = 4 << 20
+"""Characters of the cells of one page, beyond which it shows fewer rows."""
+CELL_CHARACTERS = 50
+"""Characters of a page that a cell takes besides what it shows."""
+MAX_IMAGE_BYTES = 48 << 10
+"""Bytes of an image that a cell has in itself, since it has no row to fetch it from."""
 SPARK_POINTS, SPARK_HEIGHT = 48, 20
 LAZY = frozenset({"binary", "blob"})
 """Kinds of columns whose values are fetched when their cells come into view."""
@@ -40,12 +49,21 @@ LAZY = frozenset({"binary", "blob"})
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One value. `kind` is null, text, number, nested, vector or lazy; `text` is short, `more` what unfolds."""
+    """One value. `kind` is null, text, number, nested, vector, bytes or lazy; `text` is short, `more` what unfolds.
+
+    `points` are those of a vector's sparkline; `image` is the address of an image, which has all of it.
+    """
 
     kind: str
     text: str = ""
     more: str = ""
     points: str = ""
+    image: str = ""
+
+    @property
+    def characters(self) -> int:
+        """About how many characters of a page it takes."""
+        return len(self.text) + len(self.more) + len(self.points) + len(self.image) + CELL_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +85,19 @@ class Grid:
     is_cut: bool = False
 
 
-def read_grid(answer: ArrowAnswer, columns: Sequence[Column], most: int) -> Grid:
+def read_grid(answer: ArrowAnswer | SqlAnswer, columns: Sequence[Column], most: int) -> Grid:
     """Read at most `most` rows of a response, and note whether there are more. Raises what reading raises."""
     rows: list[Row] = []
-    size = 0
+    size = characters = 0
     for batch in answer.batches:
         size += batch.nbytes
         for index in range(batch.num_rows):
             if len(rows) == most:
                 return Grid(columns, rows, has_more=True)
+            if characters > MAX_CHARACTERS:
+                return Grid(columns, rows, has_more=True, is_cut=True)
             rows.append(_row(batch, index, columns))
+            characters += sum(cell.characters for cell in rows[-1].cells)
         if size > MAX_BYTES:
             return Grid(columns, rows, has_more=True, is_cut=True)
     return Grid(columns, rows, has_more=False)
@@ -109,11 +130,23 @@ def _cell(values: pa.Array, index: int, column: Column) -> Cell:
         return Cell("text", "true" if value else "false")
     if isinstance(value, int | float):
         return Cell("number", f"{value:.6g}" if isinstance(value, float) else str(value))
+    if isinstance(value, bytes):
+        return _bytes_cell(value)
     if isinstance(value, dict | list):
         return Cell(
             "nested", _summary(value), plain(json.dumps(bounded(value), indent=1, ensure_ascii=False), MAX_UNFOLDED)
         )
     return _text_cell(value if isinstance(value, str) else str(value))
+
+
+def _bytes_cell(value: bytes) -> Cell:
+    """Return bytes as an image, where they are a small one, else as the first of them."""
+    media = sniff(value[:SNIFF_BYTES])
+    name = f"{media.type if media is not None else 'bytes'}, {format_size(len(value))}"
+    if media is not None and media.element == "img" and len(value) <= MAX_IMAGE_BYTES:
+        return Cell("bytes", name, image=f"data:{media.type};base64,{base64.b64encode(value).decode()}")
+    shown = value[:SHOWN_BYTES].hex(" ")
+    return Cell("bytes", name, f"{shown} …" if len(value) > SHOWN_BYTES else shown)
 
 
 def _text_cell(text: str) -> Cell:

@@ -9,6 +9,8 @@ MAX_STEPS = 500
 MAX_DETAIL = 400
 _ROUTE = re.compile(r"Route: (\w+): (.*)")
 _OTHER_ROUTE = re.compile(r"Not (\w+): (.*)")
+_FOREIGN = re.compile(r"FFI_ExecutionPlan: (\w+), number_of_children=\d+")
+"""How DataFusion prints a step of Lance's."""
 _METRICS = re.compile(r",?\s*metrics=\[(.*)\]\s*$")
 _ELAPSED = re.compile(r"elapsed=([^,\s]+)(?:,\s*)?")
 _FOLDER = re.compile(r"uri=[^,\s]*/(?=[^/,\s]+/data\b)")
@@ -20,6 +22,16 @@ MEANINGS = {
     "ProjectionExec": "choose columns",
     "LanceRead": "read columns",
     "LanceScan": "scan the table",
+    "FilteredReadExec": "read the rows of a filter",
+    "TableScan": "read the table",
+    "Projection": "choose columns",
+    "Filter": "filter row by row",
+    "Sort": "sort",
+    "Limit": "take the first rows",
+    "Aggregate": "group",
+    "AggregateExec": "group",
+    "HashJoinExec": "join by a hash table",
+    "SortPreservingMergeExec": "join sorted streams",
     "Take": "fetch rows by id",
     "TakeExec": "fetch rows by id",
     "FilterExec": "filter row by row",
@@ -81,6 +93,7 @@ def read_plan(text: str) -> QueryPlan:
 
 
 def _step(line: str) -> Step:
+    line = _FOREIGN.sub(r"\1:", line)
     name, _, rest = line.partition(":")
     metrics: list[tuple[str, str]] = []
     if (found := _METRICS.search(line)) is not None:

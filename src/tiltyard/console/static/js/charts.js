@@ -1,11 +1,9 @@
 // Draw charts over time of the data that their figures carry: bars upon each other, or lines. uPlot draws on a canvas.
+import { axisStyle, token } from "./chart_style.js";
+
 const HEIGHT = 150;
 const COLORS = { ok: "c0", repeated: "c1", refused: "c4", failed: "c5", cut: "c3", errors: "c5" };
 const charts = new Map();
-
-function token(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-}
 
 function format(value, unit) {
   if (value === null || value === undefined) return "–";
@@ -37,7 +35,7 @@ function draw(figure) {
   const series = isStacked ? stack(data.series) : data.series.map((entry) => ({ ...entry, shown: entry.values }));
   const place = figure.querySelector(".canvas");
   const readout = figure.querySelector(".readout");
-  const axis = { stroke: token("muted"), grid: { stroke: token("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+  const axis = axisStyle();
   const options = {
     width: place.clientWidth,
     height: HEIGHT,

@@ -2,6 +2,7 @@
 import { followTree } from "./tree.js";
 import { followCopyButtons } from "./copy.js";
 import { followNotices } from "./notices.js";
+import { forgetQueries } from "./sql_history.js";
 
 followTree(document);
 followCopyButtons(document);
@@ -39,3 +40,8 @@ document.addEventListener("submit", (event) => {
   const question = event.target.dataset.confirm;
   if (question && !window.confirm(question)) event.preventDefault();
 }, true);
+
+// Whoever signs out leaves no queries behind.
+document.addEventListener("submit", (event) => {
+  if (event.target.getAttribute("action") === "/console/sign-out") forgetQueries();
+});

@@ -1,0 +1,1 @@
+"""The page where queries of SQL are written and run."""

@@ -1,0 +1,84 @@
+"""What completes a query: keywords, and tables and columns as far as whoever writes it may see them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse
+
+from tiltyard.console.browse.find import MAX_SEARCH, find
+from tiltyard.console.browser_checks import HEADERS
+from tiltyard.console.table.heads import read_head
+from tiltyard.model.ids import Id
+from tiltyard.sql.information_schema import PUBLIC_SCHEMA, schema_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.responses import Response
+
+    from tiltyard.console.page import PageRequest
+    from tiltyard.console.table.heads import TableHead
+
+KEYWORDS = tuple(
+    """
+    SELECT FROM WHERE GROUP BY ORDER BY HAVING LIMIT OFFSET JOIN LEFT RIGHT FULL INNER OUTER CROSS ON USING AS AND OR
+    NOT IN IS NULL LIKE ILIKE BETWEEN EXISTS CASE WHEN THEN ELSE END DISTINCT UNION ALL INTERSECT EXCEPT WITH VALUES
+    ASC DESC NULLS FIRST LAST OVER PARTITION ROWS RANGE UNBOUNDED PRECEDING FOLLOWING CURRENT ROW FILTER CAST INTERVAL
+    TRUE FALSE EXPLAIN ANALYZE DESCRIBE SHOW TABLES COLUMNS CREATE REFRESH DROP MATERIALIZED VIEW QUALIFY UNNEST
+    """.split()  # noqa: SIM905  # a list of words is read as one
+)
+MAX_LISTED_COLUMNS = 40
+"""Columns that the first query of a table names; of more it takes all by *."""
+MAX_LINE = 88
+"""Characters of a line of names."""
+FIRST_ROWS = 100
+
+
+def list_tables(page: PageRequest) -> Response:
+    """Return tables whose names have a text in them; `has_all` says that there are no others."""
+    findings = find(page.calls, page.text("q")[:MAX_SEARCH], "name", "")
+    tables = [{"path": hit.path} for hit in findings.hits]
+    return JSONResponse({"tables": tables, "has_all": not findings.cursor}, headers=HEADERS)
+
+
+def list_columns(page: PageRequest) -> Response:
+    """Return the columns of a table that the reader may read. Raises as `read_head`."""
+    head = read_head(page)
+    shown = [column for column in head.columns if column.name not in head.hidden]
+    columns = [{"name": column.name, "type": column.type} for column in shown]
+    return JSONResponse({"columns": columns}, headers=HEADERS)
+
+
+def select_from(path: Id, head: TableHead) -> str:
+    """Return the query of a table's first rows, as somebody begins with who looks at it.
+
+    Blobs, which a query does not return, and columns that policies hide are left out.
+    """
+    shown = [column for column in head.columns if column.kind != "blob" and column.name not in head.hidden]
+    is_all = len(shown) == len(head.columns) and len(shown) > MAX_LISTED_COLUMNS
+    names = ["*"] if is_all or not shown else [quote_name(column.name) for column in shown]
+    return f"SELECT {_in_lines(names)}\nFROM {quote_table(path)}\nLIMIT {FIRST_ROWS}"
+
+
+def _in_lines(names: Sequence[str]) -> str:
+    lines = [names[0]]
+    for name in names[1:]:
+        if len(lines[-1]) + len(name) > MAX_LINE:
+            lines[-1] += ","
+            lines.append(name)
+        else:
+            lines[-1] += f", {name}"
+    return "\n       ".join(lines)
+
+
+def quote_table(path: Id) -> str:
+    """Return a table's name in SQL: nested namespaces are one schema, none is that of the root."""
+    schema = schema_name(path.parent, Id())
+    names = (path.name,) if schema in (None, PUBLIC_SCHEMA) else (schema, path.name)
+    return ".".join(map(quote_name, names))
+
+
+def quote_name(name: str) -> str:
+    """Return a name in double quotes, in which case counts and every character is one of the name."""
+    return '"' + name.replace('"', '""') + '"'

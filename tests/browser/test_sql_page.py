@@ -172,4 +172,5 @@ def sign_in(viewer: Viewer, secured: Secured, name: str) -> Page:
     page.get_by_label("API key").fill(secured.keys[name])
     page.keyboard.press("Enter")
     page.wait_for_url("**/console/sql")
+    page.locator(".editor.is-coloured").wait_for()  # its script is at work
     return page

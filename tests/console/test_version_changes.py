@@ -42,10 +42,10 @@ STEPS: tuple[tuple[Step, str, str, str], ...] = (
     (lambda table: table.insert(rows(40, 50)), "append", "10 inserted", "10 inserted"),
     (lambda table: table.update({"v": "'u'"}, where="id < 29"), "update", "29 updated", "29 rows rewritten"),
     (lambda table: table.update({"v": "'w'"}), "update", "50 updated", "50 rows rewritten"),
-    (merge, "update", "10 inserted, 5 updated, 3 deleted", "15 rows written, 8 removed"),
+    (merge, "merge", "10 inserted, 5 updated, 3 deleted", "15 rows written, 8 removed"),
     (
         lambda table: table.merge_insert("id").when_not_matched_insert_all().execute(rows(60, 63)),
-        *("update", "3 inserted", "3 inserted"),
+        *("merge", "3 inserted", "3 inserted"),
     ),
     (lambda table: table.delete("id = 20"), "delete", "1 deleted", "1 deleted"),
     (lambda table: table.optimize.compact_files(), "compaction", "no row changed", "no row changed"),

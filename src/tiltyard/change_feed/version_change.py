@@ -7,7 +7,7 @@ as written and removed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lance import LanceOperation
@@ -15,6 +15,7 @@ from lance import LanceOperation
 from tiltyard.change_feed.groups import Change
 from tiltyard.change_feed.planning import count_changed_rows
 from tiltyard.change_feed.table_history import open_version, read_transaction
+from tiltyard.model.views.definitions import ViewLineage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +91,11 @@ class ChangedVersion:
         transaction = read_transaction(self._dataset, self._number)
         if transaction is None:
             return VersionChange("unknown")
-        operation = transaction.operation
+        change = self._describe(transaction.operation)
+        is_refresh = ViewLineage.from_properties(transaction.transaction_properties) is not None
+        return replace(change, operation="refresh") if is_refresh else change
+
+    def _describe(self, operation: LanceOperation.BaseOperation) -> VersionChange:
         if self._number == 1 and not isinstance(operation, LanceOperation.Restore):
             return VersionChange("create", inserted=self._counts.rows, updated=0, deleted=0)
         match operation:
@@ -127,20 +132,26 @@ class ChangedVersion:
         return None if self._counts_before is None else self._counts_before.rows - self._counts.rows
 
     def _update(self, operation: LanceOperation.Update) -> VersionChange:
-        """Describe an update or a merge: rows were written anew, or columns of rows in their place."""
+        """Describe an update or a merge: rows were written anew, or columns of rows in their place.
+
+        Lance records both as updates. An update leaves as many rows as there were, and none that is new: whatever has
+        inserted rows, or removed them, is a merge. A merge that only updated rows is an update by all that is recorded.
+        """
         written = _count_rows(operation.new_fragments)
         if self._counts_before is None:
             return VersionChange("update", written=written)
         removed = self._counts_before.rows - self._counts.rows + written
         if operation.update_mode == "rewrite_columns" or operation.fields_modified:
             rewritten = _count_rows(operation.updated_fragments)
-            return VersionChange("update", written=written + rewritten, removed=removed + rewritten)
+            name = _update_or_merge(written != removed)
+            return VersionChange(name, written=written + rewritten, removed=removed + rewritten)
         if not removed or not written:
-            return VersionChange("update", inserted=written, updated=0, deleted=removed)
+            return VersionChange(_update_or_merge(written != removed), inserted=written, updated=0, deleted=removed)
         if (counts := self._match_rows(written)) is not None:
             inserted, updated, deleted = (counts[kind] for kind in _KINDS)
-            return VersionChange("update", inserted=inserted, updated=updated, deleted=deleted)
-        return VersionChange("update", written=written, removed=removed)
+            name = _update_or_merge(bool(inserted or deleted))
+            return VersionChange(name, inserted=inserted, updated=updated, deleted=deleted)
+        return VersionChange(_update_or_merge(written != removed), written=written, removed=removed)
 
     def _match_rows(self, written: int) -> Mapping[Change, int] | None:
         """Return how many rows were changed and how, by stable row ids; None without these, or for too many rows."""
@@ -169,6 +180,10 @@ class ChangedVersion:
 
     def _open(self, number: int) -> lance.LanceDataset | None:
         return open_version(self._dataset, (self._branch, number) if self._branch else number) if number else None
+
+
+def _update_or_merge(is_merge: bool) -> str:
+    return "merge" if is_merge else "update"
 
 
 def _count_rows(fragments: object) -> int:

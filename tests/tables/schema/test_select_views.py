@@ -17,6 +17,7 @@ from tests.tables.served import Server, ask
 from tiltyard.model.spec import models
 from tiltyard.tables.schema import changed_view_rows, select_views
 from tiltyard.tables.schema.views import create_materialized_view, refresh_materialized_view
+from tiltyard.tables.versions.versions import list_table_versions
 from tiltyard.worker import Worker
 
 ROWS = pa.table(
@@ -95,6 +96,9 @@ def test_updated_deleted_and_added_rows_alone_are_computed(make: Callable[..., V
     assert (figures["rows"], figures["removed"]) == ("4", "5")
     view.check(condition="id % 2 = 0")
     assert [index.name for index in view.server.open("v").describe_indices()] == ["id_idx"]
+    request = ask(models.ListTableVersionsRequest, id="v", load_changes=True, descending=True, limit=3)
+    newest = list_table_versions(view.server.ctx, request).versions
+    assert [version.metadata["operation"] for version in newest] == ["refresh", "index", "refresh"]
     assert view.refresh()["mode"] == "unchanged"
     view.source.optimize.compact_files()
     assert view.refresh()["reason"] == "no rows were added"

@@ -155,6 +155,16 @@ def test_documents_link_to_what_is_there(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
+def test_each_page_is_linked_from_another_one() -> None:
+    linked = {
+        (document.parent / link).resolve()
+        for document in DOCUMENTS
+        for link in re.findall(r"\]\((?!https?://|#)([^)#]+\.md)", document.read_text())
+        if (document.parent / link).resolve() != document
+    }
+    assert {page.name for page in (HOME / "docs").rglob("*.md") if page not in linked} == set()
+
+
 def test_site_has_all_pages_and_no_link_without_a_target(tmp_path: Path) -> None:
     build = [sys.executable, str(HOME / "scripts/make_site.py"), str(tmp_path / "site")]
     done = subprocess.run(build, capture_output=True, text=True, check=False)

@@ -39,6 +39,7 @@ SHOTS = {
         "dark",
     ),
     "console-sql": ("sql", "light"),
+    "console-upload": ("upload", "light"),
     "console-find": ("find?q=vector&in=column", "dark"),
     "console-server": ("server", "light"),
 }
@@ -49,6 +50,19 @@ FROM films
 WHERE year BETWEEN 1920 AND 2019
 GROUP BY decade
 ORDER BY decade"""
+FILE = {
+    "name": "cinemas.csv",
+    "mimeType": "text/csv",
+    "buffer": (
+        b"cinema,city,postcode,opened,seats,screens,rating\n"
+        b"Lichtspielhaus,Dresden,01099,1927-10-01,412,2,8.7\n"
+        b"Odeon,Manchester,M1 4BH,1930-10-06,2920,7,7.9\n"
+        b"Cin\xc3\xa9ma Lumi\xc3\xa8re,Lyon,69008,1998-06-05,270,4,9.1\n"
+        b"Kino Atlantic,Bielsko,43-300,,180,1,\n"
+        b"The Projectionist,Wellington,6011,2004-03-19,96,3,9.4\n"
+    ),
+}
+"""The file that is about to be uploaded in one of them."""
 
 
 def main() -> None:
@@ -68,6 +82,9 @@ def main() -> None:
             page.goto(f"{url}/console/{address}", wait_until="networkidle")
             if name == "console-sql":
                 _run_query(page)
+            if "upload" in name:
+                page.set_input_files("#upload-file", FILE)
+                page.wait_for_selector("#upload-columns table")
             if "plan" in name:
                 page.locator(".plan").scroll_into_view_if_needed()
             page.screenshot(path=str(FOLDER / f"{name}.png"))

@@ -254,7 +254,7 @@ def test_rows_that_are_cut_off_are_not_taken_for_all(run: Run, tmp_path: Path) -
 
 def halves(source: import_source.ImportSource) -> list[tuple[object, ...]]:
     """Return the pieces of a source two by two."""
-    pieces = source.source.pieces
+    pieces = source.rows.source.pieces
     return [tuple(pieces[number : number + 2]) for number in range(0, len(pieces), 2)]
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
+from tiltyard.model.schemas.type_names import parse_type
 from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.user_functions import parse_user_function
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.writing import write_job
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import parse_check

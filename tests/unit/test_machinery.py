@@ -19,6 +19,7 @@ SCRIPT = HOME / "scripts/make_machinery.py"
 UNCOUNTED = {
     "api/execution/commit_queue.py": "the clients that wait for one table, which its queue counts",
     "api/execution/upload.py": "the parts of one upload, bounded by its window",
+    "console/upload/receiving.py": "how many files of each principal are read, bounded by its own numbers",
     "flight/queries.py": "the messages of one query, which its reader takes",
     "storage/caches/column_cache.py": "the versions of a table in memory, a part of that cache",
     "storage/caches/version_cache.py": "what requests have read of an open version, which it goes with",

@@ -96,7 +96,7 @@ class InProcessCaller(Caller):
         return pa.RecordBatchReader.from_batches(answer.schema, answer.batches)
 
     def _upload(self, operation: Operation, request: Any, rows: pa.RecordBatchReader, key: str) -> Any:
-        return msgspec.to_builtins(self.run(operation, request, _RowsBody(rows)), str_keys=True)
+        return msgspec.to_builtins(self.run(operation, request, RowsBody(rows)), str_keys=True)
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def find_handler(name: str) -> Handler:
     return handler
 
 
-class _RowsBody:
+class RowsBody:
     """Rows of this process, as the Arrow body of a request. `failure` is what they raised, if they did."""
 
     size = None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote
 
@@ -30,6 +31,8 @@ from tiltyard.console.sessions import SECRET_NAME, BrowserSession, Seals
 from tiltyard.console.sign_in import SignIn
 from tiltyard.console.static_files import PREFIX, StaticFiles
 from tiltyard.console.templates import make_templates
+from tiltyard.console.upload.page import file_name, most_bytes
+from tiltyard.console.upload.receiving import FileBody, FileReceiver
 from tiltyard.context import Context
 from tiltyard.model.ids import Id
 from tiltyard.model.principals import EVERYBODY, Principal
@@ -65,6 +68,7 @@ class Console:
         self._static = StaticFiles()
         self._templates = make_templates(self._static)
         self._seals: Seals | None = None
+        self._files = FileReceiver(self._pool)
         self.sign_in = SignIn(shared.services, shared.authentication.authenticator)
         self._routes = [(page, Route(page.address, _no_endpoint, methods=[page.method])) for page in ROUTES]
 
@@ -159,7 +163,8 @@ class Console:
     ) -> Response:
         """Run the page of a request. Raises HttpError, and what the page raises."""
         assert self._seals is not None
-        form = await _read_form(request)
+        takes_file = route is not None and route.permit is not None
+        form = {} if takes_file else await _read_form(request)
         is_sign_in = route is not None and route.sign_in is not None
         is_form_to_sign_in = is_sign_in and request.url.path == SIGN_IN
         if principal is None and (not is_sign_in or (request.method == "POST" and not is_form_to_sign_in)):
@@ -176,8 +181,32 @@ class Console:
         self._shared.limits.check_rate(ctx, logged.address)
         if route is None or route.function is None:
             raise HttpError(404, ErrorCode.UNSUPPORTED, "The console has no page at this address.")
+        if takes_file:
+            return await self._run_with_file(route, request, session, principal, logged)
         page = self._page_request(route, request, form, session, principal, logged)
         return await self._run(route, page, request)
+
+    async def _run_with_file(
+        self,
+        route: PageRoute,
+        request: Request,
+        session: BrowserSession | None,
+        principal: Principal,
+        logged: LoggedRequest,
+    ) -> Response:
+        """Run a page that takes a file, once it is permitted and the file has come. Raises as `_respond` does."""
+        assert route.permit is not None
+        body = FileBody(request, MAX_FORM_BYTES, min(route.file_bytes, most_bytes(self._settings.max_upload_bytes)))
+        form = _parse((await body.form()).decode("utf-8", "replace"))
+        page = self._page_request(route, request, form, session, principal, logged)
+        await asyncio.get_running_loop().run_in_executor(self._pool, route.permit, page)
+        place = self._files.reserve(principal.name)
+        try:
+            file = await place.receive(body, file_name(page))
+            return await self._run(route, replace(page, file=file), request)
+        except BaseException:
+            place.close()
+            raise
 
     def _page_request(
         self,

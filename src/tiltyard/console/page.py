@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tiltyard.console.page_calls import PageCalls
     from tiltyard.console.sessions import BrowserSession
+    from tiltyard.console.upload.receiving import ReceivedFile
     from tiltyard.context import Services
     from tiltyard.model.principals import Principal
 
@@ -44,6 +45,7 @@ class PageRequest:
     - `range`: the header Range.
     - `origin`: scheme and host that the browser called, for addresses to copy.
     - `once`: what a redirect had this page show, once: another request for it has none of it.
+    - `file`: the file behind the form, of a page that takes one and closes it.
     """
 
     calls: PageCalls
@@ -57,6 +59,7 @@ class PageRequest:
     range: str
     origin: str
     once: Mapping[str, Any] | None = None
+    file: ReceivedFile | None = None
 
     def text(self, name: str, default: str = "") -> str:
         """Return a parameter of the form or the address, without the spaces around it."""

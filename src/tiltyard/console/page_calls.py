@@ -26,7 +26,7 @@ from tiltyard.api.authentication import is_own_page
 from tiltyard.api.errors import error_response
 from tiltyard.api.metrics import is_local_request
 from tiltyard.calls.caller import find_operation, make_request
-from tiltyard.calls.in_process_caller import find_handler
+from tiltyard.calls.in_process_caller import RowsBody, find_handler
 from tiltyard.context import Context
 from tiltyard.sql.processes import Form
 from tiltyard.sql.read_grounds import REAUTHORIZE_SECONDS, check_grounds
@@ -77,6 +77,12 @@ class PageCalls:
         """Return the same calls for a stream, which has an end of its own, and notices by itself who left."""
         return PageCalls(
             self._shared, self._loop, self._scope, self.ctx.request_id, self.ctx.principal, None, has_client_left=None
+        )
+
+    def without_end(self) -> PageCalls:
+        """Return the same calls for work that may take long, and ends where its reader leaves."""
+        return PageCalls(
+            self._shared, self._loop, self._scope, self.ctx.request_id, self.ctx.principal, None, self._has_client_left
         )
 
     def seen_as(self, principal: Principal) -> PageCalls:
@@ -166,6 +172,21 @@ class PageCalls:
         """Run ReadTableBlob in a block, in which ranges of the blob can be read. Raises as `rows` does."""
         with self._started("ReadTableBlob", fields) as (handler, ctx, request):
             yield handler.run(ctx, request)
+
+    def write(self, name: str, rows: pa.RecordBatchReader, /, **fields: Any) -> Any:
+        """Run an operation that takes rows, and return its response. Raises what it raises, and what the rows raise."""
+        with self._started(name, fields) as (handler, ctx, request):
+            body = RowsBody(rows)
+            try:
+                return handler.run(ctx, request, body)
+            except Exception as error:
+                if body.failure in (None, error):
+                    raise
+                raise body.failure from None  # not what was made of it
+
+    def authorize(self, name: str, /, **fields: Any) -> None:
+        """Check that an operation may be called, without calling it. Raises what it would raise for its caller."""
+        find_handler(name).authorize(self.ctx, make_request(find_operation(name), fields))
 
     @contextmanager
     def sql(self, text: str) -> Iterator[SqlAnswer]:

@@ -15,6 +15,9 @@ from tiltyard.console.navigation import TABLE_TABS
 from tiltyard.console.sql_editor import completion
 from tiltyard.console.sql_editor import page as sql_page
 from tiltyard.console.table import cells, counts, downloads, lineage, overview, rows, search
+from tiltyard.console.upload import page as upload
+from tiltyard.console.upload import run as upload_run
+from tiltyard.console.upload.receiving import MAX_FILE_BYTES, MAX_SAMPLE_BYTES
 from tiltyard.console.versions import comparison, timeline
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ class PageRoute:
 
     `function` makes it of a `PageRequest`, in a thread; `sign_in` makes the pages before there is a principal. With
     `names_object` the id of a table or a namespace follows the view. `tab` is the tab of tables that the page is below.
+    A page with `permit` takes a file of up to `file_bytes` behind its form: that is called before the file comes.
     """
 
     view: str
@@ -37,6 +41,8 @@ class PageRoute:
     names_object: bool = False
     sign_in: Callable[..., Any] | None = None
     tab: str = ""
+    permit: Callable[[PageRequest], None] | None = None
+    file_bytes: int = 0
 
     @property
     def is_table(self) -> bool:
@@ -86,6 +92,20 @@ ROUTES = (
     PageRoute("cell", cells.show, names_object=True),
     PageRoute("bytes", cells.send, names_object=True),
     PageRoute("download", downloads.send, names_object=True),
+    PageRoute("upload", upload.show),
+    PageRoute("upload", upload.show, names_object=True),
+    PageRoute("upload-into", upload.show_into, names_object=True, tab="table"),
+    *(
+        PageRoute(view, function, "POST", names_object, tab=tab, permit=permit, file_bytes=most)
+        for view, function, permit, most, names_object, tab in (
+            ("upload", upload_run.run, upload_run.permit, MAX_FILE_BYTES, False, ""),
+            ("upload", upload_run.run, upload_run.permit, MAX_FILE_BYTES, True, ""),
+            ("upload-into", upload_run.run_into, upload_run.permit_into, MAX_FILE_BYTES, True, "table"),
+            ("upload-sample", upload.sample, upload_run.permit, MAX_SAMPLE_BYTES, False, ""),
+            ("upload-sample", upload.sample, upload_run.permit, MAX_SAMPLE_BYTES, True, ""),
+            ("upload-into-sample", upload.sample_into, upload_run.permit_into, MAX_SAMPLE_BYTES, True, "table"),
+        )
+    ),
     PageRoute("policies", policies.show, names_object=True),
     PageRoute("policies", policies.act, method="POST", names_object=True),
     PageRoute("see-as", see_as.show, names_object=True, tab="policies"),

@@ -14,10 +14,10 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.lake.errors import translate
 from tiltyard.lake.functions import Function, function_name
 from tiltyard.model.schemas.arrow_json import to_json
+from tiltyard.model.schemas.type_names import parse_type, type_name
 from tiltyard.pipeline.functions.call_options import CallOptions, pick_call_options
 from tiltyard.pipeline.jobs import split_names
 from tiltyard.pipeline.sources.file_options import FileOptions, given_options
-from tiltyard.pipeline.sources.types import parse_type, type_name
 from tiltyard.pipeline.writing.options import WriteJobOptions, WriteOptions
 
 Names: TypeAlias = "str | Sequence[str]"

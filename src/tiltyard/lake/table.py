@@ -38,6 +38,7 @@ from tiltyard.lake.sources import Jdbc, Source, is_frame, open_stream, path_of
 from tiltyard.lake.table_reader import TableReader
 from tiltyard.model.columns.computed_columns import UdfDeclaration
 from tiltyard.model.columns.index_types import check_parameter_names
+from tiltyard.model.schemas.type_names import parse_type
 from tiltyard.model.sql_text import sql_literal
 from tiltyard.model.typed_ids import parse_typed_id
 from tiltyard.pipeline.backfill.declaration import declare_column
@@ -45,7 +46,6 @@ from tiltyard.pipeline.backfill.parked import parked_rows
 from tiltyard.pipeline.lineage import frame_sources, memory_source
 from tiltyard.pipeline.openlineage.emitter import observe, record_frame
 from tiltyard.pipeline.session import LazySession
-from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.writing.row_sources import FrameRows, StreamRows
 from tiltyard.pipeline.writing.write_job import RowSource, write_source
 

@@ -137,14 +137,17 @@ def run_command(
     Raises OSError, subprocess.TimeoutExpired after `seconds`, and with `check` subprocess.CalledProcessError where it
     fails.
     """
+    return start_command(command, stdin=NOTHING, stderr=PIPE, text=text).communicate(seconds, check=check)
+
+
+def start_command(command: Sequence[str], **options: Any) -> ChildProcess:
+    """Start a program that runs to its end; `options` are those of ChildProcess. Raises OSError."""
     return ChildProcess(
         "command",
-        "Runs to its end, for what it prints: Java's version, pip, the forms of jobs",
+        "Runs to its end, for what it prints: Java's version, pip, the forms of jobs, the rows of a file",
         command,
-        stdin=NOTHING,
-        stderr=PIPE,
-        text=text,
-    ).communicate(seconds, check=check)
+        **options,
+    )
 
 
 class _PythonProcess(Machine):

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.schemas.type_names import parse_type, type_name
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledColumn
-from tiltyard.pipeline.sources.types import parse_type, type_name
 from tiltyard.pipeline.task_errors import RowsFailedError
 
 ROWS = pa.record_batch({"n": [1, 2]})

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.schemas.type_names import format_type, parse_type
 from tiltyard.pipeline.plans.plan_file import PlanError, parse_plan
 from tiltyard.pipeline.sources import discovery, inspection, text_blocks
 from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones
@@ -29,7 +30,7 @@ from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
 from tiltyard.pipeline.sources.readers import Format, Piece
 from tiltyard.pipeline.sources.record_cuts import ScanTask, cut_at_records
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
-from tiltyard.pipeline.sources.types import SchemaMode, common_type, format_type, parse_type
+from tiltyard.pipeline.sources.types import SchemaMode, common_type
 from tiltyard.pipeline.table_location import scan_fragments
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiltyard.model.schemas.type_names import parse_type
 from tiltyard.pipeline.sources.csv_records import CsvDialect, make_csv_parser, parse_records, read_record_blocks
 from tiltyard.pipeline.sources.discovery import group_pieces
 from tiltyard.pipeline.sources.json_lines import infer_json_schema, make_json_parser, parse_json_lines, profile_json
 from tiltyard.pipeline.sources.readers import Piece
 from tiltyard.pipeline.sources.text_blocks import RejectedRow, read_line_blocks
-from tiltyard.pipeline.sources.types import parse_type
 
 
 @given(

@@ -122,7 +122,7 @@ def parse_column(text: str, table: TypedId | None = None) -> pa.Field:
     import pyarrow as pa
 
     from tiltyard.model.refusals import RefusedError
-    from tiltyard.pipeline.sources.types import parse_type
+    from tiltyard.model.schemas.type_names import parse_type
 
     name, colon, kind = text.partition(":")
     if not (name and colon and kind.strip()):

@@ -13,19 +13,13 @@ from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import suggest
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.column_names import check_new_columns
-from tiltyard.pipeline.sources.casts import (
-    ColumnMapping,
-    ColumnSelection,
-    cast_batch,
-    check_time_zones,
-    select_columns,
-)
-from tiltyard.pipeline.sources.discovery import FileSource, SourceOptions, find_source, group_pieces
+from tiltyard.model.schemas.type_names import parse_type
+from tiltyard.pipeline.sources.casts import ColumnSelection
+from tiltyard.pipeline.sources.discovery import SourceOptions, find_source, group_pieces
 from tiltyard.pipeline.sources.file_options import FileOptions
+from tiltyard.pipeline.sources.file_rows import FileRows, rows_of_new_table, rows_of_table
 from tiltyard.pipeline.sources.filesystem import absolute_path
-from tiltyard.pipeline.sources.inspection import adapt_to_table
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
-from tiltyard.pipeline.sources.types import parse_type
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.sources.readers import Piece
@@ -37,7 +31,7 @@ _SHOWN_ROW = 120
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """The source of an import, and how its rows become those of the table. `schema` is that of what is sent.
+    """The source of an import, and how its rows become those of the table.
 
     `path` is absolute, or a URI; `casts` and `nulls` are the options that name columns of the table.
     """
@@ -45,23 +39,26 @@ class ImportSource:
     path: str
     casts: Mapping[str, str]
     nulls: Sequence[str]
-    source: FileSource
-    columns: tuple[ColumnMapping, ...]
-    schema: pa.Schema
+    rows: FileRows
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of what is sent."""
+        return self.rows.schema
 
     @property
     def size(self) -> int:
         """The size of the files in bytes."""
-        return self.source.size
+        return self.rows.source.size
 
     @property
     def key(self) -> str:
         """A key of how rows are read and what they become."""
-        return f"{self.source.reader.key} {self.schema.to_string()}"
+        return f"{self.rows.source.reader.key} {self.schema.to_string()}"
 
     def parts(self) -> list[tuple[Piece, ...]]:
         """Return the pieces of the source in parts, in the order of their rows."""
-        return group_pieces(self.source.pieces, 1, PART_BYTES)
+        return group_pieces(self.rows.source.pieces, 1, PART_BYTES)
 
     def read(self, part: Sequence[Piece], on_piece: Callable[[int], None]) -> pa.RecordBatchReader:
         """Return a reader of a part's rows; `on_piece` is called with the bytes of each piece that was read.
@@ -73,13 +70,10 @@ class ImportSource:
     def _batches(self, part: Sequence[Piece], on_piece: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
         try:
             for piece in part:
-                for rows in self.source.reader.read(piece):
+                for rows in self.rows.read(piece):
                     if isinstance(rows, RejectedRow):
                         raise _rejected(piece.path, rows)
-                    for cast in cast_batch(rows, self.columns):
-                        if isinstance(cast, RejectedRow):
-                            raise _rejected(piece.path, cast)
-                        yield pa.RecordBatch.from_arrays(cast.columns, schema=self.schema)
+                    yield rows
                 on_piece(piece.size)
         except RefusedError as error:
             raise CommandError(str(error)) from error
@@ -108,20 +102,15 @@ def open_source(
     except (RefusedError, OSError) as error:
         raise CommandError(str(error), ExitStatus.LOCAL_FILE) from error
     try:
+        selection = ColumnSelection(types=types)
         if table is not None:
             _check_columns(source.reader.schema.names, table, nulls)
-            reader = adapt_to_table(source.reader, table, ColumnSelection(types=types))
-            check_time_zones(reader.schema, table)
-            columns = [
-                ColumnMapping(field, field.name if field.name in reader.schema.names else None) for field in table
-            ]
-            return ImportSource(options.path, casts, nulls, FileSource(reader, source.pieces), tuple(columns), table)
-        columns = select_columns(source.reader.schema, ColumnSelection(types=types))
+            return ImportSource(options.path, casts, nulls, rows_of_table(source, table, selection, nulls))
+        rows = rows_of_new_table(source, selection)
     except RefusedError as error:
         raise CommandError(str(error)) from error
-    schema = pa.schema([column.field for column in columns])
-    check_new_columns(schema)
-    return ImportSource(options.path, casts, nulls, source, tuple(columns), schema)
+    check_new_columns(rows.schema)
+    return ImportSource(options.path, casts, nulls, rows)
 
 
 def _check_columns(names: Sequence[str], table: pa.Schema, nulls: Sequence[str]) -> None:

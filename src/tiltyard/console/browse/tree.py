@@ -104,6 +104,7 @@ def show_namespace(page: PageRequest) -> Page:
         "level": level,
         "properties": dict(sorted((described.properties or {}).items())) if described is not None else {},
         "is_first": not page.text("cursor"),
+        "may_create": page.calls.allows("DeclareTable", id=[*page.path, "table"]),
         "origin": page.origin,
     }
     return Page("namespace_entries.html" if page.is_fragment else "namespace.html", values, fragment=page.is_fragment)

@@ -36,6 +36,7 @@ def show(page: PageRequest) -> Page:
         },
         "metadata": _properties(head.table.metadata),
         "origin_of": read_origin(page.calls, head),
+        "may_add_rows": head.table.location is not None and page.calls.allows("InsertIntoTable", id=list(page.path)),
         **_parts(page, head),
     }
     return Page("table.html", values)

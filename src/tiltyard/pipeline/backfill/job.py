@@ -33,6 +33,7 @@ from tiltyard.model.columns.computed_columns import (
 )
 from tiltyard.model.lineage import digest_code
 from tiltyard.model.schemas.column_names import check_column_name
+from tiltyard.model.schemas.type_names import parse_type
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.backfill.new_column import NewColumn, try_code
 from tiltyard.pipeline.backfill.parked import parked_conditions
@@ -47,7 +48,6 @@ from tiltyard.pipeline.lineage import own_rows_lineage
 from tiltyard.pipeline.runs import ColumnRun
 from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import absolute_path, delete_files
-from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.version_diff import group_fragments

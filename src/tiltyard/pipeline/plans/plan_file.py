@@ -18,11 +18,11 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.schemas.type_names import type_name
 from tiltyard.pipeline.indexes.job import make_spec, with_metric
 from tiltyard.pipeline.indexes.tasks import IndexSpec
 from tiltyard.pipeline.sources.file_options import given_options
 from tiltyard.pipeline.sources.filesystem import absolute_path, is_remote
-from tiltyard.pipeline.sources.types import type_name
 from tiltyard.pipeline.writing.options import WriteJobOptions, WriteOptions
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.schemas.type_names import format_type
 from tiltyard.pipeline.sources import text_blocks
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.csv_records import (
@@ -29,7 +30,7 @@ from tiltyard.pipeline.sources.filesystem import FileInfo, open_file
 from tiltyard.pipeline.sources.json_lines import infer_json_schema, profile_json
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
 from tiltyard.pipeline.sources.text_types import JsonProfile, merge_inferred_types
-from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, check_column_names, format_type, merge_schemas
+from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, check_column_names, merge_schemas
 
 RANGE_BYTES = 32 << 20
 HEAD_BYTES = 1 << 20

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.schemas.type_names import parse_type
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy, pick_call_options
 from tiltyard.pipeline.functions.calls import GuardedFunction
 from tiltyard.pipeline.functions.user_functions import parse_user_function
@@ -14,7 +15,6 @@ from tiltyard.pipeline.jobs import Alias, ColumnNames
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.file_options import CsvOptions, FileOptions
 from tiltyard.pipeline.sources.filesystem import absolute_path
-from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
 from tiltyard.pipeline.writing.quality_checks import QualityCheck, parse_check
 from tiltyard.pipeline.writing.target_table import WriteMode

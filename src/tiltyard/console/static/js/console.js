@@ -45,3 +45,15 @@ document.addEventListener("submit", (event) => {
 document.addEventListener("submit", (event) => {
   if (event.target.getAttribute("action") === "/console/sign-out") forgetQueries();
 });
+
+// Places for files: what is dropped on one opens the page that its link names.
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    const place = event.target.closest?.("[data-drop]");
+    if (!place) return;
+    event.preventDefault();
+    place.classList.toggle("over", kind === "dragover");
+    const file = event.dataTransfer?.files[0];
+    if (kind === "drop" && file) import("./upload.js").then((upload) => upload.openWith(place.getAttribute("href"), file));
+  });
+}

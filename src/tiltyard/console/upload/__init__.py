@@ -1,0 +1,1 @@
+"""Files that a browser sends: received, looked at, and written into a table."""

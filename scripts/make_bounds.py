@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from made_pages import write_page
+
 HOME = Path(__file__).resolve().parent.parent
 SOURCE = HOME / "src/tiltyard"
 TARGET = HOME / "docs/bounds.md"
@@ -151,19 +153,16 @@ def page() -> str:
     return INTRODUCTION + "".join(f"{bound.row()}\n" for bound in found)
 
 
-def main() -> None:
-    """Write the page, or with --check say whether it is current."""
+def main() -> int:
+    """Write the page, or with --check say whether it is current. Return the status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only check whether the page is current")
     try:
         text = page()
     except ValueError as error:
         sys.exit(str(error))
-    if not parser.parse_args().check:
-        TARGET.write_text(text)
-    elif not TARGET.exists() or TARGET.read_text() != text:
-        sys.exit("docs/bounds.md is not current: run `make bounds`.")
+    return write_page(TARGET, text, "bounds", check=parser.parse_args().check)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Write the reference of docs/cli.md from the commands' own help, behind the mark `<!-- reference -->`.
+"""Write the reference of docs/cli.md from the commands' own help.
 
 python scripts/make_cli_docs.py [--check]
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import click
 
+from made_pages import write_part
 from tiltyard.cli import main as tiltyard
 from tiltyard.cli.session.target import TARGET_OPTIONS
 
 TARGET = Path(__file__).resolve().parent.parent / "docs/cli.md"
-MARK = "<!-- reference: made by `make cli-docs` from the commands' own help; do not edit below -->\n"
 PEOPLE = (
     *("login", "logout", "profiles", "completion", "ls", "tree", "du", "show", "schema", "head", "count", "search"),
     *("sql", "create", "add-column", "update", "delete", "index", "versions", "diff", "changes", "tag", "restore"),
@@ -76,16 +76,7 @@ def main() -> int:
     """Write the page, or check it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    before = TARGET.read_text()
-    page = before.partition(MARK)[0] + MARK + "\n" + reference()
-    if page == before:
-        return 0
-    if arguments.check:
-        print(f"{TARGET.name} is not what the commands' help says: make cli-docs")
-        return 1
-    TARGET.write_text(page)
-    return 0
+    return write_part(TARGET, reference(), "cli-docs", check=parser.parse_args().check)
 
 
 if __name__ == "__main__":

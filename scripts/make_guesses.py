@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from made_pages import write_part
 from tiltyard.lake.operations.guesses import LAKE_GUESSES, TABLE_GUESSES, Guess
 
 TARGET = Path(__file__).resolve().parent.parent / "docs/python.md"
-BEGIN = "<!-- guesses: made by `make guesses` from the code; do not edit -->\n"
-END = "<!-- end of guesses -->\n"
 
 
 def make_table() -> str:
@@ -41,14 +40,7 @@ def _code(word: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the table, or check that it is current. Return the status."""
-    text = TARGET.read_text("utf-8")
-    before, rest = text.split(BEGIN)
-    made = f"{before}{BEGIN}\n{make_table()}\n{END}{rest.split(END)[1]}"
-    if "--check" in arguments and made != text:
-        print("docs/python.md has other names than the code: run `make guesses`.", file=sys.stderr)
-        return 1
-    TARGET.write_text(made, "utf-8")
-    return 0
+    return write_part(TARGET, make_table(), "guesses", check="--check" in arguments)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from made_pages import write_part
+
 HOME = Path(__file__).resolve().parent.parent
 SOURCE = HOME / "src/tiltyard"
 TARGET = HOME / "docs/architecture.md"
-BEGIN = "<!-- machinery: made by `make machinery` from the code; do not edit -->\n"
-END = "<!-- end of machinery -->\n"
 KINDS = {
     "cache": "Caches",
     "memo": "Results of functions",
@@ -240,14 +240,7 @@ def main(arguments: list[str]) -> int:
     if "--count" in arguments:
         print("\n".join(count(source)))
         return 0
-    text = TARGET.read_text("utf-8")
-    before, rest = text.split(BEGIN)
-    made = f"{before}{BEGIN}\n{make_tables(list(find_pieces(source)))}\n{END}{rest.split(END)[1]}"
-    if "--check" in arguments and made != text:
-        print("docs/architecture.md has other machinery than the code: run `make machinery`.", file=sys.stderr)
-        return 1
-    TARGET.write_text(made, "utf-8")
-    return 0
+    return write_part(TARGET, make_tables(list(find_pieces(source))), "machinery", check="--check" in arguments)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from made_pages import write_page
 from tiltyard.model.spec import schemas, strict_schemas
 
 TARGET = Path(__file__).resolve().parent.parent / "src/tiltyard/model/spec/models.py"
@@ -108,11 +109,7 @@ def main() -> None:
         description="Write the generated models.", epilog="Example: python scripts/make_models.py"
     )
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is not current")
-    if parser.parse_args().check:
-        if TARGET.read_text() != text():
-            sys.exit(f"{TARGET.name} is not current: run `make spec`")
-        return
-    TARGET.write_text(text())
+    sys.exit(write_page(TARGET, text(), "spec", check=parser.parse_args().check))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,8 @@ def test_sql_runs_a_query_by_flight(run: Run, server: ServerProcess) -> None:
     assert "nothere" in refused(run("sql", "SELECT * FROM nothere"), 1)
     away = run("sql", query, "--sql-server", "grpc://127.0.0.1:1")
     said = refused(away, 6)
-    assert "serves no SQL" in said and "tiltyard[sql]" in said
+    assert said.startswith("Nothing serves SQL at grpc://127.0.0.1:1: ")
+    assert "tiltyard[sql]" in said and said.endswith("--sql-server names another place.")
 
 
 def test_versions_tags_and_diff(run: Run) -> None:

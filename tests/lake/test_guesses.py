@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+import make_guesses
 import tiltyard
 from tests.cli.conftest import wait_for
 from tests.services.secured import Secured, secured_server
@@ -30,7 +30,6 @@ from tiltyard.calls.http_caller import HttpCaller, key_headers
 from tiltyard.lake.operations.guesses import LAKE_GUESSES, TABLE_GUESSES
 from tiltyard.model.sql_text import sql_literal
 
-HOME = Path(__file__).resolve().parents[2]
 VECTORS = pa.array([[float(number), 0.0] for number in range(10)], pa.list_(pa.float32(), 2))
 FILMS = pa.table({"id": range(10), "title": [f"film {number}" for number in range(10)], "vector": VECTORS})
 
@@ -279,13 +278,9 @@ def test_every_guess_is_a_method_or_says_its_word(films: tiltyard.Table) -> None
 
 
 def test_page_has_the_guesses_of_the_code_and_its_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("make_guesses", HOME / "scripts/make_guesses.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.main(["--check"]) == 0
+    assert make_guesses.main(["--check"]) == 0
     monkeypatch.chdir(tmp_path)
-    for code in re.findall(r"```python\n(.*?)```", script.TARGET.read_text(), re.DOTALL):
+    for code in re.findall(r"```python\n(.*?)```", make_guesses.TARGET.read_text(), re.DOTALL):
         exec(compile(code, "docs/python.md", "exec"), names := {})  # our own page
         assert names["films"].count() > 0
 

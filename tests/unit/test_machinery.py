@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+import make_machinery as script
 from tiltyard.runtime.cache import CountedCache
 from tiltyard.runtime.machinery import Machine
-
-HOME = Path(__file__).parents[2]
-SCRIPT = HOME / "scripts/make_machinery.py"
 
 UNCOUNTED = {
     "api/execution/commit_queue.py": "the clients that wait for one table, which its queue counts",
@@ -29,19 +25,6 @@ UNCOUNTED = {
 """What is no machinery of a process, though it looks like it, with the reason."""
 GOALS = {"cache": 14, "memo": 7, "batcher": 7, "pool": 9, "child": 6}
 """How many there may be of each kind: a new one takes the place of another, or says in its commit what it earns."""
-
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_machinery", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.modules["make_machinery"] = script  # where its dataclass looks for its names
-    spec.loader.exec_module(script)
-    return script
-
-
-script = load_script()
 
 
 @pytest.fixture(scope="module")

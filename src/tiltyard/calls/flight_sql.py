@@ -27,10 +27,14 @@ _UNTRUSTED = re.compile("CERTIFICATE_VERIFY_FAILED|certificate verify failed", r
 _DETAILS = re.compile(r"\. (?:Detail|gRPC client debug context|Client context): .*", re.DOTALL)
 
 
+class SqlNotServedError(ServiceUnavailableError):
+    """No SQL is served where it was looked for."""
+
+
 def query_server(server: str, headers: Mapping[str, str], text: str, address: str | None) -> pa.RecordBatchReader:
     """Run a query of a server, at the address where it serves SQL (None: the port after that of HTTP).
 
-    Raises lance_namespace.errors, as reading its rows does.
+    Raises SqlNotServedError and others of lance_namespace.errors, as reading its rows does.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import pyarrow as pa
@@ -43,8 +47,8 @@ def query_server(server: str, headers: Mapping[str, str], text: str, address: st
         info = client.get_flight_info(flight.FlightDescriptor.for_command(encode_query(text)), options)
         reader = client.do_get(info.endpoints[0].ticket, options).to_reader()
     except pa.ArrowException as error:
-        raise _explain(error, server) from error
-    return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader, server))
+        raise _explain(error, server, address) from error
+    return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader, server, address))
 
 
 def _authorities() -> str | None:
@@ -62,16 +66,16 @@ def _authorities() -> str | None:
         raise InvalidInputError(f"The trusted certificates cannot be read: {error}.") from error
 
 
-def _batches(reader: pa.RecordBatchReader, address: str) -> Iterator[pa.RecordBatch]:
+def _batches(reader: pa.RecordBatchReader, server: str, address: str | None) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     try:
         yield from reader
     except pa.ArrowException as error:
-        raise _explain(error, address) from error
+        raise _explain(error, server, address) from error
 
 
-def _explain(error: Exception, address: str) -> LanceNamespaceError:
+def _explain(error: Exception, server: str, address: str | None) -> LanceNamespaceError:
     """Return the error of a call of Flight as a sentence."""
     from pyarrow import flight
 
@@ -83,13 +87,13 @@ def _explain(error: Exception, address: str) -> LanceNamespaceError:
         return PermissionDeniedError(message)
     if _UNTRUSTED.search(str(error)):
         return ServiceUnavailableError(
-            f"The certificate of {address} for SQL is not trusted: name its authority by SSL_CERT_FILE."
+            f"The certificate of {address or server} for SQL is not trusted: name its authority by SSL_CERT_FILE."
         )
     if isinstance(error, flight.FlightUnavailableError):
-        return ServiceUnavailableError(
-            f"{address} serves no SQL on the port after that of HTTP: it needs tiltyard[sql] there, and sql_port "
-            "(docs/sql.md); another place is named by --sql-server."
+        where = (
+            f"Nothing serves SQL at {address}" if address else f"{server} serves no SQL on the port after that of HTTP"
         )
+        return SqlNotServedError(f"{where}: the server needs tiltyard[sql], and sql_port (docs/sql.md).")
     return InvalidInputError(message)
 
 

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.target import catalog_command
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from tiltyard.calls.caller import Caller
+
+
+def sql_server_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --sql-server."""
+    return click.option(
+        "--sql-server", metavar="URL", help="Where SQL is served: grpc://host:port [default: the server's next port]."
+    )(command)
+
+
+def run_query(catalog: Caller, query: str, sql_server: str | None) -> pa.RecordBatchReader:
+    """Run a query, which is read from standard input where it is "-". Raises CommandError, lance_namespace.errors."""
+    from tiltyard.calls.flight_sql import SqlNotServedError
+
+    try:
+        return catalog.query_sql(sys.stdin.read() if query == "-" else query, sql_server)
+    except SqlNotServedError as error:
+        raise CommandError(f"{error} --sql-server names another place.", ExitStatus.UNAVAILABLE) from error
 
 
 @click.command("sql", short_help="Run a SQL query.")
 @click.argument("query")
-@click.option(
-    "--sql-server", metavar="URL", help="Where SQL is served: grpc://host:port [default: the server's next port]."
-)
+@sql_server_option
 @format_option
 @catalog_command
 def sql(catalog: Caller, query: str, sql_server: str | None, form: OutputFormat) -> None:
@@ -33,4 +52,4 @@ def sql(catalog: Caller, query: str, sql_server: str | None, form: OutputFormat)
     """
     from tiltyard.cli.output.formats import print_rows
 
-    print_rows(catalog.query_sql(sys.stdin.read() if query == "-" else query, sql_server), form)
+    print_rows(run_query(catalog, query, sql_server), form)

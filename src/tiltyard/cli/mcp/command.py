@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from tiltyard.cli.browsing.sql import sql_server_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.target import CatalogTarget, defer_imports, open_catalog, target_options
 
@@ -26,9 +27,7 @@ PROBE_SECONDS = 2.0
 @click.option(
     "--http", "address", metavar="HOST:PORT", help="Serve by HTTP at /mcp instead of standard input and output."
 )
-@click.option(
-    "--sql-server", metavar="URL", help="Where SQL is served: grpc://host:port [default: the server's next port]."
-)
+@sql_server_option
 @target_options
 def mcp(target: CatalogTarget, address: str | None, sql_server: str | None) -> None:
     """Serve a catalog to assistants by the Model Context Protocol: tools that list, describe, search, query and count.

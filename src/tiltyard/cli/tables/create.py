@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
+from tiltyard.cli.browsing.sql import run_query, sql_server_option
 from tiltyard.cli.output.formats import OutputFormat, format_option, print_outcome
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import COLUMNS, TABLE, TypedId
@@ -27,6 +27,7 @@ _KINDS = ("table", "view", "index", "namespace", "database", "schema")
 @click.argument("columns", metavar="[NAME:TYPE]…", nargs=-1)
 @click.option("--like", metavar="TABLE", type=TABLE, help="The columns of this table, before those that are named.")
 @click.option("--as", "query", metavar="QUERY", help="Columns and rows of an SQL query; - is standard input.")
+@sql_server_option
 @click.option("--not-null", type=COLUMNS, metavar="A,B,…", help="Columns that always have a value.")
 @click.option("--primary-key", type=COLUMNS, metavar="A,B,…", help="Columns that identify a row, which is enforced.")
 @click.option("--if-not-exists", "keeps_existing", is_flag=True, help="Leave a table that exists as it is.")
@@ -38,6 +39,7 @@ def create(
     columns: tuple[str, ...],
     like: TypedId | None,
     query: str | None,
+    sql_server: str | None,
     not_null: str | None,
     primary_key: str | None,
     keeps_existing: bool,
@@ -55,12 +57,15 @@ def create(
       tiltyard create library.drafts --like library.books note:string
       tiltyard create classics --as 'SELECT title, year FROM library.books WHERE year < 1960'
     """
-    _check(columns, like, query, not_null)
+    _check(columns, like, query, sql_server, not_null)
     defer_imports()
     with opened_catalog(target, () if like is None else (like,), new_ids=(new_id,), creates=True) as catalog:
         from lance_namespace.errors import TableAlreadyExistsError
 
-        rows = _rows(catalog, new_id, columns, like, query, not_null)
+        if query is None:
+            rows = _columns(catalog, new_id, columns, like, not_null)
+        else:
+            rows = run_query(catalog, query, sql_server)
         key = _parse_key(primary_key, rows.schema)
         counted = _Counted(rows)
         try:
@@ -83,8 +88,12 @@ def create(
         )
 
 
-def _check(columns: tuple[str, ...], like: TypedId | None, query: str | None, not_null: str | None) -> None:
+def _check(
+    columns: tuple[str, ...], like: TypedId | None, query: str | None, sql_server: str | None, not_null: str | None
+) -> None:
     """Raise CommandError for arguments that do not go together."""
+    if sql_server is not None and query is None:
+        raise CommandError("--sql-server is of --as: leave it out.", ExitStatus.USAGE)
     if query is not None and (columns or like or not_null):
         raise CommandError(
             "--as has the columns of its query: leave NAME:TYPE, --like, --not-null out.", ExitStatus.USAGE
@@ -97,21 +106,14 @@ def _check(columns: tuple[str, ...], like: TypedId | None, query: str | None, no
         )
 
 
-def _rows(
-    catalog: Caller,
-    new_id: TypedId,
-    columns: tuple[str, ...],
-    like: TypedId | None,
-    query: str | None,
-    not_null: str | None,
+def _columns(
+    catalog: Caller, new_id: TypedId, columns: tuple[str, ...], like: TypedId | None, not_null: str | None
 ) -> pa.RecordBatchReader:
-    """Return what the table has: columns, and rows of a query. Raises CommandError, lance_namespace.errors."""
+    """Return columns without rows, those of another table first. Raises CommandError, lance_namespace.errors."""
     import pyarrow as pa
 
     from tiltyard.cli.browsing.description import visible_schema
 
-    if query is not None:
-        return catalog.query_sql(sys.stdin.read() if query == "-" else query)
     fields = [] if like is None else list(visible_schema(catalog, like))
     fields += [parse_column(text, new_id) for text in columns]
     return _without_null(pa.schema(fields), not_null).empty_table().to_reader()

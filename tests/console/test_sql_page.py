@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from html import unescape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pyarrow as pa
@@ -18,19 +18,29 @@ import pytest
 from tests.console.test_sign_in import PATIENCE_SECONDS, sign_in
 from tests.services.console_data import BIDI, make_tables
 from tests.services.secured import Secured, secured_server
+from tests.services.server import ServerProcess
 from tiltyard.console.sql_editor.completion import quote_name
 from tiltyard.console.sql_editor.results import MAX_CELLS, MAX_ROWS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 LONG = "SELECT sum(a.id * b.id * c.id * d.id) AS n FROM cinema.films a, cinema.films b, cinema.films c, cinema.films d"
 """A query of 1,600,000,000 rows."""
+WITHOUT_DATAFUSION = """
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *further: None if name.split(".")[0] == "datafusion" else find(name, *further)
+"""
 THOUSANDS = "SELECT a.id, b.title FROM cinema.films a, cinema.films b"
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     environ = {"TILTYARD_AUDIT": "all", "TILTYARD_MAX_QUERIES": "1"}
-    with secured_server(tmp_path_factory.mktemp("sql-page"), environ=environ, names=("ann",)) as running:
+    with secured_server(tmp_path_factory.mktemp("sql-page"), environ=environ, names=("ann", "bob")) as running:
         make_tables(running.url, running.keys["administrator"])
         with running.http("administrator") as http:
             grant = {"object_kind": "namespace", "id": ["cinema"], "grantee": "ann", "privileges": ["read"]}
@@ -224,6 +234,41 @@ def test_reader_who_leaves_ends_the_query_and_frees_its_slot(administrator: Pers
         assert time.monotonic() < deadline, "the query still runs"
         time.sleep(0.05)
     assert cells_of(administrator.run("SELECT 1 AS one")) == ["1"]  # its slot is free: there is one
+
+
+def test_download_ends_once_its_reader_may_not_read_any_more(secured: Secured) -> None:
+    query = "SELECT a.* FROM cinema.films a, cinema.films b, cinema.films c, cinema.films d"
+    grant = {"object_kind": "namespace", "id": ["cinema"], "grantee": "bob", "privileges": ["read"]}
+    with secured.http("administrator") as http, httpx.Client(base_url=f"{secured.url}/console", timeout=60) as client:
+        assert http.post("/tiltyard/v1/grant/add", json=grant).status_code == 200
+        sign_in(client, secured.keys["bob"])
+        fields = {"csrf": Person(client).csrf, "query": query, "format": "csv"}
+        with client.stream("POST", "/sql-download", data=fields) as response:
+            chunks = response.iter_bytes()
+            assert next(chunks).startswith(b"id,title")
+            assert http.post("/tiltyard/v1/grant/revoke", json=grant).status_code == 200
+            with pytest.raises(httpx.RemoteProtocolError):
+                read_until(chunks, time.monotonic() + PATIENCE_SECONDS)
+
+
+def read_until(chunks: Iterator[bytes], deadline: float) -> None:
+    for _ in chunks:
+        assert time.monotonic() < deadline, "the download goes on"
+
+
+@pytest.mark.extended
+def test_page_without_datafusion_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_DATAFUSION)
+    environ = {"PYTHONPATH": str(tmp_path)}
+    server = ServerProcess(tmp_path / "root", environ=environ, forked=False)
+    try:
+        with httpx.Client(base_url=f"{server.url}/console", timeout=60) as client:
+            page = client.get("/sql").text
+            assert "pip install" in page.partition("<main")[2] and "<textarea" in page
+            answer = Person(client).run("SELECT 1")
+            assert answer.status_code == 406 and "pip install" in answer.text
+    finally:
+        server.stop()
 
 
 def test_queries_are_in_the_audit_with_their_tables(ann: Person, secured: Secured) -> None:

@@ -6,7 +6,7 @@ import datafusion
 import pyarrow as pa
 import pytest
 
-from tiltyard.sql.sessions import SessionFunctions
+from tiltyard.sql.sessions import SessionFunctions, function_names
 from tiltyard.sql.statements import parse_statement
 from tiltyard.tables.lance_sql.allowed_functions import FUNCTIONS
 
@@ -78,3 +78,9 @@ def test_function_that_was_not_reviewed_is_unknown(
     functions.select(parse_statement("SELECT version() v, input_file_name() f", 100).names)
     with pytest.raises(Exception, match=r"(?i)invalid function 'version'"):
         context.sql("SELECT version()")
+
+
+def test_suggested_functions_are_those_of_sessions() -> None:
+    context = datafusion.SessionContext()
+    known = {*context.udfs(), *context.udafs(), *context.udwfs(), "cast", "extract", "try_cast"}  # three are syntax
+    assert set(function_names()) <= known and {"count", "lower", "row_number"} <= set(function_names())

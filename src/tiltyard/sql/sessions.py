@@ -40,6 +40,8 @@ _WINDOWS = frozenset(
     "cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number".split()  # noqa: SIM905
 )
 _CALLED = re.compile(r"([a-z]\w*)\(")
+_OF_LANCE_ALONE = re.compile(r"st_|json_|mod$|contains_tokens$")
+"""Reviewed functions that DataFusion has not."""
 _TABLE_FUNCTIONS = frozenset({"generate_series", "range"})
 """DataFusion's own, which are endless where their caller says so."""
 _IMPLIED = frozenset(
@@ -106,8 +108,8 @@ class SessionFunctions:
 
 
 def function_names() -> list[str]:
-    """Return the functions that a query may call."""
-    return sorted(FUNCTIONS | _AGGREGATES | _WINDOWS)
+    """Return the functions that a query may call, without those of tables: what an editor suggests."""
+    return sorted(name for name in FUNCTIONS | _AGGREGATES | _WINDOWS if not _OF_LANCE_ALONE.match(name))
 
 
 MISSING = "This server has no SQL: install it with its extra, `pip install 'tiltyard[sql]'`."

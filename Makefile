@@ -17,7 +17,7 @@ PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
 PROCESSES ?= $(shell echo $$((3 * $(PROCESSORS))))
 PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder --max-worker-restart 1 --numprocesses
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	--group build --extra demo --extra spark --extra sql --custom-compile-command "make lock" --quiet
+	--group build --extra demo --extra spark --custom-compile-command "make lock" --quiet
 
 # Two at a time: the longest begins.
 CHECKS := check-types check-security check-style check-generated

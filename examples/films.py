@@ -98,16 +98,22 @@ def tell(url: str, keep: bool) -> None:
 
 
 def make_table(url: str) -> int:
-    """Write the films to a file, as anybody's data might lie there, and run the pipeline; how many films there are."""
+    """Write the films to a file, as anybody's data might lie there, and run the pipeline; how many films there are.
+
+    A process of its own: Spark forks its workers, which the libraries of clients dislike. Its progress is shown.
+    """
     films = load_films()
     with TemporaryDirectory(prefix="tiltyard-films-") as folder:
         file = Path(folder) / "films.parquet"
         pq.write_table(films, file, row_group_size=4_096)
-        command = [sys.executable, str(HERE / "film_pipeline.py"), str(file), url]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        print(f"Spark starts, within some seconds, and reads {films.num_rows:,} films:", flush=True)
+        plan = [str(HERE / "films.yaml"), "--set", f"films={file}", "--uri", url]
+        command = [sys.executable, "-m", "tiltyard", "pipeline", "run", *plan]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(done.stderr.strip().splitlines()[-1])
-    return int(done.stdout)
+        sys.exit(done.returncode)  # its own last line says why
+    figures = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    return int(figures["rows"])
 
 
 def declare_embedding(url: str) -> None:

@@ -294,7 +294,7 @@ class Settings:
     )
     sql_port: str = field(
         default="auto",
-        metadata={"help": "Port of SQL over Arrow Flight: auto (port + 1, where its packages are there), off, or one."},
+        metadata={"help": "Port of SQL over Arrow Flight: auto (port + 1, where that is free), off, or one."},
     )
     sql_prestart: bool = field(
         default=False, metadata={"help": "Start a process for SQL with the server, before the first query."}

@@ -119,7 +119,7 @@ def test_sql_runs_a_query_by_flight(run: Run, server: ServerProcess) -> None:
     away = run("sql", query, "--sql-server", "grpc://127.0.0.1:1")
     said = refused(away, 6)
     assert said.startswith("Nothing serves SQL at grpc://127.0.0.1:1: ")
-    assert "tiltyard[sql]" in said and said.endswith("--sql-server names another place.")
+    assert "its setting sql_port" in said and said.endswith("--sql-server names another place.")
 
 
 def test_versions_tags_and_diff(run: Run) -> None:

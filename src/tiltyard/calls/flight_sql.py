@@ -93,7 +93,7 @@ def _explain(error: Exception, server: str, address: str | None) -> LanceNamespa
         where = (
             f"Nothing serves SQL at {address}" if address else f"{server} serves no SQL on the port after that of HTTP"
         )
-        return SqlNotServedError(f"{where}: the server needs tiltyard[sql], and sql_port (docs/sql.md).")
+        return SqlNotServedError(f"{where}: its setting sql_port says where it does (docs/sql.md).")
     return InvalidInputError(message)
 
 

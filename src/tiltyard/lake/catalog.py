@@ -221,7 +221,7 @@ class Lake(LakeSession, LakeNamespace):
     def sql(self, query: str) -> pa.Table:
         """Run a SELECT over tables of the catalog (`shop.orders`), within your grants and policies; return the rows.
 
-        A server has to serve SQL, on the port after that of HTTP; in this process it needs `tiltyard[sql]`. Raises
+        A server has to serve SQL, on the port after that of HTTP. Raises
         InvalidInputError, ServiceUnavailableError (no SQL is served), UnsupportedOperationError, PermissionDeniedError.
         """
         return self.calls.query_sql(query).read_all()

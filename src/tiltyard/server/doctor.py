@@ -54,7 +54,6 @@ PROCESS_BYTES = 400 << 20
 """What a process has besides what settings bound."""
 
 EXTRAS = {
-    "datafusion": ("sql", "SQL over Arrow Flight"),
     "pyspark": ("spark", "jobs of the pipeline"),
     "mcp": ("mcp", "assistants"),
     "confluent-kafka": ("kafka", "streams of Kafka"),

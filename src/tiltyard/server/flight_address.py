@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 from tiltyard.config import Settings
 from tiltyard.runtime.owned_folders import OwnedFolder
 from tiltyard.runtime.ports import port_problem
 from tiltyard.runtime.process import refuse
 
-PACKAGES = ("datafusion", "grpc", "google.protobuf")
-MISSING = "SQL over Arrow Flight needs further packages: pip install 'tiltyard[sql]'."
 AUTO, OFF = "auto", "off"
 MAX_PARENT = 50
 """Bytes of a path in which a folder can have sockets: the path of one has 107 at most."""
@@ -64,14 +60,6 @@ def sockets_folder() -> OwnedFolder:
 
 def flight_problem(host: str, port: int) -> str | None:
     """Return why SQL cannot be served at an address, with what to do; None if it can."""
-    if not all(map(_is_installed, PACKAGES)):
-        return MISSING
     if reason := port_problem(host, port):
         return f"Cannot listen on {host}:{port} for SQL ({reason}): choose another --sql-port, or off."
     return None
-
-
-def _is_installed(name: str) -> bool:
-    with suppress(ModuleNotFoundError):
-        return find_spec(name) is not None
-    return False

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import ThrottlingError, UnsupportedOperationError
+from lance_namespace.errors import ThrottlingError
 
 from tiltyard.runtime.owned_folders import OwnedFolder
 from tiltyard.sql.tables import CATALOG, DEFAULT_SCHEMA, SessionCatalog
@@ -112,8 +112,6 @@ def function_names() -> list[str]:
     return sorted(name for name in FUNCTIONS | _AGGREGATES | _WINDOWS if not _OF_LANCE_ALONE.match(name))
 
 
-MISSING = "This server has no SQL: install it with its extra, `pip install 'tiltyard[sql]'`."
-
 MAX_NESTING = 150
 """Levels of brackets and calls in a text: three times what a statement has of its own, for those around its sums."""
 
@@ -128,7 +126,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings, parent: Path) -> None:
-        """Open a session that spills below `parent`. Raises UnsupportedOperationError without DataFusion."""
+        """Open a session that spills below `parent`."""
         import_datafusion(settings.sql_queries)
         from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
 
@@ -165,17 +163,15 @@ def import_datafusion(queries: int) -> None:
     """Import DataFusion, whose threads are made now: so many that `queries` of them cannot take all.
 
     It has as many threads as processors, and a join or a sort holds one for as long as a batch of its input takes,
-    which may be minutes: two such queries would stop all others. Raises UnsupportedOperationError.
+    which may be minutes: two such queries would stop all others.
     """
     threads = (os.cpu_count() or 1) * (queries + 1)
     with _importing:
         if "datafusion" in sys.modules:
             return
         os.environ.setdefault(_THREADS, str(threads))
-        try:
-            import datafusion
-        except ImportError as error:
-            raise UnsupportedOperationError(MISSING) from error
+        import datafusion
+
         datafusion.SessionContext().sql("SELECT 1").collect()
 
 
@@ -202,7 +198,7 @@ class SqlSessions:
             return self._count()
 
     def acquire(self) -> Session:
-        """Return a session. Raises ThrottlingError if as many queries run as may, UnsupportedOperationError."""
+        """Return a session. Raises ThrottlingError if as many queries run as may."""
         with self._lock:
             if (running := self._count()) >= self._settings.sql_queries:
                 raise ThrottlingError(f"{running} SQL queries run already: try again in a moment.")

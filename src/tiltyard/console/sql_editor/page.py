@@ -6,7 +6,6 @@ closes its request.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
@@ -26,7 +25,7 @@ from tiltyard.console.sql_editor.results import (
 )
 from tiltyard.console.table.downloads import FORMATS, stream
 from tiltyard.console.table.heads import read_head
-from tiltyard.sql.sessions import MISSING, function_names
+from tiltyard.sql.sessions import function_names
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -106,7 +105,6 @@ def _page(
     values |= {
         "text": text,
         "formats": tuple(FORMATS),
-        "missing": MISSING if find_spec("datafusion") is None else "",
         "words": {"keywords": KEYWORDS, "functions": function_names()},
         "max_length": page.services.settings.sql_max_length,
     }

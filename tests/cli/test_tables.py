@@ -249,6 +249,14 @@ def test_a_wait_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
+def test_an_index_that_takes_spark_is_not_waited_for_on_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILTYARD_ROOT", str(tmp_path / "root"))
+    printed(run_command("create", "films", "--as", "SELECT 1 AS id"))
+    monkeypatch.setenv("TILTYARD_SPARK_INDEX_ROWS", "1")
+    assert "takes Spark" in refused(run_command("index", "create", "films", "id"), 1)
+    printed(run_command("index", "drop", "films", "id_idx"))
+
+
 def test_each_parameter_of_an_index_has_an_option() -> None:
     every = {
         kind: {name for name in PARAMETERS if _takes(kind, name)} for kind in (IndexType.FTS, *IndexType.__members__)
@@ -302,6 +310,7 @@ def test_mistyped_commands_and_words_of_other_tools_are_told_the_word() -> None:
             "unlike any": (("xyzzy",), "main --help lists them."),
             "in a group": (("index", "lst"), "Did you mean list?"),
             "alike in a group": (("tag", "rm", "films", "a"), "write main tag delete."),
+            "of backups": (("backup", "verfy"), "Did you mean verify? A new folder is written ./verfy"),
             "of jobs": (("job", "upsrt"), "Did you mean upsert?"),
             "option": (("head", "films", "--filter", "id = 1"), "There is no option '--filter': write --where."),
             "value": (("ls", "--json"), "write --format json."),

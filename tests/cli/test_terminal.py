@@ -113,6 +113,13 @@ def test_no_colour_into_a_pipe_nor_with_no_color(hostile: ServerProcess) -> None
     assert f"{ESCAPE}[3" not in output and "id" in output
 
 
+def test_update_asks_on_a_terminal_with_the_number_of_rows(hostile: ServerProcess) -> None:
+    command = ("update", "hostile", "--set", "text = upper(text)", "--where", "text IS NOT NULL")
+    status, output = on_terminal(command, environment(hostile), "n\n")
+    assert status == 1 and "4 rows of hostile with text IS NOT NULL get text = upper(text). Go on?" in output
+    assert "Nothing was changed" in output
+
+
 def test_rm_asks_on_a_terminal(hostile: ServerProcess) -> None:
     status, output = on_terminal(("rm", "hostile"), environment(hostile), "n\n")
     assert status == 1 and "Drop hostile with 4 rows?" in output and "Nothing was changed" in output

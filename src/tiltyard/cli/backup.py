@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tiltyard.cli.command_groups import CommandGroup
+from tiltyard.cli.command_groups import CommandGroup, near_words
 from tiltyard.cli.options import parse_pairs, settings_options
 from tiltyard.cli.output.cells import format_size
 from tiltyard.cli.session.failures import ExitStatus
@@ -26,8 +28,12 @@ class BackupGroup(CommandGroup):
     """A group whose first argument may be a target: `tiltyard backup TARGET` takes a backup."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `create` before what is no command."""
+        """Put `create` before what is no command. Raises click.UsageError for what a command is mistyped as."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            near = near_words(args[0], list(self.commands))
+            if near and os.sep not in args[0] and not Path(args[0]).exists():
+                meant = " or ".join(near)
+                raise click.UsageError(f"Did you mean {meant}? A new folder is written ./{args[0]}", ctx)
             args = ["create", *args]
         return super().parse_args(ctx, args)
 

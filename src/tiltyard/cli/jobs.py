@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError, 
 from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
 from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.output.progress import progress_bar
+from tiltyard.cli.output.waiting import TIMEOUT, wait_until
 from tiltyard.cli.session.failures import ExitStatus, describe_failure, status_of
 from tiltyard.cli.session.ids import TABLE_OF_JOB, format_id
 from tiltyard.cli.session.job_target import JobTarget, execution_options, job_target_options
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from tiltyard.calls.caller import Caller
     from tiltyard.pipeline.session import LazySession
-
-POLL_SECONDS = 0.5
 
 
 def list_commands() -> list[str]:
@@ -288,8 +286,8 @@ def _unpause(target: JobTarget, job_id: str) -> None:
     click.echo(f"{job_id}: Queued" if resumed else f"{job_id}: it was not paused")
 
 
-def _wait(target: JobTarget, job_id: str) -> None:
-    """Wait until a job has ended, with a progress bar; exit with status 0 if it succeeded.
+def _wait(target: JobTarget, job_id: str, timeout: float | None) -> None:
+    """Wait until a job has ended, with a progress bar; exit with status 0 if it succeeded, 124 after --timeout.
 
     \b
     Example:
@@ -297,11 +295,16 @@ def _wait(target: JobTarget, job_id: str) -> None:
     """
     job = target.calls().call("DescribeJob", id=[job_id])["job"]
     calls = target.connection().caller()
-    with progress_bar(job["name"], lambda: job["properties"]):
-        while not TransactionStatus(job["status"]).is_final:
-            time.sleep(POLL_SECONDS)
-            job = calls.call("DescribeJob", id=[job_id])["job"]
+
+    def is_done() -> bool:
+        nonlocal job
+        job = calls.call("DescribeJob", id=[job_id])["job"]
+        return TransactionStatus(job["status"]).is_final
+
+    is_over = wait_until(is_done, job["name"], lambda: job["properties"], timeout)
     _print_job(job)
+    if not is_over:
+        refuse(f"{job_id} has not ended after {timeout:g} s; it goes on.", ExitStatus.TIMED_OUT)
     if job["status"] != "Succeeded":
         raise SystemExit(1)
 
@@ -376,6 +379,6 @@ _STEERING_COMMANDS: Mapping[str, tuple[Callable[..., None], list[click.Parameter
     "cancel": (_cancel, _JOB, False),
     "pause": (_pause, _JOB, False),
     "unpause": (_unpause, _JOB, False),
-    "wait": (_wait, _JOB, False),
+    "wait": (_wait, [*_JOB, TIMEOUT], False),
     "resume": (_resume, _JOB, True),
 }

@@ -40,14 +40,24 @@ _BINARY = (OutputFormat.ARROW, OutputFormat.PARQUET)
 
 def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --format; the command gets `form`."""
+    return _add_format(command, tuple(OutputFormat), "How to print it.")
+
+
+def outcome_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --format to a command that changes something (`print_outcome`); it gets `form`."""
+    forms = (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.JSONL)
+    return _add_format(command, forms, "How to print what was done; table is a sentence.")
+
+
+def _add_format(command: Callable[..., Any], forms: Sequence[OutputFormat], text: str) -> Callable[..., Any]:
     return click.option(
         "--format",
         "form",
-        type=click.Choice([each.value for each in OutputFormat]),
+        type=click.Choice([each.value for each in forms]),
         default=OutputFormat.TABLE.value,
         show_default=True,
         callback=lambda ctx, param, value: OutputFormat(value),
-        help="How to print it.",
+        help=text,
     )(command)
 
 

@@ -14,11 +14,11 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 1.0
 """Between two looks."""
 
 
-def timeout_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --timeout."""
-    return click.option(
-        "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the work goes on then."
-    )(command)
+_TIMEOUT: dict[str, Any] = {
+    "type": click.FloatRange(min=0), "metavar": "SECONDS", "help": "Wait no longer; the work goes on then."
+}  # fmt: skip
+TIMEOUT = click.Option(["--timeout"], **_TIMEOUT)
+timeout_option = click.option("--timeout", **_TIMEOUT)
 
 
 def wait_until(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tiltyard.cli.output.formats import OutputFormat, format_option, print_outcome
+from tiltyard.cli.output.formats import OutputFormat, outcome_option, print_outcome
 from tiltyard.cli.output.waiting import timeout_option, wait_until
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
@@ -29,7 +29,7 @@ SUCCEEDED = "Succeeded"
 @click.option("--wait", is_flag=True, help="Wait until a computed column has its values.")
 @timeout_option
 @click.option("--branch", help="A branch instead of main.")
-@format_option
+@outcome_option
 @catalog_command
 def add_column(
     catalog: Caller,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiltyard.cli.browsing.sql import run_query, sql_server_option
-from tiltyard.cli.output.formats import OutputFormat, format_option, print_outcome
+from tiltyard.cli.output.formats import OutputFormat, outcome_option, print_outcome
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import COLUMNS, TABLE, TypedId
 from tiltyard.cli.session.target import CatalogTarget, defer_imports, opened_catalog, target_options
@@ -31,7 +31,7 @@ _KINDS = ("table", "view", "index", "namespace", "database", "schema")
 @click.option("--not-null", type=COLUMNS, metavar="A,B,…", help="Columns that always have a value.")
 @click.option("--primary-key", type=COLUMNS, metavar="A,B,…", help="Columns that identify a row, which is enforced.")
 @click.option("--if-not-exists", "keeps_existing", is_flag=True, help="Leave a table that exists as it is.")
-@format_option
+@outcome_option
 @target_options
 def create(
     target: CatalogTarget,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +65,24 @@ def _unfinished(found: Mapping[str, Mapping[str, Any]], names: Iterable[str]) ->
 
 
 def _queued_here(catalog: Caller, table: TypedId, names: Iterable[str], branch: str | None) -> list[str]:
-    """Return the transactions of builds that wait, of a catalog that this process has opened; none of a server's."""
+    """Return the transactions of builds that wait, of a catalog that this process has opened; none of a server's.
+
+    Raises CommandError for one that takes Spark.
+    """
     if is_server(catalog):
         return []
     from tiltyard.model.branches import Branch
+    from tiltyard.tables.indexes.build_job import INDEX_JOB
     from tiltyard.tables.indexes.build_queue import queued_builds
     from tiltyard.tables.opening import open_for_reading
 
     ctx, of = context_of(catalog), Branch.parse(branch)
     queued = queued_builds(ctx, open_for_reading(ctx, list(table), branch=of), of)
-    return [each.id for each in queued if each.payload["name"] in names]
+    chosen = [each for each in queued if each.payload["name"] in names]
+    for each in chosen:
+        if each.kind == INDEX_JOB:
+            raise CommandError(
+                f"{each.payload['name']} of {table} takes Spark, as spark_index_rows says: tiltyard job resume "
+                f"{each.id} --uri {shlex.quote(catalog.address)}"
+            )
+    return [each.id for each in chosen]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.command_groups import CommandGroup
-from tiltyard.cli.output.formats import OutputFormat, format_option
+from tiltyard.cli.output.formats import OutputFormat, format_option, outcome_option
 from tiltyard.cli.output.waiting import timeout_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import COLUMN, INDEX, TABLE, TypedId, suggest
@@ -45,7 +45,7 @@ def index() -> None:
 @click.option("--wait", is_flag=True, help="Wait until it is built.")
 @timeout_option
 @branch_option
-@format_option
+@outcome_option
 @catalog_command
 def create(
     catalog: Caller,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiltyard.cli.browsing.confirmation import confirm, yes_option
-from tiltyard.cli.output.formats import OutputFormat, format_option, print_outcome
+from tiltyard.cli.output.formats import OutputFormat, outcome_option, print_outcome
 from tiltyard.cli.session.failures import CommandError, ExitStatus
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.target import catalog_command
@@ -24,7 +24,7 @@ ALL_ROWS = "true"
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what says which rows a command changes, and how it asks."""
     for add in (
-        format_option,
+        outcome_option,
         click.option("--branch", help="A branch instead of main."),
         yes_option,
         click.option("--dry-run", is_flag=True, help="Only count the rows."),

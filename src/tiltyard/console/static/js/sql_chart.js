@@ -1,7 +1,7 @@
 // A chart of the rows that are shown: what the cells say is what is drawn.
 import { axisStyle, token } from "./chart_style.js";
 
-const HEIGHT = 280;
+const HEIGHT = 240;
 const MAX_SERIES = 8;
 let drawn = null;
 
@@ -67,7 +67,7 @@ function draw(place, columns) {
   if (!chosen.length) { canvas.replaceChildren(); return; }
   const label = (index) => x.texts[kept[index]] ?? "null";
   const axis = axisStyle();
-  const labels = isScale ? {} : {
+  const labels = isScale ? (x.isTime ? {} : { values: (_, splits) => splits.map(plain) }) : {
     splits: (_, __, low, high) => steps(Math.max(0, Math.ceil(low)), Math.min(kept.length - 1, Math.floor(high)), widthOf(place)),
     values: (_, splits) => splits.map((at) => short(label(at))),
   };
@@ -90,13 +90,13 @@ function draw(place, columns) {
   }, [along, ...chosen.map((column) => kept.map((index) => column.values[index]))], canvas);
 }
 
-// Bars of several columns stand beside each other.
+// Bars of several columns stand beside each other; uPlot takes their middles and widths in units of the axis (1).
 function bars(index, count) {
   return count === 1 ? uPlot.paths.bars({ size: [0.8, 60] }) : uPlot.paths.bars({
     size: [0.8, 60],
     disp: {
-      x0: { unit: 2, values: (chart) => chart.data[0].map((at) => Number(at) - 0.4 + (0.8 * index) / count) },
-      size: { unit: 2, values: (chart) => chart.data[0].map(() => 0.8 / count) },
+      x0: { unit: 1, values: (chart) => chart.data[0].map((at) => at - 0.4 + (0.8 * (index + 0.5)) / count) },
+      size: { unit: 1, values: () => [0.8 / count] },
     },
   });
 }
@@ -106,6 +106,11 @@ function steps(from, to, width) {
   const found = [];
   for (let at = from; at <= to; at += step) found.push(at);
   return found;
+}
+
+// Years have no thousands.
+function plain(number) {
+  return number?.toLocaleString("en", { useGrouping: Math.abs(number) >= 10_000, maximumSignificantDigits: 8 }) ?? "";
 }
 
 function short(text) { return text.length > 14 ? `${text.slice(0, 13)}…` : text; }

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from html import unescape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -18,22 +18,12 @@ import pytest
 from tests.console.test_sign_in import PATIENCE_SECONDS, sign_in
 from tests.services.console_data import BIDI, make_tables
 from tests.services.secured import Secured, secured_server
-from tests.services.server import ServerProcess
 from tiltyard.console.sql_editor.completion import quote_name
 from tiltyard.console.sql_editor.results import MAX_CELLS, MAX_ROWS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 LONG = "SELECT sum(a.id * b.id * c.id * d.id) AS n FROM cinema.films a, cinema.films b, cinema.films c, cinema.films d"
 """A query of 1,600,000,000 rows."""
-WITHOUT_DATAFUSION = """
-from importlib.machinery import PathFinder
-
-find = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *further: None if name.split(".")[0] == "datafusion" else find(name, *further)
-"""
 THOUSANDS = "SELECT a.id, b.title FROM cinema.films a, cinema.films b"
 
 
@@ -254,21 +244,6 @@ def test_download_ends_once_its_reader_may_not_read_any_more(secured: Secured) -
 def read_until(chunks: Iterator[bytes], deadline: float) -> None:
     for _ in chunks:
         assert time.monotonic() < deadline, "the download goes on"
-
-
-@pytest.mark.extended
-def test_page_without_datafusion_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_DATAFUSION)
-    environ = {"PYTHONPATH": str(tmp_path)}
-    server = ServerProcess(tmp_path / "root", environ=environ, forked=False)
-    try:
-        with httpx.Client(base_url=f"{server.url}/console", timeout=60) as client:
-            page = client.get("/sql").text
-            assert "pip install" in page.partition("<main")[2] and "<textarea" in page
-            answer = Person(client).run("SELECT 1")
-            assert answer.status_code == 406 and "pip install" in answer.text
-    finally:
-        server.stop()
 
 
 def test_queries_are_in_the_audit_with_their_tables(ann: Person, secured: Secured) -> None:

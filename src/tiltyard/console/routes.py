@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiltyard.console import sign_in
 from tiltyard.console.access import audit, grants, keys, policies, principals, roles, see_as
-from tiltyard.console.browse import find, tree
+from tiltyard.console.browse import find, sample, tree
 from tiltyard.console.jobs import job, start
 from tiltyard.console.map import page as map_page
 from tiltyard.console.monitor import server, storage
@@ -65,6 +65,8 @@ ROUTES = (
     PageRoute("namespace", tree.show_namespace, names_object=True),
     PageRoute("tree", tree.show_level, names_object=True),
     PageRoute("tree", tree.show_level),
+    PageRoute("sample", sample.load, method="POST"),
+    PageRoute("sample", sample.load, method="POST", names_object=True),
     PageRoute("find", find.show),
     PageRoute("summary", tree.show_summary, names_object=True),
     PageRoute("table", overview.show, names_object=True),

@@ -25,7 +25,7 @@ _SCHEMA = pa.schema(
         ("year", pa.int32()),
         ("country", pa.string()),
         ("director", pa.string()),
-        ("genres", pa.list_(pa.string())),
+        ("genres", pa.string()),
         ("minutes", pa.int32()),
         ("about", pa.string()),
         ("vector", pa.list_(pa.float32(), DIMENSIONS)),
@@ -43,7 +43,8 @@ def read_films() -> pa.Table:
     facts = read_facts()
     vectors = read_vectors()[: len(facts)]
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIMENSIONS)
-    table = pa.Table.from_pylist(facts, pa.schema(list(_SCHEMA)[:-1]))
+    rows = [{**film, "genres": ", ".join(film["genres"])} for film in facts]
+    table = pa.Table.from_pylist(rows, pa.schema(list(_SCHEMA)[:-1]))
     return table.append_column(_SCHEMA.field("vector"), column).cast(_SCHEMA)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.console.page import Page, PageRequest
+from tiltyard.console.page import Page, PageRequest, Problem
+from tiltyard.console.table.snippets import make_first_snippets
 from tiltyard.model.ids import Id
 
 if TYPE_CHECKING:
@@ -96,8 +97,11 @@ def _unfold(calls: PageCalls, path: Id, current: Id, is_table: bool) -> Level:
 PAGE_SIZE = 100
 
 
-def show_namespace(page: PageRequest) -> Page:
-    """Show a namespace; the root is the catalog's first page. Raises NamespaceNotFoundError."""
+def show_namespace(page: PageRequest, problem: Problem | None = None) -> Page:
+    """Show a namespace; the root is the catalog's first page. Raises NamespaceNotFoundError.
+
+    `problem` is why the sample could not be loaded into it.
+    """
     level = read_level(page.calls, page.path, page.text("cursor"), PAGE_SIZE)
     described = page.calls.attempt("DescribeNamespace", id=list(page.path)) if page.path else None
     values = {
@@ -105,8 +109,12 @@ def show_namespace(page: PageRequest) -> Page:
         "properties": dict(sorted((described.properties or {}).items())) if described is not None else {},
         "is_first": not page.text("cursor"),
         "may_create": page.calls.allows("DeclareTable", id=[*page.path, "table"]),
-        "origin": page.origin,
+        "snippets": make_first_snippets(page.origin, page.path, needs_key=page.principal.method != "open"),
+        "sample_table": page.text("table") or "films",
+        "problem": problem,
     }
+    if problem is not None:
+        return Page("namespace.html", values, problem.status)
     return Page("namespace_entries.html" if page.is_fragment else "namespace.html", values, fragment=page.is_fragment)
 
 

@@ -17,6 +17,7 @@ from lance_namespace.errors import (
     TableColumnNotFoundError,
 )
 
+from tiltyard.console.browse.sample import find_examples
 from tiltyard.console.page import Page, PageRequest
 from tiltyard.console.table.grid import ROW_ID, Grid, Row, fetched_names, read_grid, shown_columns
 from tiltyard.console.table.heads import TableHead, pin, read_head
@@ -122,6 +123,7 @@ def show(page: PageRequest) -> Page:
         "sizes": SIZES,
         "pinned": pin(head),
         "scores": _score_names(grid),
+        "examples": () if search.is_asked else find_examples(page.calls, page.path, head.table.metadata),
         "is_view": head.is_view,
     }
     return Page("search.html", values, problem.status if problem is not None else 200)

@@ -1,12 +1,16 @@
-"""Code that opens a table from lancedb, pylance, PySpark and curl, and a view from what reads views."""
+"""Code that opens a table from lancedb, pylance, PySpark and curl, a view from what reads views, and that makes a first
+table.
+"""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from tiltyard.model.sql_text import sql_table
+from tiltyard.model.typed_ids import format_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +62,24 @@ def make_view_snippets(origin: str, path: Id, *, needs_key: bool) -> Sequence[Sn
             f'import tiltyard\n\nlake = tiltyard.connect("{origin}"{key})\nrows = lake.sql({query!r})\nprint(rows)',
         ),
         _curl(origin, path, needs_key=needs_key),
+    )
+
+
+def make_first_snippets(origin: str, path: Id, *, needs_key: bool) -> Sequence[Snippet]:
+    """Return code that makes a first table in a namespace."""
+    table = shlex.quote(format_id((*path, "films")))
+    key, login = (KEY, "") if needs_key else ("any", " --no-key")
+    namespace = f", namespace_path={list(path)!r}" if path else ""
+    return (
+        Snippet(
+            "a shell",
+            f"tiltyard login {origin}{login}\ntiltyard import films.csv {table}\ntiltyard head {table}",
+        ),
+        Snippet(
+            "Python",
+            f'import lancedb\n\ndb = lancedb.connect("db://default", api_key="{key}", host_override="{origin}")\n'
+            f'rows = [{{"id": 1, "vector": [0.1, 0.2], "text": "hello"}}]\ndb.create_table("first", rows{namespace})',
+        ),
     )
 
 

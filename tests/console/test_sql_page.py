@@ -202,6 +202,12 @@ def test_plan_is_a_tree_of_steps(administrator: Person) -> None:
         text = administrator.run(query, action).text
         assert '<ul class="plan">' in text and "FilteredReadExec</strong>" in text and "FFI_" not in text, text
     assert "rows scanned" in text
+    assert "┌──" in administrator.run("EXPLAIN FORMAT TREE SELECT 1").text
+
+
+def test_types_that_no_table_has_are_shown(administrator: Person) -> None:
+    query = "SELECT interval '1 day' AS i, DATE '2020-01-02' AS d, 1.50::DECIMAL(10, 2) AS n, NULL AS z"
+    assert cells_of(administrator.run(query))[1:3] == ["2020-01-02", "1.50"]
 
 
 def test_statements_on_views_call_their_operations(administrator: Person, ann: Person) -> None:

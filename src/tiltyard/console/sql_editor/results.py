@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError, UnsupportedOperationError
 
 from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.policies import MaskKind
 from tiltyard.console.page_calls import SqlAnswer
 from tiltyard.console.table.grid import Grid, read_grid
 from tiltyard.console.table.plan_tree import QueryPlan, read_plan
-from tiltyard.console.table.schema_tree import read_columns
+from tiltyard.console.table.schema_tree import Column, read_columns
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.schemas.arrow_json import to_json
@@ -36,6 +36,8 @@ COUNT_SECONDS = 1.0
 MAX_RESTRICTIONS = 20
 """Tables whose policies are named."""
 PLAN_COLUMNS = ("plan_type", "plan")
+_OTHER_PLANS = frozenset("┌{[")
+"""How plans begin that are drawn, or are JSON."""
 _EXPLAINS = re.compile(r"(?:\s|--[^\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
 
 
@@ -49,11 +51,20 @@ class Restriction:
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan that EXPLAIN answers: its steps, or its text where it has another format."""
+
+    name: str
+    query: QueryPlan
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What a query or a statement answers, and how long it took.
 
     - `counted`: the rows that there are, at least; `has_all` says that there are no more.
-    - `plans`: the plans that an EXPLAIN answers, each with its name.
+    - `plans`: those that an EXPLAIN answers.
     - `job_id`: the job that a statement has queued.
     """
 
@@ -62,7 +73,7 @@ class Result:
     counted: int
     has_all: bool
     restrictions: Sequence[Restriction] = ()
-    plans: Sequence[tuple[str, QueryPlan]] = ()
+    plans: Sequence[Plan] = ()
     job_id: str = ""
 
 
@@ -77,7 +88,7 @@ def run_query(page: PageRequest, text: str) -> Result:
     with open_rows(page, text) as answer:
         if tuple(answer.schema.names) == PLAN_COLUMNS:
             return _read_plans(answer, started)
-        columns = read_columns(to_json(answer.schema))
+        columns = _columns(answer.schema)
         rows = _Counted(answer.batches)
         shown = ArrowAnswer(answer.schema, rows)
         grid = read_grid(shown, columns, min(MAX_ROWS, max(1, MAX_CELLS // max(1, len(columns)))))
@@ -108,8 +119,7 @@ def run_statement(page: PageRequest, statement: ViewStatement) -> Result:
     if statement.action is Action.DESCRIBE:
         columns["query"] = [answer.query]
     batch = pa.RecordBatch.from_pydict(columns)
-    shown = read_columns(to_json(batch.schema))
-    grid = read_grid(ArrowAnswer(batch.schema, [batch]), shown, MAX_ROWS)
+    grid = read_grid(ArrowAnswer(batch.schema, [batch]), _columns(batch.schema), MAX_ROWS)
     has_all = statement.action is not Action.SHOW or not answer.page_token
     job_id = str(answer.job_id) if statement.queues_job else ""
     return Result(grid, time.monotonic() - started, len(names), has_all, job_id=job_id)
@@ -128,6 +138,18 @@ def open_rows(page: PageRequest, text: str) -> Iterator[SqlAnswer]:
         schema = pa.schema([field.with_name(name) for field, name in zip(answer.schema, names, strict=True)])
         batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in answer.batches)
         yield SqlAnswer(schema, batches, answer.tables, answer.has_next)
+
+
+def _columns(schema: pa.Schema) -> list[Column]:
+    """Return the columns of a result; of some types, as intervals, there is a result and no table."""
+    columns: list[Column] = []
+    for field in schema:
+        try:
+            columns += read_columns(to_json(pa.schema([field])))
+        except UnsupportedOperationError:
+            (blank,) = read_columns(to_json(pa.schema([field.with_type(pa.null())])))
+            columns.append(replace(blank, type=str(field.type), kind="other"))
+    return columns
 
 
 def _unique(names: Sequence[str]) -> list[str]:
@@ -168,9 +190,15 @@ class _Counted:
 def _read_plans(answer: SqlAnswer, started: float) -> Result:
     """Return the plans that an EXPLAIN answers: a row has the name of one, and its steps."""
     table = pa.Table.from_batches(answer.batches, answer.schema)
-    plans = [(row["plan_type"].replace("_", " "), read_plan(row["plan"])) for row in table.to_pylist()]
+    plans = [Plan(row["plan_type"].replace("_", " "), *_read_plan(row["plan"])) for row in table.to_pylist()]
     grid = Grid((), (), has_more=False)
     return Result(grid, time.monotonic() - started, len(plans), has_all=True, plans=plans)
+
+
+def _read_plan(text: str) -> tuple[QueryPlan, str]:
+    """Return the steps of a plan; its text where it is drawn, or has another format that was asked for."""
+    is_other = text.lstrip()[:1] in _OTHER_PLANS or "digraph" in text[:200]
+    return (QueryPlan(), text) if is_other else (read_plan(text), "")
 
 
 def _restrictions(page: PageRequest, tables: Sequence[Id]) -> list[Restriction]:

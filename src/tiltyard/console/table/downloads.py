@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import ErrorCode, InvalidInputError
+from lance_namespace.errors import ErrorCode, InvalidInputError, UnsupportedOperationError
 from starlette.responses import StreamingResponse
 
 from tiltyard.api.errors import HttpError
@@ -114,11 +114,17 @@ def encode_arrow(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterat
 
 
 def encode_parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
-    """Yield a Parquet file, a row group a batch."""
+    """Yield a Parquet file, a row group a batch. Raises UnsupportedOperationError for a type that it has not."""
     import pyarrow.parquet as pq  # noqa: PLC0415  # downloads alone need it
 
     sink = _Sink()
-    with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema) as writer:
+    try:
+        opened = pq.ParquetWriter(pa.PythonFile(sink, "w"), schema)
+    except pa.ArrowNotImplementedError as error:
+        raise UnsupportedOperationError(
+            f"Parquet has not all of these types: {error}. Choose Arrow, or cast."
+        ) from error
+    with opened as writer:
         for batch in batches:
             writer.write_batch(batch)
             yield sink.take()

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Run, printed, run_command
 from tests.services.server import ServerProcess
 from tiltyard.calls.http_caller import HttpCaller
-from tiltyard.cli.session.completion import find_columns, find_ids, find_indexes
+from tiltyard.cli.session.completion import find_columns, find_ids, find_index_types, find_indexes
 
 BASH = """
 eval "$({command} completion bash)"
@@ -59,6 +59,8 @@ def test_columns_and_indexes_are_completed_from_the_table(server: ServerProcess)
     catalog = HttpCaller(server.url)
     assert find_columns(catalog, ["films"]) == ["id", "title", "year", "text", "vector"]
     assert find_indexes(catalog, ["films"]) == ["text_idx"]
+    assert find_index_types(catalog, ["films"], "vector")[0] == "IVF_PQ"
+    assert "FTS" in find_index_types(catalog, ["films"], "text") and not find_index_types(catalog, ["films"], "no")
 
 
 def test_completion_is_silent_where_no_catalog_answers(monkeypatch: pytest.MonkeyPatch) -> None:

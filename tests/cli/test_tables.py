@@ -96,7 +96,12 @@ def test_create_says_what_is_wrong_with_its_columns(run: Run) -> None:
         {
             "no type": (("create", "t", "id:int6"), 2, "'int6' is not a type"),
             "no colon": (("create", "t", "id"), 2, "not NAME:TYPE"),
-            "another tool's form": (("create", "table", "films"), 2, "tiltyard create films …"),
+            "another tool's form": (
+                ("create", "table", "films"),
+                2,
+                "If that is no table's name: tiltyard create films …",
+            ),
+            "an index": (("create", "index", "films"), 2, "tiltyard index create films …"),
             "nothing": (("create", "t"), 2, "Name its columns"),
             "both": (("create", "t", "a:int64", "--as", "SELECT 1"), 2, "--as has the columns of its query"),
             "key": (("create", "t", "a:int64", "--primary-key", "b"), 2, "--primary-key names b"),
@@ -313,6 +318,7 @@ def test_mistyped_commands_and_words_of_other_tools_are_told_the_word() -> None:
             "of backups": (("backup", "verfy"), "Did you mean verify? A new folder is written ./verfy"),
             "of jobs": (("job", "upsrt"), "Did you mean upsert?"),
             "option": (("head", "films", "--filter", "id = 1"), "There is no option '--filter': write --where."),
+            "argument": (("index", "create", "films", "--type", "FTS"), "its value is an argument: main index create"),
             "value": (("ls", "--json"), "write --format json."),
             "mistyped option": (("head", "films", "--wher", "a"), "--where"),
         }.values(),

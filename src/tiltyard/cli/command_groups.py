@@ -6,6 +6,7 @@ Nothing but click is imported here: these classes are those of the command line 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -92,7 +93,19 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--on", "--pk"), ("--primary-key",)),
     **dict.fromkeys(("--sync", "--block"), ("--wait",)),
 }
-"""Options of other tools, and what they may be here: the first that the command has."""
+"""Options of other tools, and what they may be here: those that the command has."""
+ARGUMENT_WORDS: Mapping[str, tuple[str, ...]] = {
+    "--table": ("TABLE",),
+    "--namespace": ("NAMESPACE",),
+    "--file": ("FILE",),
+    "--query": ("QUERY", "TEXT"),
+    "--text": ("TEXT",),
+    "--type": ("TYPE",),
+    "--index-type": ("TYPE",),
+    "--column": ("COLUMN",),
+    "--name": ("NAME",),
+}
+"""Options of other tools for what is an argument here."""
 
 
 class CommandGroup(click.Group):
@@ -146,16 +159,20 @@ def suggest_options() -> Iterator[None]:
         meant = _find_option(error)
         if meant is None:
             raise
-        raise click.NoSuchOption(
-            error.option_name, f"There is no option '{error.option_name}': write {meant}.", ctx=error.ctx
-        ) from error
+        raise click.NoSuchOption(error.option_name, f"There is no option {meant}", ctx=error.ctx) from error
 
 
 def _find_option(error: click.NoSuchOption) -> str | None:
-    """Return the option of the command that another tool's one stands for."""
+    """Return what the option is here that another tool's one stands for."""
     if error.ctx is None:
         return None
-    own = {flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
-    words = OPTION_WORDS.get(error.option_name.lower().replace("_", "-"), ())
-    found = [word for word in words if word.split()[0] in own]
-    return " or ".join(found) or None
+    name, command = error.option_name.lower().replace("_", "-"), error.ctx.command
+    own = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    found = [word for word in OPTION_WORDS.get(name, ()) if word.split()[0] in own]
+    if found:
+        return f"'{error.option_name}': write {' or '.join(found)}."
+    usage = command.collect_usage_pieces(error.ctx)
+    arguments = {word for piece in usage[1:] for word in re.findall(r"\w+", piece)}
+    if arguments.intersection(ARGUMENT_WORDS.get(name, ())):
+        return f"'{error.option_name}': its value is an argument: {error.ctx.command_path} {' '.join(usage)}"
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +41,20 @@ def complete_id(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
 
 
 def complete_names(ctx: click.Context, of: str, incomplete: str, before: str = "") -> list[CompletionItem]:
-    """Return the columns or indexes of the command's table that begin as `incomplete` does, each behind `before`.
+    """Return names that the command's table has (`NameType`) and that begin as `incomplete` does, behind `before`.
 
     Nothing where the catalog cannot be asked, or no table is named yet.
     """
     table = _named_table(ctx)
     if not table:
         return []
-    find = {"columns": find_columns, "indexes": find_indexes}[of]
+    column = ctx.params.get("column") or ""
+    finders: dict[str, Callable[[Caller, Sequence[str]], list[str]]] = {
+        "columns": find_columns,
+        "indexes": find_indexes,
+        "index types": partial(find_index_types, column=column),
+    }
+    find = finders[of]
     return _ask(
         ctx, lambda catalog: [f"{before}{name}" for name in find(catalog, table) if name.startswith(incomplete)]
     )
@@ -93,6 +100,14 @@ def _ask(ctx: click.Context, find: Callable[[Caller], Iterable[str]]) -> list[Co
 def find_columns(catalog: Caller, table: Sequence[str]) -> list[str]:
     """Return the columns of a table that the caller may read. Raises lance_namespace.errors."""
     return list(catalog.readable_schema(table).names)
+
+
+def find_index_types(catalog: Caller, table: Sequence[str], column: str) -> list[str]:
+    """Return the types of index that a column can have. Raises lance_namespace.errors."""
+    from tiltyard.cli.session.ids import TypedId
+    from tiltyard.cli.tables.indexes import find_types
+
+    return [kind.value for kind in find_types(catalog, TypedId(table), column, None)]
 
 
 def find_indexes(catalog: Caller, table: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ import click
 from tiltyard.model.typed_ids import TypedId, format_id, format_name, parse_typed_id, suggest
 
 __all__ = [
-    "COLUMN", "COLUMNS", "INDEX", "TABLE", "TABLE_OF_JOB", "TABLE_OR_NAMESPACE",
+    "COLUMN", "COLUMNS", "INDEX", "INDEX_TYPE", "TABLE", "TABLE_OF_JOB", "TABLE_OR_NAMESPACE",
     "IdType", "TypedId", "format_id", "format_name", "parse_typed_id", "suggest",
 ]  # fmt: skip
 
@@ -64,7 +64,7 @@ class NameType(click.ParamType):  # type: ignore[type-arg]  # not generic before
     name = "text"
 
     def __init__(self, of: str, *, is_list: bool = False) -> None:
-        """`of` says of what the names are: columns or indexes; a list has commas between them."""
+        """`of` says of what the names are: columns, indexes, or types of an index; a list has commas between them."""
         self._of = of
         self._is_list = is_list
 
@@ -76,7 +76,8 @@ class NameType(click.ParamType):  # type: ignore[type-arg]  # not generic before
         return complete_names(ctx, self._of, start, f"{before}{comma}")
 
 
-COLUMN, COLUMNS, INDEX = NameType("columns"), NameType("columns", is_list=True), NameType("indexes")
+COLUMN, COLUMNS = NameType("columns"), NameType("columns", is_list=True)
+INDEX, INDEX_TYPE = NameType("indexes"), NameType("index types")
 TABLE = IdType()
 TABLE_OF_JOB = JobTableType()
 TABLE_OR_NAMESPACE = IdType(namespaces=True)

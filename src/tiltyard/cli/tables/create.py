@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
     from tiltyard.calls.caller import Caller
 
-_KINDS = ("table", "view", "index", "namespace", "database", "schema")
+_OTHER_WAYS = {
+    "table": "create",
+    "index": "index create",
+    "view": "view create",
+    **dict.fromkeys(("namespace", "database", "schema"), "mkdir"),
+}
+"""What SQL says behind CREATE, and the commands for it."""
 
 
 @click.command("create", short_help="Create a table.")
@@ -128,7 +134,8 @@ def parse_column(text: str, table: TypedId | None = None) -> pa.Field:
 
     name, colon, kind = text.partition(":")
     if not (name and colon and kind.strip()):
-        hint = f" A table is named at once: tiltyard create {text} …" if str(table).lower() in _KINDS else ""
+        command = _OTHER_WAYS.get(str(table).lower())
+        hint = f" If that is no table's name: tiltyard {command} {text} …" if command else ""
         raise CommandError(f"'{text}' is not NAME:TYPE, as title:string.{hint}", ExitStatus.USAGE)
     try:
         return pa.field(name, parse_type(kind))

@@ -11,7 +11,7 @@ from tiltyard.cli.command_groups import CommandGroup
 from tiltyard.cli.output.formats import OutputFormat, format_option, outcome_option
 from tiltyard.cli.output.waiting import timeout_option
 from tiltyard.cli.session.failures import CommandError, ExitStatus
-from tiltyard.cli.session.ids import COLUMN, INDEX, TABLE, TypedId, suggest
+from tiltyard.cli.session.ids import COLUMN, INDEX, INDEX_TYPE, TABLE, TypedId, suggest
 from tiltyard.cli.session.target import catalog_command
 from tiltyard.cli.tables.index_builds import BUILDING, DONE, list_indexes, wait_for_indexes
 from tiltyard.cli.tables.index_options import given_parameters, parameter_options
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tiltyard.calls.caller import Caller
+    from tiltyard.model.columns.index_types import IndexType
 
 branch_option = click.option("--branch", help="A branch instead of main.")
 
@@ -37,7 +38,7 @@ def index() -> None:
 @index.command("create", short_help="Build an index of a column.")
 @click.argument("table", type=TABLE)
 @click.argument("column", type=COLUMN)
-@click.argument("kind", metavar="[TYPE]", required=False)
+@click.argument("kind", metavar="[TYPE]", type=INDEX_TYPE, required=False)
 @click.option("--name", help="Its name [default: the column's name with _idx].")
 @click.option("--replace", is_flag=True, help="Build the index of this name anew, if there is one.")
 @click.option("--metric", help="IVF: the distance, l2, cosine, dot or hamming.")
@@ -101,13 +102,18 @@ def create(
 
 
 def _choose_type(catalog: Caller, table: TypedId, column: str, branch: str | None) -> str:
-    """Return the type of index to begin with for a column; BTREE where that cannot be told, and the server says why."""
+    """Return the type of index to begin with for a column; BTREE where none fits, and the server says why."""
+    found = find_types(catalog, table, column, branch)
+    return found[0] if found else "BTREE"
+
+
+def find_types(catalog: Caller, table: TypedId, column: str, branch: str | None) -> list[IndexType]:
+    """Return the types of index that a column can have, the one to begin with first; none without such a column."""
     from tiltyard.cli.browsing.description import read_schema
-    from tiltyard.model.columns.index_types import IndexType, fitting_types
+    from tiltyard.model.columns.index_types import fitting_types
 
     field = _find_field(read_schema(catalog, table, branch=branch), column)
-    found = [] if field is None else fitting_types(field)
-    return found[0] if found else IndexType.BTREE
+    return [] if field is None else fitting_types(field)
 
 
 def _find_field(schema: pa.Schema, path: str) -> pa.Field | None:

@@ -191,7 +191,7 @@ class PlannedQuery:
             with query_errors(self._tables):
                 for batch in self._frame.execute_stream():
                     self._ctx.check_deadline()
-                    rows += len(output := _cast_views(batch.to_pyarrow()))
+                    rows += len(output := _with_schema(batch.to_pyarrow(), self.schema))
                     check_rows(self._ctx, rows)
                     yield output
             has_ended = True
@@ -212,9 +212,16 @@ class PlannedQuery:
             self._sessions.release(session, is_reusable=is_reusable, has_failed=has_failed)
 
 
-def _cast_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _with_schema(batch: pa.RecordBatch, planned: pa.Schema) -> pa.RecordBatch:
+    """Return a batch without views, by the schema of its query: a constant in it may be null by that alone."""
     schema = _without_views(batch.schema)
-    return batch if schema.equals(batch.schema) else batch.cast(schema)
+    if schema.types == planned.types:
+        schema = planned
+    if schema.equals(batch.schema, check_metadata=True):
+        return batch
+    if schema.types == batch.schema.types:
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    return batch.cast(schema)
 
 
 def check_no_blobs(schema: pa.Schema) -> None:

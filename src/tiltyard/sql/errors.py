@@ -49,6 +49,16 @@ _RULES: tuple[tuple[re.Pattern[str], type[LanceNamespaceError], str], ...] = tup
             InvalidInputError,
             r"The types \1 of \2 have nothing in common: cast one.",
         ),
+        (
+            r"Function 'ltrim' requires String, but received (\w+)",
+            InvalidInputError,
+            r"A key of JSON, and what ltrim takes, is a text, not \1: write positions as numbers, or json_get(…, key).",
+        ),
+        (
+            r"Function '(\w+)' failed to match any signature",
+            InvalidInputError,
+            r"\1 does not take values of these types: cast them.",
+        ),
         (r"Internal error|panicked|bug in DataFusion|PyErr \{", InternalError, _FAILED),
         (r"outer_ref\(|OuterReferenceColumn", UnsupportedOperationError, CORRELATED),
         (
@@ -93,6 +103,10 @@ _OWN_CATALOG = re.compile(r"\btiltyard\.(?:current\.)?(?=[\w$\"])")
 _MAX_LENGTH = 500
 
 
+_FUNCTION = re.compile(r"""FunctionError\((?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")\)""", re.DOTALL)
+"""How an error of one of this server's own functions is printed, by the message's `repr`."""
+
+
 @contextmanager
 def sql_errors() -> Iterator[None]:
     """Translate what DataFusion raises inside a `with` block; errors of the specification pass."""
@@ -134,6 +148,8 @@ def translate_sql_error(error: BaseException) -> LanceNamespaceError:
     if is_panic(error):
         return InternalError(_FAILED)
     text = str(error)
+    if match := _FUNCTION.search(text):
+        return InvalidInputError(re.sub(r"\\(.)", r"\1", match[1] or match[2]))
     for pattern, kind, message in _RULES:
         if match := pattern.search(text):
             return kind(match.expand(message))

@@ -14,7 +14,7 @@ from tiltyard.tables.lance_sql.lexer import TOKEN
 
 OPERATORS = frozenset("+-*")
 _PRODUCT_OPERATORS = frozenset({"*", "/", "%", "||"})
-_NO_OPERANDS = frozenset(
+NO_OPERANDS = frozenset(
     """
     all and any as between by case cross distinct div else end escape except exclude fetch for from full group having
     ilike in inner intersect is join lateral like limit natural not offset on or order over partition placing qualify
@@ -142,7 +142,7 @@ class Operations:
                 self._at += 1
         elif text == "$" or (kind == "word" and self._kinds[start + 1] == "text"):
             self._at += 2  # a parameter; a literal of a type
-        elif kind in ("text", "number", "quoted") or (kind == "word" and text not in _NO_OPERANDS):
+        elif kind in ("text", "number", "quoted") or (kind == "word" and text not in NO_OPERANDS):
             self._at += 1
             if kind in ("word", "quoted") and self._texts[self._at] == "(":
                 inside = self._bracket()

@@ -33,6 +33,7 @@ from tiltyard.tables.query.query import query_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import lance
     from datafusion import SessionContext
 
     from tiltyard.context import Context, OpenTable
@@ -130,3 +131,34 @@ class _SourceDataset(pa.dataset.Dataset):  # type: ignore[misc]  # pyarrow ships
 def to_table(context: SessionContext, source: RowSource) -> Any:
     """Return a table of DataFusion for a source, which no filter of a query reaches."""
     return context.read_table(_SourceDataset(source)).limit(_NO_LIMIT).into_view()
+
+
+class _JsonDataset(_SourceDataset):
+    """A dataset with columns of JSON, which Lance's own table for DataFusion hands over in bytes of Lance's."""
+
+    def __init__(self, dataset: lance.LanceDataset) -> None:
+        self._dataset = dataset
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._dataset.schema
+
+    def scanner(self, *_: Any, columns: Sequence[str] | None = None, **options: Any) -> Any:
+        names = self.schema.names if columns is None else list(columns)
+        return self._dataset.scanner(names, filter=options.get("filter"), batch_size=options.get("batch_size"))
+
+
+def json_table(context: SessionContext, dataset: lance.LanceDataset) -> Any:
+    """Return a table of DataFusion for a dataset, whose JSON are texts; Lance applies plain filters of a query."""
+    return context.read_table(_JsonDataset(dataset)).into_view()
+
+
+def has_json(schema: pa.Schema) -> bool:
+    """Return whether a column of a table, or a field in one, is of Lance's type JSON."""
+    return any(_is_json(field.type) for field in schema)
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.extension_name in ("arrow.json", "lance.json")
+    return any(_is_json(kind.field(at).type) for at in range(kind.num_fields))

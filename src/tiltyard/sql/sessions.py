@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import ThrottlingError
 
 from tiltyard.runtime.owned_folders import OwnedFolder
+from tiltyard.sql.dialects.json_functions import JSON_FUNCTIONS
+from tiltyard.sql.dialects.text_functions import TEXT_FUNCTIONS
 from tiltyard.sql.tables import CATALOG, DEFAULT_SCHEMA, SessionCatalog
 from tiltyard.tables.lance_sql.allowed_functions import FUNCTIONS
 
@@ -56,8 +58,9 @@ _IMPLIED = frozenset(
 class SessionFunctions:
     """The functions of one session.
 
-    None of those that were reviewed reads a file, the network or the settings; what they may make of a row is estimated
-    from the statement. A query with any other cannot be planned.
+    They are DataFusion's, and our own (`tiltyard.sql.dialects`). None of those that were reviewed reads a file,
+    the network or the settings; what they may make of a row is estimated from the statement. A query with any other
+    cannot be planned.
 
     A session has those alone that its statement names. Lance is handed all functions of the session with each scan,
     several times: 300 of them are 3 of the 8 ms of processor time that a point query takes.
@@ -79,6 +82,8 @@ class SessionFunctions:
             for name in set(names()):
                 deregister(name)
             self._removals.append(deregister)
+        for function in (*JSON_FUNCTIONS, *TEXT_FUNCTIONS):
+            self._registrations[function.name] = [partial(context.register_udf, function.to_udf())]
         for name in _TABLE_FUNCTIONS:
             context.deregister_udtf(name)
 

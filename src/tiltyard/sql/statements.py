@@ -21,6 +21,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.runtime.client_arrow.reading import read_table, to_ipc
+from tiltyard.sql.dialects.translation import translate
 from tiltyard.tables.lance_sql.amplification import MAX_GROWTH, multiply_growth
 from tiltyard.tables.lance_sql.expressions import MAX_VALUES, check_depth
 from tiltyard.tables.lance_sql.lexer import TOKEN
@@ -88,9 +89,11 @@ MAX_PLACEHOLDERS = 1_000
 _LABEL = "query"
 _PARTS = re.compile(
     r"""(?P<text>'[^']*+'(?:'[^']*+')*+)|(?P<name>"[^"]*"|`[^`]*`)|(?P<line>--[^\n]*)|(?P<block>/\*)
-    |(?P<question>\?)|(?P<number>\$\d++(?!\w))|(?P<named>(?<![\w$])\$[^\W\d]\w*+(?!\$))|(?P<dollar>\$)""",
-    re.VERBOSE,
+    |(?P<has_key>\?\?|\?(?=\s*+(?:'|\$\d))|\?[|&](?=\s*+(?:'|\$\d|array\b)))|(?P<question>\?)
+    |(?P<number>\$\d++(?!\w))|(?P<named>(?<![\w$])\$[^\W\d]\w*+(?!\$))|(?P<dollar>\$)""",
+    re.VERBOSE | re.IGNORECASE,
 )
+"""Parts of a text. A ? before a text or a parameter is an operator of PostgreSQL; so is JDBC's ??."""
 _NOT_NEWLINE = re.compile(r"[^\n]")
 _QUANTIFIERS = frozenset({"any", "some", "all"})
 _QUANTIFIED = re.compile(rf"\b(?:{'|'.join(sorted(_QUANTIFIERS))})\s*\(", re.IGNORECASE)
@@ -142,7 +145,6 @@ def parse_statement(text: str, max_length: int) -> Statement:
     if text.count(",") > MAX_VALUES:
         raise InvalidInputError(f"The query has more than {MAX_VALUES} commas: join a table of the values instead.")
     statement = _normalize(text, keeps_places=True)
-    statement = replace(statement, text=_replace_quantifiers(statement.text))
     if not statement.text.strip(" \t\r\n;"):
         raise InvalidInputError("The query is empty.")
     tokens = _tokens(statement.text)
@@ -151,6 +153,9 @@ def parse_statement(text: str, max_length: int) -> Statement:
     check_depth(statement.text, _LABEL)
     _check_escapes(tokens)
     _check_names(statement.text, tokens)
+    statement = replace(statement, text=translate(_replace_quantifiers(statement.text)))
+    check_depth(statement.text, _LABEL)
+    tokens = _tokens(statement.text)
     words = _words(tokens)
     _check_locks(words)
     statement = replace(
@@ -240,7 +245,7 @@ def bind_names(text: str, stream: bytes, max_length: int) -> str:
     names = _read_row(stream).column_names
     named = {name: number for number, name in enumerate(names, 1) if names.count(name) == 1} if names else {}
     statement = _normalize(text, named)
-    if (_words(_tokens(statement.text)) or [""])[0] not in ("select", "with", "values", "explain", ""):
+    if (_words(_tokens(statement.text)) or [""])[0] not in ("select", "from", "with", "values", "explain", ""):
         raise InvalidInputError("Parameters are bound to a query (SELECT, WITH, VALUES) or an EXPLAIN of one.")
     if missing := {*statement.numbers} - {*range(1, len(names) + 1)}:
         raise InvalidInputError(f"The query has ${min(missing)}, and {len(names)} values are bound: bind one to each.")
@@ -290,7 +295,7 @@ def _normalize(text: str, named: Mapping[str, int] = MappingProxyType({}), *, ke
             case "named" | "dollar":
                 raise InvalidInputError("The query has a $ without a number: write texts as 'x', parameters as $1.")
             case _:
-                parts.append(match[0])
+                parts.append("?" if match[0] == "??" else match[0])
     parts.append(text[position:])
     placeholders = max(numbers, default=0)
     if placeholders > MAX_PLACEHOLDERS:

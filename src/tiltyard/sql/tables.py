@@ -31,7 +31,14 @@ from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA, InformationSchema
 from tiltyard.sql.read_grounds import ReadGrounds, authorize_reading, grounds_of
-from tiltyard.sql.reading import RowSource, readable_schema, restricted_source, to_table
+from tiltyard.sql.reading import (
+    RowSource,
+    has_json,
+    json_table,
+    readable_schema,
+    restricted_source,
+    to_table,
+)
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.policy_enforcement import policy_scope_of_latest
 
@@ -202,6 +209,9 @@ class QueryTables:
         version = opened.dataset.version if ref.tag is not None else ref.version
         scope = policy_scope_of_latest(ctx, opened.record, ref.branch, version, opened.dataset)
         if scope is None:
+            if has_json(opened.dataset.schema):
+                assert self._context is not None
+                return json_table(self._context, opened.dataset)
             return lance.FFILanceTableProvider(opened.dataset, with_row_id=False, with_row_addr=False)
         self.is_restricted = True
         return self.source(restricted_source(ctx, ref.path, opened))

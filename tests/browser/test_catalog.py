@@ -50,6 +50,33 @@ def test_tree_is_walked_by_the_arrow_keys(viewer: Viewer) -> None:
     page.locator("#tree").get_by_role("link", name="films").wait_for(state="hidden")
 
 
+def test_tree_is_one_stop_of_the_tab_key_and_the_page_that_is_shown(viewer: Viewer) -> None:
+    page = viewer.open("table/cinema/films")
+    page.get_by_label("Filter the tree by name").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "films"
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.textContent") == "media"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.textContent") == "media"
+    assert page.locator("#tree [tabindex='0']").count() == 1
+
+
+def test_bar_is_low_in_a_narrow_window_and_its_menu_has_the_sections(viewer: Viewer) -> None:
+    viewer.page.set_viewport_size({"width": 360, "height": 800})
+    page = viewer.open("rows/cinema/films")
+    viewer.check_fits()
+    sections = page.get_by_role("navigation", name="Sections")
+    assert not sections.is_visible()
+    page.get_by_role("button", name="Menu").click()
+    assert sections.get_by_role("link", name="Jobs").is_visible() and page.get_by_role("search").is_visible()
+    page.keyboard.press("Escape")
+    assert not sections.is_visible()
+    assert page.evaluate("document.activeElement.textContent") == "Menu"
+
+
 @pytest.mark.extended
 def test_pages_are_accessible_and_fit_their_window(viewer: Viewer) -> None:
     viewer.check_pages("", "namespace/cinema", "namespace/empty", "find?q=film", "find", "table/no/where")

@@ -19,6 +19,7 @@ ADDRESSES = (
     "table/cinema/films",
     "rows/cinema/films?filter=year+%3E+1950&order=-year",
     "rows/cinema/films?filter=nothing",
+    "rows/cinema/films?where=year&operator=is&value=x&add=1",
     "rows/media/pictures",
     "rows/media/hostile",
     "search/cinema/films",
@@ -60,6 +61,45 @@ def test_rows_are_filtered_ordered_and_unfolded_by_keyboard(viewer: Viewer) -> N
     cell.focus()
     page.keyboard.press("Enter")
     page.locator("#grid pre", has_text='"label"').first.wait_for()
+
+
+def test_condition_is_put_together_of_column_operator_and_value(viewer: Viewer) -> None:
+    page = viewer.open("rows/cinema/films?filter=id+%3C+30")
+    page.get_by_text("30 of 200 rows fit the filter").wait_for()
+    page.get_by_text("Add a condition").click()
+    page.get_by_label("Column", exact=True).select_option("genre")
+    page.get_by_role("option", name="begins with").wait_for(state="attached")
+    page.get_by_label("Operator").select_option("starts")
+    page.get_by_label("Value", exact=True).fill("ho")
+    page.get_by_label("Value", exact=True).press("Enter")
+    page.get_by_text("10 of 200 rows fit the filter").wait_for()
+    assert page.get_by_label("Filter (SQL)").input_value() == "id < 30 AND starts_with(`genre`, 'ho')"
+
+
+def test_value_filters_by_a_click_and_by_another_one_no_more(viewer: Viewer) -> None:
+    viewer.page.set_viewport_size({"width": 1920, "height": 1000})
+    page = viewer.open("rows/cinema/films")
+    values = page.get_by_role("region", name="Values of genre")
+    values.get_by_role("link", name="drama").click()
+    page.get_by_text("67 of 200 rows fit the filter").wait_for()
+    assert page.get_by_label("Filter (SQL)").input_value() == "`genre` = 'drama'"
+    values.get_by_role("link", name="drama").click()
+    page.get_by_text("200 rows", exact=True).wait_for()
+    page.set_viewport_size({"width": 360, "height": 800})
+    assert not values.is_visible()
+    page.get_by_role("button", name="Values").click()
+    values.get_by_role("link", name="horror").wait_for()
+
+
+def test_first_column_stays_while_the_others_scroll(viewer: Viewer) -> None:
+    viewer.page.set_viewport_size({"width": 600, "height": 800})
+    page = viewer.open("rows/cinema/films")
+    cell = page.locator("#grid tbody td").first
+    before = cell.bounding_box()
+    page.locator("#grid .grid").evaluate("grid => { grid.scrollLeft = 300; }")
+    after = cell.bounding_box()
+    assert before is not None and after is not None and before["x"] == after["x"]
+    assert page.locator("#grid .grid").evaluate("grid => grid.scrollLeft") > 0
 
 
 @pytest.mark.extended

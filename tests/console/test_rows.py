@@ -136,7 +136,7 @@ def test_operators_are_those_of_the_columns_type(http: httpx.Client) -> None:
 
 def test_values_of_few_are_counted_and_lead_to_the_filter_and_back(http: httpx.Client, server: ServerProcess) -> None:
     text = http.get(f"/facets/media/{NAME}", params={"filter": "id < 30"}).text
-    assert re.findall(r"<h3><bdi>([^<]+)", text)[:2] == ["Größe", "order"] and "<bdi>id<" not in text
+    assert re.findall(r"<h2><bdi>([^<]+)", text)[:2] == ["Größe", "order"] and "<bdi>id<" not in text
     [address, *_] = [unescape(found) for found in re.findall(r'href="([^"]+)"', text)]
     assert "id < 30 AND `Größe` = 'klein'" in unquote(address)
     assert http.get(f"{server.url}{address}").text.count("<tr>") == 1 + 10
@@ -147,7 +147,7 @@ def test_values_of_few_are_counted_and_lead_to_the_filter_and_back(http: httpx.C
 
 def test_counts_and_values_of_a_filter_that_is_wrong_are_left_out(http: httpx.Client) -> None:
     assert counted(http, "nothing = 1") == ""
-    assert "<h3>" not in http.get(f"/facets/media/{NAME}", params={"filter": "nothing = 1"}).text
+    assert "<h2>" not in http.get(f"/facets/media/{NAME}", params={"filter": "nothing = 1"}).text
 
 
 def test_placeholder_is_of_the_tables_own_columns(http: httpx.Client) -> None:

@@ -43,12 +43,23 @@ def _show(page: PageRequest, problem: str = "", status: int = 200) -> Page:
         "branches": dict(sorted(branches.branches.items())) if branches is not None else {},
         "branch": head.branch or "",
         "has_data": has_data,
+        "may": _allowed_actions(page),
         "problem": problem,
         "entered": {name: page.text(name) for name in ("tag", "version", "name")} if problem else {},
     }
     return Page(
         "versions_rows.html" if page.is_fragment else "versions.html", values, status, fragment=page.is_fragment
     )
+
+
+def _allowed_actions(page: PageRequest) -> dict[str, bool]:
+    """Return which of the page's forms its reader may send."""
+    id_ = list(page.path)
+    return {
+        "tag": page.calls.allows("CreateTableTag", id=id_, tag="name", version=1),
+        "branch": page.calls.allows("CreateTableBranch", id=id_, name="name"),
+        "restore": page.calls.allows("RestoreTable", id=id_, version=1),
+    }
 
 
 def act(page: PageRequest) -> Page | Redirect:

@@ -1,11 +1,13 @@
 // What every page does: fold the tree, open the menu on narrow screens, copy snippets, say what failed.
 import { followTree } from "./tree.js";
 import { followCopyButtons } from "./copy.js";
+import { followLists } from "./lists.js";
 import { followNotices } from "./notices.js";
 import { forgetQueries } from "./sql_history.js";
 
 followTree(document);
 followCopyButtons(document);
+followLists(document);
 followNotices(document);
 
 document.addEventListener("click", (event) => {

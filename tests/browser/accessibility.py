@@ -1,0 +1,157 @@
+"""Every page of the console in front of axe-core, narrow and wide: `python -m tests.browser.accessibility`.
+
+It writes the table of docs/console.md: of each page how many rules apply, and what violates them. The tests in
+Chromium hold each page to no violation.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
+
+from tests.browser.conftest import find_browser
+from tests.browser.viewer import HEIGHT, MAX_BAR, Viewer
+from tests.services.console_data import make_tables
+from tests.services.server import ServerProcess
+from tests.services.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Page
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs/console.md"
+PLACE = re.compile(r"(<!-- axe -->\n).*?(<!-- /axe -->)", re.DOTALL)
+WIDTHS = (360, 1280)
+PAGES = {
+    "Catalog": "",
+    "Namespace": "namespace/cinema",
+    "Empty namespace": "namespace/empty",
+    "Find": "find?q=film",
+    "Table": "table/cinema/films",
+    "View": "table/cinema/recent",
+    "Rows": "rows/cinema/films?filter=year+%3E+1950&order=-year",
+    "Rows: condition": "rows/cinema/films?where=year&operator=is&value=x&add=1",
+    "Rows: images, sounds": "rows/media/pictures",
+    "Search": "search/cinema/films?mode=like&row=3&plan=analyze",
+    "Map": "map/cinema/films",
+    "SQL": "sql",
+    "SQL of a table": "sql/cinema/films",
+    "Upload": "upload",
+    "Upload into a namespace": "upload/cinema",
+    "Upload into a table": "upload-into/cinema/films",
+    "Versions": "versions/cinema/films",
+    "Versions compared": "compare/cinema/films?old=v1&new=v2",
+    "Version to restore": "restore/cinema/films?version=1",
+    "Branch compared": "branch/cinema/films?name=draft",
+    "Access to a table": "policies/cinema/films",
+    "See as": "see-as/cinema/films?principal=ann",
+    "Jobs": "jobs",
+    "Job": "job?id={job}",
+    "Start a job": "jobs/start",
+    "Form of a job": "jobs/start?name=upsert&table=cinema$films",
+    "Principals": "access",
+    "Principal": "access/principal?name=ann",
+    "Keys": "access/keys",
+    "Roles": "access/roles",
+    "Grants": "access/grants?kind=table&object=cinema$films",
+    "Audit": "audit",
+    "Server": "server",
+    "An error": "table/no/where",
+}
+"""Each page by what it is called, and its address."""
+PARTS = frozenset(
+    {
+        *("tree", "summary", "freshness", "lineage", "condition", "counts", "facets", "map-points", "map-row"),
+        *("cell", "bytes", "download", "sql-names", "sql-columns", "sql-download"),
+        *("audit/chart", "audit/export", "server/storage", "job/changes"),
+    }
+)
+"""Views that are parts of pages, or files; signing in and a new key, which take a server with keys, are in tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What axe finds of a page in a window: the number of rules that hold, and those that do not, with their places."""
+
+    passed: int
+    violations: dict[str, list[str]]
+    excess: int
+    header: int
+
+
+def prepare(server: ServerProcess) -> str:
+    """Make a view, a second version and a job beside the tables; return the id of the job."""
+    with Wire(server.url) as wire:
+        view = {"query": "SELECT id, title FROM cinema.films WHERE year > 2010"}
+        wire.good(wire.http.post("/v1/view/cinema%24recent/create", json=view))
+        wire.good(wire.table(["cinema", "films"], "update", {"updates": [["year", "year + 1"]], "predicate": "id = 3"}))
+        wire.good(wire.table(["cinema", "films"], "branches/create", {"name": "draft"}))
+        created = wire.good(
+            wire.table(["cinema", "films"], "create_scalar_index", {"column": "year", "index_type": "BTREE"})
+        )
+        return str(created["transaction_id"])
+
+
+def examine(page: Page) -> Finding:
+    """Have axe-core run all its rules, those of good practice too."""
+    found: dict[str, Any] = Axe().run(page).response
+    violations = {each["id"]: [node["html"][:160] for node in each["nodes"][:4]] for each in found["violations"]}
+    excess = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    header = "document.querySelector('header').offsetHeight"
+    return Finding(len(found["passes"]), violations, page.evaluate(excess), page.evaluate(header))
+
+
+def examine_all(viewer: Viewer, job: str, names: Iterator[str] | None = None) -> dict[str, list[Finding]]:
+    """Examine pages, each in every width."""
+    findings: dict[str, list[Finding]] = {}
+    for name in names or PAGES:
+        for width in WIDTHS:
+            viewer.page.set_viewport_size({"width": width, "height": HEIGHT})
+            viewer.open(PAGES[name].format(job=job))
+            findings.setdefault(name, []).append(examine(viewer.page))
+    return findings
+
+
+def table(findings: dict[str, list[Finding]]) -> str:
+    """Return the lines of the table."""
+    heads = " | ".join(f"{width} px: rules held | violated" for width in WIDTHS)
+    lines = [f"| page | {heads} |", "|---" * (1 + 2 * len(WIDTHS)) + "|"]
+    for name, found in findings.items():
+        cells = [f"{each.passed} | {', '.join(each.violations) or '0'}" for each in found]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Examine all pages, and write the table."""
+    path = find_browser()
+    if path is None:
+        sys.exit("There is no Chromium: scripts/install_services.sh chromium installs it on Debian.")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        server = ServerProcess(folder)
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        try:
+            make_tables(server.url)
+            with Viewer.opened(browser, server.url, Path(folder)) as viewer:
+                findings = examine_all(viewer, prepare(server))
+        finally:
+            browser.close()
+            server.stop()
+    for name, found in findings.items():
+        for width, each in zip(WIDTHS, found, strict=True):
+            if each.violations or each.excess > 0 or each.header > MAX_BAR:
+                sys.stdout.write(f"{name} at {width} px: {each}\n")
+    text = DOCUMENT.read_text()
+    DOCUMENT.write_text(PLACE.sub(lambda match: f"{match[1]}{table(findings)}{match[2]}", text))
+
+
+if __name__ == "__main__":
+    main()

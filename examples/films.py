@@ -109,7 +109,8 @@ def make_table(url: str) -> int:
         print(f"Spark starts, within some seconds, and reads {films.num_rows:,} films:", flush=True)
         plan = [str(HERE / "films.yaml"), "--set", f"films={file}", "--uri", url]
         command = [sys.executable, "-m", "tiltyard", "pipeline", "run", *plan]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        environ = {**os.environ, "LANCE_LOG": "error"}  # its warnings would stand in the middle of the progress
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environ)
     if done.returncode != 0:
         sys.exit(done.returncode)  # its own last line says why
     figures = dict(line.split(": ", 1) for line in done.stdout.splitlines())

@@ -40,6 +40,21 @@ def test_queries_with_and_without_parameters(sql: SqlServer) -> None:
         assert cursor.fetch_arrow_table().sort_by("n") == NUMBERS
 
 
+def test_words_of_other_dialects_are_understood_with_parameters(sql: SqlServer) -> None:
+    with connect(sql, "ann") as connection, connection.cursor() as cursor:
+        document = '{"a": {"b": [1, 2]}}'
+        cursor.execute(
+            "SELECT ? -> 'a' ->> ?, json_extract(?, '$.a.b[1]') FROM films WHERE id = 1", (document, "b", document)
+        )
+        assert cursor.fetchall() == [("[1,2]", "2")]
+        cursor.execute("SELECT arg_max(title, budget), count_if(id > ?) FROM films", (2,))
+        assert cursor.fetchall() == [("Dune", 4)]
+        cursor.execute("FROM films SELECT id WHERE title ILIKE 'a%'")
+        assert cursor.fetchall() == [(1,)]
+        with pytest.raises(adbc_driver_manager.Error, match="ORDER BY 1, 2"):
+            cursor.execute("SELECT title FROM films ORDER BY ALL")
+
+
 def test_user_connects_with_a_key_as_password(sql: SqlServer) -> None:
     with connect_as(sql, "ann", sql.secured.keys["ann"]) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM films")

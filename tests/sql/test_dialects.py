@@ -139,6 +139,33 @@ def test_what_cannot_be_translated_is_refused(queries: Queries, statement: str, 
         queries.run(statement)
 
 
+QUERIES_OF_FROM = (
+    "FROM (VALUES (2)) t(x)",
+    "FROM (VALUES (2)) t(x) SELECT x",
+    "WITH a AS (SELECT 1 AS x), b(x) AS (SELECT x + 1 FROM a) FROM b",
+    "SELECT x FROM (VALUES (2)) t(x) WHERE x IN (FROM (VALUES (2)) u(x)) AND (x IS DISTINCT FROM 3)",
+    "SELECT coalesce((FROM (VALUES (2)) t(x)), 1)",
+    "SELECT 1 + x FROM (FROM (VALUES (1)) t(x)) WHERE extract(year FROM DATE '2024-01-01') = 2024",
+    "FROM (VALUES (2)) t(x) EXCEPT FROM (VALUES (3)) t(x)",
+)
+
+
+@pytest.mark.parametrize("statement", QUERIES_OF_FROM)
+def test_query_may_begin_with_from(queries: Queries, statement: str) -> None:
+    assert to_text([tuple(row.values()) for row in queries.rows(statement)]) == "2"
+
+
+def test_errors_are_where_the_text_has_them(queries: Queries) -> None:
+    """The console marks that place, of a text whose words were translated, too."""
+    for statement, place in (
+        ("SELECT year(now()), '{}' -> 'a' FRM x", "Line: 1, Column: 37"),
+        ("SELECT count_if(id > 1),\n  if(true, 1, 2) AS y FRM x", "Line: 2, Column: 23"),
+        ("SELECT id FRM x", "Line: 1, Column: 15"),
+    ):
+        with pytest.raises(InvalidInputError, match=place):
+            queries.run(statement)
+
+
 ATTACKS = (
     "SELECT mod((INSERT INTO films VALUES (1)), 2)",
     "SELECT if((SELECT count(*) FROM films WHERE version() = 'x') > 0, 1, 2)",

@@ -6,6 +6,10 @@ import datafusion
 import pyarrow as pa
 import pytest
 
+from tiltyard.sql.dialects.json_functions import JSON_FUNCTIONS
+from tiltyard.sql.dialects.text_functions import TEXT_FUNCTIONS
+from tiltyard.sql.dialects.translation import SPECIAL
+from tiltyard.sql.dialects.words import REFUSED, RENAMED, TRANSLATIONS
 from tiltyard.sql.sessions import SessionFunctions, function_names
 from tiltyard.sql.statements import parse_statement
 from tiltyard.tables.lance_sql.allowed_functions import FUNCTIONS
@@ -83,4 +87,7 @@ def test_function_that_was_not_reviewed_is_unknown(
 def test_suggested_functions_are_those_of_sessions() -> None:
     context = datafusion.SessionContext()
     known = {*context.udfs(), *context.udafs(), *context.udwfs(), "cast", "extract", "try_cast"}  # three are syntax
-    assert set(function_names()) <= known and {"count", "lower", "row_number"} <= set(function_names())
+    own = {function.name for function in (*JSON_FUNCTIONS, *TEXT_FUNCTIONS)}
+    assert set(function_names()) <= known | own | TRANSLATIONS.keys() | RENAMED.keys() | SPECIAL
+    assert {"count", "lower", "row_number", "json_extract", "strftime", "year", "list"} <= set(function_names())
+    assert REFUSED.keys().isdisjoint(function_names())

@@ -23,6 +23,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.ids import Id
 from tiltyard.sql.arithmetic import TYPED_LATE, CheckedArithmetic, with_final_types
+from tiltyard.sql.dialects.translation import restore_places
 from tiltyard.sql.errors import READ_ONLY, query_errors
 from tiltyard.sql.statements import NEGATED_MEMBERSHIP, check_size, parse_statement
 from tiltyard.sql.tables import TableRef
@@ -236,6 +237,9 @@ class ViewExpansion:
                 if (ref := self._tables.take_view_to_plan()) is None:
                     if isinstance(error, InvalidInputError) and _CHANGING.match(statement.text):
                         raise UnsupportedOperationError(READ_ONLY) from error
+                    if statement.source != statement.text:
+                        placed = restore_places(statement.source, str(error))
+                        raise from_error_code(int(error.code), placed) from error
                     raise
                 self._tables.add_view(ref, self.plan_view(ref))
 

@@ -20,6 +20,8 @@ from lance_namespace.errors import ThrottlingError
 from tiltyard.runtime.owned_folders import OwnedFolder
 from tiltyard.sql.dialects.json_functions import JSON_FUNCTIONS
 from tiltyard.sql.dialects.text_functions import TEXT_FUNCTIONS
+from tiltyard.sql.dialects.translation import SPECIAL
+from tiltyard.sql.dialects.words import RENAMED, TRANSLATIONS
 from tiltyard.sql.tables import CATALOG, DEFAULT_SCHEMA, SessionCatalog
 from tiltyard.tables.lance_sql.allowed_functions import FUNCTIONS
 
@@ -114,7 +116,9 @@ class SessionFunctions:
 
 def function_names() -> list[str]:
     """Return the functions that a query may call, without those of tables: what an editor suggests."""
-    return sorted(name for name in FUNCTIONS | _AGGREGATES | _WINDOWS if not _OF_LANCE_ALONE.match(name))
+    of_datafusion = {name for name in FUNCTIONS | _AGGREGATES | _WINDOWS if not _OF_LANCE_ALONE.match(name)}
+    own = {function.name for function in (*JSON_FUNCTIONS, *TEXT_FUNCTIONS)}
+    return sorted(of_datafusion | own | TRANSLATIONS.keys() | RENAMED.keys() | SPECIAL)
 
 
 MAX_NESTING = 150

@@ -121,8 +121,9 @@ class Statement:
 
     `numbers` are those of its placeholders.
 
-    `names` has its keywords and names in lower case, without quotes, `connectives` is how many AND and OR it has, and
-    `growth` by how much it may enlarge a value. `has_negated_membership` says that an IN (SELECT …) may be below a NOT.
+    `source` is its text before words of other dialects were translated. `names` has its keywords and names in lower
+    case, without quotes, `connectives` is how many AND and OR it has, and `growth` by how much it may enlarge a value.
+    `has_negated_membership` says that an IN (SELECT …) may be below a NOT.
     """
 
     text: str
@@ -132,6 +133,7 @@ class Statement:
     growth: float = 1.0
     has_negated_membership: bool = False
     numbers: frozenset[int] = frozenset()
+    source: str = ""
 
 
 def parse_statement(text: str, max_length: int) -> Statement:
@@ -153,7 +155,8 @@ def parse_statement(text: str, max_length: int) -> Statement:
     check_depth(statement.text, _LABEL)
     _check_escapes(tokens)
     _check_names(statement.text, tokens)
-    statement = replace(statement, text=translate(_replace_quantifiers(statement.text)))
+    source = _replace_quantifiers(statement.text)
+    statement = replace(statement, text=translate(source), source=source)
     check_depth(statement.text, _LABEL)
     tokens = _tokens(statement.text)
     words = _words(tokens)

@@ -7,6 +7,7 @@ checked and planned is the translated text. It grows in proportion alone: no arg
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,8 @@ _BY_OPERATOR: Mapping[str, str] = {
 }
 _TIGHTER = frozenset({"+", "-", "*", "/", "%", "^", "||"})
 """Operators that bind their operands closer than those on JSON do, or as close."""
+_BETWEEN_QUERIES = frozenset({"union", "intersect", "except"})
+_BEFORE_QUERIES = frozenset({"all", "explain", "analyze", "verbose"})
 _NUMBER_PARTS = re.compile(r"\d+(?:_\d+)+")
 _PATH = re.compile(r"\{(.*)\}", re.DOTALL)
 
@@ -71,6 +74,25 @@ def translate(text: str) -> str:
     return _Translation(text).run()
 
 
+_PLACE = re.compile(r"at Line: (\d{1,6}), Column: (\d{1,6})")
+
+
+def restore_places(source: str, message: str) -> str:
+    """Return an error of DataFusion about a translated statement with the line and the column of its source."""
+    match = _PLACE.search(message)
+    if match is None:
+        return message
+    translation = _Translation(source)
+    lines = translation.run().split("\n")
+    line, column = int(match[1]), int(match[2])
+    if not 1 <= line <= len(lines):
+        return message
+    offset = translation.source_of(sum(len(each) + 1 for each in lines[: line - 1]) + column - 1)
+    above = source[:offset]
+    place = f"at Line: {above.count(chr(10)) + 1}, Column: {offset - above.rfind(chr(10))}"
+    return f"{message[: match.start()]}{place}{message[match.end() :]}"
+
+
 class _Translation:
     def __init__(self, text: str) -> None:
         self._text = text
@@ -82,6 +104,8 @@ class _Translation:
         self._replaced: dict[int, str] = {}
         self._operations: dict[int, int] = {}
         """Where the operations on JSON begin, by the token behind them."""
+        self._offsets: list[tuple[int, int]] = []
+        """Where each token begins in what is written, and in the text."""
 
     def run(self) -> str:
         check_clauses(self._words, self._kinds, self._tokens)
@@ -92,11 +116,15 @@ class _Translation:
                 self._replaced[at] = self._words[at].replace("_", "")
             elif kind in ("operator", "other"):
                 self._operator(at)
-            elif kind == "open" and self._word_at(at + 1) == "from":
-                self._begin_with_select(at + 1)
-        if self._word_at(0) == "from":
-            self._begin_with_select(0)
         return self._written() if self._wraps or self._replaced else self._text
+
+    def source_of(self, offset: int) -> int:
+        """Return where in the text is what is at an offset of what was written."""
+        at = bisect_right(self._offsets, offset, key=lambda each: each[0]) - 1
+        if at < 0:
+            return min(offset, len(self._text))
+        written, source = self._offsets[at]
+        return min(source + offset - written, self._tokens[at].end())
 
     def _word_at(self, at: int) -> str:
         return self._words[at] if 0 <= at < len(self._words) else ""
@@ -105,20 +133,49 @@ class _Translation:
         return self._kinds[at] if 0 <= at < len(self._kinds) else ""
 
     def _begin_with_select(self, start: int) -> None:
-        """Write `FROM t` as `SELECT * FROM t`, unless a SELECT follows."""
+        """Write `FROM t` as `SELECT * FROM t`, unless a SELECT follows: DataFusion reads it as one of no columns."""
         at = start
         while at < len(self._words) and self._kinds[at] not in ("close", "semicolon"):
-            if self._words[at] in ("select", "union", "intersect", "except"):
+            if self._words[at] in _BETWEEN_QUERIES or self._words[at] == "select":
                 break
             at = self._closes.get(at, at) + 1
         if self._word_at(at) != "select":
             self._wraps.append(_Wrap(start, start + 1, "SELECT * ", ""))
+
+    def _begins_query(self, at: int) -> bool:
+        """Return whether a FROM is the first word of a query: of one in brackets, behind UNION, or behind a WITH."""
+        before = self._word_at(at - 1)
+        if before in ("", "(", ";", *_BETWEEN_QUERIES, *_BEFORE_QUERIES):
+            return True
+        if before == "name":
+            return self._word_at(at - 2) == "by"
+        return before == ")" and self._is_behind_with(at - 1)
+
+    def _is_behind_with(self, at: int) -> bool:
+        """Return whether a closing bracket ends a common table expression, as in `WITH a AS (SELECT 1) FROM a`."""
+        while (opening := self._opens.get(at)) is not None:
+            named = opening - 1
+            while self._word_at(named) in ("materialized", "not"):
+                named -= 1
+            if self._word_at(named) != "as":
+                return False
+            named -= 1
+            if self._kind_at(named) == "close":  # the names of its columns
+                named = self._opens.get(named, 0) - 1
+            if self._word_at(named - 1) in ("with", "recursive"):
+                return True
+            if self._kind_at(named - 1) != "comma":
+                return False
+            at = named - 2
+        return False
 
     def _word(self, at: int) -> None:
         word, following = self._words[at], self._word_at(at + 1)
         if word in _JSON_TYPES and self._kind_at(at + 1) == "text":  # JSON '{"a": 1}'
             self._replaced[at] = "json("
             self._wraps.append(_Wrap(at, at + 2, "", ")"))
+        elif word == "from" and self._begins_query(at):
+            self._begin_with_select(at)
         elif following == "join" and word in ("semi", "anti") and self._word_at(at - 1) not in ("left", "right"):
             self._replaced[at] = f"left {word}"
         elif following == "(" and self._is_call(at):
@@ -415,12 +472,16 @@ class _Translation:
         for wrap in self._wraps:
             befores.setdefault(wrap.start, []).append(wrap)
             afters.setdefault(wrap.end - 1, []).append(wrap)
-        parts, position = [], 0
+        parts: list[str] = []
+        position = length = 0
         for at, token in enumerate(self._tokens):
-            parts.append(self._text[position : token.start()])
-            parts += (wrap.before for wrap in sorted(befores.get(at, ()), key=lambda each: -each.end))
-            parts.append(self._replaced.get(at, token[0]))
-            parts += (wrap.after for wrap in sorted(afters.get(at, ()), key=lambda each: -each.start))
+            before = [wrap.before for wrap in sorted(befores.get(at, ()), key=lambda each: -each.end)]
+            after = [wrap.after for wrap in sorted(afters.get(at, ()), key=lambda each: -each.start)]
+            leading = "".join([self._text[position : token.start()], *before])
+            self._offsets.append((length + len(leading), token.start()))
+            piece = "".join([leading, self._replaced.get(at, token[0]), *after])
+            parts.append(piece)
+            length += len(piece)
             position = token.end()
         return "".join([*parts, self._text[position:]])
 
@@ -443,6 +504,7 @@ _SPECIAL: Mapping[str, Callable[[_Translation, _Call], None]] = {
     "struct_pack": _Translation._pack,
 }
 """Functions whose arguments decide how they are written."""
+SPECIAL = frozenset(_SPECIAL)
 
 
 def _brackets(kinds: Sequence[str]) -> tuple[dict[int, int], dict[int, int]]:

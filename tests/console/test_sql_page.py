@@ -274,6 +274,10 @@ def test_table_links_to_a_query_of_it(administrator: Person) -> None:
     query = page.partition("<textarea")[2].partition(">\n")[2].partition("</textarea>")[0]
     assert query.startswith('SELECT "id", "title"') and '\nFROM "cinema"."films"\nLIMIT 100' in query
     assert "100 rows" in administrator.run(query).text
+    assert 'href="/console/sql/cinema/films?at=v1"' in administrator.http.get("/rows/cinema/films?at=v1").text
+    page = unescape(administrator.http.get("/sql/cinema/films?at=v1").text)
+    query = page.partition("<textarea")[2].partition(">\n")[2].partition("</textarea>")[0]
+    assert "\nFROM table_version('cinema.films', 1)\n" in query and "100 rows" in administrator.run(query).text
 
 
 def test_quoted_name_is_one_name() -> None:

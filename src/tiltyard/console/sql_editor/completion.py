@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 
 from tiltyard.console.browse.find import MAX_SEARCH, find
 from tiltyard.console.browser_checks import HEADERS
-from tiltyard.console.table.heads import read_head
+from tiltyard.console.table.heads import parse_ref, read_head
 from tiltyard.model.ids import Id
 from tiltyard.sql.information_schema import PUBLIC_SCHEMA, schema_name
 
@@ -51,14 +51,31 @@ def list_columns(page: PageRequest) -> Response:
 
 
 def select_from(path: Id, head: TableHead) -> str:
-    """Return the query of a table's first rows, as somebody begins with who looks at it.
+    """Return the query of a table's first rows, at the version that its page shows.
 
     Blobs, which a query does not return, and columns that policies hide are left out.
     """
     shown = [column for column in head.columns if column.kind != "blob" and column.name not in head.hidden]
     is_all = len(shown) == len(head.columns) and len(shown) > MAX_LISTED_COLUMNS
     names = ["*"] if is_all or not shown else [quote_name(column.name) for column in shown]
-    return f"SELECT {_in_lines(names)}\nFROM {quote_table(path)}\nLIMIT {FIRST_ROWS}"
+    return f"SELECT {_in_lines(names)}\nFROM {_source(path, head)}\nLIMIT {FIRST_ROWS}"
+
+
+def _source(path: Id, head: TableHead) -> str:
+    """Return the table, or the table function that reads it at a version, a tag or a branch."""
+    if not head.ref:
+        return quote_table(path)
+    ref = parse_ref(head.ref)
+    kind = next(iter(ref))
+    name = ".".join((str(path.parent), path.name) if path.parent else path)
+    arguments = [_quote_text(name)] + [
+        str(value) if isinstance(value, int) else _quote_text(value) for value in ref.values()
+    ]
+    return f"table_{kind}({', '.join(arguments)})"
+
+
+def _quote_text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _in_lines(names: Sequence[str]) -> str:

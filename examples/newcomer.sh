@@ -32,7 +32,6 @@ run tiltyard login "$url" --no-key
 run tiltyard import films.csv films
 run tiltyard ls -l
 run tiltyard head films -n 2 --columns title,year
-run tiltyard count films --where 'year < 1960'
 run tiltyard sql 'SELECT year / 10 * 10 AS decade, count(*) AS films FROM films GROUP BY decade ORDER BY decade'
 
 run tiltyard index create films plot FTS --wait
@@ -67,11 +66,7 @@ with tiltyard.connect(sys.argv[1]) as lake:
 PYTHON
 
 run tiltyard search near --like "title = 'Moby Dick'" -n 2 --columns title
-run tiltyard versions films -n 2
 run tiltyard export films films.parquet
-run tiltyard rm near --yes
-run tiltyard undrop near --root ./data
-run tiltyard ls
 
 kill $server
 wait $server

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 class Link:
     """A view, and what it is called; some are for administrators alone.
 
-    `operation` is the one that the view begins with, on a table: it is offered to those who may call it.
+    `operations` are those that the view begins with, on a table: it is offered to those who may call one of them.
     """
 
     view: str
     title: str
     for_administrators: bool = False
-    operation: str = ""
+    operations: tuple[str, ...] = ()
 
 
 SECTIONS: tuple[Link, ...] = (
@@ -28,11 +28,13 @@ SECTIONS: tuple[Link, ...] = (
 )
 TABLE_TABS: tuple[Link, ...] = (
     Link("table", "Overview"),
-    Link("rows", "Rows", operation="CountTableRows"),
-    Link("search", "Search", operation="CountTableRows"),
-    Link("map", "Map", operation="CountTableRows"),
-    Link("versions", "Versions", operation="ListTableVersions"),
+    Link("rows", "Rows", operations=("CountTableRows",)),
+    Link("search", "Search", operations=("CountTableRows",)),
+    Link("map", "Map", operations=("CountTableRows",)),
+    Link("versions", "Versions", operations=("ListTableVersions",)),
+    Link("indexes", "Indexes", operations=("ListTableIndices",)),
     Link("policies", "Access"),
+    Link("manage", "Manage", operations=("DropTable", "DropTableIndex", "CreateMultipartWrite")),
 )
 _ACCESS_TABS: tuple[Link, ...] = (
     Link("access", "Principals", for_administrators=True),

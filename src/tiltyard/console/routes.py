@@ -12,6 +12,7 @@ from tiltyard.console.jobs import job, start
 from tiltyard.console.map import page as map_page
 from tiltyard.console.monitor import server, storage
 from tiltyard.console.navigation import TABLE_TABS
+from tiltyard.console.objects import create, dropped, indexes, manage
 from tiltyard.console.sql_editor import completion
 from tiltyard.console.sql_editor import page as sql_page
 from tiltyard.console.table import cells, counts, downloads, lineage, overview, rows, search
@@ -94,6 +95,22 @@ ROUTES = (
     PageRoute("cell", cells.show, names_object=True),
     PageRoute("bytes", cells.send, names_object=True),
     PageRoute("download", downloads.send, names_object=True),
+    PageRoute("create-table", create.show_table),
+    PageRoute("create-table", create.show_table, names_object=True),
+    PageRoute("create-table", create.create_table, method="POST"),
+    PageRoute("create-table", create.create_table, method="POST", names_object=True),
+    PageRoute("create-namespace", create.show_namespace),
+    PageRoute("create-namespace", create.show_namespace, names_object=True),
+    PageRoute("create-namespace", create.create_namespace, method="POST"),
+    PageRoute("create-namespace", create.create_namespace, method="POST", names_object=True),
+    PageRoute("drop-namespace", dropped.ask_namespace, names_object=True),
+    PageRoute("drop-namespace", dropped.drop_namespace, method="POST", names_object=True),
+    PageRoute("dropped", dropped.show),
+    PageRoute("dropped", dropped.act, method="POST"),
+    PageRoute("indexes", indexes.show, names_object=True),
+    PageRoute("indexes", indexes.act, method="POST", names_object=True),
+    PageRoute("manage", manage.show, names_object=True),
+    PageRoute("manage", manage.act, method="POST", names_object=True),
     PageRoute("upload", upload.show),
     PageRoute("upload", upload.show, names_object=True),
     PageRoute("upload-into", upload.show_into, names_object=True, tab="table"),

@@ -112,6 +112,8 @@ def show_namespace(page: PageRequest, problem: Problem | None = None) -> Page:
         "snippets": make_first_snippets(page.origin, page.path, needs_key=page.principal.method != "open"),
         "sample_table": page.text("table") or "films",
         "problem": problem,
+        "may_nest": page.calls.allows("CreateNamespace", id=[*page.path, "namespace"]),
+        "may_drop": bool(page.path) and page.calls.allows("DropNamespace", id=list(page.path)),
     }
     if problem is not None:
         return Page("namespace.html", values, problem.status)

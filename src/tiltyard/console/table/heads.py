@@ -68,9 +68,9 @@ class TableHead:
         return [
             tab
             for tab in TABLE_TABS
-            if (tab.view != "versions" or not self.is_view)
+            if (tab.view not in ("versions", "indexes") or not self.is_view)
             and (tab.view != "map" or (not self.is_view and self.has_vectors))
-            and (not tab.operation or page.calls.allows(tab.operation, id=id_))
+            and (not tab.operations or any(page.calls.allows(name, id=id_) for name in tab.operations))
         ]
 
     @property

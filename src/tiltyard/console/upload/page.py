@@ -119,13 +119,17 @@ def read_order(
 
 @dataclass(frozen=True, slots=True)
 class ShownColumn:
-    """A column of the file on the page: `becomes` is its type in the table, None where the table has none of it."""
+    """A column of the file on the page: `becomes` is its type in the table, None where the table has none of it.
+
+    `is_chosen`: somebody has chosen the type.
+    """
 
     name: str
     type: str
     is_inferred: bool
     becomes: str | None
     is_taken: bool
+    is_chosen: bool
 
 
 def sample(page: PageRequest) -> Page:
@@ -201,8 +205,16 @@ def _sample_values(
     rows: Sequence[Sequence[str | None]],
 ) -> dict[str, Any]:
     left_out = set(page.all_of("leave-out"))
+    chosen = set(page.all_of("cast-name"))
     shown = [
-        ShownColumn(column.name, column.type, column.is_inferred, column.becomes, column.name not in left_out)
+        ShownColumn(
+            column.name,
+            column.type,
+            column.is_inferred,
+            column.becomes,
+            is_taken=column.name not in left_out,
+            is_chosen=column.name in chosen,
+        )
         for column in columns[:MAX_COLUMNS_SHOWN]
     ]
     taken = [column.name for column in columns if column.becomes is not None]

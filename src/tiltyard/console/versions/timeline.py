@@ -63,10 +63,10 @@ def _allowed_actions(page: PageRequest) -> dict[str, bool]:
 
 
 def act(page: PageRequest) -> Page | Redirect:
-    """Create or delete a tag or a branch, or restore a version; what cannot be done is said above the timeline."""
+    """Change tags and branches, or restore a version; what cannot be done is said above the timeline."""
     action = page.text("action")
     if action not in _ACTIONS:
-        raise InvalidInputError(f"Tags and branches are created and deleted, versions restored, not '{action[:40]}'.")
+        raise InvalidInputError(f"Tags and branches are changed, versions restored, not '{action[:40]}'.")
     try:
         _ACTIONS[action](page)
     except LanceNamespaceError as error:
@@ -99,6 +99,11 @@ def _create_tag(page: PageRequest) -> None:
     page.calls.call("CreateTableTag", id=list(page.path), **fields)
 
 
+def _move_tag(page: PageRequest) -> None:
+    fields = {"tag": _name_of(page, "tag"), "version": _version_of(page), "branch": page.text("branch") or None}
+    page.calls.call("UpdateTableTag", id=list(page.path), **fields)
+
+
 def _delete_tag(page: PageRequest) -> None:
     page.calls.call("DeleteTableTag", id=list(page.path), tag=_name_of(page, "tag"))
 
@@ -123,6 +128,7 @@ def _restore(page: PageRequest) -> None:
 
 _ACTIONS: Mapping[str, Callable[[PageRequest], None]] = {
     "create-tag": _create_tag,
+    "move-tag": _move_tag,
     "delete-tag": _delete_tag,
     "create-branch": _create_branch,
     "delete-branch": _delete_branch,

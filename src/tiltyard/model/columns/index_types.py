@@ -102,7 +102,7 @@ def check_parameter_names(type_name: str, names: Iterable[str]) -> None:
     Here a distance type (`metric`) is one of vector indexes: to ignore it would hide that it has no effect.
     """
     kind = parse_index_type(type_name)
-    allowed = (*_allowed_parameters(kind), *(_DISTANCE if kind.is_vector else ()))
+    allowed = (*parameter_names(kind), *(_DISTANCE if kind.is_vector else ()))
     for name in names:
         known = _NGRAM_NAMES.get(name, name)
         if known not in _ALL and known not in _DISTANCE:
@@ -111,7 +111,8 @@ def check_parameter_names(type_name: str, names: Iterable[str]) -> None:
             raise InvalidInputError(f"{kind.value} takes no {name}: {_list_names(allowed)}.")
 
 
-def _allowed_parameters(kind: IndexType) -> tuple[str, ...]:
+def parameter_names(kind: IndexType) -> tuple[str, ...]:
+    """Return the parameters that an index of a type has, besides its distance."""
     if not kind.is_vector:
         return _FTS if kind is IndexType.FTS else ()
     return (*_IVF, *_OF_QUANTIZER[kind.quantizer], *(_OF_HNSW if "HNSW" in kind else ()))
@@ -124,7 +125,7 @@ def check_parameters(kind: IndexType, field: pa.Field, request: models.CreateTab
     column that the type does not support, and for a parameter that it does not have or that is invalid.
     """
     values = _request_values(request)
-    allowed = _allowed_parameters(kind)
+    allowed = parameter_names(kind)
     if unknown := sorted(set(values) - set(allowed)):
         raise InvalidInputError(f"{kind.value} takes no {unknown[0]}: {_list_names(allowed)}.")
     if not _is_supported(kind, field):

@@ -110,6 +110,7 @@ class Upload {
     const name = this.part("name");
     if (!this.file) { this.say("Choose a file."); return; }
     if (name && !name.value.trim()) { this.say("Give the table a name."); name.focus(); return; }
+    this.looks += 1; // what still looks at it has nothing more to say
     this.busy(true);
     this.problem("");
     this.part("result").replaceChildren();

@@ -1,0 +1,1 @@
+"""Pages that create, change, drop and bring back namespaces, tables and indexes."""

@@ -227,6 +227,9 @@ def test_who_lacks_the_right_changes_nothing(run: Run) -> None:
         forbidden,
         lambda arguments: (refused(run(*arguments, who="ann"), 5), refused(run(*arguments, who="bob"), 4)),
     )
+    printed(run("grant", "alter", "--on", "namespace:library", "--to", "ann"))
+    said = refused(run("add-column", books, "x", "year", "--computed", who="ann"), 5)
+    assert said.startswith("x is a column of library.books now, and not computed: ") and "write" in said
     assert printed(run("count", books, "--where", "year > 1")) == "3\n"
     assert "library" not in printed(run("ls", who="bob"))
 

@@ -9,7 +9,7 @@ import click
 
 from tiltyard.cli.output.formats import OutputFormat, outcome_option, print_outcome
 from tiltyard.cli.output.waiting import timeout_option, wait_until
-from tiltyard.cli.session.failures import CommandError, ExitStatus
+from tiltyard.cli.session.failures import CommandError, ExitStatus, status_of
 from tiltyard.cli.session.ids import TABLE, TypedId
 from tiltyard.cli.session.local_work import is_server, running_here
 from tiltyard.cli.session.target import catalog_command
@@ -63,7 +63,7 @@ def add_column(
     if not computed:
         print_outcome(f"{name} is a column of {table}, as version {version}", record, form)
         return
-    job = catalog.call("AlterTableBackfillColumns", id=list(table), column=name, branch=branch)["job_id"]
+    job = _queue_backfill(catalog, table, name, branch)
     backfill = Backfill(catalog, table, name, job)
     record["job"] = job
     if wait or not is_server(catalog):
@@ -107,6 +107,18 @@ def _fields(column: str, expression: str | None, *, computed: bool, auto_refresh
     from tiltyard.model.schemas.arrow_json import to_json
 
     return {"new_columns": [], "schema": msgspec.to_builtins(to_json(pa.schema([parse_column(column)])))}
+
+
+def _queue_backfill(catalog: Caller, table: TypedId, column: str, branch: str | None) -> str:
+    """Queue the job that computes a new column; return its id. Raises CommandError: the column is there by then."""
+    from lance_namespace.errors import LanceNamespaceError
+
+    try:
+        return str(catalog.call("AlterTableBackfillColumns", id=list(table), column=column, branch=branch)["job_id"])
+    except LanceNamespaceError as error:
+        raise CommandError(
+            f"{column} is a column of {table} now, and not computed: {error}", status_of(error)
+        ) from error
 
 
 class Backfill:

@@ -40,7 +40,7 @@ PAGES = {
     "Rows": "rows/cinema/films?filter=year+%3E+1950&order=-year",
     "Rows: condition": "rows/cinema/films?where=year&operator=is&value=x&add=1",
     "Rows: images, sounds": "rows/media/pictures",
-    "Search": "search/cinema/films?mode=like&row=3&plan=analyze",
+    "Search": "search/cinema/films?mode=like&row=4&plan=analyze",
     "Map": "map/cinema/films",
     "SQL": "sql",
     "SQL of a table": "sql/cinema/films",

@@ -138,10 +138,12 @@ def test_fields_let_choose_from_the_catalog(http: httpx.Client) -> None:
 def test_several_columns_are_chosen_and_one_that_is_unknown_stays(http: httpx.Client) -> None:
     form = find_form(http.get("/jobs/start", params={"name": "upsert", "table": TABLE}).text, START)
     form.fill(source="x.parquet", task_mb="many")
-    form.fields += [Field("argument.on", "year"), Field("argument.on", "gone")]
+    form.check("argument.on", "year", "id").fields.append(Field("argument.on", "gone"))
     sent = form.send(http)
     assert sent.status_code == 400 and "whole number" in sent.text
-    assert 'value="year" checked' in sent.text and 'value="gone" checked' in sent.text
+    assert (
+        all(f'value="{name}" checked' in sent.text for name in ("year", "id")) and 'value="gone" checked' in sent.text
+    )
 
 
 def parameter(kind: str, *, required: bool = False, choices: tuple[str, ...] = ()) -> JobForm:

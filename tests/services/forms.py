@@ -12,11 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Field:
-    """A field of a form; `value` is None for what is not sent: a check box that is not checked."""
+    """A field of a form; `value` is None for what is not sent: a check box that is not checked.
+
+    `offered` is what a check box sends once it is checked.
+    """
 
     name: str
     value: str | None
     label: str = ""
+    offered: str = ""
 
 
 @dataclass
@@ -32,6 +36,13 @@ class Form:
             (labelled,) = [entry for entry in self.fields if entry.label.split()[:1] == [label]]
             assert [entry.name for entry in self.fields].count(labelled.name) == 1, f"two fields have one name: {label}"
             labelled.value = text
+        return self
+
+    def check(self, name: str, *values: str) -> Self:
+        """Check boxes of a name, each by its value."""
+        for value in values:
+            (box,) = [entry for entry in self.fields if (entry.name, entry.offered) == (name, value)]
+            box.value = value
         return self
 
     def send(self, http: httpx.Client) -> httpx.Response:
@@ -71,7 +82,8 @@ class _FormReader(HTMLParser):
             self._label = found.get("for", "")
         elif tag in ("input", "textarea", "select") and self.forms:
             is_off = tag == "select" or (found.get("type") == "checkbox" and "checked" not in found)
-            entry = Field(found.get("name", ""), None if is_off else found.get("value", ""))
+            offered = found.get("value", "") if found.get("type") == "checkbox" else ""
+            entry = Field(found.get("name", ""), None if is_off else found.get("value", ""), offered=offered)
             self.forms[-1].fields.append(entry)
             self._by_id[found.get("id", "")] = entry
             self._within = tag

@@ -23,6 +23,8 @@ from tiltyard.pipeline.streams.positions import find_position
 
 CONF = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "512m"}
 START = "/console/jobs/start"
+COLUMN_LISTS = {"inputs", "on", "columns"}
+"""Arguments that name columns of the table: the form has a box to check for each of these."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,10 @@ def test_job_started_from_its_form_has_its_effect(
         write(scene.catalog, scene.table, numbers(first, first + 25), "append" if first else "create")
     entered, check = CASES[kind](scene)
     page = http.get(START, params={"name": kind, "table": scene.table})
-    started = find_form(page.text, START).fill(**entered).send(http)
+    form = find_form(page.text, START)
+    for name in COLUMN_LISTS & entered.keys():
+        form.check(f"argument.{name}", entered.pop(name))
+    started = form.fill(**entered).send(http)
     assert started.status_code == 200 and started.url.path == "/console/job", started.text
     job = started.url.params["id"]
     ended = wait_for(lambda: (now := transaction(server, job)).status not in ("Queued", "Running") and now, 200)

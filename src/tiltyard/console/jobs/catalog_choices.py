@@ -13,8 +13,8 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
-    from tiltyard.console.jobs.start import JobParameter
     from tiltyard.console.page_calls import PageCalls
     from tiltyard.console.table.schema_tree import Column
 
@@ -31,12 +31,11 @@ class Choices:
     are_all: bool = True
 
 
-def read_choices(calls: PageCalls, parameters: Sequence[JobParameter], table: str) -> Mapping[str, Choices]:
-    """Return what parameters can be chosen from, by what they name; nothing for what their reader cannot list.
+def read_choices(calls: PageCalls, named: AbstractSet[str], table: str) -> Mapping[str, Choices]:
+    """Return what can be chosen of what a form's parameters name; nothing for what its reader cannot list.
 
     Columns, branches and tags are those of `table`, which may be no table yet.
     """
-    named = {parameter.names for parameter in parameters}
     choices: dict[str, Choices] = {}
     if named & {"table", "new table"}:
         choices |= _tables(calls)

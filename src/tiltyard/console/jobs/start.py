@@ -143,7 +143,7 @@ def _form_page(
         "name": name,
         "form": form,
         "texts": texts,
-        "choices": read_choices(page.calls, form.parameters, texts.get("table", "")),
+        "choices": read_choices(page.calls, {each.names for each in form.parameters}, texts.get("table", "")),
         "problem": problem,
         "no_worker": missing_worker(page),
         "section": "jobs",

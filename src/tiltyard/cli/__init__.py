@@ -110,7 +110,10 @@ def main() -> None:
 
     Every option is also a variable (TILTYARD_ROOT, …) and a key of the settings file.
 
-    Example: tiltyard serve --root ./data
+    \b
+    Examples:
+      tiltyard demo
+      tiltyard serve --root ./data
     """
 
 

@@ -77,7 +77,8 @@ def make_first_snippets(origin: str, path: Id, *, needs_key: bool) -> Sequence[S
         ),
         Snippet(
             "Python",
-            f'import lancedb\n\ndb = lancedb.connect("db://default", api_key="{key}", host_override="{origin}")\n'
+            "import lancedb  # pip install lancedb\n\n"
+            f'db = lancedb.connect("db://default", api_key="{key}", host_override="{origin}")\n'
             f'rows = [{{"id": 1, "vector": [0.1, 0.2], "text": "hello"}}]\ndb.create_table("first", rows{namespace})',
         ),
     )

@@ -172,6 +172,23 @@ def test_file_to_save_has_the_tables_name(name: str, header: str) -> None:
     assert attachment(name, "csv") == header
 
 
+def test_numbers_that_are_none_and_days_beyond_pythons_spoil_no_page(http: httpx.Client, server: ServerProcess) -> None:
+    rows = pa.table(
+        {
+            "x": pa.array([float("nan"), float("inf"), None, 1.5] * 3),
+            "day": pa.array([10**9, 0, 1] * 4, pa.int32()).cast(pa.date32()),
+        }
+    )
+    with Wire(server.url) as wire:
+        wire.good(wire.table(["odd"], "create", stream(rows)))
+        try:
+            text = unescape(http.get("/rows/odd").text)
+            assert "as `x` >= 1.5" in text and text.count("<tr>") == 1 + 12
+            assert re.findall(r"<bdi>([\d-]+)</bdi>", http.get("/facets/odd").text) == ["1970-01-01", "1970-01-02"]
+        finally:
+            wire.good(wire.table(["odd"], "drop"))
+
+
 def test_download_and_cell_are_named_after_their_table(http: httpx.Client) -> None:
     download = http.get(f"/download/media/{NAME}", params={"format": "csv"})
     assert "filename*=UTF-8''t%C3%A4ble%20_1.csv" in download.headers["content-disposition"]

@@ -30,6 +30,7 @@ DECIMAL_PARTS = 4
 """Parts of the name of a decimal type: decimal:128:10:2."""
 MAX_EXAMPLE = 24
 """Characters of a text that an example names."""
+_NO_EXAMPLES = frozenset({"nan", "inf", "-inf"})
 _NEEDS_BRACKETS = re.compile(r"\bor\b|--|/\*", re.IGNORECASE)
 
 
@@ -132,7 +133,7 @@ def find_column(columns: Sequence[Column], path: str) -> Column:
     found = next((column for column in columns if column.path == path), None)
     if found is None:
         raise TableColumnNotFoundError(
-            f"The table has no column '{path[:100]}' that you can compare: choose one of it."
+            f"There is no column '{path[:100]}' that you can compare: choose one of the list."
         )
     return found
 
@@ -219,7 +220,7 @@ _FORMS = {
 
 
 def join_conditions(filter_text: str, condition: str) -> str:
-    """Return a filter that a condition is added to, as far as it is not the last one already."""
+    """Return a filter that a condition is added to, unless the filter has it already."""
     if not filter_text:
         return condition
     if condition in filter_text.split(" AND "):
@@ -243,7 +244,7 @@ def example_filter(grid: Grid, hidden: Iterable[str] = ()) -> str:
     for index, column in enumerate(grid.columns):
         cells = [row.cells[index] for row in grid.rows]
         texts = {cell.text for cell in cells if cell.kind == column.kind and not cell.more and cell.text}
-        short = sorted(text for text in texts if len(text) <= MAX_EXAMPLE)
+        short = sorted(text for text in texts if len(text) <= MAX_EXAMPLE and text not in _NO_EXAMPLES)
         if column.kind not in ("number", "text") or column.name in hidden or not short:
             continue
         sign = ">=" if column.kind == "number" else "="

@@ -200,7 +200,10 @@ def _is_few(counted: Counter[Any]) -> bool:
 
 def _facet(column: Column, counted: Counter[Any], filter_text: str) -> Facet:
     values = []
+    is_day = value_kind(column) is ValueKind.DATE
     for value, count in counted.most_common():
+        if is_day and isinstance(value, str):  # a day that Python has none of, which no literal says
+            continue
         condition = equals(column, value)
         without = without_condition(filter_text, condition)
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

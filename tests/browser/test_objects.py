@@ -61,7 +61,7 @@ def test_file_becomes_a_table_with_the_types_that_were_changed(viewer: Viewer) -
     page.get_by_role("button", name="Create the table").click()
     result = page.locator("#upload-result")
     result.get_by_text("2 rows are in").wait_for()
-    assert "1 rows did not fit" in result.inner_text() and result.locator("script").count() == 0
+    assert "1 row did not fit" in result.inner_text() and result.locator("script").count() == 0
     viewer.check_accessible()
     result.get_by_role("link").click()
     page.wait_for_url("**/rows/media/my%20films")

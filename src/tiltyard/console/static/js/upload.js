@@ -101,7 +101,7 @@ class Upload {
         else resolve({ status: request.status, text: request.responseText });
       };
       request.onerror = () => reject(new Error("The connection to the server was cut: check that it runs, then try again."));
-      request.onabort = () => reject(new Error("Stopped: nothing was written."));
+      request.onabort = () => reject(new Error("Stopped: unless it was just done, nothing was written."));
       request.send(new Blob([form, ...part.blobs]));
     });
   }
@@ -122,7 +122,7 @@ class Upload {
         (text) => {
           const line = text.trimEnd().split("\n").pop();
           if (line.endsWith("}")) last = JSON.parse(line);
-          if (last.rows !== undefined) this.progress(last.bytes, last.total, `${last.rows.toLocaleString("en")} rows read`);
+          if (last.rows !== undefined) this.progress(last.bytes, last.total, `${rows(last.rows)} read`);
         });
       if (response.status >= 400) { this.problem(response.text); return; }
       last = JSON.parse(response.text.trimEnd().split("\n").pop());
@@ -141,10 +141,10 @@ class Upload {
     const text = element("p");
     const link = element("a", "", done.table);
     link.href = done.address;
-    text.append(`${done.rows.toLocaleString("en")} rows are in `, link, done.version ? `, as version ${done.version}.` : ".");
+    text.append(`${rows(done.rows)} ${done.rows === 1 ? "is" : "are"} in `, link, done.version ? `, as version ${done.version}.` : ".");
     panel.append(text);
     if (done.rejected) {
-      panel.append(element("p", "", `${done.rejected.toLocaleString("en")} rows did not fit, and were left out${done.rejected > done.examples.length ? "; the first" : ""}:`));
+      panel.append(element("p", "", `${rows(done.rejected)} did not fit, and ${done.rejected === 1 ? "was" : "were"} left out${done.rejected > done.examples.length ? "; the first" : ""}:`));
       const list = element("dl", "facts");
       for (const [reason, row] of done.examples) {
         const entry = element("div");
@@ -184,6 +184,8 @@ function element(kind, name = "", text = "") {
   made.textContent = text;
   return made;
 }
+
+function rows(count) { return `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`; }
 
 function bytes(size) {
   const units = ["bytes", "KiB", "MiB", "GiB"];

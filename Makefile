@@ -22,7 +22,7 @@ LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --genera
 # Two at a time: the longest begins.
 CHECKS := check-types check-security check-style check-generated
 
-.PHONY: $(CHECKS) advisories bounds cli-docs docs guesses help compatibility demo test test-all soak lint format machinery sample spec lock bench services clean
+.PHONY: $(CHECKS) advisories bounds cli-docs docs functions guesses help compatibility demo test test-all soak lint format machinery sample spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,7 @@ check-generated:
 	$(BIN)/python scripts/make_bounds.py --check
 	$(BIN)/python scripts/make_machinery.py --check
 	$(BIN)/python scripts/make_guesses.py --check
+	$(BIN)/python scripts/make_functions.py --check
 	$(BIN)/python scripts/make_sample.py --check
 	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py --check $(SPEC_FOLDER); fi
 
@@ -79,6 +80,9 @@ machinery: $(DEV) ## Write the table of caches, queues, pools and child processe
 
 guesses: $(DEV) ## Write the table of docs/python.md of the names that people guess from other libraries, from the code.
 	$(BIN)/python scripts/make_guesses.py
+
+functions: $(DEV) ## Write the table of docs/functions.md of the ready-made functions, from their registry.
+	$(BIN)/python scripts/make_functions.py
 
 sample: $(DEV) ## Compute the embeddings of the bundled sample again, from its films and the texts of its searches.
 	$(BIN)/python scripts/make_sample.py

@@ -28,6 +28,7 @@ COMMANDS = {
     "browsing.sql": ("sql",),
     "browsing.versions": ("restore", "tag", "versions"),
     "database": ("db",),
+    "functions": ("functions",),
     "demo": ("demo",),
     "import_catalog": ("import-catalog",),
     "keys": ("key", "principal"),

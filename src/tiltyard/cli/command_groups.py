@@ -47,6 +47,7 @@ COMMAND_WORDS: Mapping[str, str] = {
     "ingest": "job ingest",
     "stream": "job stream",
     "jobs": "job list",
+    **dict.fromkeys(("function", "udf", "udfs", "list-functions"), "functions"),
     "vacuum": "gc",
     **dict.fromkeys(("undelete", "recover", "restore-table"), "undrop"),
     **dict.fromkeys(("start", "server", "run", "up"), "serve"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.functions.ready_made import ReadyMade
 from tiltyard.pipeline.functions.row_functions import RowFunction, parse_row_function
 from tiltyard.pipeline.functions.user_functions import PICKLE_PREFIX
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 Function: TypeAlias = "str | Callable[..., Any]"
 """A function of batches, or for columns one of a row's values, whose hints name columns and types (`title: str`): the
-callable itself; one of batches also by its name, `module:function` or `file.py:function`.
+callable itself; one of batches also by its name, `module:function` or `file.py:function`; or a ready-made one.
 """
 
 
@@ -33,8 +34,11 @@ def column_function(
 ) -> tuple[Callable[..., Any], list[str] | None, pa.DataType | None]:
     """Return a function of batches, its columns and its type: those that hints name, where they are left out.
 
-    Raises RefusedError.
+    A ready-made function names its type. Raises RefusedError.
     """
+    if isinstance(function, ReadyMade):
+        own_kind = function.result_type
+        return function, inputs, own_kind if kind is None else kind
     parsed = parse_row_function(function, None if inputs is None else tuple(inputs))
     if parsed is None:
         return function, inputs, kind
@@ -45,11 +49,12 @@ def column_function(
 def function_name(function: Function, argument: str) -> str:
     """Return a function as jobs name one.
 
-    One of a plain Python file travels with the text of that file, one of an installed package by its name, and any
-    other one (a lambda, one of a notebook or of the main script) pickled. Raises InvalidInputError for what is none.
+    One of a plain Python file travels with the text of that file, one of an installed package by its name, a ready-made
+    one with its arguments as text, and any other one (a lambda, one of a notebook or of the main script) pickled.
+    Raises InvalidInputError for what is none.
     """
-    if isinstance(function, str):
-        return function
+    if isinstance(function, str | ReadyMade):
+        return str(function)
     if not callable(function):
         raise InvalidInputError(
             f"{argument} is a {type(function).__name__}: give a function of a pyarrow.RecordBatch, or its name as "
@@ -66,7 +71,12 @@ def function_name(function: Function, argument: str) -> str:
 
 
 def pickled_function(function: Callable[..., Any]) -> str:
-    """Return a function pickled, in base64, with all that it uses of plain files. Raises SparkMissingError."""
+    """Return a function pickled, in base64, with all that it uses of plain files. Raises SparkMissingError.
+
+    A ready-made one is its name, version and arguments: raises RefusedError for one that lacks an argument.
+    """
+    if isinstance(function, ReadyMade):
+        return function.pickled()
     from tiltyard.pipeline.java import pyspark_sql  # noqa: PLC0415  # PySpark has cloudpickle in it
 
     pyspark_sql()

@@ -277,7 +277,8 @@ class Table(TableReader):
 
         `function` is called with a pyarrow.RecordBatch of the columns `inputs`, and returns an array of `type` (such as
         `int32`, `float32[128]`), of Arrow or numpy, or a list. Or it is called with the values of each row, and its
-        hints name columns and type: `def letters(title: str) -> int`. It is tried on a few rows first. It is stored
+        hints name columns and type: `def letters(title: str) -> int`. One of `tiltyard.functions` has a type of its
+        own. It is tried on a few rows first. It is stored
         with the column, pickled: values of another function, or `version` of it ("1" by default), are stale. Or it is
         an SQL expression over the other columns, without inputs, type and version. A server stores functions, and
         workers run them, where its setting `udfs` allows it. Raises InvalidInputError, UnsupportedOperationError, and

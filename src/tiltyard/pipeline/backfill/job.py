@@ -42,7 +42,12 @@ from tiltyard.pipeline.delete.job import check_condition
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy
 from tiltyard.pipeline.functions.code import FunctionCode
 from tiltyard.pipeline.functions.registered import function_code
-from tiltyard.pipeline.functions.user_functions import PickledFunction, UserFunction, parse_user_function
+from tiltyard.pipeline.functions.user_functions import (
+    PickledFunction,
+    UserFunction,
+    find_result_type,
+    parse_user_function,
+)
 from tiltyard.pipeline.jobs import Alias, ColumnNames, check_client_code_allowed, job
 from tiltyard.pipeline.lineage import own_rows_lineage
 from tiltyard.pipeline.runs import ColumnRun
@@ -72,9 +77,16 @@ def backfill(
     column: Annotated[str, "The column to fill: one declared as computed, or any with --udf."],
     *,
     filter: Annotated[str | None, "SQL condition: only rows that meet it.", Alias("where")] = None,  # noqa: A002  # Lance's own name
-    udf: Annotated[str | None, "A function RecordBatch → Array, as module:function or file.py:function."] = None,
+    udf: Annotated[
+        str | None,
+        "A function RecordBatch → Array, as module:function or file.py:function; or a ready-made one: "
+        "embed_text(model='wordllama').",
+    ] = None,
     inputs: Annotated[list[str], "The input columns of the function: a,b.", ColumnNames()] = [],  # noqa: B006  # the registry copies it
-    type: Annotated[str | None, "The column's type (float32[128], string, …), if the table lacks the column."] = None,  # noqa: A002  # the option's name
+    type: Annotated[  # noqa: A002  # the option's name
+        str | None,
+        "The column's type (float32[128], string, …), if the table lacks the column; not of ready-made functions.",
+    ] = None,
     udf_version: Annotated[str, "Version of the function; values of other versions are stale."] = "",
     branch: Annotated[str | None, "A branch of the table [default: main]."] = None,
     rejects: Annotated[
@@ -95,6 +107,7 @@ def backfill(
     Examples:
       tiltyard job backfill --uri http://127.0.0.1:2333 films embedding
       tiltyard job backfill --uri http://127.0.0.1:2333 films length --udf words.py:length --inputs title --type int64
+      tiltyard job backfill --uri http://127.0.0.1:2333 films language --udf detect_language --inputs description
     """
     _check_sizes(concurrency=concurrency, batch_rows=batch_rows, rows_per_task=rows_per_task)
     target = catalog_client.table(catalog, table)
@@ -103,7 +116,8 @@ def backfill(
     override = _CodeOverride(parse_user_function(udf), tuple(inputs), udf_version) if udf else None
     if parked and filter is not None:
         raise InvalidInputError("parked names the rows to compute: leave filter out.")
-    new_field = pa.field(column, parse_type(type)) if type else None
+    kind = parse_type(type) if type else find_result_type(udf)
+    new_field = pa.field(column, kind) if kind is not None else None
     if filter is not None:
         check_condition(dataset, filter)
     new_column = NewColumn.load(run, job_table, column)

@@ -1,4 +1,4 @@
-"""Load a user's function by name: `module:function`, or `file.py:function`, whose text travels with the job."""
+"""Load a function by its name: `module:function`, `file.py:function` (whose text travels), or a ready-made one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from tiltyard.functions.ready_made import is_ready_made, parse_ready_made
 from tiltyard.model.refusals import RefusedError
 from tiltyard.runtime.cache import cached
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Loadable(Protocol):
@@ -51,9 +55,14 @@ PICKLE_PREFIX = "pickle:"
 
 
 def parse_user_function(path: str) -> UserFunction | PickledFunction:
-    """Parse `module:function`, `file.py:function` or `pickle:BASE64`, without running any code. Raises RefusedError."""
+    """Parse `module:function`, `file.py:function`, `pickle:BASE64`, or a ready-made one such as `chunk_words(size=9)`.
+
+    No code of the caller is run. Raises RefusedError.
+    """
     if path.startswith(PICKLE_PREFIX):
         return PickledFunction(path.removeprefix(PICKLE_PREFIX))
+    if is_ready_made(path):
+        return PickledFunction(parse_ready_made(path).pickled())
     module, colon, name = path.rpartition(":")
     if not colon or not module or not name:
         raise RefusedError(f"'{path}' names no function: write module:function or file.py:function.")
@@ -63,6 +72,14 @@ def parse_user_function(path: str) -> UserFunction | PickledFunction:
         return UserFunction(module, name, Path(module).read_text())
     except OSError as error:
         raise RefusedError(f"Cannot read {module}: {error.strerror}.") from error
+
+
+def find_result_type(path: str | None) -> pa.DataType | None:
+    """Return the type of a ready-made function's values; None for another function, which has none of its own.
+
+    Raises RefusedError.
+    """
+    return parse_ready_made(path).result_type if path is not None and is_ready_made(path) else None
 
 
 @cached("user functions", "Functions of users as they were loaded and set up in this process", max_entries=64)

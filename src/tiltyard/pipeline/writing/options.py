@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
+from tiltyard.functions.ready_made import is_ready_made
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.type_names import parse_type
 from tiltyard.pipeline.functions.call_options import CallOptions, make_policy, pick_call_options
@@ -97,4 +98,9 @@ def _parse_function(udf: str | None, rejects: str | None, options: CallOptions) 
     policy = make_policy(options, has_function=udf is not None, rejects=rejects)
     if policy.on_error == "park" and rejects is None:
         raise RefusedError("on_error is park: name a folder for such rows (--rejects).")
+    if udf is not None and is_ready_made(udf):
+        raise RefusedError(
+            f"udf is a function of rows here, and '{udf[:200]}' has the form of a ready-made one, of a column: add a "
+            "column that it computes, or call it in a function of your own (module:function, file.py:function)."
+        )
     return None if udf is None else GuardedFunction(parse_user_function(udf), policy)

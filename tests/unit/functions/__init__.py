@@ -1,0 +1,1 @@
+"""Ready-made functions of columns."""

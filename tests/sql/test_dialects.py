@@ -218,7 +218,10 @@ def test_differences_and_patterns_are_those_of_duckdb_at_random(queries: Queries
     database.register("moments", rows)
     units = ("year", "quarter", "month", "day", "hour", "minute", "second", "millisecond", "microsecond")
     parts = ("year", "month", "day", "hour", "minute", "second", "quarter", "week", "dayofweek", "isodow", "dayofyear")
-    patterns = ("[a-b]+", "(a)(1)?", "\\\\d", "^$", "[^(]b", "(?:a|b)1")
+    for pattern in ("", "x*", "^", "$", "a|", r"\b", r"a|\B", "(?:)", "^a", r"\ba"):
+        with pytest.raises(InvalidInputError, match="matches a place, or nothing"):
+            queries.run(f"SELECT regexp_split_to_array(t, '{pattern}') FROM moments")
+    patterns = ("[a-b]+", "(a)(1)?", "\\\\d", "^$", "[^(]b", "(?:a|b)1", "[\\^b]")
     expressions = [
         *(f"date_diff('{unit}', a, b)" for unit in units),
         *(f"{part}(a)" for part in parts),

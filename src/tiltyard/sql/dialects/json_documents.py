@@ -128,9 +128,8 @@ def _reader(steps: tuple[Step, ...], kind: Any) -> Callable[[Document], Any]:
 def _child(document: Document, step: Step) -> msgspec.Raw | None:
     try:
         if isinstance(step, str):
-            value = _reader((step,), msgspec.Raw)(document)
-            found: msgspec.Raw | None = None if value is None else value.value
-            return found
+            found: dict[str, msgspec.Raw] = _read_object(document)
+            return found.get(step)
         values = _read_list(document)
     except msgspec.ValidationError:  # of another kind, so far: what follows may be no JSON
         check(document)

@@ -15,8 +15,9 @@ from tiltyard.sql.dialects.functions import Function, FunctionError
 MAX_PATTERNS = 100
 """Different patterns that one batch of rows may have in a column."""
 _FOUND = "found"
-_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((\?)?", re.DOTALL)
-"""What brackets are in a pattern: escapes and classes are no groups."""
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((\?)?|\^", re.DOTALL)
+"""What brackets and places are in a pattern: those in escapes and classes are none."""
+_PLACES = frozenset({"^", r"\A", r"\b", r"\B"})
 
 
 def _by_constant(function: Callable[..., pa.Array], kind: pa.DataType, values: pa.Array, *others: pa.Array) -> pa.Array:
@@ -70,6 +71,16 @@ def _extract(values: pa.Array, pattern: str, group: int) -> pa.Array:
 
 
 def _split(values: pa.Array, pattern: str) -> pa.Array:
+    """Divide texts at a pattern.
+
+    pyarrow looks for it in the rest of a text, so a place in the text means something else there, and where the pattern
+    matches no characters it does not end.
+    """
+    has_places = any(match[0] in _PLACES for match in _PARTS.finditer(pattern))
+    if has_places or pc.match_substring_regex(pa.array([""]), pattern)[0].as_py():
+        raise FunctionError(
+            f"Texts are divided at characters, as by '[,;]+': {pattern[:100]!r} matches a place, or nothing."
+        )
     return pc.split_pattern_regex(values, pattern)
 
 

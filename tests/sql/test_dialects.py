@@ -221,6 +221,8 @@ def test_differences_and_patterns_are_those_of_duckdb_at_random(queries: Queries
     for pattern in ("", "x*", "^", "$", "a|", r"\b", r"a|\B", "(?:)", "^a", r"\ba"):
         with pytest.raises(InvalidInputError, match="matches a place, or nothing"):
             queries.run(f"SELECT regexp_split_to_array(t, '{pattern}') FROM moments")
+    with pytest.raises(InvalidInputError, match="malformed"):
+        queries.run(f"SELECT regexp_extract(t, '{'[' * 50_000}') FROM moments")
     patterns = ("[a-b]+", "(a)(1)?", "\\\\d", "^$", "[^(]b", "(?:a|b)1", "[\\^b]")
     expressions = [
         *(f"date_diff('{unit}', a, b)" for unit in units),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.sql.conftest import Queries
 from tiltyard.catalog.views import create_view
 from tiltyard.model.ids import Id
 from tiltyard.model.spec import models
-from tiltyard.sql.dialects.json_documents import MAX_DEPTH, MAX_STEPS
+from tiltyard.sql.dialects.json_documents import MAX_DEPTH, MAX_STEPS, is_json
 
 KEYS = ("a", "b", "a b", "é", "0", 'q"')
 ROWS = 200
@@ -188,6 +189,10 @@ def test_json_is_bounded(queries: Queries) -> None:
         assert queries.rows(f"SELECT json_valid('{document}') AS v") == [{"v": False}]
     with pytest.raises(InvalidInputError, match=f"{MAX_STEPS} at most"):
         queries.run(f"SELECT json_extract('{{}}', '${'.a' * (MAX_STEPS + 1)}')")
+    for unending in ("[" * MAX_DEPTH + '["' + '\\"' * 200_000, '{"a' + "[" * 200_000):
+        started = time.monotonic()
+        assert not is_json(unending)
+        assert time.monotonic() - started < 5
     many = ",".join(str(number) for number in range(2_000))
     with pytest.raises(InvalidInputError, match="compare less of it"):
         queries.run(f"SELECT '[{many}]' @> '[{many}]'")

@@ -26,7 +26,8 @@ Step = str | int
 Document = str | bytes | msgspec.Raw
 
 _KEY = re.compile(r'\.(?:"((?:[^"\\]|\\.)+)"|([^.\["]+))|\[(?:#?(-\d{1,18})|(\d{1,18}))\]')
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])')
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|([\[{])|([\]}])', re.DOTALL)
+"""Brackets, and texts, of which one that does not end goes to the end: so it takes time in proportion."""
 
 
 _read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -15,7 +15,7 @@ from tiltyard.sql.dialects.functions import Function, FunctionError
 MAX_PATTERNS = 100
 """Different patterns that one batch of rows may have in a column."""
 _FOUND = "found"
-_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((\?)?|\^", re.DOTALL)
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|\((\?)?|\^", re.DOTALL)
 """What brackets and places are in a pattern: those in escapes and classes are none."""
 _PLACES = frozenset({"^", r"\A", r"\b", r"\B"})
 

@@ -32,8 +32,12 @@ from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tiltyard.pipeline.as_of_join import Direction
 
 
 PAGE_SIZE = 1000
@@ -251,6 +255,32 @@ class Lake(LakeSession, LakeNamespace):
 
         register_search_functions(session, self.catalog)
         return session
+
+    def as_of_join(
+        self,
+        left: Table | DataFrame,
+        right: Table | DataFrame,
+        *,
+        on: Names,
+        left_time: str,
+        right_time: str,
+        tolerance: timedelta | float | None = None,
+        direction: Direction = "backward",
+        allow_exact: bool = True,
+        suffix: str = "",
+    ) -> DataFrame:
+        """Return the left side's rows with those of the right side as they were at their times (`AsOf` says which).
+
+        Sides are tables, at a version (`table.at(moment)`), or DataFrames of Spark, and so is the result, which
+        `ingest` takes. Raises InvalidInputError, TableColumnNotFoundError, TableNotFoundError, SparkMissingError.
+        """
+        keys = list_names(on, "on") or []
+        if direction not in ("backward", "forward"):
+            raise InvalidInputError(f"direction is backward or forward, not {direction!r}.")
+        rows, values = (side.to_spark() if isinstance(side, Table) else side for side in (left, right))
+        from tiltyard.pipeline.as_of_join import AsOf, join_as_of  # noqa: PLC0415  # an extra
+
+        return join_as_of(rows, values, AsOf(keys, left_time, right_time, tolerance, direction, allow_exact, suffix))
 
     def snapshot(self, name: str, tables: Names) -> Snapshot:
         """Name the present versions of some tables, all as of one moment; they are kept until the snapshot is dropped.

@@ -223,5 +223,5 @@ def test_tabs_are_those_that_the_reader_may_use(ann: httpx.Client, administrator
         inner = text.partition('aria-label="Pages of this table"')[2].partition("</nav>")[0]
         return re.findall(r">(\w+)</a>", inner)
 
-    assert tabs(administrator) == ["Overview", "Rows", "Search", "Map", "Versions", "Access"]
+    assert tabs(administrator) == ["Overview", "Rows", "Search", "Map", "Versions", "Indexes", "Access", "Manage"]
     assert tabs(ann) == ["Overview", "Rows", "Search", "Map", "Access"]

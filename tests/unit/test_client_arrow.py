@@ -23,6 +23,7 @@ GUARDED = {
     "runtime/client_arrow/reading.py": "the place",
 }
 OF_OURS = {
+    "console/upload/file_reader.py": "rows that a process of the server has read from a file, and encoded itself",
     "flight/encoding.py": "rows that this process has encoded",
     "sql/remote_query.py": "rows of the server's own process",
     "tables/rows/shared_appends.py": "rows that a process of the server has queued, which has read them by the guard",

@@ -17,9 +17,9 @@ from tiltyard.model.spec import operations as specified
 
 SOURCE = Path(tiltyard.__file__).parent
 NAMES = frozenset(specified())
-MAY_NAME_OPERATIONS = ("model/spec/", "api/lancedb/", "calls/", "pipeline/", "flight/view_statements.py")
-"""The specification, the dialect of another protocol, and clients: what calls operations, statements of SQL on views,
-and the pipeline.
+MAY_NAME_OPERATIONS = ("model/spec/", "api/lancedb/", "calls/", "console/", "pipeline/", "sql/view_statements.py")
+"""The specification, the dialect of another protocol, and clients: what calls operations, the console, SQL's statements
+on views, and the pipeline.
 """
 
 ANYTHING = Needs("nothing", lambda ctx, request: ctx)

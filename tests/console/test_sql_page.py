@@ -18,8 +18,8 @@ import pytest
 from tests.console.test_sign_in import PATIENCE_SECONDS, sign_in
 from tests.services.console_data import BIDI, make_tables
 from tests.services.secured import Secured, secured_server
-from tiltyard.console.sql_editor.completion import quote_name
 from tiltyard.console.sql_editor.results import MAX_CELLS, MAX_ROWS
+from tiltyard.model.sql_text import sql_name
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 LONG = "SELECT sum(a.id * b.id * c.id * d.id) AS n FROM cinema.films a, cinema.films b, cinema.films c, cinema.films d"
@@ -281,4 +281,4 @@ def test_table_links_to_a_query_of_it(administrator: Person) -> None:
 
 
 def test_quoted_name_is_one_name() -> None:
-    assert quote_name('a"b; DROP') == '"a""b; DROP"'
+    assert sql_name('a"b; DROP') == '"a""b; DROP"'

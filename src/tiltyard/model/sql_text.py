@@ -20,8 +20,12 @@ def quote_identifier(name: str) -> str:
 def sql_table(path: Sequence[str]) -> str:
     """Return the name of a table in a query of the server's SQL, where nested namespaces are joined by `$`."""
     *namespaces, name = path
-    parts = ["$".join(namespaces), name] if namespaces else [name]
-    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+    return ".".join(map(sql_name, ["$".join(namespaces), name] if namespaces else [name]))
+
+
+def sql_name(name: str) -> str:
+    """Return a name as an identifier of the server's SQL: case counts, and every character is one of the name."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def sql_literal(value: Any, argument: str) -> str:

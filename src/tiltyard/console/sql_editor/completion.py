@@ -9,8 +9,7 @@ from starlette.responses import JSONResponse
 from tiltyard.console.browse.find import MAX_SEARCH, find
 from tiltyard.console.browser_checks import HEADERS
 from tiltyard.console.table.heads import parse_ref, read_head
-from tiltyard.model.ids import Id
-from tiltyard.sql.information_schema import PUBLIC_SCHEMA, schema_name
+from tiltyard.model.sql_text import sql_literal, sql_name, sql_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from tiltyard.console.page import PageRequest
     from tiltyard.console.table.heads import TableHead
+    from tiltyard.model.ids import Id
 
 KEYWORDS = tuple(
     """
@@ -57,25 +57,19 @@ def select_from(path: Id, head: TableHead) -> str:
     """
     shown = [column for column in head.columns if column.kind != "blob" and column.name not in head.hidden]
     is_all = len(shown) == len(head.columns) and len(shown) > MAX_LISTED_COLUMNS
-    names = ["*"] if is_all or not shown else [quote_name(column.name) for column in shown]
+    names = ["*"] if is_all or not shown else [sql_name(column.name) for column in shown]
     return f"SELECT {_in_lines(names)}\nFROM {_source(path, head)}\nLIMIT {FIRST_ROWS}"
 
 
 def _source(path: Id, head: TableHead) -> str:
     """Return the table, or the table function that reads it at a version, a tag or a branch."""
     if not head.ref:
-        return quote_table(path)
+        return sql_table(path)
     ref = parse_ref(head.ref)
     kind = next(iter(ref))
     name = ".".join((str(path.parent), path.name) if path.parent else path)
-    arguments = [_quote_text(name)] + [
-        str(value) if isinstance(value, int) else _quote_text(value) for value in ref.values()
-    ]
+    arguments = [sql_literal(value, kind) for value in (name, *ref.values())]
     return f"table_{kind}({', '.join(arguments)})"
-
-
-def _quote_text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _in_lines(names: Sequence[str]) -> str:
@@ -87,15 +81,3 @@ def _in_lines(names: Sequence[str]) -> str:
         else:
             lines[-1] += f", {name}"
     return "\n       ".join(lines)
-
-
-def quote_table(path: Id) -> str:
-    """Return a table's name in SQL: nested namespaces are one schema, none is that of the root."""
-    schema = schema_name(path.parent, Id())
-    names = (path.name,) if schema in (None, PUBLIC_SCHEMA) else (schema, path.name)
-    return ".".join(map(quote_name, names))
-
-
-def quote_name(name: str) -> str:
-    """Return a name in double quotes, in which case counts and every character is one of the name."""
-    return '"' + name.replace('"', '""') + '"'

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.services.server import ServerProcess
 
-BOUND_MIB = 600
+BOUND_MIB = 500
 """What a server with default settings may take under any attack: it starts with about 200."""
 
 

@@ -14,8 +14,6 @@ from tests.services.server import ServerProcess
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
-MIB = 1 << 20
 SAMPLE_SECONDS = 0.02
 FAMILY_SAMPLES = 10
 """After so many samples it looks for new descendants, which takes much longer than a sample."""
@@ -90,7 +88,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def _resident_mib(processes: Iterable[int]) -> float:
-    return sum(map(_resident_pages, processes)) * PAGE / MIB
+    return sum(map(_resident_kib, processes)) / 1024
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -116,11 +114,13 @@ def _is_java(pid: int) -> bool:
         return False
 
 
-def _resident_pages(pid: int) -> int:
+def _resident_kib(pid: int) -> int:
+    """Return the memory of one process, what it shares with others by its part: a fork shares most of its parent's."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except OSError:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has ended
         return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 @contextmanager

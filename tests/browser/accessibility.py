@@ -116,12 +116,12 @@ def examine(page: Page) -> Finding:
 
 
 def examine_all(viewer: Viewer, job: str, names: Iterator[str] | None = None) -> dict[str, list[Finding]]:
-    """Examine pages, each in every width."""
+    """Examine pages, each in every width: opened once, since it adapts itself to the window."""
     findings: dict[str, list[Finding]] = {}
     for name in names or PAGES:
+        viewer.open(PAGES[name].format(job=job))
         for width in WIDTHS:
             viewer.page.set_viewport_size({"width": width, "height": HEIGHT})
-            viewer.open(PAGES[name].format(job=job))
             findings.setdefault(name, []).append(examine(viewer.page))
     return findings
 

@@ -105,7 +105,7 @@ def test_examples_of_the_page_run_one_after_the_other(secured: Secured, tmp_path
         file = tmp_path / f"example{number}.py"  # udf reads the source of what it packs
         file.write_text(example)
         exec(compile(example, str(file), "exec"), names)
-    assert len(examples) == 4
+    assert len(examples) == 5
 
 
 def function(db: Any, name: str) -> Any:

@@ -98,7 +98,10 @@ def driven(secured: Secured, spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("driven")
-def test_examples_of_the_page_run_one_after_the_other(secured: Secured, tmp_path: Path) -> None:
+def test_examples_of_the_page_run_one_after_the_other(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # one makes a catalog in ./data
     names: dict[str, Any] = {"db": connect(secured, "administrator")}
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     for number, example in enumerate(examples):

@@ -174,8 +174,8 @@ def _check_tolerance(kind: types.DataType, how: AsOf) -> None:
     if tolerance is None:
         return
     is_number = isinstance(kind, types.NumericType)
-    fits = isinstance(tolerance, int | float) and not isinstance(tolerance, bool) if is_number else None
-    if not (fits if is_number else isinstance(tolerance, timedelta)):
+    expected = (int, float) if is_number else timedelta
+    if isinstance(tolerance, bool) or not isinstance(tolerance, expected):
         raise InvalidInputError(
             f"tolerance: {how.left_time} is {kind.simpleString()}: give a {'number' if is_number else 'timedelta'}."
         )

@@ -126,6 +126,9 @@ def test_import_says_what_does_not_fit_and_leaves_nothing(run: Run, table: str, 
     assert "no file at" in refused(run("import", str(tmp_path / "nowhere.csv"), "other"), 7)
     assert "not a type" in refused(run("import", str(good), "other", "--cast", "id=number"), 2)
     assert "Did you mean library" in refused(run("import", str(good), "libary.other"), 4)
+    for swapped in (("import", "other"), ("job", "ingest", "other")):
+        result = run(*swapped, str(good))
+        assert result.exit_code == 2 and "good.csv is a file: the file comes before the table." in result.stderr
     bad.write_text('{"n": 1}\n{"n": 2\n')
     assert "line 2" in refused(run("import", str(bad), "other", "--file-format", "json"), 1)
     assert "other" not in printed(run("ls"))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -36,6 +37,8 @@ class IdType(click.ParamType):  # type: ignore[type-arg]  # not generic before c
             self.fail(str(error), param, ctx)
         if not names and not self.takes_namespaces:
             self.fail("name a table.", param, ctx)
+        if ctx is not None and _is_file_of_swapped(value, ctx):
+            self.fail(f"{value} is a file: the file comes before the table.", param, ctx)
         return names
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -43,6 +46,12 @@ class IdType(click.ParamType):  # type: ignore[type-arg]  # not generic before c
         from tiltyard.cli.session.completion import complete_id
 
         return complete_id(ctx, incomplete)
+
+
+def _is_file_of_swapped(value: str, ctx: click.Context) -> bool:
+    """Return whether this is a file where the table belongs, and what stands where the file belongs is none."""
+    source = ctx.params.get("file", ctx.params.get("source"))
+    return isinstance(source, str) and Path(value).is_file() and not Path(source).exists()
 
 
 class JobTableType(IdType):

@@ -36,7 +36,7 @@ from tiltyard.access.authorization import (
     missing_privileges,
 )
 from tiltyard.access.policies import policy_denial
-from tiltyard.model.ids import DEFAULT_DELIMITER, Id, namespace_id, parse_id, table_id
+from tiltyard.model.ids import Id, namespace_id, parse_id, table_id
 from tiltyard.model.modes import CreateMode, DropMode, parse_mode
 from tiltyard.model.operations import Needs
 from tiltyard.model.privileges import ALL, Privilege, privilege_names
@@ -386,7 +386,7 @@ def _transaction_privileges(ctx: Context, record: TransactionRecord) -> int:
 def _list_all_jobs(ctx: Context, request: Any) -> Context:
     """Check that the caller sees the table whose jobs are listed. Raises TableNotFoundError, PermissionDeniedError."""
     if request.table is not None:
-        path = table_id(parse_id(request.table, DEFAULT_DELIMITER))
+        path = table_id(parse_id(request.table))
         return ctx.with_resolved({path: authorize_table(ctx, path, 0)})
     return ctx
 

@@ -135,10 +135,10 @@ def can(place: CatalogPlace, principal: str, privileges: str, securable: str, gr
 
 def _parse_object(text: str) -> dict[str, Any]:
     """Parse `table:a$b` into fields of a request. Raises InvalidInputError."""
-    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+    from tiltyard.model.ids import parse_id
 
     kind, _, name = text.partition(":")
-    return {"object_kind": kind or "server", "id": list(parse_id(name, DEFAULT_DELIMITER)) or None}
+    return {"object_kind": kind or "server", "id": list(parse_id(name)) or None}
 
 
 def _format_object(entry: dict[str, Any]) -> str:
@@ -317,10 +317,10 @@ def _parse_mask(text: str) -> dict[str, str]:
 
 def _print_policies(place: CatalogPlace, operation: str, table: str, **fields: Any) -> None:
     """Run an operation on a table's policies, and print all that the table has now."""
-    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+    from tiltyard.model.ids import parse_id
 
     with place.connect() as calls:
-        policies = calls.call(operation, id=list(parse_id(table, DEFAULT_DELIMITER)), **fields)["policies"]
+        policies = calls.call(operation, id=list(parse_id(table)), **fields)["policies"]
         for policy in policies:
             parts = [f"rows where {policy['filter']}"] if policy.get("filter") is not None else []
             parts += [f"{mask['column']}: {mask.get('expression') or mask['mask']}" for mask in policy["masks"]]

@@ -149,7 +149,7 @@ def import_catalog(
       tiltyard import-catalog lake films --copy --spark 'local[4]' --root ./data
       tiltyard import-catalog sales --to 'lake$sales' --root ./data
     """
-    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+    from tiltyard.model.ids import parse_id
 
     _check_options(target, mounted, copy=copy, keeps_entries=keep_entries, master=master, storage=task_storage)
     if file is not None and not file.parent.is_dir():
@@ -158,7 +158,7 @@ def import_catalog(
     options = {"copy": copy or None, "keep_entry": keep_entries or None, "allow_wider_access": allow_wider_access}
     report = Report(source, mounted or target or "")
     with interruptible() as interruption, place.connect() as calls:
-        ends = parse_id(source, DEFAULT_DELIMITER), parse_id(report.target, DEFAULT_DELIMITER)
+        ends = parse_id(source), parse_id(report.target)
         _check_ends(calls, *ends, is_return=is_return)
         plan = list(_plan(calls, *ends))
         report.number = sum(len(namespace.tables) for namespace in plan)

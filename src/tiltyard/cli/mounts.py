@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -197,7 +197,7 @@ def doctor(place: CatalogPlace, name: str, convert: bool) -> None:
     contents = ""
     with place.connect() as calls:
         kind = _find_mount(calls, name)["kind"]
-        for page in _check_pages(calls, name, convert=convert):
+        for page in calls.pages("CheckMount", id=_parse_name(name), convert=convert or None):
             if not page["reachable"]:
                 refuse(f"{name} ({kind}) cannot be reached: {page['outage']}")
             _show_progress("")
@@ -211,17 +211,6 @@ def doctor(place: CatalogPlace, name: str, convert: bool) -> None:
     click.echo(f"{name} ({kind}) answers: {contents}, {_format_count(problems, 'problem')}.")
     if problems:
         sys.exit(ExitStatus.NOT_WELL)
-
-
-def _check_pages(calls: Caller, name: str, *, convert: bool) -> Iterator[dict[str, Any]]:
-    """Yield the responses of CheckMount, one for each few seconds of its work."""
-    token = None
-    while True:
-        page = calls.call("CheckMount", id=_parse_name(name), convert=convert or None, page_token=token)
-        yield page
-        token = page.get("page_token")
-        if not token:
-            return
 
 
 def _show_progress(text: str) -> None:
@@ -282,9 +271,9 @@ def _find_mount(calls: Caller, name: str) -> dict[str, Any]:
 
 def _parse_name(name: str) -> list[str]:
     """Parse `a$b`. Raises InvalidInputError."""
-    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+    from tiltyard.model.ids import parse_id
 
-    return list(parse_id(name, DEFAULT_DELIMITER))
+    return list(parse_id(name))
 
 
 def _milliseconds(seconds: float | None) -> int | None:

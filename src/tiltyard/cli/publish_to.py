@@ -147,9 +147,9 @@ def _wait(calls: Caller, entry: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _parse_id(text: str | None) -> list[str] | None:
     """Parse `a$b`; '$' is the root. Raises InvalidInputError."""
-    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+    from tiltyard.model.ids import parse_id
 
-    return None if text is None else list(parse_id(text, DEFAULT_DELIMITER))
+    return None if text is None else list(parse_id(text))
 
 
 def _format_publication(entry: Mapping[str, Any]) -> str:

@@ -333,7 +333,7 @@ def default_namespace(headers: dict[bytes, bytes]) -> Id:
     Raises InvalidInputError.
     """
     text = headers.get(b"namespace-path", b"").decode(errors="replace")
-    return Id() if text in ("", PUBLIC) else parse_id(text, "$")
+    return Id() if text in ("", PUBLIC) else parse_id(text)
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:

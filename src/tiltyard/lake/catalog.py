@@ -155,14 +155,14 @@ class LakeNamespace(Guessing):
 
         Raises NamespaceNotFoundError.
         """
-        return [format_id((*self.path, name)) for name in self._list(upstream.ListTablesRequest, "tables")]
+        return [format_id((*self.path, name)) for name in self._list("ListTables", "tables")]
 
     def namespaces(self) -> list[str]:
         """Return the ids of the namespaces directly in it, as `lake.namespace` takes them.
 
         Raises NamespaceNotFoundError.
         """
-        return [format_id((*self.path, name)) for name in self._list(upstream.ListNamespacesRequest, "namespaces")]
+        return [format_id((*self.path, name)) for name in self._list("ListNamespaces", "namespaces")]
 
     def create(self, *, exist_ok: bool = False) -> LakeNamespace:
         """Create the namespace; return it. Raises NamespaceAlreadyExistsError unless `exist_ok`."""
@@ -194,15 +194,8 @@ class LakeNamespace(Guessing):
             raise InvalidInputError(f"name is empty: name a {kind}.")
         return (*self.path, *names)
 
-    def _list(self, request: type[Any], field_name: str) -> Iterator[str]:
-        operation = getattr(self._client, f"list_{field_name}")
-        token: str | None = None
-        while True:
-            page = operation(request(id=list(self.path), page_token=token, limit=PAGE_SIZE))
-            yield from getattr(page, field_name)
-            token = page.page_token
-            if not token:
-                return
+    def _list(self, operation: str, field: str) -> Iterator[str]:
+        return self._lake.calls.entries(operation, field, id=list(self.path), limit=PAGE_SIZE)
 
 
 class Lake(LakeSession, LakeNamespace):

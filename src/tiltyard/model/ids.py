@@ -61,8 +61,8 @@ def wire_delimiter(names: Sequence[str]) -> str:
     return _UNIT_SEPARATOR if any(DEFAULT_DELIMITER in name for name in names) else DEFAULT_DELIMITER
 
 
-def parse_id(text: str, delimiter: str) -> Id:
-    """Parse a decoded path segment; the delimiter alone (or an empty text) is the root.
+def parse_id(text: str, delimiter: str = DEFAULT_DELIMITER) -> Id:
+    """Parse an id as requests and commands have it; the delimiter alone (or an empty text) is the root.
 
     Raises InvalidInputError for a name that no object can have.
     """

@@ -155,7 +155,7 @@ def table(where: CatalogConnection | str, name: str | tuple[str, ...]) -> Table:
     """Return a table by its id (`films`, `library$books`). Raises InvalidInputError."""
     catalog = where if isinstance(where, CatalogConnection) else connection(where)
     # A plain tuple: tasks get it, and would import the namespace client with the class `Id`.
-    path = tuple(parse_id(name, DEFAULT_DELIMITER)) if isinstance(name, str) else name
+    path = tuple(parse_id(name)) if isinstance(name, str) else name
     if not path:
         raise InvalidInputError("Name a table.")
     return Table(catalog, path)

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast,
 import msgspec
 from lance_namespace.errors import InternalError, InvalidInputError, PermissionDeniedError, ServiceUnavailableError
 
-from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.model.ids import parse_id
 from tiltyard.model.jobs import DRIVER_VARIABLE, UDFS_VARIABLE, pipeline_jobs
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.openlineage.emitter import observe
@@ -211,7 +211,7 @@ class RegisteredJob:
     def table(arguments: Mapping[str, Any]) -> list[str]:
         """Return the id of the table that it works on; [] for none. Raises InvalidInputError."""
         name = arguments.get("table")
-        return list(parse_id(name, DEFAULT_DELIMITER)) if isinstance(name, str) else []
+        return list(parse_id(name)) if isinstance(name, str) else []
 
 
 _registry: dict[str, RegisteredJob] = {}

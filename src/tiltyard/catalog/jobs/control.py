@@ -19,7 +19,7 @@ from tiltyard.access.needs import ALTER_JOB, DESCRIBE_JOB_STATE, LIST_ALL_JOBS, 
 from tiltyard.catalog.jobs.submission import describe_loss
 from tiltyard.catalog.namespaces import DROP_KIND
 from tiltyard.catalog.tables import DROP_TABLE
-from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
+from tiltyard.model.ids import parse_id, table_id
 from tiltyard.model.jobs import JOB_RESULTS, JOBS, RETRYABLE, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import always, operation
@@ -91,7 +91,7 @@ def _filter(ctx: Context, request: models.ListAllJobsRequest) -> JobFilter:
         if (word := request.state.upper()) not in _STATES:
             raise InvalidInputError(f"There is no state '{request.state}': choose one of {', '.join(_STATES)}.")
         state = _STATES[word]
-    table = None if request.table is None else find_table(ctx, table_id(parse_id(request.table, DEFAULT_DELIMITER))).id
+    table = None if request.table is None else find_table(ctx, table_id(parse_id(request.table))).id
     kinds = job_kinds() if request.job_type is None else (request.job_type,)
     # It comes often, for every table: what has succeeded would be nearly all of a list.
     omitted = UPKEEP if request.job_type is None and table is None else None

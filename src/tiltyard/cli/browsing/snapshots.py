@@ -58,16 +58,15 @@ def list_snapshots(catalog: Caller, form: OutputFormat) -> None:
     from tiltyard.cli.output.cells import format_time
     from tiltyard.cli.output.formats import print_records
 
-    records: list[dict[str, Any]] = []
-    token = None
-    while True:
-        page = catalog.call("ListSnapshots", page_token=token)
-        for each in page["snapshots"]:
-            facts = {"created": format_time(each["created_at_millis"]), "by": each["created_by"]}
-            records.append({"name": each["name"], **facts, "tables": ", ".join(_members(each))})
-        token = page.get("page_token")
-        if not token:
-            break
+    records = [
+        {
+            "name": each["name"],
+            "created": format_time(each["created_at_millis"]),
+            "by": each["created_by"],
+            "tables": ", ".join(_members(each)),
+        }
+        for each in catalog.entries("ListSnapshots", "snapshots")
+    ]
     print_records(records, ("name", "created", "by", "tables"), form)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,22 +47,8 @@ def versions(catalog: Caller, table: TypedId, limit: int, branch: str | None, fo
     from tiltyard.cli.output.cells import format_time
     from tiltyard.cli.output.formats import print_records
 
-    found: list[dict[str, Any]] = []
-    token = None
-    while len(found) < limit:
-        page = catalog.call(
-            "ListTableVersions",
-            id=list(table),
-            branch=branch,
-            descending=True,
-            load_changes=True,
-            limit=min(_PAGE, limit - len(found)),
-            page_token=token,
-        )
-        found += page["versions"]
-        token = page.get("page_token")
-        if not token:
-            break
+    request = {"id": list(table), "branch": branch, "descending": True, "load_changes": True}
+    newest = catalog.entries("ListTableVersions", "versions", limit=min(_PAGE, limit), **request)
     tags = _list_tags(catalog, table)
     records = [
         {
@@ -75,7 +62,7 @@ def versions(catalog: Caller, table: TypedId, limit: int, branch: str | None, fo
             or None,
             **_describe(each.get("metadata") or {}),
         }
-        for each in found
+        for each in islice(newest, limit)
     ]
     shown = [name for name in _SHOWN_METADATA if any(record[name] is not None for record in records)]
     numbers = ("version", *(name for name in shown if name != "operation"))
@@ -89,14 +76,8 @@ def _describe(metadata: dict[str, str]) -> dict[str, str | None]:
 
 
 def _list_tags(catalog: Caller, table: TypedId) -> dict[str, Any]:
-    tags: dict[str, Any] = {}
-    token = None
-    while True:
-        page = catalog.call("ListTableTags", id=list(table), page_token=token)
-        tags |= page["tags"]
-        token = page.get("page_token")
-        if not token:
-            return tags
+    pages = catalog.pages("ListTableTags", id=list(table))
+    return {name: tag for page in pages for name, tag in page["tags"].items()}
 
 
 @click.group("tag", cls=CommandGroup, short_help="Give versions of a table names.")

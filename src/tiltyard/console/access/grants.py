@@ -69,7 +69,7 @@ def _object_of(page: PageRequest) -> tuple[PageRequest, str]:
     Raises InvalidInputError.
     """
     if not page.path and page.text("object"):
-        page = replace(page, path=parse_id(page.text("object"), DEFAULT_DELIMITER))
+        page = replace(page, path=parse_id(page.text("object")))
     kind = page.text("kind") or ("namespace" if page.path else "server")
     if kind not in KINDS:
         raise InvalidInputError(f"Grants are on the server, a namespace or a table, not on '{kind[:40]}'.")

@@ -42,7 +42,7 @@ def read_choices(calls: PageCalls, named: AbstractSet[str], table: str) -> Mappi
     if "index type" in named:
         choices["index type"] = Choices([(kind.value, "") for kind in IndexType])
     try:
-        id_ = list(parse_id(table, DEFAULT_DELIMITER)) if table else []
+        id_ = list(parse_id(table)) if table else []
     except InvalidInputError:  # what was entered is no name: sending the form says so
         id_ = []
     if id_ and named & {"column", "new column", "columns"}:

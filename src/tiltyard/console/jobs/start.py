@@ -14,7 +14,7 @@ from tiltyard.console.jobs.catalog_choices import read_choices
 from tiltyard.console.jobs.job import missing_worker
 from tiltyard.console.page import Page, PageRequest, Problem, Redirect
 from tiltyard.console.templates import link
-from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.model.ids import parse_id
 from tiltyard.runtime.child_process import run_command
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def submit(page: PageRequest) -> Page | Redirect:
     try:
         arguments = read_arguments(form, texts)
         table = arguments.get("table")
-        path = list(parse_id(table, DEFAULT_DELIMITER)) if isinstance(table, str) else None
+        path = list(parse_id(table)) if isinstance(table, str) else None
         submitted = page.calls.call("SubmitJob", name=name, arguments=arguments, table=path)
     except LanceNamespaceError as error:
         return _form_page(page, name, form, texts, page.explain(error))

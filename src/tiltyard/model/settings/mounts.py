@@ -35,9 +35,9 @@ class MountSettings(msgspec.Struct, frozen=True):
 
     def id(self, name: str) -> Id:
         """Return the id of the namespace that the mount `name` is. Raises InvalidInputError."""
-        from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id  # noqa: PLC0415  # it imports lance_namespace, slowly
+        from tiltyard.model.ids import parse_id  # noqa: PLC0415  # it imports lance_namespace, slowly
 
-        return parse_id(self.namespace or name, DEFAULT_DELIMITER)
+        return parse_id(self.namespace or name)
 
 
 _OWN = frozenset(MountSettings.__struct_fields__) - {"settings"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
-from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
+from tiltyard.model.ids import Id, parse_id
 
 PREFIX = "tiltyard.plain_view."
 """The prefix of their properties."""
@@ -46,7 +46,7 @@ class PlainView:
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties.get(_SCHEMA_PROPERTY, ""))))
             text = properties.get(DATABASE_PROPERTY, "")
-            database = parse_id(text, DEFAULT_DELIMITER) if text else _ROOT
+            database = parse_id(text) if text else _ROOT
         except (pa.ArrowException, OSError, ValueError, InvalidInputError):
             return None
         return cls(query, schema, database)

@@ -13,17 +13,15 @@ from typing import Required, TypedDict
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import Id
-from tiltyard.mounts.backends.iceberg_namespaces import (
-    CATALOG_SERVICE,
-    IcebergNamespaces,
-    can_be_name,
+from tiltyard.mounts.backends.iceberg_protocol import (
+    FormatSettings,
+    IcebergProtocol,
     location_uri,
-    namespace_path,
     property_changes,
 )
-from tiltyard.mounts.catalog_errors import existing_table, missing_namespace, missing_table
+from tiltyard.mounts.catalog_errors import existing_table, missing_table
 from tiltyard.mounts.http.aws_keys import AwsKeys, load_aws
-from tiltyard.mounts.http.client import HttpSettings, RequestAuthorization, ResponseError
+from tiltyard.mounts.http.client import RequestAuthorization, ResponseError
 from tiltyard.mounts.http.oauth2 import json_client
 from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
@@ -34,9 +32,7 @@ from tiltyard.mounts.lance_entries import (
     other_format_error,
     user_properties,
 )
-from tiltyard.mounts.lookup_cache import TableFormats
-from tiltyard.mounts.mount_settings import check_age
-from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
+from tiltyard.mounts.mounted_catalog import MountedTable, Properties, StorageCredentials
 from tiltyard.mounts.storage_credentials import PrefixCredentials, iceberg_credentials
 from tiltyard.storage.locations import canonical_location
 
@@ -74,7 +70,7 @@ _Entry = TypedDict(
 
 
 @dataclass(frozen=True, kw_only=True)
-class IcebergSettings(HttpSettings, AwsKeys):
+class IcebergSettings(FormatSettings, AwsKeys):
     """How to reach a catalog, with a token, as an OAuth2 client, or by AWS's signatures.
 
     `signing_name` is the service that AWS knows the catalog by, `glue` or `s3tables`, in `signing_region`. `oauth2_uri`
@@ -85,77 +81,40 @@ class IcebergSettings(HttpSettings, AwsKeys):
     warehouse: str = ""
     signing_name: str = ""
     signing_region: str = ""
-    formats_age: float = 30.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for what cannot be used."""
         super().__post_init__()
         self.check_keys()
-        check_age(formats_age=self.formats_age)
         if bool(self.signing_name) != bool(self.signing_region):
             raise ValueError("signing_name and signing_region come together")
         if self.signing_name and (self.token or self.client_id):
             raise ValueError("signing_name excludes token and client_id")
 
 
-class IcebergCatalog:
+class IcebergCatalog(IcebergProtocol):
     """The namespaces and Lance tables of a catalog, or of one of its warehouses."""
 
     settings_type = IcebergSettings
     kind = "iceberg"
-    levels = None
 
     def __init__(self, settings: IcebergSettings) -> None:
         """Parse; nothing is sent yet. Raises InvalidInputError for unusable keys of AWS."""
         self._settings = settings
-        self._name = f"The Iceberg catalog {settings.uri}"
+        name = f"The Iceberg catalog {settings.uri}"
         own_tokens = f"{settings.uri.rstrip('/')}/v1/oauth/tokens"
         http = replace(settings, oauth2_uri=settings.oauth2_uri or own_tokens) if settings.client_id else settings
-        self._client = json_client(self._name, http, _signatures(self._name, settings))
-        self._namespaces = IcebergNamespaces(
-            self._name, self._client, settings.uri, settings.warehouse, settings.timeout
-        )
-        self._formats = TableFormats(self._load_briefly, settings.connections, settings.formats_age)
-
-    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
-        return self._namespaces.list_children(parent, limit, token)
-
-    def get_namespace(self, namespace: Id) -> Properties:
-        return self._namespaces.get(namespace)
-
-    def create_namespace(self, namespace: Id, properties: Properties) -> None:
-        self._namespaces.create(namespace, properties)
-
-    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
-        return self._namespaces.update_properties(namespace, changes)
-
-    def drop_namespace(self, namespace: Id) -> None:
-        self._namespaces.drop(namespace, (CATALOG_SERVICE, "tables"))
-
-    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
-        if not namespace:
-            return NamePage(())
-        self._namespaces.check_existing(namespace)
-        entries, following = self._namespaces.entries(
-            namespace,
-            _tables_path(namespace),
-            "identifiers",
-            limit,
-            token,
-            is_kept=lambda chunk: self._formats.are_lance([Id((*namespace, entry["name"])) for entry in chunk]),
-        )
-        if not entries:  # some catalogs have none in a namespace that is not there
-            self._namespaces.get(namespace)
-        return NamePage(tuple(entry["name"] for entry in entries), following)
+        client = json_client(name, http, _signatures(name, settings))
+        super().__init__(name, client, settings.uri, settings.warehouse, settings)
 
     def get_table(self, table: Id) -> MountedTable:
         return _described(table, self._load(table))
 
     def declare_table(self, table: Id, location: str | None, properties: Properties) -> MountedTable:
-        self._namespaces.check_new_table(table)
+        self.check_new_table(table)
         check_properties(properties, _HIDDEN_PROPERTIES)
         place = canonical_location(location) if location is not None else self._default_location(table)
-        self._namespaces.get(table.parent)
+        self.get_namespace(table.parent)
         body = {
             "name": table.name,
             "schema": _SCHEMA,
@@ -163,12 +122,7 @@ class IcebergCatalog:
             "stage-create": False,
             **({"location": location_uri(place)} if place else {}),
         }
-        try:
-            entry = self._namespaces.request("POST", _tables_path(table.parent), body=body, expected=_Entry)
-        except ResponseError as error:
-            missing, exists = missing_namespace(table.parent), existing_table(table)
-            raise self._namespaces.translated(error, missing, exists) from error
-        described = _described(table, entry)
+        described = _described(table, self.create_entry(table, body, _Entry))
         if location is not None and described.location != place:
             self.deregister_table(table)
             raise InvalidInputError(f"{self._name} puts tables at locations of its own choice: leave the location out.")
@@ -186,34 +140,30 @@ class IcebergCatalog:
         requirement = {"type": "assert-table-uuid", "uuid": entry["metadata"]["table-uuid"]}
         body = {"requirements": [requirement], "updates": updates}
         try:
-            self._namespaces.request("POST", _table_path(table), body=body)
+            self.request_tables("POST", table.parent, table.name, body=body)
         except ResponseError as error:
-            raise self._namespaces.translated(error, missing_table(table)) from error
+            raise self.translated(error, missing_table(table)) from error
         return self.get_table(table)
 
     def rename_table(self, table: Id, new_id: Id) -> MountedTable:
-        self._namespaces.check_new_table(new_id)
+        self.check_new_table(new_id)
         self._load(table)
-        self._namespaces.get(new_id.parent)
+        self.get_namespace(new_id.parent)
         body = {
             "source": {"namespace": list(table.parent), "name": table.name},
             "destination": {"namespace": list(new_id.parent), "name": new_id.name},
         }
         try:
-            self._namespaces.request("POST", ("tables", "rename"), body=body)
+            self.request("POST", ("tables", "rename"), body=body)
         except ResponseError as error:
-            raise self._namespaces.translated(error, missing_table(table), existing_table(new_id)) from error
+            raise self.translated(error, missing_table(table), existing_table(new_id)) from error
         self._formats.forget(table)
         self._formats.add(new_id)
         return self.get_table(new_id)
 
     def deregister_table(self, table: Id) -> MountedTable:
         described = self.get_table(table)
-        try:
-            self._namespaces.request("DELETE", _table_path(table), {"purgeRequested": "false"})
-        except ResponseError as error:
-            raise self._namespaces.translated(error, missing_table(table)) from error
-        self._formats.forget(table)
+        self.delete_entry(table, {"purgeRequested": "false"})
         return described
 
     def vend_credentials(self, table: Id, *, writable: bool) -> StorageCredentials | None:
@@ -222,31 +172,19 @@ class IcebergCatalog:
         location = entry["metadata"]["location"]
         return iceberg_credentials(location, entry.get("config") or {}, entry.get("storage-credentials") or ())
 
-    def close(self) -> None:
-        self._client.close()
-
     def _default_location(self, table: Id) -> str | None:
         if not self._settings.root:
             return None
         return new_table_location("/".join((canonical_location(self._settings.root).rstrip("/"), *table.parent)), table)
 
-    def _load_briefly(self, table: Id) -> None:
-        """Raise TableNotFoundError for a table that is not Lance's, or gone."""
-        self._load(table, query=_FEW_SNAPSHOTS)
+    def _check_format(self, table: Id) -> _Entry:
+        return self._load(table, query=_FEW_SNAPSHOTS)
 
     def _load(
         self, table: Id, *, query: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
     ) -> _Entry:
         """Return a Lance table's entry. Raises TableNotFoundError, NamespaceNotFoundError."""
-        if len(table) < 2 or not all(map(can_be_name, table)):
-            self._namespaces.get(table.parent)
-            raise missing_table(table)
-        try:
-            entry: _Entry = self._namespaces.request("GET", _table_path(table), query, headers=headers, expected=_Entry)
-        except ResponseError as error:
-            if error.status == 404:
-                self._namespaces.get(table.parent)
-            raise self._namespaces.translated(error, missing_table(table)) from error
+        entry: _Entry = self.load_entry(table, _Entry, query, headers)
         if not is_lance(entry["metadata"].get("properties")):
             raise other_format_error(self._name, table)
         return entry
@@ -260,14 +198,6 @@ def _signatures(name: str, settings: IcebergSettings) -> RequestAuthorization | 
         name, settings, settings.signing_name, settings.signing_region
     )
     return signatures
-
-
-def _tables_path(namespace: Id) -> tuple[str, ...]:
-    return *namespace_path(namespace), "tables"
-
-
-def _table_path(table: Id) -> tuple[str, ...]:
-    return *_tables_path(table.parent), table.name
 
 
 def _described(table: Id, entry: _Entry) -> MountedTable:

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from tiltyard.model.ids import Id
-from tiltyard.mounts.backends.iceberg_namespaces import location_uri
+from tiltyard.mounts.backends.iceberg_protocol import location_uri
 from tiltyard.mounts.catalog_errors import (
     UNSUPPORTED,
     MalformedAnswerError,

@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 
 from tiltyard.calls.caller import Caller
 from tiltyard.model.columns.computed_columns import VIEW
-from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id
+from tiltyard.model.ids import Id, parse_id
 from tiltyard.pipeline.driver.catalog_run import submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.upkeep.decision import UpkeepState, decide_upkeep
@@ -73,7 +73,7 @@ def queue_needed_jobs(
         (job, table): job_id for job in (OPTIMIZE, REFRESH) for table, job_id in _unfinished_jobs(client, job)
     }
     for name in tables or _all_tables(client):
-        path = parse_id(name, DEFAULT_DELIMITER)
+        path = parse_id(name)
         try:
             needed_jobs = list(_find_needed_jobs(client, path, thresholds, is_named=bool(tables)))
         except (InvalidInputError, InvalidTableStateError, TableNotFoundError, NamespaceNotFoundError) as error:

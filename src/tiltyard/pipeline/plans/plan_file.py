@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.model.ids import parse_id
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.type_names import type_name
 from tiltyard.pipeline.indexes.job import make_spec, with_metric
@@ -158,7 +158,7 @@ def _check_table(name: str, table: TablePlan) -> None:
     if table.sql is not None and files_only:
         raise PlanError(path, f"'{files_only[0]}' is of files, not of SQL.")
     try:
-        parse_id(name, DEFAULT_DELIMITER)
+        parse_id(name)
         table.write_options()
         for number, index in enumerate(table.indexes):
             path = ("tables", name, "indexes", number)

@@ -19,7 +19,7 @@ from math import isfinite
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.branches import MAIN, Branch
-from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
+from tiltyard.model.ids import Id, parse_id, table_id
 from tiltyard.model.views.definitions import check_query_text
 from tiltyard.tables.lance_sql.expressions import check_expression
 from tiltyard.tables.lance_sql.lexer import AMBIGUOUS, Token, tokenize
@@ -146,7 +146,7 @@ def _source(tokens: Sequence[Token], at: int, namespace: Id) -> tuple[Id, Branch
             f"The table function {names[0]} is not supported in a view's query: name a table."
         )
     if len(names) > 1:  # lancedb 0.41 joins the namespaces: "eu$sales"."films"
-        return table_id([part for name in names for part in parse_id(name, DEFAULT_DELIMITER)]), MAIN, at
+        return table_id([part for name in names for part in parse_id(name)]), MAIN, at
     return _in_namespace(names[0], namespace), MAIN, at
 
 
@@ -179,7 +179,7 @@ def _dedup_query(text: str, tokens: Sequence[Token], namespace: Id) -> SelectQue
 
 
 def _in_namespace(name: str, namespace: Id) -> Id:
-    path = table_id(parse_id(name, DEFAULT_DELIMITER))
+    path = table_id(parse_id(name))
     return path if len(path) > 1 else Id((*namespace, *path))
 
 

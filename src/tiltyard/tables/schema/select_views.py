@@ -27,7 +27,7 @@ from tiltyard.catalog.jobs.authorization import authorize_submitter
 from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.model.branches import MAIN
 from tiltyard.model.columns.blob_columns import has_blobs
-from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
+from tiltyard.model.ids import parse_id, table_id
 from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.lineage import RUN_PROPERTY, CommitLineage
 from tiltyard.model.refusals import RefusedError
@@ -263,7 +263,7 @@ class _SelectView:
             if version not in (None, dedup.version):
                 raise InvalidInputError(f"The view is of the version {dedup.version} of its source, always.")
             version = dedup.version
-        path, branch = table_id(parse_id(self._name, DEFAULT_DELIMITER)), self._query.branch
+        path, branch = table_id(parse_id(self._name)), self._query.branch
         opened = open_for_reading(self._ctx, path, branch=branch, version=version)
         if opened.record.location != self._source_location:
             raise TableNotFoundError(f"Another table is called {self._name} by now: refresh the view again.")

@@ -18,7 +18,7 @@ from lance_namespace.errors import (
 from tiltyard.access.authorization import authorize_table
 from tiltyard.access.stored_definitions import Definer
 from tiltyard.change_feed.table_history import read_transactions
-from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id, table_id
+from tiltyard.model.ids import parse_id, table_id
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind, ViewLineage, parse_sources
@@ -81,7 +81,7 @@ def resolve_sources(ctx: Context, view: Id, definition: ViewDefinition, definer:
     """
     locations, own = {}, definer.context(ctx)
     for name in source_names(definition):
-        path = table_id(parse_id(name, DEFAULT_DELIMITER))
+        path = table_id(parse_id(name))
         if path == view:
             raise InvalidInputError("A view cannot read itself.")
         record = _readable(ctx, path)

@@ -25,7 +25,7 @@ from tiltyard.model.columns.computed_columns import (
     read_declaration,
     refresh_seconds,
 )
-from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
+from tiltyard.model.ids import Id, parse_id, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.views.definitions import ViewDefinition, ViewKind
 from tiltyard.storage.errors import lance_errors
@@ -180,7 +180,7 @@ class RefreshedView:
     def look(self, seen: Any) -> tuple[Any, bool]:
         """See the source's location and the version that the view reads. Raises what opening it raises."""
         (name,) = source_names(self.definition)
-        path, query = table_id(parse_id(name, DEFAULT_DELIMITER)), parse_select(self.definition.query)
+        path, query = table_id(parse_id(name)), parse_select(self.definition.query)
         version = None if query.dedup is None else query.dedup.version
         opened = open_for_reading(self.ctx, path, branch=query.branch, version=version)
         source = [opened.record.location, int(opened.dataset.version)]

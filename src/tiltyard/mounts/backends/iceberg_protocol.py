@@ -1,10 +1,12 @@
-"""The namespaces of a catalog that speaks Iceberg's REST protocol, and requests to whatever it has in them."""
+"""Catalogs that speak Iceberg's REST protocol: their namespaces, and the lists and entries of tables in them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypedDict
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -19,13 +21,17 @@ from tiltyard.mounts.call_deadline import held_in_time
 from tiltyard.mounts.catalog_errors import (
     CONFLICT,
     existing_namespace,
+    existing_table,
     http_error,
     impossible_name,
     missing_namespace,
+    missing_table,
     non_empty_namespace,
     root_dropped,
 )
-from tiltyard.mounts.http.client import JsonClient, ResponseError
+from tiltyard.mounts.http.client import HttpSettings, JsonClient, ResponseError
+from tiltyard.mounts.lookup_cache import TableFormats
+from tiltyard.mounts.mount_settings import check_age
 from tiltyard.mounts.mounted_catalog import NamePage, Properties
 from tiltyard.mounts.paged_lists import collect_page
 
@@ -60,30 +66,45 @@ _Page = TypedDict(
 )
 
 
-class IcebergNamespaces:
-    """The namespaces of a catalog, or of one of its warehouses."""
+@dataclass(frozen=True, kw_only=True)
+class FormatSettings(HttpSettings):
+    """`formats_age` is for how many seconds the formats of tables are remembered, of which lists are names alone."""
 
-    def __init__(self, name: str, client: JsonClient, root: str, warehouse: str, timeout: float) -> None:
+    formats_age: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what cannot be used."""
+        super().__post_init__()
+        check_age(formats_age=self.formats_age)
+
+
+class IcebergProtocol(ABC):
+    """What all backends do of a catalog, or of one of its warehouses, whatever its entries of tables are."""
+
+    levels = None
+    table_lists: ClassVar[Sequence[tuple[str, str]]] = ((CATALOG_SERVICE, "tables"),)
+    """What a namespace may have in it, services and the names of their lists; Lance tables are in the last one."""
+
+    def __init__(self, name: str, client: JsonClient, root: str, warehouse: str, settings: FormatSettings) -> None:
         """`name` is what messages call the catalog, `root` the URL below which its services are; nothing is sent."""
         self._name = name
         self._client = client
         self._root = root.rstrip("/")
         self._warehouse = warehouse
-        self._timeout = timeout
+        self._timeout = settings.timeout
+        self._formats = TableFormats(self._check_format, settings.connections, settings.formats_age)
         self._lock = threading.Lock()
         self._prefix: str | None = None
 
-    def list_children(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
-        """List the namespaces in a namespace. Raises NamespaceNotFoundError."""
+    def list_namespaces(self, parent: Id, limit: int | None = None, token: str | None = None) -> NamePage:
         self.check_existing(parent)
         query = {"parent": _LEVEL_SEPARATOR.join(parent)} if parent else {}
         names, following = self.entries(parent, ("namespaces",), "namespaces", limit, token, query)
         if not names:  # some catalogs have none in a namespace that is not there
-            self.get(parent)
+            self.get_namespace(parent)
         return NamePage(tuple(name[-1] for name in names), following)
 
-    def get(self, namespace: Id) -> Properties:
-        """Return the properties of a namespace. Raises NamespaceNotFoundError."""
+    def get_namespace(self, namespace: Id) -> Properties:
         if not namespace:
             return {}
         self.check_existing(namespace)
@@ -93,12 +114,11 @@ class IcebergNamespaces:
         except ResponseError as error:
             raise self.translated(error, missing_namespace(namespace)) from error
 
-    def create(self, namespace: Id, properties: Properties) -> None:
-        """Create a namespace. Raises NamespaceAlreadyExistsError, NamespaceNotFoundError, InvalidInputError."""
+    def create_namespace(self, namespace: Id, properties: Properties) -> None:
         if not namespace:
             raise existing_namespace(namespace)
         self.check_new_names(namespace)
-        self.get(namespace.parent)
+        self.get_namespace(namespace.parent)
         body = {"namespace": list(namespace), "properties": dict(properties)}
         try:
             self.request("POST", ("namespaces",), body=body)
@@ -106,25 +126,20 @@ class IcebergNamespaces:
             missing, exists = missing_namespace(namespace.parent), existing_namespace(namespace)
             raise self.translated(error, missing, exists) from error
 
-    def update_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
-        """Set and remove properties, and return all. Raises NamespaceNotFoundError."""
-        self.get(namespace)
+    def update_namespace_properties(self, namespace: Id, changes: Mapping[str, str | None]) -> Properties:
+        self.get_namespace(namespace)
         try:
             self.request("POST", (*namespace_path(namespace), "properties"), body=property_changes(changes))
         except ResponseError as error:
             raise self.translated(error, missing_namespace(namespace)) from error
-        return self.get(namespace)
+        return self.get_namespace(namespace)
 
-    def drop(self, namespace: Id, *tables: tuple[str, str]) -> None:
-        """Drop an empty namespace. Raises NamespaceNotFoundError, NamespaceNotEmptyError.
-
-        `tables` are what may be in it: services and the names of their lists.
-        """
+    def drop_namespace(self, namespace: Id) -> None:
         if not namespace:
             raise root_dropped(self._name)
-        if self.list_children(namespace, 1).names:
+        if self.list_namespaces(namespace, 1).names:
             raise non_empty_namespace(namespace)
-        for service, kind in tables:
+        for service, kind in self.table_lists:
             path = (*namespace_path(namespace), kind)
             if self.entries(namespace, path, "identifiers", 1, None, service=service)[0]:
                 raise non_empty_namespace(namespace)
@@ -133,6 +148,79 @@ class IcebergNamespaces:
         except ResponseError as error:
             missing, not_empty = missing_namespace(namespace), non_empty_namespace(namespace)
             raise self.translated(error, missing, not_empty) from error
+
+    def list_tables(self, namespace: Id, limit: int | None = None, token: str | None = None) -> NamePage:
+        if not namespace:
+            return NamePage(())
+        self.check_existing(namespace)
+        service, kind = self.table_lists[-1]
+        entries, following = self.entries(
+            namespace,
+            (*namespace_path(namespace), kind),
+            "identifiers",
+            limit,
+            token,
+            service=service,
+            is_kept=lambda chunk: self._formats.are_lance([Id((*namespace, entry["name"])) for entry in chunk]),
+        )
+        if not entries:  # some catalogs have none in a namespace that is not there
+            self.get_namespace(namespace)
+        return NamePage(tuple(entry["name"] for entry in entries), following)
+
+    def close(self) -> None:
+        self._client.close()
+
+    @abstractmethod
+    def _check_format(self, table: Id) -> object:
+        """Raise TableNotFoundError for a table that is not Lance's, or gone."""
+
+    def create_entry(self, table: Id, body: object, expected: Any) -> Any:
+        """Add the entry of a table. Raises TableAlreadyExistsError, NamespaceNotFoundError."""
+        try:
+            return self.request_tables("POST", table.parent, body=body, expected=expected)
+        except ResponseError as error:
+            raise self.translated(error, missing_namespace(table.parent), existing_table(table)) from error
+
+    def load_entry(
+        self,
+        table: Id,
+        expected: Any,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return the entry of a table, of any format. Raises TableNotFoundError, NamespaceNotFoundError."""
+        if len(table) < 2 or not all(map(can_be_name, table)):
+            self.get_namespace(table.parent)
+            raise missing_table(table)
+        try:
+            return self.request_tables("GET", table.parent, table.name, query=query, headers=headers, expected=expected)
+        except ResponseError as error:
+            if error.status == 404:
+                self.get_namespace(table.parent)
+            raise self.translated(error, missing_table(table)) from error
+
+    def delete_entry(self, table: Id, query: Mapping[str, str] | None = None) -> None:
+        """Delete the entry of a table. Raises TableNotFoundError."""
+        try:
+            self.request_tables("DELETE", table.parent, table.name, query=query)
+        except ResponseError as error:
+            raise self.translated(error, missing_table(table)) from error
+        self._formats.forget(table)
+
+    def request_tables(
+        self,
+        method: str,
+        namespace: Id,
+        *name: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        expected: Any = dict[str, Any],
+    ) -> Any:
+        """Send a request about the tables of a namespace, or one of them, as `request` does."""
+        service, kind = self.table_lists[-1]
+        path = (*namespace_path(namespace), kind, *name)
+        return self.request(method, path, query, body=body, headers=headers, service=service, expected=expected)
 
     def entries(
         self,

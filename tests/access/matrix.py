@@ -146,6 +146,24 @@ def _job(**more: Any) -> Row:
     return Row(fields)
 
 
+def _scheduled_job(scene: Scene, place: Place, name: str) -> Fields:
+    table = scene.table(place)
+    return {"id": [*scene.home(place), name], "job": JOB, "table": table, "every_seconds": 86_400}
+
+
+def _schedule(**more: Any) -> Row:
+    """A schedule of the administrator, of a job on the table."""
+
+    def fields(scene: Scene, place: Place) -> Fields:
+        if place is Place.MISSING:
+            return {"id": [*scene.home(place), "none"], **more}
+        request = _scheduled_job(scene, place, f"schedule{next(numbers)}")
+        scene.wire.call("CreateSchedule", request)
+        return {"id": request["id"], **more}
+
+    return Row(fields)
+
+
 def _any_job(scene: Scene, place: Place) -> Fields:
     return {"job_id": _ordered(scene, place)["id"][0]}
 
@@ -256,6 +274,7 @@ ROWS: dict[str, Row] = {
     "AddRoleMember": by_admin(_role, member="carl"),
     "AlterMount": by_admin(_mounted, max_age_millis=0),
     "AlterPrincipal": by_admin(lambda admin: _key(admin) and {"principal": "carl"}),
+    "AlterSchedule": _schedule(paused=True),
     "AlterSecret": on_table(value="x"),
     "AlterTableAddColumns": Row(
         lambda scene, place: {
@@ -296,6 +315,7 @@ ROWS: dict[str, Row] = {
     "CreateNamespace": new(),
     "CreatePublication": by_admin(_unpublished),
     "CreateRole": Row(lambda scene, place: {"role": f"role{next(numbers)}"}, placed=False),
+    "CreateSchedule": Row(lambda scene, place: _scheduled_job(scene, place, f"new{next(numbers)}")),
     "CreateSecret": new(value="x"),
     "CreateSnapshot": Row(_to_snapshot),
     "CreateTable": new(ARROW),
@@ -318,6 +338,7 @@ ROWS: dict[str, Row] = {
     "DescribeLineage": on_table(),
     "DescribeMaterializedView": on_table(),
     "DescribeNamespace": on_namespace(),
+    "DescribeSchedule": _schedule(),
     "DescribeSecret": on_table(),
     "DescribeSnapshot": Row(_snapshotted),
     "DescribeTable": on_table(),
@@ -331,6 +352,7 @@ ROWS: dict[str, Row] = {
     "DropNamespace": on_namespace(behavior="Cascade"),
     "DropPublication": by_admin(_published),
     "DropRole": by_admin(_role),
+    "DropSchedule": _schedule(),
     "DropSecret": on_table(),
     "DropSnapshot": Row(_snapshotted),
     "DropTable": on_table(),
@@ -370,6 +392,7 @@ ROWS: dict[str, Row] = {
     "ListPublications": alone(),
     "ListRoleBindings": alone(),
     "ListRoles": alone(),
+    "ListSchedules": alone(),
     "ListSecrets": on_namespace(),
     "ListSnapshots": alone(),
     "ListTableBranches": on_table(),
@@ -411,6 +434,7 @@ ROWS: dict[str, Row] = {
     "RevokeApiKey": by_admin(_key),
     "RevokePrivileges": _named(**CARL),
     "RotateApiKey": by_admin(_key),
+    "RunSchedule": _schedule(),
     "EnableTableRte": on_table(sharding={"mode": "unsharded"}),
     "SetTablePrimaryKey": on_table(columns=["id"]),
     "SetTablePolicy": on_table(name="all", filter="true"),

@@ -6,7 +6,8 @@
   records), deleted versions, appends queued for one commit, multipart uploads, the trash, folders scheduled for
   deletion, overlap of locations, upkeep (which tables got commits, and what gc and repair ask)
 - `mounts/mirrors` (publications, on the wire): other catalogs in which tables are registered, with their entries there
-- `jobs/`: transactions (long-running operations), jobs (those that drivers run), events (what happened to them);
+- `jobs/`: transactions (long-running operations), jobs (those that drivers run), events (what happened to them),
+  schedules (when jobs are queued by themselves);
   `idempotency` (requests with a key)
 - `processes`: servers and workers that are alive
 - `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
@@ -30,6 +31,7 @@ from tiltyard.store.functions.errors import FragmentErrors
 from tiltyard.store.functions.secrets import SecretRecord
 from tiltyard.store.idempotency import RequestLeaseLostError
 from tiltyard.store.jobs.jobs import JobFilter
+from tiltyard.store.jobs.schedules import ScheduleRecord
 from tiltyard.store.jobs.transactions import RunKeyTakenError
 from tiltyard.store.mounts.mirrors import MirrorRecord, PublishedEntry, SyncOutcome, TableProblem
 from tiltyard.store.mounts.mounts import LocationDroppedError, LocationTakenError, MountRecord
@@ -114,6 +116,7 @@ __all__ = [
     "RequestLeaseLostError",
     "RequestRecord",
     "RunKeyTakenError",
+    "ScheduleRecord",
     "ScheduledDeletion",
     "SecretRecord",
     "SigningKey",

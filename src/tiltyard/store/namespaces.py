@@ -47,7 +47,8 @@ LIST = "SELECT name AS text FROM namespaces WHERE parent_id = {namespace} AND na
 DELETE = "DELETE FROM namespaces WHERE id = ?"
 LOCK = "SELECT id FROM namespaces WHERE id = ? /*+ FOR UPDATE */"
 HAS_FUNCTIONS = """
-    SELECT 1 FROM named_secrets WHERE namespace_id = ? UNION ALL SELECT 1 FROM functions WHERE namespace_id = ? LIMIT 1
+    SELECT 1 FROM named_secrets WHERE namespace_id = ? UNION ALL SELECT 1 FROM functions WHERE namespace_id = ?
+    UNION ALL SELECT 1 FROM schedules WHERE namespace_id = ? LIMIT 1
 """
 
 TREE = """
@@ -181,8 +182,10 @@ class Namespaces(Repository):
         if self.connection.row(HAS_MOUNT, record.id):
             raise NamespaceNotEmptyError(f"This namespace is a mount: unmount it instead: {display_path(path)}")
         self.connection.row(LOCK, record.id)  # none of these can be added from here on
-        if self.connection.row(HAS_FUNCTIONS, record.id, record.id):
-            raise NamespaceNotEmptyError(f"Namespace is not empty, it has functions or secrets: {display_path(path)}")
+        if self.connection.row(HAS_FUNCTIONS, record.id, record.id, record.id):
+            raise NamespaceNotEmptyError(
+                f"Namespace is not empty, it has functions, secrets or schedules: {display_path(path)}"
+            )
         try:
             if not self.connection.change(DELETE, record.id):
                 raise namespace_not_found(path)

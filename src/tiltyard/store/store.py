@@ -23,6 +23,7 @@ from tiltyard.store.functions.secrets import Secrets
 from tiltyard.store.idempotency import KeyedRequests
 from tiltyard.store.jobs.events import JobEvents
 from tiltyard.store.jobs.jobs import Jobs
+from tiltyard.store.jobs.schedules import Schedules
 from tiltyard.store.jobs.transactions import Transactions
 from tiltyard.store.mounts.mirrors import Mirrors
 from tiltyard.store.mounts.mounts import Mounts
@@ -77,6 +78,7 @@ class UnitOfWork(
     Transactions,
     Jobs,
     JobEvents,
+    Schedules,
     Processes,
     Upkeep,
     KeyedRequests,

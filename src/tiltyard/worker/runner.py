@@ -1,4 +1,4 @@
-"""The worker: threads that claim transactions under a lease and run them, one that cleans up, and the sync of mirrors.
+"""The worker: threads that claim transactions under a lease and run them, one that cleans up, and the scheduler.
 
 Any number of workers may run on one catalog: the one that holds a transaction's lease runs it, and a transaction whose
 worker died can be claimed again when the lease ends.
@@ -25,6 +25,7 @@ from lance_namespace.errors import (
 
 from tiltyard.catalog.garbage import sweep
 from tiltyard.catalog.jobs.submission import end_lost_runs
+from tiltyard.catalog.schedules.due import queue_due_job
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
 from tiltyard.model.jobs import (
@@ -56,8 +57,8 @@ log = logging.getLogger("tiltyard.worker")
 POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0
 SWEEP_EXPIRED_SECONDS = 60.0
-PUBLISH_SECONDS = 2.0
-"""How often it is looked whether mirrors are due."""
+SCHEDULE_SECONDS = 1.0
+"""How often it is looked whether schedules and mirrors are due."""
 UPKEEP_SECONDS = 1.0
 """How often it is looked whether tables need upkeep."""
 PAUSE_SECONDS = 1.0
@@ -81,7 +82,7 @@ class Worker:
     def start(self) -> None:
         """Start the threads."""
         targets: list[tuple[str, Callable[[], None]]] = [(f"job-{number}", self._work) for number in range(self.limit)]
-        targets += [("sweeper", self._sweep), ("publisher", self._publish)]
+        targets += [("sweeper", self._sweep), ("scheduler", self._schedule)]
         if self._services.settings.upkeep:
             targets.append(("upkeep", self._maintain))
         self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in targets]
@@ -170,9 +171,11 @@ class Worker:
                 self._repeat_while_true(sweep_expired, ctx)
                 expired_due = time.monotonic() + SWEEP_EXPIRED_SECONDS
 
-    def _publish(self) -> None:
-        while not self._stopping.wait(PUBLISH_SECONDS):
+    def _schedule(self) -> None:
+        ctx = Context(self._services, "schedules", principal=SERVER)
+        while not self._stopping.wait(SCHEDULE_SECONDS):
             run_step(self._mirror_sync.start_due, self._stopping, self._services.outage_log)
+            self._repeat_while_true(queue_due_job, ctx)
 
     def _maintain(self) -> None:
         while not self._stopping.wait(UPKEEP_SECONDS):

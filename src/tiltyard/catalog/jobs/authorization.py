@@ -76,7 +76,7 @@ def authorize_submitter(ctx: Context, record: TransactionRecord) -> tuple[Contex
     submitter = _submitter(record)
     own = submitter.context(ctx)
     path = Id(record.payload.get("table") or ()) if table is None else _current_path(ctx, table)
-    _authorize(own, submitter, path, table, int(record.payload.get("wanted", 0)))
+    authorize_definer(own, submitter, path, table, int(record.payload.get("wanted", 0)))
     return own, path
 
 
@@ -135,8 +135,12 @@ def job_submitter(principal: Principal) -> Definer:
     )
 
 
-def _authorize(own: Context, submitter: Definer, path: Id, table: TableRecord | None, required: int) -> None:
-    """Check what SUBMIT_JOB checks: on the table, or on the namespace where the job is to create the table."""
+def authorize_definer(own: Context, submitter: Definer, path: Id, table: TableRecord | None, required: int) -> None:
+    """Check what SUBMIT_JOB checks: on the table, or on the namespace where the job is to create the table.
+
+    `own` is the context of whoever submits the job, or has scheduled it. Raises PermissionDeniedError,
+    NamespaceNotFoundError.
+    """
     if own.principal.administrator:
         return
     if not path:

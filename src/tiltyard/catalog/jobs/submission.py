@@ -8,6 +8,7 @@ driver has taken over an expired lease, all these calls fail, which stops the dr
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import (
@@ -76,28 +77,22 @@ def queue_job(
     that is leased at once is its submitter's own: no worker adopts it.
     Raises TableNotFoundError when the table is gone, ConcurrentModificationError (the stream has a run already).
     """
-    payload = {
-        "arguments": dict(arguments),
-        "table": list(table),
-        "spark": dict(spark or {}),
-        **submitter_payload(ctx, required),
-    }
-    payload |= {"image": image} if image else {}
-    job_properties = {"job": name, **({"table": str(Id(table))} if table else {}), **(properties or {})}
-
+    job = NewJob(
+        name,
+        arguments,
+        submitter_payload(ctx, required),
+        ctx.principal.name,
+        record_id=record_id,
+        namespace_id=namespace_id,
+        table=table,
+        spark=spark or {},
+        properties=properties or {},
+        image=image,
+    )
     run_key = exclusive_run_key(name, str(Id(table)), arguments)
 
     def work(catalog: UnitOfWork) -> TransactionRecord:
-        queued = catalog.create_transaction(
-            name,
-            record_id,
-            payload,
-            job_properties,
-            requested_by=ctx.principal.name,
-            namespace_id=namespace_id,
-            is_local=bool(owner),
-            run_key=run_key,
-        )
+        queued = job.create(catalog, run_key, is_local=bool(owner))
         return (catalog.claim_job(queued.id, owner, lease_ms) if owner else None) or queued
 
     if run_key is not None:
@@ -106,6 +101,46 @@ def queue_job(
         return ctx.store.transact(work)
     except RunKeyTakenError as error:
         raise _second_run(ctx, run_key or "") from error
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to queue, whose submission was authorized and checked: the arguments of `queue_job`.
+
+    `submitter` is the part of its payload that `submitter_payload` makes, `requested_by` the submitter's name.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    submitter: Mapping[str, Any]
+    requested_by: str | None
+    record_id: int | None = None
+    namespace_id: int | None = None
+    table: Sequence[str] = ()
+    spark: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
+
+    def create(self, catalog: UnitOfWork, run_key: str | None, *, is_local: bool = False) -> TransactionRecord:
+        """Queue it, as the only unfinished one with its run key. Raises TableNotFoundError, RunKeyTakenError."""
+        payload = {
+            "arguments": dict(self.arguments),
+            "table": list(self.table),
+            "spark": dict(self.spark),
+            **self.submitter,
+        }
+        payload |= {"image": self.image} if self.image else {}
+        table = {"table": str(Id(self.table))} if self.table else {}
+        return catalog.create_transaction(
+            self.name,
+            self.record_id,
+            payload,
+            {"job": self.name, **table, **self.properties},
+            requested_by=self.requested_by,
+            namespace_id=self.namespace_id,
+            is_local=is_local,
+            run_key=run_key,
+        )
 
 
 def _second_run(ctx: Context, run_key: str) -> ConcurrentModificationError:
@@ -125,18 +160,16 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
     The server validates `arguments` only for a job with a `job_validator`: the driver validates them. The table need
     not exist, for a job may create it. Raises InvalidInputError (no such job, a lease out of bounds).
     """
-    if request.name not in pipeline_jobs():
-        names = ", ".join(sorted(pipeline_jobs()))
-        raise InvalidInputError(f"There is no job '{request.name}': choose one of {names}.")
+    check_job_name(request.name)
     table = table_id(request.table) if request.table else Id()
-    record_id = _find_table_id(ctx, table)
+    record_id = find_job_table(ctx, table)
     record = queue_job(
         ctx,
         request.name,
         validate_arguments(ctx, request.name, table, request.arguments or {}),
         required=Privilege.RUN_UDFS,
         record_id=record_id,
-        namespace_id=_find_parent_id(ctx, table) if record_id is None else None,
+        namespace_id=find_job_parent(ctx, table) if record_id is None else None,
         table=table,
         spark=_checked_spark_properties(ctx, request),
         properties=request.properties,
@@ -152,7 +185,14 @@ def _checked_spark_properties(ctx: Context, request: models.SubmitJobRequest) ->
     return request.spark
 
 
-def _find_table_id(ctx: Context, table: Sequence[str]) -> int | None:
+def check_job_name(name: str) -> None:
+    """Raise InvalidInputError for a name that no job of the pipeline has."""
+    if name not in pipeline_jobs():
+        names = ", ".join(sorted(pipeline_jobs()))
+        raise InvalidInputError(f"There is no job '{name}': choose one of {names}.")
+
+
+def find_job_table(ctx: Context, table: Sequence[str]) -> int | None:
     """Return the id of a job's table, if it exists already."""
     if not table:
         return None
@@ -162,7 +202,7 @@ def _find_table_id(ctx: Context, table: Sequence[str]) -> int | None:
         return None
 
 
-def _find_parent_id(ctx: Context, table: Id) -> int | None:
+def find_job_parent(ctx: Context, table: Id) -> int | None:
     """Return the id of the namespace where a job is to create its table, if it exists already."""
     if not table:
         return None

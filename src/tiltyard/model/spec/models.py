@@ -139,6 +139,24 @@ class AlterPrincipalResponse(Model, kw_only=True):
     principal: PrincipalEntry
 
 
+class AlterScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
+    catch_up: bool | None = None
+    context: dict[str, str] | None = None
+    cron: str | None = None
+    debounce_seconds: float | None = None
+    every_seconds: float | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    on_commit: list[list[str]] | None = None
+    paused: bool | None = None
+    zone: str | None = None
+
+
+class AlterScheduleResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    schedule: ScheduleEntry
+
+
 class AlterSecretRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -796,6 +814,28 @@ class CreateRoleResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
+class CreateScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
+    arguments: dict[str, Any] | None = None
+    catch_up: bool | None = None
+    context: dict[str, str] | None = None
+    cron: str | None = None
+    debounce_seconds: float | None = None
+    every_seconds: float | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    job: str
+    on_commit: list[list[str]] | None = None
+    paused: bool | None = None
+    spark: dict[str, str] | None = None
+    table: list[str] | None = None
+    zone: str | None = None
+
+
+class CreateScheduleResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    schedule: ScheduleEntry
+
+
 class CreateSecretRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -1137,6 +1177,17 @@ class DescribeNamespaceResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class DescribeScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+
+
+class DescribeScheduleResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    schedule: ScheduleEntry
+
+
 class DescribeSecretRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -1344,6 +1395,16 @@ class DropRoleRequest(Model, kw_only=True, forbid_unknown_fields=True):
 
 
 class DropRoleResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
+class DropScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+
+
+class DropScheduleResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
@@ -2092,6 +2153,20 @@ class ListRolesResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
+class ListSchedulesRequest(Model, kw_only=True, forbid_unknown_fields=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+    table: str | None = None
+
+
+class ListSchedulesResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    page_token: str | None = None
+    schedules: list[ScheduleEntry]
+
+
 class ListSecretsRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -2741,6 +2816,45 @@ class RowFailure(Model, kw_only=True, forbid_unknown_fields=True):
     row_offset: Count64 | None = None
     error_type: str
     error_message: str
+
+
+class RunScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+
+
+class RunScheduleResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    job: JobEntry
+
+
+class ScheduleEntry(Model, kw_only=True):
+    arguments: dict[str, Any]
+    catch_up: bool | None = None
+    created_at_millis: Int64
+    cron: str | None = None
+    debounce_seconds: float | None = None
+    definer: str
+    every_seconds: float | None = None
+    id: list[str]
+    job: str
+    last_error: str | None = None
+    last_job_id: str | None = None
+    last_run_millis: Int64 | None = None
+    last_status: str | None = None
+    missed: Int64 | None = None
+    next_run_millis: Int64 | None = None
+    on_commit: list[list[str]] | None = None
+    paused: bool | None = None
+    refused: str | None = None
+    refused_at_millis: Int64 | None = None
+    skipped: Int64 | None = None
+    spark: dict[str, str] | None = None
+    state: str
+    table: list[str] | None = None
+    updated_at_millis: Int64
+    zone: str | None = None
 
 
 class SecretEntry(Model, kw_only=True):

@@ -107,9 +107,17 @@ LIST_TO = f"""
     ORDER BY kind, object_id LIMIT ?
 """
 DELETE = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
-_TABLE_DEPENDENTS = "policies", "views", "column_refreshes", "deleted_versions", "lineage"
+_TABLE_DEPENDENTS = (
+    "policies",
+    "views",
+    "column_refreshes",
+    "deleted_versions",
+    "lineage",
+    "schedules",
+    "schedule_sources",
+)
 DELETE_OF_NAMESPACES = tuple(
-    f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions")
+    f"DELETE FROM {name} WHERE namespace_id IN ({{ids}})" for name in ("named_secrets", "functions", "schedules")
 )
 DELETE_OF_TABLES = tuple(f"DELETE FROM {name} WHERE table_id IN ({{ids}})" for name in _TABLE_DEPENDENTS)
 
@@ -145,8 +153,8 @@ def place_grants(connection: Connection, kind: str, which: str, *values: object)
 
 
 def delete_dependents(connection: Connection, kind: str, ids: str, *values: object) -> None:
-    """Delete what depends on objects that are gone for good: their grants, policies and more of tables, functions
-    and secrets of namespaces.
+    """Delete what depends on objects that are gone for good: their grants, policies and more of tables, functions,
+    secrets and schedules of namespaces.
 
     `ids` is SQL that yields the objects' ids.
     """

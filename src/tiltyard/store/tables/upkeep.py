@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiltyard.runtime.lease import LOOK_LEASE_MS
+from tiltyard.store.jobs.schedules import mark_due
 from tiltyard.store.records import Path
 from tiltyard.store.repository import Repository, placeholders, reads, writes
 
@@ -275,7 +276,11 @@ class Upkeep(Repository):
 
 
 def note_changes(connection: Connection, table_ids: Iterable[int], now: int) -> None:
-    """Note within a transaction that tables got commits; in the order of their ids, so that no two wait for another."""
+    """Note within a transaction that tables got commits; in the order of their ids, so that no two wait for another.
+
+    It makes the schedules due that wait for such commits.
+    """
     rows = [(table_id, now, now + UPKEEP_DELAY_MS) for table_id in sorted(set(table_ids))]
     if rows:
         connection.change_many(NOTE, rows)
+        mark_due(connection, [row[0] for row in rows], now)

@@ -1,0 +1,123 @@
+"""When a scheduled job is due: by a cron expression in a time zone, or in an interval; and which times are missed.
+
+All moments are ms since 1970. A cron expression means what Debian's cron makes of it, also where clocks are put forward
+or back: a job of a fixed time runs once on such a day, one of each hour in each hour that there is.
+"""
+
+from __future__ import annotations
+
+import zoneinfo
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from cronsim import CronSim, CronSimError
+from lance_namespace.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+MAX_CRON_CHARACTERS = 100
+"""The length of a cron expression."""
+MIN_EVERY_SECONDS, MAX_EVERY_SECONDS = 5.0, 366 * 86_400.0
+"""The interval of a schedule: a job takes seconds to start."""
+MAX_LATE_SECONDS = 60.0
+"""A time that begins later than that is missed: no server was there, or the schedule was paused."""
+_CRON_FIELDS = 5
+_WORDS = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+
+
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When a job is due: one of `cron` (in a time zone, `UTC` by default) and `every_ms`; neither for commits alone.
+
+    `catch_up` says that one run makes up for all times that were missed.
+    """
+
+    cron: str | None = None
+    zone: str | None = None
+    every_ms: int | None = None
+    catch_up: bool = False
+
+    @property
+    def is_by_commits(self) -> bool:
+        """Return whether the job is due after commits alone."""
+        return self.cron is None and self.every_ms is None
+
+    def next_after(self, moment: int, due: int | None = None) -> int | None:
+        """Return the first time after a moment; None without any. Intervals are counted from `due`, an earlier one.
+
+        Raises InvalidInputError for a cron expression that has none.
+        """
+        if self.every_ms is not None:
+            start = moment if due is None else due
+            return start + self.every_ms * max(1, (moment - start) // self.every_ms + 1)
+        return None if self.cron is None else _next_of_cron(self.cron, find_zone(self.zone), moment)
+
+    def is_missed(self, due: int, now: int) -> bool:
+        """Return whether a time has passed that is not made up for; commits are never missed."""
+        return not (self.catch_up or self.is_by_commits) and now - due > 1000 * MAX_LATE_SECONDS
+
+
+def parse_timing(cron: str | None, zone: str | None, every_seconds: float | None, *, catch_up: bool | None) -> Timing:
+    """Return when a job is due; by commits alone if neither `cron` nor `every_seconds` is there.
+
+    Raises InvalidInputError: both, an expression or a time zone that is none, an interval out of bounds.
+    """
+    if cron is not None and every_seconds is not None:
+        raise InvalidInputError("A schedule has a cron expression or an interval (every), not both: leave one out.")
+    if zone is not None and cron is None:
+        raise InvalidInputError("A time zone is for a cron expression: leave it out, or give cron.")
+    if catch_up is not None and cron is None and every_seconds is None:
+        raise InvalidInputError("catch_up is for cron and every: commits are never missed.")
+    timing = Timing(cron, zone, None if every_seconds is None else _interval_ms(every_seconds), catch_up or False)
+    if cron is not None:
+        _next_of_cron(cron, find_zone(zone), int(datetime.now(UTC).timestamp() * 1000))
+    return timing
+
+
+def find_zone(name: str | None) -> tzinfo:
+    """Return a time zone by its name, UTC without one. Raises InvalidInputError."""
+    if name is None:
+        return UTC
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        raise InvalidInputError(
+            f"There is no time zone {name[:50]!r}: give a name of the tz database, such as Europe/Berlin."
+        ) from None
+
+
+def _interval_ms(seconds: float) -> int:
+    if not MIN_EVERY_SECONDS <= seconds <= MAX_EVERY_SECONDS:
+        raise InvalidInputError(
+            f"A schedule's interval is {MIN_EVERY_SECONDS:g} to {MAX_EVERY_SECONDS:g} seconds, not {seconds:g}."
+        )
+    return int(seconds * 1000)
+
+
+def _next_of_cron(cron: str, zone: tzinfo, moment: int) -> int:
+    """Return the first time of a cron expression after a moment. Raises InvalidInputError."""
+    if len(cron) > MAX_CRON_CHARACTERS:
+        raise InvalidInputError(f"A cron expression has {MAX_CRON_CHARACTERS} characters at most, not {len(cron)}.")
+    expression = _WORDS.get(cron.strip().lower(), cron)
+    if len(expression.split()) != _CRON_FIELDS:
+        raise InvalidInputError(
+            f"The cron expression {cron!r} has not five fields: minute, hour, day of month, month, day of week."
+        )
+    start = datetime.fromtimestamp(moment / 1000, UTC).astimezone(zone)
+    try:
+        times = CronSim(expression, start)
+        found = next(time for time in times if time.timestamp() * 1000 > moment)
+    except CronSimError as error:
+        raise InvalidInputError(f"The cron expression {cron!r} is none: {str(error).lower()}.") from None
+    except (StopIteration, RuntimeError, AssertionError, OverflowError):
+        raise InvalidInputError(f"The cron expression {cron!r} has no time within the next 50 years.") from None
+    return int(found.timestamp() * 1000)

@@ -21,7 +21,20 @@ TARGET = Path(__file__).resolve().parent.parent / "docs/cli.md"
 PEOPLE = (
     *("login", "logout", "profiles", "completion", "ls", "tree", "du", "show", "schema", "head", "count", "search"),
     *("sql", "create", "add-column", "update", "delete", "index", "versions", "diff", "changes", "tag", "restore"),
-    *("snapshot", "lineage", "functions", "import", "export", "cp", "mv", "rm", "mkdir", "open", "spark-conf"),
+    *(
+        "snapshot",
+        "lineage",
+        "functions",
+        "schedule",
+        "import",
+        "export",
+        "cp",
+        "mv",
+        "rm",
+        "mkdir",
+        "open",
+        "spark-conf",
+    ),
 )
 """The commands for people, in the order of the page."""
 

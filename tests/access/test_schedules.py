@@ -169,9 +169,9 @@ def test_commits_of_a_table_start_one_run_after_the_last_one_has_ended(home: Cat
 
 def test_a_paused_schedule_runs_by_request_alone_and_commits_are_not_forgotten(home: Catalog) -> None:
     create(home, **HOUR)
-    create(home, id=["s", "triggered"], on_commit=[["s", "t"]])
+    home.owner.call("CreateSchedule", {**NIGHTLY, "id": ["s", "triggered"], "on_commit": [["s", "t"]]})
     for name in ("nightly", "triggered"):
-        home.as_("ann").call("AlterSchedule", {"id": ["s", name], "paused": True})
+        home.owner.call("AlterSchedule", {"id": ["s", name], "paused": True})
     home.store.note_changes([home.store.describe_table(("s", "t")).id])
     later(home, 7200)
     look(home.owner)
@@ -182,7 +182,7 @@ def test_a_paused_schedule_runs_by_request_alone_and_commits_are_not_forgotten(h
     assert isinstance(error, ConcurrentModificationError) and job["id"] in str(error)
     end(home)
     for name in ("nightly", "triggered"):
-        home.as_("ann").call("AlterSchedule", {"id": ["s", name], "paused": False})
+        home.owner.call("AlterSchedule", {"id": ["s", name], "paused": False})
     look(home.owner)
     assert [each["properties"]["schedule"] for each in jobs(home, "Queued")] == ["s$triggered"]
 

@@ -32,6 +32,7 @@ PLACES = {
         {
             "catalog/jobs/authorization.py",
             "catalog/functions/pinned_secrets.py",
+            "catalog/schedules/definitions.py",
             "tables/schema/column_refreshers.py",
             "tables/schema/view_sources.py",
         },

@@ -37,6 +37,7 @@ COMMANDS = {
     "mounts": ("mount",),
     "pipelines": ("pipeline", "view"),
     "publish_to": ("publish-to",),
+    "schedules": ("schedule",),
     "serve": ("doctor", "serve", "worker"),
     "tables.columns": ("add-column",),
     "tables.create": ("create",),

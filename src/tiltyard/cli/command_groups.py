@@ -58,6 +58,7 @@ COMMAND_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("user", "users", "principals"), "principal"),
     "roles": "role",
     "policies": "policy",
+    **dict.fromkeys(("schedules", "cron", "crontab", "trigger"), "schedule"),
     "views": "view",
     "mounts": "mount",
     **dict.fromkeys(("console", "ui", "web"), "open"),

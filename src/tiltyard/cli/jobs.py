@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -118,6 +118,17 @@ def _option(parameter: JobParameter) -> click.Parameter:
     return click.Option(
         [*flags, parameter.name], type=kind, required=parameter.is_required, multiple=multiple, help=text
     )
+
+
+def parse_arguments(name: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a job, written as for its command. Raises click.UsageError, InvalidInputError."""
+    if name not in pipeline_jobs():
+        raise click.UsageError(f"There is no job '{name}': choose one of {', '.join(sorted(pipeline_jobs()))}.")
+    job = find_job(name)
+    command = click.Command(name, params=[_option(parameter) for parameter in job.parameters], add_help_option=False)
+    options = command.make_context(f"tiltyard job {name}", list(texts)).params
+    values = {parameter.name: _value(parameter, options[parameter.name]) for parameter in job.parameters}
+    return job.validate({name: value for name, value in values.items() if value is not None})
 
 
 def _value(parameter: JobParameter, value: Any) -> Any:

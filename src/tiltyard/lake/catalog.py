@@ -19,6 +19,7 @@ from tiltyard.lake.lineage import Lineage, read_lineage
 from tiltyard.lake.operations.guesses import LAKE_GUESSES, Guess, Guessing
 from tiltyard.lake.publication import ChangedTable, not_published, open_publication
 from tiltyard.lake.runs import Run
+from tiltyard.lake.schedules import Duration, Schedule, create_schedule, find_schedule, list_schedules
 from tiltyard.lake.session import LakeSession, SparkSessions
 from tiltyard.lake.snapshots import Snapshot, create_snapshot, find_snapshot, list_snapshots
 from tiltyard.lake.sources import Source
@@ -292,6 +293,40 @@ class Lake(LakeSession, LakeNamespace):
         """Return the snapshots on whose tables you have rights, by name."""
         return list_snapshots(self)
 
+    def schedule(
+        self,
+        name: str,
+        job: str,
+        arguments: Mapping[str, Any],
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        on_commit: Names | None = None,
+        zone: str | None = None,
+        catch_up: bool | None = None,
+        debounce: Duration | None = None,
+        paused: bool = False,
+    ) -> Schedule:
+        """Have a job submitted by itself, with its own arguments, as `run_job` and `tiltyard job NAME` take them.
+
+        When: by `cron` in a time `zone` (UTC by default), in an interval (`every`: seconds, "15m", a timedelta), or
+        after commits of tables (`on_commit`), `debounce` after the first (5 seconds by default). With `catch_up` one
+        run makes up for all times that were missed; else they are skipped. Raises InvalidInputError,
+        TableNotFoundError, ConcurrentModificationError (the name is taken).
+        """
+        tables = [self._resolve(each, "table") for each in list_names(on_commit, "on_commit") or []]
+        when = {"cron": cron, "every": every, "zone": zone, "catch_up": catch_up, "debounce": debounce}
+        path = self._resolve(name, "schedule")
+        return create_schedule(self, path, job, arguments, on_commit=tables, paused=paused, **when)
+
+    def find_schedule(self, name: str) -> Schedule:
+        """Return a schedule by its id (`nightly`, `shop.nightly`). Raises TableNotFoundError."""
+        return find_schedule(self, self._resolve(name, "schedule"))
+
+    def schedules(self) -> list[Schedule]:
+        """Return the schedules that you have defined, or may submit the jobs of, by namespace and name."""
+        return list_schedules(self)
+
     def lineage(self, uri: str | os.PathLike[str], *, depth: int = DEFAULT_DEPTH) -> Lineage:
         """Return the tables that were made from a file or folder, up to `depth` steps away.
 
@@ -398,6 +433,10 @@ class LakeBlock(Lake):
     def snapshot(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a snapshot has published versions."""
         raise not_published("snapshot")
+
+    def schedule(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidInputError: a schedule's jobs run later, by themselves."""
+        raise not_published("schedule")
 
     def publish(self, *_: Any, **__: Any) -> NoReturn:
         """Raise InvalidInputError: a publication has no other one in it."""

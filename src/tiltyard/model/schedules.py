@@ -6,15 +6,19 @@ or back: a job of a fixed time runs once on such a day, one of each hour in each
 
 from __future__ import annotations
 
+import re
 import zoneinfo
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from cronsim import CronSim, CronSimError
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.typed_ids import format_id
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import tzinfo
 
 MAX_CRON_CHARACTERS = 100
@@ -23,6 +27,8 @@ MIN_EVERY_SECONDS, MAX_EVERY_SECONDS = 5.0, 366 * 86_400.0
 """The interval of a schedule: a job takes seconds to start."""
 MAX_LATE_SECONDS = 60.0
 """A time that begins later than that is missed: no server was there, or the schedule was paused."""
+_UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([smhdw]?)")
 _CRON_FIELDS = 5
 _WORDS = {
     "@hourly": "0 * * * *",
@@ -83,6 +89,23 @@ def parse_timing(cron: str | None, zone: str | None, every_seconds: float | None
     return timing
 
 
+def parse_duration(text: str) -> float:
+    """Return the seconds of `90`, `30s`, `15m`, `1.5h`, `1d` or `1w`. Raises InvalidInputError."""
+    if (found := _DURATION.fullmatch(text.strip().lower())) is None:
+        raise InvalidInputError(f"{text[:40]!r} is no duration: write 30s, 15m, 6h, 1d or 1w.")
+    return float(found[1]) * _UNIT_SECONDS[found[2]]
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as `parse_duration` reads it, in its largest whole unit: `15m`."""
+    unit = max(
+        (each for each in _UNIT_SECONDS if each and seconds % _UNIT_SECONDS[each] == 0),
+        key=_UNIT_SECONDS.get,
+        default="s",
+    )
+    return f"{seconds / _UNIT_SECONDS[unit]:g}{unit}"
+
+
 def find_zone(name: str | None) -> tzinfo:
     """Return a time zone by its name, UTC without one. Raises InvalidInputError."""
     if name is None:
@@ -93,6 +116,15 @@ def find_zone(name: str | None) -> tzinfo:
         raise InvalidInputError(
             f"There is no time zone {name[:50]!r}: give a name of the tz database, such as Europe/Berlin."
         ) from None
+
+
+def describe_timing(facts: Mapping[str, Any]) -> str:
+    """Return when a schedule is due, as text for people; `facts` are those of a response."""
+    if facts.get("cron") is not None:
+        return f"{facts['cron']} ({facts['zone']})"
+    if facts.get("every_seconds") is not None:
+        return f"every {format_duration(facts['every_seconds'])}"
+    return f"on commit of {', '.join(map(format_id, facts.get('on_commit') or ())) or 'tables that are dropped'}"
 
 
 def _interval_ms(seconds: float) -> int:

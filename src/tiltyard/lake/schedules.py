@@ -154,7 +154,12 @@ def create_schedule(
     with translate():
         registered = find_job(job)
         checked = registered.validate(arguments)
-        fields = {"job": job, "arguments": checked, "table": registered.table(checked) or None, "paused": paused}
+        fields: dict[str, Any] = {
+            "job": job,
+            "arguments": checked,
+            "table": registered.table(checked) or None,
+            "paused": paused,
+        }
         made = lake.calls.call("CreateSchedule", id=list(path), **fields, **_fields(on_commit or None, when))
     return Schedule(lake, made["schedule"])
 

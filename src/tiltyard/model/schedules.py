@@ -98,11 +98,8 @@ def parse_duration(text: str) -> float:
 
 def format_duration(seconds: float) -> str:
     """Return a duration as `parse_duration` reads it, in its largest whole unit: `15m`."""
-    unit = max(
-        (each for each in _UNIT_SECONDS if each and seconds % _UNIT_SECONDS[each] == 0),
-        key=_UNIT_SECONDS.get,
-        default="s",
-    )
+    whole = [unit for unit, size in _UNIT_SECONDS.items() if unit and seconds % size == 0]
+    unit = whole[-1] if whole else "s"
     return f"{seconds / _UNIT_SECONDS[unit]:g}{unit}"
 
 

@@ -7,7 +7,14 @@ from datetime import UTC, datetime
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.schedules import MAX_CRON_CHARACTERS, MAX_LATE_SECONDS, Timing, parse_timing
+from tiltyard.model.schedules import (
+    MAX_CRON_CHARACTERS,
+    MAX_LATE_SECONDS,
+    Timing,
+    format_duration,
+    parse_duration,
+    parse_timing,
+)
 
 # Known answers, in the time of the zone: clocks go forward on 2026-03-29 at 02:00 and back on 2026-10-25 at 03:00 in
 # Berlin, forward on 2026-10-04 at 02:00 by half an hour on Lord Howe.
@@ -64,6 +71,15 @@ def test_a_late_time_is_missed_unless_it_is_made_up_for() -> None:
     late = int(1000 * MAX_LATE_SECONDS)
     assert [Timing(every_ms=5000).is_missed(0, now) for now in (late, late + 1)] == [False, True]
     assert not Timing(every_ms=5000, catch_up=True).is_missed(0, 10 * late)
+
+
+def test_durations_are_read_as_they_are_written() -> None:
+    texts = ["90s", "15m", "1.5h", "36h", "1d", "2w", "0.5s"]
+    assert [format_duration(parse_duration(text)) for text in texts] == ["90s", "15m", "90m", "36h", "1d", "2w", "0.5s"]
+    assert parse_duration("45") == 45
+    for text in ("", "soon", "1y", "-5m", "1e9", "9" * 20):
+        with pytest.raises(InvalidInputError, match="is no duration"):
+            parse_duration(text)
 
 
 BAD = [

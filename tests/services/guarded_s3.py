@@ -15,7 +15,6 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+from tests.services.moto_server import prepare_moto
 from tests.services.ports import reserve_port
 from tests.services.s3 import S3Server, wait_for_s3
 
@@ -161,24 +161,18 @@ def _refusal(role: Any, environ: dict[str, Any]) -> str | None:
 
 def main(port: int, seconds: int) -> None:
     """Serve. Sessions live for `seconds`, whatever was requested; 0 means as requested."""
-    from moto.s3.responses import S3Response
     from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from moto.sts.models import AssumedRole
     from werkzeug.serving import run_simple
 
-    put, lock = S3Response._key_response_put, threading.Lock()
     original_init = AssumedRole.__init__
-
-    def put_alone(self: Any, *arguments: Any, **options: Any) -> Any:  # see tests/services/s3.py
-        with lock:
-            return put(self, *arguments, **options)
 
     def short_lived(self: Any, *arguments: Any, **options: Any) -> None:
         original_init(self, *arguments, **options)
         if seconds:
             self.expiration = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
 
-    S3Response._key_response_put = put_alone  # type: ignore[method-assign]  # moto's own is not safe, see there
+    prepare_moto()
     AssumedRole.__init__ = short_lived  # type: ignore[method-assign]  # no other way to a life under 15 minutes
     inner = DomainDispatcherApplication(create_backend_app)
     run_simple("127.0.0.1", port, Guard(inner), threaded=True, request_handler=MotoRequestHandler)

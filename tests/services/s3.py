@@ -9,28 +9,23 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import boto3
 
 from tests.services.ports import reserve_port
 
+HOME = Path(__file__).resolve().parents[2]
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 
 PROGRAM = """
-import sys, threading
-from moto.s3.responses import S3Response
+import sys
 from moto.server import main
+from tests.services.moto_server import prepare_moto
 
-put, lock = S3Response._key_response_put, threading.Lock()
-
-def put_alone(self, *arguments, **options):
-    with lock:
-        return put(self, *arguments, **options)
-
-S3Response._key_response_put = put_alone
+prepare_moto()
 main(["-H", "127.0.0.1", "-p", sys.argv[1]])
 """
-"""moto looks whether an object is there, and then puts it: of two conditional puts at once both succeeded."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ def s3_server(patch: str = "") -> Iterator[S3Server]:
     """Run a server on a free port; `patch` is a program that changes what else moto serves."""
     port, reserved = reserve_port()
     command = [sys.executable, "-c", patch + PROGRAM, str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=HOME, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server = S3Server(f"http://127.0.0.1:{port}")
         wait_for_s3(server.endpoint, process)

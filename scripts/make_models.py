@@ -35,7 +35,25 @@ Positive64 = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 class Model(Struct, omit_defaults=True):
     """What all models share: fields are left out on the wire where they hold nothing."""
+
+
+class Request(Model, kw_only=True):
+    """What requests share."""
+
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+
+
+class Response(Model, kw_only=True):
+    """What responses share."""
+
+    context: dict[str, str] | None = None
 '''
+SHARED = {
+    "Request": {"context": "dict[str, str] | None = None", "identity": "Identity | None = None"},
+    "Response": {"context": "dict[str, str] | None = None"},
+}
+"""The fields of the classes that requests and responses are made of, where they have all of these."""
 INTEGERS = {("int32", None): "Int32", ("int32", 0): "Count32", (None, 0): "Count64", (None, 1): "Positive64"}
 
 Schema = dict[str, Any]
@@ -80,7 +98,7 @@ class Generator:
     def add(self, name: str, schema: Schema, *, strict: bool = False) -> None:
         """Add a class; one that is `strict` refuses fields that it does not have."""
         required = set(schema.get("required", ()))
-        lines = []
+        fields = {}
         for wire, inner in schema["properties"].items():
             annotation = self.type_of(inner, f"{name.removesuffix('Request')}{camel(wire)}")
             optional = wire not in required or inner.get("nullable")
@@ -90,10 +108,15 @@ class Generator:
             default = "None" if wire not in required else ""
             if own != wire:
                 default = f'field(name="{wire}"{", default=None" if default else ""})'
-            lines.append(f"    {own}: {annotation}{' = ' + default if default else ''}")
-        body = "\n".join(lines) or "    pass"
+            fields[own] = f"{annotation}{' = ' + default if default else ''}"
+        base = next(
+            (kind for kind, shared in SHARED.items() if name.endswith(kind) and shared.items() <= fields.items()),
+            "Model",
+        )
+        own_fields = {own: text for own, text in fields.items() if own not in SHARED.get(base, {})}
+        body = "\n".join(f"    {own}: {text}" for own, text in own_fields.items()) or "    pass"
         options = "kw_only=True, forbid_unknown_fields=True" if strict else "kw_only=True"
-        self.classes.append(f"class {name}(Model, {options}):\n{body}\n")
+        self.classes.append(f"class {name}({base}, {options}):\n{body}\n")
 
 
 def text() -> str:

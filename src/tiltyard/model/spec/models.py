@@ -17,16 +17,27 @@ class Model(Struct, omit_defaults=True):
     """What all models share: fields are left out on the wire where they hold nothing."""
 
 
-class AbortMultipartWriteRequest(Model, kw_only=True):
-    branch: str | None = None
+class Request(Model, kw_only=True):
+    """What requests share."""
+
     context: dict[str, str] | None = None
-    id: list[str] | None = None
     identity: Identity | None = None
+
+
+class Response(Model, kw_only=True):
+    """What responses share."""
+
+    context: dict[str, str] | None = None
+
+
+class AbortMultipartWriteRequest(Request, kw_only=True):
+    branch: str | None = None
+    id: list[str] | None = None
     upload_id: str
 
 
-class AbortMultipartWriteResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AbortMultipartWriteResponse(Response, kw_only=True):
+    pass
 
 
 class AclEntry(Model, kw_only=True):
@@ -36,16 +47,14 @@ class AclEntry(Model, kw_only=True):
     privilege: str
 
 
-class AddAclRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class AddAclRequest(Request, kw_only=True):
     subject: str
     object: str
     privilege: str
 
 
-class AddAclResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AddAclResponse(Response, kw_only=True):
+    pass
 
 
 class AddColumnsEntry(Model, kw_only=True):
@@ -56,27 +65,23 @@ class AddColumnsEntry(Model, kw_only=True):
     all_null: bool | None = None
 
 
-class AddRoleBindingRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class AddRoleBindingRequest(Request, kw_only=True):
     subject: str
     role: str
 
 
-class AddRoleBindingResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AddRoleBindingResponse(Response, kw_only=True):
+    pass
 
 
-class AddRoleMemberRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class AddRoleMemberRequest(Request, kw_only=True, forbid_unknown_fields=True):
     role: str
     member: str
     member_kind: str | None = None
 
 
-class AddRoleMemberResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AddRoleMemberResponse(Response, kw_only=True):
+    pass
 
 
 class AddVirtualColumnEntry(Model, kw_only=True):
@@ -110,9 +115,7 @@ class AlterColumnsEntry(Model, kw_only=True):
     virtual_column: AlterVirtualColumnEntry | None = None
 
 
-class AlterMountRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class AlterMountRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     settings: dict[str, Any] | None = None
     allowed_locations: list[str] | None = None
@@ -121,56 +124,45 @@ class AlterMountRequest(Model, kw_only=True, forbid_unknown_fields=True):
     vends_credentials: bool | None = None
 
 
-class AlterMountResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AlterMountResponse(Response, kw_only=True):
     mount: MountEntry
 
 
-class AlterPrincipalRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class AlterPrincipalRequest(Request, kw_only=True, forbid_unknown_fields=True):
     principal: str
     administrator: bool | None = None
     disabled: bool | None = None
 
 
-class AlterPrincipalResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AlterPrincipalResponse(Response, kw_only=True):
     principal: PrincipalEntry
 
 
-class AlterScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
+class AlterScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
     catch_up: bool | None = None
-    context: dict[str, str] | None = None
     cron: str | None = None
     debounce_seconds: float | None = None
     every_seconds: float | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
     on_commit: list[list[str]] | None = None
     paused: bool | None = None
     zone: str | None = None
 
 
-class AlterScheduleResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AlterScheduleResponse(Response, kw_only=True):
     schedule: ScheduleEntry
 
 
-class AlterSecretRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class AlterSecretRequest(Request, kw_only=True):
     id: list[str] | None = None
     value: str
 
 
-class AlterSecretResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AlterSecretResponse(Response, kw_only=True):
+    pass
 
 
-class AlterTableAddColumnsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class AlterTableAddColumnsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     new_columns: list[AddColumnsEntry]
@@ -180,29 +172,23 @@ class AlterTableAddColumnsRequest(Model, kw_only=True):
     function: dict[str, Any] | None = None
 
 
-class AlterTableAddColumnsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AlterTableAddColumnsResponse(Response, kw_only=True):
     version: Count64
     transaction_id: str | None = None
 
 
-class AlterTableAlterColumnsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class AlterTableAlterColumnsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     alterations: list[AlterColumnsEntry]
 
 
-class AlterTableAlterColumnsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AlterTableAlterColumnsResponse(Response, kw_only=True):
     version: Count64
     transaction_id: str | None = None
 
 
-class AlterTableBackfillColumnsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class AlterTableBackfillColumnsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     column: str
@@ -221,21 +207,17 @@ class AlterTableBackfillColumnsRequest(Model, kw_only=True):
     manifest: str | None = None
 
 
-class AlterTableBackfillColumnsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AlterTableBackfillColumnsResponse(Response, kw_only=True):
     job_id: str
 
 
-class AlterTableDropColumnsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class AlterTableDropColumnsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     columns: list[str]
 
 
-class AlterTableDropColumnsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AlterTableDropColumnsResponse(Response, kw_only=True):
     transaction_id: str | None = None
     version: Count64
 
@@ -246,15 +228,12 @@ class AlterTransactionAction(Model, kw_only=True):
     unsetPropertyAction: AlterTransactionUnsetProperty | None = None
 
 
-class AlterTransactionRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class AlterTransactionRequest(Request, kw_only=True):
     id: list[str] | None = None
     actions: list[AlterTransactionAction]
 
 
-class AlterTransactionResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AlterTransactionResponse(Response, kw_only=True):
     status: str
     properties: dict[str, str] | None = None
 
@@ -302,9 +281,7 @@ class AnalyzeTableQueryPlanVector(Model, kw_only=True):
     multi_vector: list[list[float]] | None = None
 
 
-class AnalyzeTableQueryPlanRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class AnalyzeTableQueryPlanRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     bypass_vector_index: bool | None = None
@@ -332,8 +309,7 @@ class AnalyzeTableQueryPlanRequest(Model, kw_only=True):
     query: QueryTableRequest | None = None
 
 
-class AnalyzeTableQueryPlanResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class AnalyzeTableQueryPlanResponse(Response, kw_only=True):
     analysis: str
 
 
@@ -368,55 +344,43 @@ class AuthzName(Model, kw_only=True):
     name: str | None = None
 
 
-class BatchCommitTablesRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class BatchCommitTablesRequest(Request, kw_only=True):
     operations: list[CommitTableOperation]
 
 
-class BatchCommitTablesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class BatchCommitTablesResponse(Response, kw_only=True):
     transaction_id: str | None = None
     results: list[CommitTableResult]
 
 
-class BatchCreateTableVersionsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class BatchCreateTableVersionsRequest(Request, kw_only=True):
     entries: list[CreateTableVersionEntry]
 
 
-class BatchCreateTableVersionsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class BatchCreateTableVersionsResponse(Response, kw_only=True):
     transaction_id: str | None = None
     versions: list[TableVersion]
 
 
-class BatchDeleteTableVersionsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class BatchDeleteTableVersionsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     ranges: list[VersionRange]
 
 
-class BatchDeleteTableVersionsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class BatchDeleteTableVersionsResponse(Response, kw_only=True):
     deleted_count: Count64 | None = None
     transaction_id: str | None = None
 
 
-class BeatJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class BeatJobRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
-    identity: Identity | None = None
     lease_millis: Count64 | None = None
     owner: str
     properties: dict[str, str] | None = None
 
 
-class BeatJobResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class BeatJobResponse(Response, kw_only=True):
     status: str
 
 
@@ -490,27 +454,21 @@ class BranchRowSummary(Model, kw_only=True):
     deltaAvailable: bool
 
 
-class CancelJobRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class CancelJobRequest(Request, kw_only=True):
     job_id: str
 
 
-class CancelJobResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CancelJobResponse(Response, kw_only=True):
     job_state: str
 
 
-class CheckMountRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CheckMountRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     convert: bool | None = None
     page_token: str | None = None
 
 
-class CheckMountResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CheckMountResponse(Response, kw_only=True):
     reachable: bool
     outage: str | None = None
     namespaces: Count64
@@ -519,9 +477,7 @@ class CheckMountResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
-class CheckPrivilegesRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CheckPrivilegesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     object_kind: str
     id: list[str] | None = None
     grantee: str | None = None
@@ -530,8 +486,7 @@ class CheckPrivilegesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     privileges: list[str] | None = None
 
 
-class CheckPrivilegesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CheckPrivilegesResponse(Response, kw_only=True):
     allowed: bool
     privileges: list[str]
     missing: list[str]
@@ -552,40 +507,32 @@ class CherryPickPreview(Model, kw_only=True):
     promotedColumns: list[str]
 
 
-class CherryPickTableBranchRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CherryPickTableBranchRequest(Request, kw_only=True):
     id: list[str] | None = None
     from_branch: str
     dry_run: bool | None = None
 
 
-class CherryPickTableBranchResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CherryPickTableBranchResponse(Response, kw_only=True):
     status: str
     diff: BranchDiff
     preview: CherryPickPreview
     mainVersionAfter: Count64 | None = None
 
 
-class ClaimJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ClaimJobRequest(Request, kw_only=True, forbid_unknown_fields=True):
     job_id: str | None = None
     lease_millis: Count64 | None = None
     names: list[str] | None = None
     owner: str
 
 
-class ClaimJobResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ClaimJobResponse(Response, kw_only=True):
     job: JobEntry | None = None
 
 
-class CloneTableRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CloneTableRequest(Request, kw_only=True):
     id: list[str] | None = None
-    identity: Identity | None = None
     is_shallow: bool | None = None
     source_location: str
     source_tag: str | None = None
@@ -598,29 +545,23 @@ class CloneTableResponse(Model, kw_only=True):
     version: Count64 | None = None
 
 
-class CollectGarbageRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class CollectGarbageRequest(Request, kw_only=True, forbid_unknown_fields=True):
     dry_run: bool | None = None
-    identity: Identity | None = None
     keep_versions_days: float | None = None
     unknown_folders: bool | None = None
 
 
-class CollectGarbageResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CollectGarbageResponse(Response, kw_only=True):
     transaction_id: str
 
 
-class CollectTableGarbageRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class CollectTableGarbageRequest(Request, kw_only=True, forbid_unknown_fields=True):
     dry_run: bool | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
     keep_versions_days: float | None = None
 
 
-class CollectTableGarbageResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CollectTableGarbageResponse(Response, kw_only=True):
     files: list[GarbageFile] | None = None
     notes: list[str] | None = None
     num_bytes: Int64 | None = None
@@ -664,22 +605,18 @@ class CommitTableResult(Model, kw_only=True):
     check_table_version: CheckTableVersionResponse | None = None
 
 
-class CompactTableRteRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CompactTableRteRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
 
 
-class CompactTableRteResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CompactTableRteResponse(Response, kw_only=True):
+    pass
 
 
-class CompleteMultipartWriteRequest(Model, kw_only=True):
+class CompleteMultipartWriteRequest(Request, kw_only=True):
     branch: str | None = None
-    context: dict[str, str] | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
     source: str | None = None
     upload_id: str
 
@@ -689,33 +626,26 @@ class CompleteMultipartWriteResponse(Model, kw_only=True):
     version: Count64
 
 
-class CountTableRowsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CountTableRowsRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: Count64 | None = None
     branch: str | None = None
     predicate: str | None = None
 
 
-class CreateApiKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class CreateApiKeyRequest(Request, kw_only=True, forbid_unknown_fields=True):
     principal: str
     administrator: bool | None = None
     note: str | None = None
     expires_in_seconds: Int64 | None = None
 
 
-class CreateApiKeyResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateApiKeyResponse(Response, kw_only=True):
     api_key: str
     key: ApiKey
 
 
-class CreateEmptyTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateEmptyTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     location: str | None = None
     vend_credentials: bool | None = None
@@ -729,9 +659,7 @@ class CreateEmptyTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class CreateFunctionRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class CreateFunctionRequest(Request, kw_only=True):
     id: list[str] | None = None
     artifact: dict[str, Any]
     signature: dict[str, Any]
@@ -739,14 +667,11 @@ class CreateFunctionRequest(Model, kw_only=True):
     secret_bindings: list[dict[str, Any]] | None = None
 
 
-class CreateFunctionResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateFunctionResponse(Response, kw_only=True):
     job_id: str
 
 
-class CreateMaterializedViewRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateMaterializedViewRequest(Request, kw_only=True):
     id: list[str] | None = None
     kind: str
     source_query: str
@@ -757,40 +682,32 @@ class CreateMaterializedViewRequest(Model, kw_only=True):
     auto_refresh_interval_seconds: float | None = None
 
 
-class CreateMaterializedViewResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateMaterializedViewResponse(Response, kw_only=True):
     version: Count64
     job_id: str | None = None
 
 
-class CreateMultipartWriteRequest(Model, kw_only=True):
+class CreateMultipartWriteRequest(Request, kw_only=True):
     branch: str | None = None
-    context: dict[str, str] | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
 
 
 class CreateMultipartWriteResponse(Model, kw_only=True):
     upload_id: str
 
 
-class CreateNamespaceRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateNamespaceRequest(Request, kw_only=True):
     id: list[str] | None = None
     mode: str | None = None
     properties: dict[str, str] | None = None
 
 
-class CreateNamespaceResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateNamespaceResponse(Response, kw_only=True):
     transaction_id: str | None = None
     properties: dict[str, str] | None = None
 
 
-class CreatePublicationRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreatePublicationRequest(Request, kw_only=True, forbid_unknown_fields=True):
     publication: str
     kind: str
     settings: dict[str, Any] | None = None
@@ -799,30 +716,25 @@ class CreatePublicationRequest(Model, kw_only=True, forbid_unknown_fields=True):
     columns: bool | None = None
 
 
-class CreatePublicationResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreatePublicationResponse(Response, kw_only=True):
     publication: PublicationEntry
 
 
-class CreateRoleRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateRoleRequest(Request, kw_only=True, forbid_unknown_fields=True):
     role: str
 
 
-class CreateRoleResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateRoleResponse(Response, kw_only=True):
+    pass
 
 
-class CreateScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
+class CreateScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
     arguments: dict[str, Any] | None = None
     catch_up: bool | None = None
-    context: dict[str, str] | None = None
     cron: str | None = None
     debounce_seconds: float | None = None
     every_seconds: float | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
     job: str
     on_commit: list[list[str]] | None = None
     paused: bool | None = None
@@ -831,51 +743,40 @@ class CreateScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
     zone: str | None = None
 
 
-class CreateScheduleResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateScheduleResponse(Response, kw_only=True):
     schedule: ScheduleEntry
 
 
-class CreateSecretRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class CreateSecretRequest(Request, kw_only=True):
     id: list[str] | None = None
     value: str
 
 
-class CreateSecretResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateSecretResponse(Response, kw_only=True):
+    pass
 
 
-class CreateSnapshotRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateSnapshotRequest(Request, kw_only=True, forbid_unknown_fields=True):
     name: str
     tables: list[list[str]]
 
 
-class CreateSnapshotResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateSnapshotResponse(Response, kw_only=True):
     snapshot: SnapshotEntry
 
 
-class CreateTableBranchRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateTableBranchRequest(Request, kw_only=True):
     id: list[str] | None = None
     name: str
     from_branch: str | None = None
     from_version: Count64 | None = None
 
 
-class CreateTableBranchResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateTableBranchResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
-class CreateTableIndexRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateTableIndexRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     column: str
@@ -914,14 +815,11 @@ class CreateTableIndexRequest(Model, kw_only=True):
     split_on_numerics: bool | None = None
 
 
-class CreateTableIndexResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateTableIndexResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
-class CreateTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     mode: str | None = None
     properties: dict[str, str] | None = None
@@ -930,8 +828,7 @@ class CreateTableRequest(Model, kw_only=True):
     location: str | None = None
 
 
-class CreateTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     location: str | None = None
     version: Count64 | None = None
@@ -939,22 +836,18 @@ class CreateTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class CreateTableScalarIndexResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateTableScalarIndexResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
-class CreateTableTagRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateTableTagRequest(Request, kw_only=True):
     id: list[str] | None = None
     tag: str
     version: Count64
     branch: str | None = None
 
 
-class CreateTableTagResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateTableTagResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
@@ -969,9 +862,7 @@ class CreateTableVersionEntry(Model, kw_only=True):
     naming_scheme: str | None = None
 
 
-class CreateTableVersionRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class CreateTableVersionRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: Count64
     branch: str | None = None
@@ -982,21 +873,17 @@ class CreateTableVersionRequest(Model, kw_only=True):
     naming_scheme: str | None = None
 
 
-class CreateTableVersionResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateTableVersionResponse(Response, kw_only=True):
     transaction_id: str | None = None
     version: TableVersion | None = None
 
 
-class CreateViewRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class CreateViewRequest(Request, kw_only=True):
     id: list[str] | None = None
     query: str
 
 
-class CreateViewResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class CreateViewResponse(Response, kw_only=True):
     name: str
     namespace: list[str] | None = None
     query: str
@@ -1005,17 +892,14 @@ class CreateViewResponse(Model, kw_only=True):
     schema: JsonArrowSchema
 
 
-class DeclareTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DeclareTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     location: str | None = None
     vend_credentials: bool | None = None
     properties: dict[str, str] | None = None
 
 
-class DeclareTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DeclareTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     location: str | None = None
     storage_options: dict[str, str] | None = None
@@ -1023,108 +907,84 @@ class DeclareTableResponse(Model, kw_only=True):
     managed_versioning: bool | None = None
 
 
-class DeleteAclRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DeleteAclRequest(Request, kw_only=True):
     subject: str
     object: str
     privilege: str
 
 
-class DeleteAclResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DeleteAclResponse(Response, kw_only=True):
+    pass
 
 
-class DeleteFromTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DeleteFromTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     predicate: str
 
 
-class DeleteFromTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DeleteFromTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     version: Count64 | None = None
     num_deleted_rows: Count64 | None = None
 
 
-class DeleteRoleBindingRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DeleteRoleBindingRequest(Request, kw_only=True):
     subject: str
     role: str
 
 
-class DeleteRoleBindingResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DeleteRoleBindingResponse(Response, kw_only=True):
+    pass
 
 
-class DeleteTableBranchRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DeleteTableBranchRequest(Request, kw_only=True):
     id: list[str] | None = None
     name: str
 
 
-class DeleteTableBranchResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DeleteTableBranchResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
-class DeleteTableTagRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DeleteTableTagRequest(Request, kw_only=True):
     id: list[str] | None = None
     tag: str
 
 
-class DeleteTableTagResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DeleteTableTagResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
-class DeregisterTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DeregisterTableRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class DeregisterTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DeregisterTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     id: list[str] | None = None
     location: str | None = None
     properties: dict[str, str] | None = None
 
 
-class DescribeFunctionRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DescribeFunctionRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: str | None = None
 
 
-class DescribeJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class DescribeJobRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
-    identity: Identity | None = None
 
 
-class DescribeJobResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeJobResponse(Response, kw_only=True):
     job: JobEntry
 
 
-class DescribeJobStateRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DescribeJobStateRequest(Request, kw_only=True):
     job_id: str
 
 
-class DescribeJobStateResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeJobStateResponse(Response, kw_only=True):
     job_id: str
     job_type: str
     job_state: str
@@ -1134,9 +994,7 @@ class DescribeJobStateResponse(Model, kw_only=True):
     failure: JobFailure | None = None
 
 
-class DescribeLineageRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DescribeLineageRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     uri: str | None = None
     version: Int64 | None = None
@@ -1145,84 +1003,65 @@ class DescribeLineageRequest(Model, kw_only=True, forbid_unknown_fields=True):
     depth: Int32 | None = None
 
 
-class DescribeLineageResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeLineageResponse(Response, kw_only=True):
     nodes: list[LineageNode]
     edges: list[LineageEdge]
     is_truncated: bool
 
 
-class DescribeMaterializedViewRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DescribeMaterializedViewRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class DescribeMaterializedViewResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeMaterializedViewResponse(Response, kw_only=True):
     source_table: str
     query: str
     kind: str
     incarnation: str
 
 
-class DescribeNamespaceRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DescribeNamespaceRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class DescribeNamespaceResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeNamespaceResponse(Response, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class DescribeScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class DescribeScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
-    identity: Identity | None = None
 
 
-class DescribeScheduleResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeScheduleResponse(Response, kw_only=True):
     schedule: ScheduleEntry
 
 
-class DescribeSecretRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DescribeSecretRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class DescribeSecretResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeSecretResponse(Response, kw_only=True):
     name: str
     created_at_millis: Int64
     updated_at_millis: Int64
 
 
-class DescribeSnapshotRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DescribeSnapshotRequest(Request, kw_only=True, forbid_unknown_fields=True):
     name: str
 
 
-class DescribeSnapshotResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeSnapshotResponse(Response, kw_only=True):
     snapshot: SnapshotEntry
 
 
-class DescribeTableIndexStatsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DescribeTableIndexStatsRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: Count64 | None = None
     branch: str | None = None
     index_name: str | None = None
 
 
-class DescribeTableIndexStatsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeTableIndexStatsResponse(Response, kw_only=True):
     distance_type: str | None = None
     index_type: str | None = None
     num_indexed_rows: Count64 | None = None
@@ -1232,9 +1071,7 @@ class DescribeTableIndexStatsResponse(Model, kw_only=True):
     status: str | None = None
 
 
-class DescribeTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DescribeTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: Count64 | None = None
     tag: str | None = None
@@ -1245,8 +1082,7 @@ class DescribeTableRequest(Model, kw_only=True):
     vend_credentials: bool | None = None
 
 
-class DescribeTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeTableResponse(Response, kw_only=True):
     table: str | None = None
     namespace: list[str] | None = None
     version: Count64 | None = None
@@ -1261,39 +1097,30 @@ class DescribeTableResponse(Model, kw_only=True):
     is_only_declared: bool | None = None
 
 
-class DescribeTableVersionRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DescribeTableVersionRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: Count64 | None = None
     branch: str | None = None
 
 
-class DescribeTableVersionResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeTableVersionResponse(Response, kw_only=True):
     version: TableVersion
 
 
-class DescribeTransactionRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DescribeTransactionRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class DescribeTransactionResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeTransactionResponse(Response, kw_only=True):
     status: str
     properties: dict[str, str] | None = None
 
 
-class DescribeViewRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DescribeViewRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class DescribeViewResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DescribeViewResponse(Response, kw_only=True):
     name: str
     namespace: list[str] | None = None
     query: str
@@ -1302,15 +1129,12 @@ class DescribeViewResponse(Model, kw_only=True):
     schema: JsonArrowSchema
 
 
-class DiffTableBranchRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DiffTableBranchRequest(Request, kw_only=True):
     id: list[str] | None = None
     from_branch: str
 
 
-class DiffTableBranchResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DiffTableBranchResponse(Response, kw_only=True):
     fromBranch: str
     parentVersion: Count64
     mainVersion: Count64
@@ -1327,164 +1151,128 @@ class DiffTableBranchResponse(Model, kw_only=True):
     errors: list[BranchDiffError]
 
 
-class DisableTableRteRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DisableTableRteRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
 
 
-class DisableTableRteResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DisableTableRteResponse(Response, kw_only=True):
+    pass
 
 
-class DropFunctionRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DropFunctionRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: str | None = None
     only_version: bool | None = None
 
 
-class DropFunctionResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropFunctionResponse(Response, kw_only=True):
     dropped: bool
 
 
-class DropMaterializedViewRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DropMaterializedViewRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class DropMaterializedViewResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropMaterializedViewResponse(Response, kw_only=True):
     transaction_id: str
 
 
-class DropNamespaceRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DropNamespaceRequest(Request, kw_only=True):
     id: list[str] | None = None
     mode: str | None = None
     behavior: str | None = None
 
 
-class DropNamespaceResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropNamespaceResponse(Response, kw_only=True):
     properties: dict[str, str] | None = None
     transaction_id: list[str] | None = None
 
 
-class DropPublicationRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DropPublicationRequest(Request, kw_only=True, forbid_unknown_fields=True):
     publication: str
     remove_entries: bool | None = None
 
 
-class DropPublicationResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropPublicationResponse(Response, kw_only=True):
     publication: PublicationEntry | None = None
 
 
-class DropRoleRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DropRoleRequest(Request, kw_only=True, forbid_unknown_fields=True):
     role: str
 
 
-class DropRoleResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropRoleResponse(Response, kw_only=True):
+    pass
 
 
-class DropScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    id: list[str] | None = None
-    identity: Identity | None = None
-
-
-class DropScheduleResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
-
-
-class DropSecretRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DropScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
 
 
-class DropSecretResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropScheduleResponse(Response, kw_only=True):
+    pass
 
 
-class DropSnapshotRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DropSecretRequest(Request, kw_only=True):
+    id: list[str] | None = None
+
+
+class DropSecretResponse(Response, kw_only=True):
+    pass
+
+
+class DropSnapshotRequest(Request, kw_only=True, forbid_unknown_fields=True):
     name: str
 
 
-class DropSnapshotResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropSnapshotResponse(Response, kw_only=True):
+    pass
 
 
-class DropTableIndexRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DropTableIndexRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     index_name: str | None = None
 
 
-class DropTableIndexResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropTableIndexResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
-class DropTablePolicyRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DropTablePolicyRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     name: str
 
 
-class DropTablePolicyResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropTablePolicyResponse(Response, kw_only=True):
     policies: list[TablePolicy]
 
 
-class DropTablePrimaryKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DropTablePrimaryKeyRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
 
 
-class DropTablePrimaryKeyResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropTablePrimaryKeyResponse(Response, kw_only=True):
+    pass
 
 
-class DropTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class DropTableRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class DropTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     id: list[str] | None = None
     location: str | None = None
     properties: dict[str, str] | None = None
 
 
-class DropViewRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class DropViewRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class DropViewResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class DropViewResponse(Response, kw_only=True):
     transaction_id: str
 
 
@@ -1504,9 +1292,7 @@ class DroppedTable(Model, kw_only=True):
     removed_at_millis: Int64
 
 
-class EnableTableRteRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class EnableTableRteRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     sharding: dict[str, Any] | None = None
@@ -1514,35 +1300,29 @@ class EnableTableRteRequest(Model, kw_only=True):
     writer_config_defaults: dict[str, Any] | None = None
 
 
-class EnableTableRteResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class EnableTableRteResponse(Response, kw_only=True):
+    pass
 
 
-class ErrorResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ErrorResponse(Response, kw_only=True):
     error: str | None = None
     code: Count64
     detail: str | None = None
     instance: str | None = None
 
 
-class ExplainTableQueryPlanRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ExplainTableQueryPlanRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     query: QueryTableRequest
     verbose: bool | None = None
 
 
-class ExplainTableQueryPlanResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ExplainTableQueryPlanResponse(Response, kw_only=True):
     plan: str
 
 
-class FetchTableBlobsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class FetchTableBlobsRequest(Request, kw_only=True):
     id: list[str] | None = None
     column: str
     row_ids: list[Count64]
@@ -1550,31 +1330,26 @@ class FetchTableBlobsRequest(Model, kw_only=True):
     branch: str | None = None
 
 
-class FinishJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class FinishJobRequest(Request, kw_only=True, forbid_unknown_fields=True):
     error: str | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
     owner: str
     properties: dict[str, str] | None = None
     status: str
     wait_millis: Count64 | None = None
 
 
-class FinishJobResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class FinishJobResponse(Response, kw_only=True):
     status: str
 
 
-class FlushTableRteRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class FlushTableRteRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
 
 
-class FlushTableRteResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class FlushTableRteResponse(Response, kw_only=True):
+    pass
 
 
 class FragmentErrorSummary(Model, kw_only=True):
@@ -1648,71 +1423,56 @@ class GarbageFile(Model, kw_only=True):
     size: Int64
 
 
-class GetAuthzGroupRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class GetAuthzGroupRequest(Request, kw_only=True):
     group: str
 
 
-class GetAuthzGroupResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class GetAuthzGroupResponse(Response, kw_only=True):
     group_id: str
     group_name: str | None = None
     principals: list[AuthzName]
     roles: list[str]
 
 
-class GetAuthzPrincipalRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class GetAuthzPrincipalRequest(Request, kw_only=True):
     principal: str
 
 
-class GetAuthzPrincipalResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class GetAuthzPrincipalResponse(Response, kw_only=True):
     principal_id: str
     principal_name: str | None = None
     groups: list[AuthzName]
     roles: list[str]
 
 
-class GetTableRteSpecRequest(Model, kw_only=True):
+class GetTableRteSpecRequest(Request, kw_only=True):
     branch: str | None = None
-    context: dict[str, str] | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
 
 
-class GetTableRteSpecResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class GetTableRteSpecResponse(Response, kw_only=True):
     lsm_write_spec: dict[str, Any] | None = None
     rte_spec: dict[str, Any] | None = None
 
 
-class GetTableRteStatsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class GetTableRteStatsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     include_generation_rows: bool | None = None
     include_sstable_rows: bool | None = None
 
 
-class GetTableRteStatsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class GetTableRteStatsResponse(Response, kw_only=True):
     lsm_stats: dict[str, Any] | None = None
     rte_stats: dict[str, Any] | None = None
 
 
-class GetTableStatsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class GetTableStatsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
 
 
-class GetTableStatsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class GetTableStatsResponse(Response, kw_only=True):
     total_bytes: Count64
     num_rows: Count64
     num_indices: Count64
@@ -1720,15 +1480,12 @@ class GetTableStatsResponse(Model, kw_only=True):
     num_deleted_rows: Count64 | None = None
 
 
-class GetTableTagVersionRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class GetTableTagVersionRequest(Request, kw_only=True):
     id: list[str] | None = None
     tag: str
 
 
-class GetTableTagVersionResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class GetTableTagVersionResponse(Response, kw_only=True):
     version: Count64
     branch: str | None = None
 
@@ -1743,9 +1500,7 @@ class Grant(Model, kw_only=True):
     granted_at_millis: Int64
 
 
-class GrantPrivilegesRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class GrantPrivilegesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     object_kind: str
     id: list[str] | None = None
     grantee: str
@@ -1753,8 +1508,7 @@ class GrantPrivilegesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     privileges: list[str]
 
 
-class GrantPrivilegesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class GrantPrivilegesResponse(Response, kw_only=True):
     privileges: list[str]
 
 
@@ -1780,9 +1534,7 @@ class IndexContent(Model, kw_only=True):
     failure: str | None = None
 
 
-class InsertIntoTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class InsertIntoTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     mode: str | None = None
@@ -1790,8 +1542,7 @@ class InsertIntoTableRequest(Model, kw_only=True):
     upload_part_id: str | None = None
 
 
-class InsertIntoTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class InsertIntoTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     num_inserted_rows: Count64 | None = None
     version: Count64 | None = None
@@ -1847,17 +1598,14 @@ class JsonArrowSchema(Model, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-class KeepJobPartRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class KeepJobPartRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
-    identity: Identity | None = None
     name: str
     owner: str
     value: str
 
 
-class KeepJobPartResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class KeepJobPartResponse(Response, kw_only=True):
     paused: bool | None = None
 
 
@@ -1882,24 +1630,19 @@ class LineageNode(Model, kw_only=True):
     depth: Int32
 
 
-class ListAclsRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListAclsRequest(Request, kw_only=True):
     object: str | None = None
     subject: str | None = None
     continuation_token: str | None = None
     max_results: Positive64 | None = None
 
 
-class ListAclsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListAclsResponse(Response, kw_only=True):
     entries: list[AclEntry]
     continuation_token: str | None = None
 
 
-class ListAllJobsRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListAllJobsRequest(Request, kw_only=True):
     page_token: str | None = None
     limit: Int32 | None = None
     table: str | None = None
@@ -1907,38 +1650,30 @@ class ListAllJobsRequest(Model, kw_only=True):
     state: str | None = None
 
 
-class ListAllJobsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListAllJobsResponse(Response, kw_only=True):
     jobs: list[JobSummary]
     page_token: str | None = None
 
 
-class ListAllTablesRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListAllTablesRequest(Request, kw_only=True):
     delimiter: str | None = None
-    identity: Identity | None = None
     include_declared: bool | None = None
     limit: Int64 | None = None
     page_token: str | None = None
 
 
-class ListApiKeysRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListApiKeysRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
     principal: str | None = None
 
 
-class ListApiKeysResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListApiKeysResponse(Response, kw_only=True):
     keys: list[ApiKey]
     page_token: str | None = None
 
 
-class ListAuditRecordsRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListAuditRecordsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     object: str | None = None
     operation: str | None = None
@@ -1949,72 +1684,57 @@ class ListAuditRecordsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     until_millis: Int64 | None = None
 
 
-class ListAuditRecordsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListAuditRecordsResponse(Response, kw_only=True):
     page_token: str | None = None
     records: list[AuditEntry]
 
 
-class ListDroppedNamespacesRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListDroppedNamespacesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListDroppedNamespacesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListDroppedNamespacesResponse(Response, kw_only=True):
     namespaces: list[DroppedNamespace]
     page_token: str | None = None
 
 
-class ListDroppedTablesRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListDroppedTablesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListDroppedTablesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListDroppedTablesResponse(Response, kw_only=True):
     page_token: str | None = None
     tables: list[DroppedTable]
 
 
-class ListFunctionErrorsRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListFunctionErrorsRequest(Request, kw_only=True):
     id: list[str] | None = None
     job_id: str | None = None
     column: str | None = None
     limit: Int64 | None = None
 
 
-class ListFunctionErrorsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListFunctionErrorsResponse(Response, kw_only=True):
     records: list[FunctionErrorRecord]
     fragments: list[FragmentErrorSummary] | None = None
     truncated: bool | None = None
 
 
-class ListFunctionsRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListFunctionsRequest(Request, kw_only=True):
     id: list[str] | None = None
     page_token: str | None = None
     limit: Int64 | None = None
     include_definition: bool | None = None
 
 
-class ListFunctionsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListFunctionsResponse(Response, kw_only=True):
     functions: list[FunctionEntry]
     page_token: str | None = None
 
 
-class ListGrantsRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListGrantsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     object_kind: str | None = None
     id: list[str] | None = None
     grantee: str | None = None
@@ -2023,194 +1743,152 @@ class ListGrantsRequest(Model, kw_only=True, forbid_unknown_fields=True):
     page_token: str | None = None
 
 
-class ListGrantsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListGrantsResponse(Response, kw_only=True):
     grants: list[Grant]
     page_token: str | None = None
 
 
-class ListJobPartsRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class ListJobPartsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
-    identity: Identity | None = None
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListJobPartsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListJobPartsResponse(Response, kw_only=True):
     page_token: str | None = None
     parts: dict[str, str]
 
 
-class ListJobsRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListJobsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     name: str | None = None
     page_token: str | None = None
     status: str | None = None
 
 
-class ListJobsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListJobsResponse(Response, kw_only=True):
     jobs: list[JobEntry]
     page_token: str | None = None
 
 
-class ListMaterializedViewsRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListMaterializedViewsRequest(Request, kw_only=True):
     id: list[str] | None = None
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListMaterializedViewsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListMaterializedViewsResponse(Response, kw_only=True):
     views: list[str]
     page_token: str | None = None
 
 
-class ListMountsRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListMountsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListMountsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListMountsResponse(Response, kw_only=True):
     mounts: list[MountEntry]
     page_token: str | None = None
 
 
-class ListNamespacesRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListNamespacesRequest(Request, kw_only=True):
     id: list[str] | None = None
     page_token: str | None = None
     limit: Int64 | None = None
 
 
-class ListNamespacesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListNamespacesResponse(Response, kw_only=True):
     namespaces: list[str]
     page_token: str | None = None
 
 
-class ListPrincipalsRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListPrincipalsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListPrincipalsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListPrincipalsResponse(Response, kw_only=True):
     principals: list[PrincipalEntry]
     page_token: str | None = None
 
 
-class ListPublicationsRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListPublicationsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListPublicationsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListPublicationsResponse(Response, kw_only=True):
     publications: list[PublicationEntry]
     page_token: str | None = None
 
 
-class ListRoleBindingsRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListRoleBindingsRequest(Request, kw_only=True):
     subject: str | None = None
     role: str | None = None
     continuation_token: str | None = None
     max_results: Positive64 | None = None
 
 
-class ListRoleBindingsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListRoleBindingsResponse(Response, kw_only=True):
     bindings: list[RoleBinding]
     continuation_token: str | None = None
 
 
-class ListRolesRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListRolesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListRolesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListRolesResponse(Response, kw_only=True):
     roles: list[RoleEntry]
     page_token: str | None = None
 
 
-class ListSchedulesRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListSchedulesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
     table: str | None = None
 
 
-class ListSchedulesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListSchedulesResponse(Response, kw_only=True):
     page_token: str | None = None
     schedules: list[ScheduleEntry]
 
 
-class ListSecretsRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListSecretsRequest(Request, kw_only=True):
     id: list[str] | None = None
     page_token: str | None = None
     limit: Int64 | None = None
 
 
-class ListSecretsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListSecretsResponse(Response, kw_only=True):
     secrets: list[SecretEntry]
     page_token: str | None = None
 
 
-class ListSnapshotsRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListSnapshotsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListSnapshotsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListSnapshotsResponse(Response, kw_only=True):
     snapshots: list[SnapshotEntry]
     page_token: str | None = None
 
 
-class ListTableBranchesRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListTableBranchesRequest(Request, kw_only=True):
     id: list[str] | None = None
     page_token: str | None = None
     limit: Int64 | None = None
 
 
-class ListTableBranchesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListTableBranchesResponse(Response, kw_only=True):
     branches: dict[str, BranchContents]
     page_token: str | None = None
 
 
-class ListTableIndicesRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListTableIndicesRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: Count64 | None = None
     branch: str | None = None
@@ -2218,40 +1896,31 @@ class ListTableIndicesRequest(Model, kw_only=True):
     limit: Int64 | None = None
 
 
-class ListTableIndicesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListTableIndicesResponse(Response, kw_only=True):
     indexes: list[IndexContent]
     page_token: str | None = None
 
 
-class ListTablePoliciesRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListTablePoliciesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
 
 
-class ListTablePoliciesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListTablePoliciesResponse(Response, kw_only=True):
     policies: list[TablePolicy]
 
 
-class ListTableTagsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListTableTagsRequest(Request, kw_only=True):
     id: list[str] | None = None
     page_token: str | None = None
     limit: Int64 | None = None
 
 
-class ListTableTagsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListTableTagsResponse(Response, kw_only=True):
     tags: dict[str, TagContents]
     page_token: str | None = None
 
 
-class ListTableVersionsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListTableVersionsRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     page_token: str | None = None
@@ -2260,37 +1929,30 @@ class ListTableVersionsRequest(Model, kw_only=True):
     load_changes: bool | None = None
 
 
-class ListTableVersionsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListTableVersionsResponse(Response, kw_only=True):
     versions: list[TableVersion]
     page_token: str | None = None
 
 
-class ListTablesRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ListTablesRequest(Request, kw_only=True):
     id: list[str] | None = None
     page_token: str | None = None
     limit: Int64 | None = None
     include_declared: bool | None = None
 
 
-class ListTablesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListTablesResponse(Response, kw_only=True):
     tables: list[str]
     page_token: str | None = None
 
 
-class ListViewsRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ListViewsRequest(Request, kw_only=True):
     id: list[str] | None = None
     limit: Int32 | None = None
     page_token: str | None = None
 
 
-class ListViewsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ListViewsResponse(Response, kw_only=True):
     views: list[str]
     page_token: str | None = None
 
@@ -2324,9 +1986,7 @@ class MaterializedViewUdtfEntry(Model, kw_only=True):
     manifest_checksum: str | None = None
 
 
-class MergeInsertIntoTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class MergeInsertIntoTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     on: list[str] | None = None
@@ -2341,8 +2001,7 @@ class MergeInsertIntoTableRequest(Model, kw_only=True):
     use_rte: bool | None = None
 
 
-class MergeInsertIntoTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class MergeInsertIntoTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     num_updated_rows: Count64 | None = None
     num_inserted_rows: Count64 | None = None
@@ -2357,9 +2016,7 @@ class MinHashQuery(Model, kw_only=True):
     text: str
 
 
-class MountCatalogRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class MountCatalogRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     kind: str
     settings: dict[str, Any] | None = None
@@ -2370,8 +2027,7 @@ class MountCatalogRequest(Model, kw_only=True, forbid_unknown_fields=True):
     properties: dict[str, str] | None = None
 
 
-class MountCatalogResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class MountCatalogResponse(Response, kw_only=True):
     mount: MountEntry
 
 
@@ -2394,9 +2050,7 @@ class MountFinding(Model, kw_only=True):
     converted: bool | None = None
 
 
-class MoveTableRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class MoveTableRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     new_id: list[str]
     copy: bool | None = None
@@ -2406,8 +2060,7 @@ class MoveTableRequest(Model, kw_only=True, forbid_unknown_fields=True):
     staged_location: str | None = None
 
 
-class MoveTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class MoveTableResponse(Response, kw_only=True):
     id: list[str]
     location: str
     properties: dict[str, str] | None = None
@@ -2420,14 +2073,12 @@ class MultiMatchQuery(Model, kw_only=True):
     match_queries: list[MatchQuery]
 
 
-class NamespaceExistsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class NamespaceExistsRequest(Request, kw_only=True):
     id: list[str] | None = None
 
 
-class NamespaceExistsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class NamespaceExistsResponse(Response, kw_only=True):
+    pass
 
 
 class NewColumnTransform(Model, kw_only=True):
@@ -2455,14 +2106,11 @@ class PartitionTransform(Model, kw_only=True):
     width: Int64 | None = None
 
 
-class PauseJobRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class PauseJobRequest(Request, kw_only=True):
     job_id: str
 
 
-class PauseJobResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class PauseJobResponse(Response, kw_only=True):
     paused: bool
     committing: bool
 
@@ -2474,29 +2122,25 @@ class PhraseQuery(Model, kw_only=True):
     document_granularity: str | None = None
 
 
-class PrewarmTableIndexRequest(Model, kw_only=True):
+class PrewarmTableIndexRequest(Request, kw_only=True):
     branch: str | None = None
-    context: dict[str, str] | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
     index_name: str | None = None
     with_position: bool | None = None
 
 
-class PrewarmTableIndexResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class PrewarmTableIndexResponse(Response, kw_only=True):
+    pass
 
 
-class PrewarmTablePageCacheRequest(Model, kw_only=True):
+class PrewarmTablePageCacheRequest(Request, kw_only=True):
     branch: str | None = None
     columns: list[str] | None = None
-    context: dict[str, str] | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
 
 
-class PrewarmTablePageCacheResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class PrewarmTablePageCacheResponse(Response, kw_only=True):
+    pass
 
 
 class PrincipalEntry(Model, kw_only=True):
@@ -2529,9 +2173,7 @@ class PublicationProblem(Model, kw_only=True):
     problem: str
 
 
-class QueryJobEventsRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class QueryJobEventsRequest(Request, kw_only=True):
     job_id: str
     limit: Int32 | None = None
     filter: str | None = None
@@ -2552,9 +2194,7 @@ class QueryTableVector(Model, kw_only=True):
     multi_vector: list[list[float]] | None = None
 
 
-class QueryTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class QueryTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     bypass_vector_index: bool | None = None
@@ -2584,20 +2224,16 @@ class QueryTableRequest(Model, kw_only=True):
     minhash_query: MinHashQuery | None = None
 
 
-class QueryTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class QueryTableResponse(Response, kw_only=True):
     data: bytes | None = None
 
 
-class ReadJobFunctionRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ReadJobFunctionRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     owner: str
 
 
-class ReadJobFunctionResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ReadJobFunctionResponse(Response, kw_only=True):
     name: str
     version: str
     definition: dict[str, Any]
@@ -2605,9 +2241,7 @@ class ReadJobFunctionResponse(Model, kw_only=True):
     secrets: dict[str, str] | None = None
 
 
-class ReadTableBlobRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class ReadTableBlobRequest(Request, kw_only=True):
     id: list[str] | None = None
     column: str | None = None
     row_id: Count64 | None = None
@@ -2618,9 +2252,7 @@ class ReadTableBlobRequest(Model, kw_only=True):
     source_commit_micros: Count64 | None = None
 
 
-class RecordFunctionErrorsRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class RecordFunctionErrorsRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     owner: str
     column: str
@@ -2632,27 +2264,21 @@ class RecordFunctionErrorsRequest(Model, kw_only=True, forbid_unknown_fields=Tru
     records: list[RowFailure]
 
 
-class RecordFunctionErrorsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RecordFunctionErrorsResponse(Response, kw_only=True):
     recorded: bool
 
 
-class RecordTableLineageRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class RecordTableLineageRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     version: Int64
     branch: str | None = None
 
 
-class RecordTableLineageResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RecordTableLineageResponse(Response, kw_only=True):
     recorded: bool
 
 
-class RefreshMaterializedViewRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class RefreshMaterializedViewRequest(Request, kw_only=True):
     id: list[str] | None = None
     src_version: Int64 | None = None
     max_rows_per_fragment: Int64 | None = None
@@ -2665,49 +2291,40 @@ class RefreshMaterializedViewRequest(Model, kw_only=True):
     full: bool | None = None
 
 
-class RefreshMaterializedViewResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RefreshMaterializedViewResponse(Response, kw_only=True):
     job_id: str
 
 
-class RegisterTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class RegisterTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     location: str
     mode: str | None = None
     properties: dict[str, str] | None = None
 
 
-class RegisterTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RegisterTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     location: str | None = None
     properties: dict[str, str] | None = None
 
 
-class RemoveRoleMemberRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class RemoveRoleMemberRequest(Request, kw_only=True, forbid_unknown_fields=True):
     role: str
     member: str
     member_kind: str | None = None
 
 
-class RemoveRoleMemberResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RemoveRoleMemberResponse(Response, kw_only=True):
+    pass
 
 
-class RenameTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class RenameTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     new_table_name: str
     new_namespace_id: list[str] | None = None
 
 
-class RenameTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RenameTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
@@ -2717,58 +2334,44 @@ class RepairFinding(Model, kw_only=True):
     kind: str
 
 
-class RepairTableRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class RepairTableRequest(Request, kw_only=True, forbid_unknown_fields=True):
     dry_run: bool | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
     restore: bool | None = None
 
 
-class RepairTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RepairTableResponse(Response, kw_only=True):
     findings: list[RepairFinding]
 
 
-class RestoreTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class RestoreTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: Count64
     branch: str | None = None
 
 
-class RestoreTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RestoreTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
-class ResumeJobRequest(Model, kw_only=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class ResumeJobRequest(Request, kw_only=True):
     job_id: str
 
 
-class ResumeJobResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class ResumeJobResponse(Response, kw_only=True):
     resumed: bool
     still_pausing: bool
 
 
-class RevokeApiKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class RevokeApiKeyRequest(Request, kw_only=True, forbid_unknown_fields=True):
     key_id: str
 
 
-class RevokeApiKeyResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RevokeApiKeyResponse(Response, kw_only=True):
     key: ApiKey
 
 
-class RevokePrivilegesRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class RevokePrivilegesRequest(Request, kw_only=True, forbid_unknown_fields=True):
     object_kind: str
     id: list[str] | None = None
     grantee: str
@@ -2776,8 +2379,7 @@ class RevokePrivilegesRequest(Model, kw_only=True, forbid_unknown_fields=True):
     privileges: list[str]
 
 
-class RevokePrivilegesResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RevokePrivilegesResponse(Response, kw_only=True):
     privileges: list[str]
 
 
@@ -2797,17 +2399,14 @@ class RoleMember(Model, kw_only=True):
     kind: str
 
 
-class RotateApiKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class RotateApiKeyRequest(Request, kw_only=True, forbid_unknown_fields=True):
     key_id: str
     overlap_seconds: Int64 | None = None
     note: str | None = None
     expires_in_seconds: Int64 | None = None
 
 
-class RotateApiKeyResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RotateApiKeyResponse(Response, kw_only=True):
     api_key: str
     key: ApiKey
 
@@ -2818,14 +2417,11 @@ class RowFailure(Model, kw_only=True, forbid_unknown_fields=True):
     error_message: str
 
 
-class RunScheduleRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class RunScheduleRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
-    identity: Identity | None = None
 
 
-class RunScheduleResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class RunScheduleResponse(Response, kw_only=True):
     job: JobEntry
 
 
@@ -2861,9 +2457,7 @@ class SecretEntry(Model, kw_only=True):
     name: str
 
 
-class SetTablePolicyRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class SetTablePolicyRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     name: str
     filter: str | None = None
@@ -2871,20 +2465,16 @@ class SetTablePolicyRequest(Model, kw_only=True, forbid_unknown_fields=True):
     exempt_roles: list[str] | None = None
 
 
-class SetTablePolicyResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class SetTablePolicyResponse(Response, kw_only=True):
     policies: list[TablePolicy]
 
 
-class SetTablePrimaryKeyRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
+class SetTablePrimaryKeyRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
     columns: list[str] | None = None
 
 
-class SetTablePrimaryKeyResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class SetTablePrimaryKeyResponse(Response, kw_only=True):
     columns: list[str]
     transaction_ids: list[str] | None = None
 
@@ -2910,10 +2500,8 @@ class StructuredFtsQuery(Model, kw_only=True):
     query: FtsQuery
 
 
-class SubmitJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
+class SubmitJobRequest(Request, kw_only=True, forbid_unknown_fields=True):
     arguments: dict[str, Any] | None = None
-    context: dict[str, str] | None = None
-    identity: Identity | None = None
     lease_millis: Count64 | None = None
     name: str
     owner: str | None = None
@@ -2922,19 +2510,15 @@ class SubmitJobRequest(Model, kw_only=True, forbid_unknown_fields=True):
     table: list[str] | None = None
 
 
-class SubmitJobResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class SubmitJobResponse(Response, kw_only=True):
     job: JobEntry
 
 
-class SyncPublicationRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class SyncPublicationRequest(Request, kw_only=True, forbid_unknown_fields=True):
     publication: str
 
 
-class SyncPublicationResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class SyncPublicationResponse(Response, kw_only=True):
     publication: PublicationEntry
 
 
@@ -2943,15 +2527,13 @@ class TableBasicStats(Model, kw_only=True):
     num_fragments: Count64
 
 
-class TableExistsRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class TableExistsRequest(Request, kw_only=True):
     id: list[str] | None = None
     version: Count64 | None = None
 
 
-class TableExistsResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class TableExistsResponse(Response, kw_only=True):
+    pass
 
 
 class TablePolicy(Model, kw_only=True):
@@ -2978,45 +2560,37 @@ class TagContents(Model, kw_only=True):
     manifestSize: Count64
 
 
-class UndropNamespaceRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class UndropNamespaceRequest(Request, kw_only=True, forbid_unknown_fields=True):
     dropped_id: Int64 | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
     new_namespace_id: list[str] | None = None
 
 
-class UndropNamespaceResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class UndropNamespaceResponse(Response, kw_only=True):
     id: list[str]
     properties: dict[str, str] | None = None
     tables: Int64
 
 
-class UndropTableRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    context: dict[str, str] | None = None
+class UndropTableRequest(Request, kw_only=True, forbid_unknown_fields=True):
     dropped_id: Int64 | None = None
     id: list[str] | None = None
-    identity: Identity | None = None
     new_namespace_id: list[str] | None = None
     new_table_name: str | None = None
 
 
-class UndropTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class UndropTableResponse(Response, kw_only=True):
     id: list[str]
     location: str
     properties: dict[str, str] | None = None
 
 
-class UnmountCatalogRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class UnmountCatalogRequest(Request, kw_only=True, forbid_unknown_fields=True):
     id: list[str] | None = None
 
 
-class UnmountCatalogResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class UnmountCatalogResponse(Response, kw_only=True):
+    pass
 
 
 class UpdateFieldMetadataEntry(Model, kw_only=True):
@@ -3025,23 +2599,18 @@ class UpdateFieldMetadataEntry(Model, kw_only=True):
     replace: bool | None = None
 
 
-class UpdateFieldMetadataRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class UpdateFieldMetadataRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     updates: list[UpdateFieldMetadataEntry]
 
 
-class UpdateFieldMetadataResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class UpdateFieldMetadataResponse(Response, kw_only=True):
     version: Count64
     fields: dict[str, dict[str, str]] | None = None
 
 
-class UpdateTableRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class UpdateTableRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     predicate: str | None = None
@@ -3049,39 +2618,32 @@ class UpdateTableRequest(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
-class UpdateTableResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class UpdateTableResponse(Response, kw_only=True):
     transaction_id: str | None = None
     updated_rows: Count64
     version: Count64
     properties: dict[str, str] | None = None
 
 
-class UpdateTableSchemaMetadataRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class UpdateTableSchemaMetadataRequest(Request, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     metadata: dict[str, str] | None = None
 
 
-class UpdateTableSchemaMetadataResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class UpdateTableSchemaMetadataResponse(Response, kw_only=True):
     metadata: dict[str, str] | None = None
     transaction_id: str | None = None
 
 
-class UpdateTableTagRequest(Model, kw_only=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class UpdateTableTagRequest(Request, kw_only=True):
     id: list[str] | None = None
     tag: str
     version: Count64
     branch: str | None = None
 
 
-class UpdateTableTagResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class UpdateTableTagResponse(Response, kw_only=True):
     transaction_id: str | None = None
 
 
@@ -3090,13 +2652,11 @@ class VersionRange(Model, kw_only=True):
     end_version: Int64
 
 
-class WhoAmIRequest(Model, kw_only=True, forbid_unknown_fields=True):
-    identity: Identity | None = None
-    context: dict[str, str] | None = None
+class WhoAmIRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
-class WhoAmIResponse(Model, kw_only=True):
-    context: dict[str, str] | None = None
+class WhoAmIResponse(Response, kw_only=True):
     principal: str
     groups: list[str]
     roles: list[str]

@@ -7,6 +7,7 @@ for is `PRIVILEGE1xx`, which its client passes through. docs/security.md has the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import (
@@ -17,7 +18,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access.grantees import Grantee, GranteeKind
 from tiltyard.access.needs import CREATOR_PRIVILEGES
-from tiltyard.catalog.grants import LIST_GRANTS, MANAGE_GRANTS, ObjectKind, find_securable, grant_privileges
+from tiltyard.catalog.grants import LIST_GRANTS, MANAGE_GRANTS, ObjectKind, Securable, find_securable, grant_privileges
 from tiltyard.catalog.roles import ADMINISTRATORS
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, check_id, check_name
 from tiltyard.model.operations import Needs, operation
@@ -193,26 +194,45 @@ CHANGE_ACL = Needs("`manage_grants` on the object, and there what is granted", _
 LIST_ACLS = Needs("`manage_grants` on the object, or on the server; nothing for the caller's own", _list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Acl:
+    """What an ACL says: the privileges that one grantee gets, or loses, on one object."""
+
+    grantee: Grantee
+    securable: Securable
+    bits: int
+
+    @classmethod
+    def of(cls, ctx: Context, request: models.AddAclRequest | models.DeleteAclRequest, *, is_revoked: bool) -> _Acl:
+        """Read a request. Raises InvalidInputError, and what finding the object raises."""
+        kind, object_kind, path = _parse_object(request.object)
+        grantee = _parse_subject(request.subject)
+        bits = _granted_bits(kind, request.privilege, is_revoked=is_revoked)
+        return cls(grantee, find_securable(ctx, object_kind, path or None), bits)
+
+    def granted_bits(self, ctx: Context) -> int:
+        """Return which of its privileges are granted."""
+        return ctx.store.privileges_on(self.securable.kind, self.securable.id, [str(self.grantee)]) & self.bits
+
+
 @operation(needs=CHANGE_ACL)
 def add_acl(ctx: Context, request: models.AddAclRequest) -> models.AddAclResponse:
     """Grant one privilege. OWNERSHIP moves from the grantees that had it.
 
     Raises as GrantPrivileges does, ConcurrentModificationError for what is granted already.
     """
-    kind, securable_kind, path = _parse_object(request.object)
-    grantee = _parse_subject(request.subject)
-    bits = _granted_bits(kind, request.privilege, is_revoked=False)
-    securable = find_securable(ctx, securable_kind, path or None)
-    is_granted = ctx.store.privileges_on(securable.kind, securable.id, [str(grantee)]) & bits == bits
+    acl = _Acl.of(ctx, request, is_revoked=False)
+    grantee, securable = acl.grantee, acl.securable
+    is_granted = acl.granted_bits(ctx) == acl.bits
     if not is_granted:
         grant_privileges(
             ctx,
             models.GrantPrivilegesRequest(
-                object_kind=securable_kind,
-                id=path or None,
+                object_kind=securable.kind,
+                id=list(securable.path) or None,
                 grantee=grantee.name,
                 grantee_kind=grantee.kind,
-                privileges=privilege_names(bits),
+                privileges=privilege_names(acl.bits),
             ),
         )
     moves = request.privilege == OWNERSHIP and _take_ownership(ctx, securable.kind, securable.id, grantee)
@@ -244,13 +264,10 @@ def delete_acl(ctx: Context, request: models.DeleteAclRequest) -> models.DeleteA
 
     Raises as RevokePrivileges does, TableNotFoundError where it was not granted.
     """
-    kind, securable_kind, path = _parse_object(request.object)
-    grantee = _parse_subject(request.subject)
-    bits = _granted_bits(kind, request.privilege, is_revoked=True)
-    securable = find_securable(ctx, securable_kind, path or None)
-    if not ctx.store.privileges_on(securable.kind, securable.id, [str(grantee)]) & bits:
-        raise TableNotFoundError(f"'{_format_subject(grantee)}' was not granted {request.privilege[:64]} there.")
-    ctx.store.revoke(str(grantee), securable.kind, securable.id, ALL & ~bits)
+    acl = _Acl.of(ctx, request, is_revoked=True)
+    if not acl.granted_bits(ctx):
+        raise TableNotFoundError(f"'{_format_subject(acl.grantee)}' was not granted {request.privilege[:64]} there.")
+    ctx.store.revoke(str(acl.grantee), acl.securable.kind, acl.securable.id, ALL & ~acl.bits)
     ctx.rights_cache.refresh_next()
     return models.DeleteAclResponse()
 

@@ -25,7 +25,7 @@ from tiltyard.sql.processes import ViewRead
 from tiltyard.sql.remote_query import RemoteQuery, query_request, run_remotely
 from tiltyard.sql.statements import parse_statement, write_parameters
 from tiltyard.sql.tables import QueryTables
-from tiltyard.tables.query.plan import NO_LIMIT
+from tiltyard.tables.query.response_sizes import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

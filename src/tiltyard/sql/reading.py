@@ -27,8 +27,8 @@ from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.read_grounds import authorize_reading
 from tiltyard.tables.opening import open_for_reading
-from tiltyard.tables.query.plan import NO_LIMIT
 from tiltyard.tables.query.query import query_table
+from tiltyard.tables.query.response_sizes import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

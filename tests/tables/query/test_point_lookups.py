@@ -14,8 +14,8 @@ from tests.tables.served import Server, ask
 from tiltyard.model.spec import models
 from tiltyard.storage.caches import cached_rows
 from tiltyard.tables.indexes.indexes import prewarm_table_page_cache
-from tiltyard.tables.query.plan import NO_LIMIT
 from tiltyard.tables.query.query import count_table_rows, query_table
+from tiltyard.tables.query.response_sizes import NO_LIMIT
 from tiltyard.tables.query.routes import route
 from tiltyard.tables.query.routes.chooser import count_on_loop, query_on_loop
 from tiltyard.tables.query.routes.point_lookup import lookup_columns

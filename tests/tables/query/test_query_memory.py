@@ -17,7 +17,8 @@ from tiltyard.model.spec import models
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.storage.datasets import Datasets
 from tiltyard.tables.query import plan
-from tiltyard.tables.query.plan import STREAM_BYTES, plan_search
+from tiltyard.tables.query.plan import plan_search
+from tiltyard.tables.query.response_sizes import STREAM_BYTES
 from tiltyard.tables.query.routes.route import Query, Refused
 from tiltyard.tables.query.routes.scan import Scan
 

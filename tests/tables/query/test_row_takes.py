@@ -12,7 +12,8 @@ from tests.tables.query.test_point_lookups import query
 from tests.tables.served import Server
 
 from tiltyard.storage.caches.version_cache import CachedVersion
-from tiltyard.tables.query.plan import NO_LIMIT, limit_to_row_ids, plan_search
+from tiltyard.tables.query.plan import limit_to_row_ids, plan_search
+from tiltyard.tables.query.response_sizes import NO_LIMIT
 from tiltyard.tables.query.routes.chooser import choose
 from tiltyard.tables.query.routes.route import Query, Refused
 from tiltyard.tables.query.routes.row_take import RowTake

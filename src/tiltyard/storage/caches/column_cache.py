@@ -147,6 +147,19 @@ class _Table:
         selections[names] = rows
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A query's request for columns of a version, as `ColumnCache.rows` takes it, and the entry of its branch."""
+
+    table: _Table
+    key: BranchKey
+    dataset: lance.LanceDataset
+    names: Names
+    may_wait: bool
+    is_counted: bool
+    is_latest: bool
+
+
 class _TooLargeError(Exception):
     """The columns do not fit into the cache."""
 
@@ -207,18 +220,10 @@ class ColumnCache(CountedCache):
                 return known[names]
             self.misses += 1
         with table.reading if may_wait else nullcontext():
-            return self._find(key, table, dataset, names, may_wait, is_counted, is_latest)
+            return self._find(_Request(table, key, dataset, names, may_wait, is_counted, is_latest))
 
-    def _find(
-        self,
-        key: BranchKey,
-        table: _Table,
-        dataset: lance.LanceDataset,
-        names: Names,
-        may_wait: bool,
-        is_counted: bool,
-        is_latest: bool,
-    ) -> CachedRows | None:
+    def _find(self, request: _Request) -> CachedRows | None:
+        table, dataset, names = request.table, request.dataset, request.names
         version = self._version(dataset)
         if version is None or not version.columns.keys() >= set(names) or version.size(names) > self.max_bytes:
             with self._lock:
@@ -228,7 +233,7 @@ class ColumnCache(CountedCache):
             if names in (known := table.selections.get(dataset, {})):
                 return known[names]  # read while this query waited
             credit = min(table.credit + _CREDIT_PER_QUERY_BYTES, self.max_bytes)
-            if is_counted:
+            if request.is_counted:
                 table.credit = credit
             if not table.pages and credit < version.size(names):
                 return None
@@ -238,15 +243,15 @@ class ColumnCache(CountedCache):
             cost = sum(page.size for page in missing)
             if self._is_closed or credit < cost or not table.may_read(names, version.rows):
                 return None
-            is_read_at_once = may_wait and table.pages and cost <= _AT_ONCE_BYTES
-            if not (is_counted or is_read_at_once):
+            is_read_at_once = request.may_wait and table.pages and cost <= _AT_ONCE_BYTES
+            if not (request.is_counted or is_read_at_once):
                 return None
             table.credit = credit - cost
             table.is_loading = True
             if not is_read_at_once:
-                self._threads.submit(self._fill, key, table, dataset, version, names, missing, is_latest)
+                self._threads.submit(self._fill, request, version, missing)
                 return None
-        self._fill(key, table, dataset, version, names, missing, is_latest)
+        self._fill(request, version, missing)
         with self._lock:
             is_complete = all(page.key in table.pages for page in missing)
             return self._select(table, dataset, version, names) if is_complete else None
@@ -275,7 +280,7 @@ class ColumnCache(CountedCache):
             table = self._touch(key)
             missing = [page for page in version.pages(selected) if page.key not in table.pages]
         try:
-            self._add(key, table, version, self._read(dataset, missing))
+            self._add(key, table, version, self._read(dataset, missing), is_latest=True)
         except _TooLargeError:
             raise UnsupportedOperationError(
                 f"These columns take more than the {self.max_bytes:,} bytes that the server keeps (page_cache_bytes)."
@@ -324,29 +329,21 @@ class ColumnCache(CountedCache):
             self._versions[dataset] = _inspect(dataset, self.max_bytes)
         return self._versions[dataset]
 
-    def _fill(
-        self,
-        key: BranchKey,
-        table: _Table,
-        dataset: lance.LanceDataset,
-        version: _Version,
-        names: Names,
-        missing: list[_Page],
-        is_latest: bool,
-    ) -> None:
+    def _fill(self, request: _Request, version: _Version, missing: list[_Page]) -> None:
         """Read missing pages."""
+        table, location = request.table, request.key[0]
         try:
-            self._add(key, table, version, self._read(dataset, missing), is_latest)
+            self._add(request.key, table, version, self._read(request.dataset, missing), is_latest=request.is_latest)
         except _ClosedError:
             return
         except _TooLargeError:
-            table.too_large[names] = version.rows
+            table.too_large[request.names] = version.rows
         except LanceNamespaceError as error:
             table.retry_at = monotonic() + _RETRY_SECONDS
-            _log.warning("Rows of %s are not kept in memory, since they could not be read: %s", key[0], error)
+            _log.warning("Rows of %s are not kept in memory, since they could not be read: %s", location, error)
         except Exception:  # noqa: BLE001  # nobody waits for this thread: the log is the only place to report it
             table.retry_at = monotonic() + _RETRY_SECONDS
-            _log.exception("Rows of %s are not kept in memory, since they could not be read.", key[0])
+            _log.exception("Rows of %s are not kept in memory, since they could not be read.", location)
         finally:
             table.is_loading = False
 
@@ -393,7 +390,8 @@ class ColumnCache(CountedCache):
         table: _Table,
         version: _Version,
         new_pages: dict[PageKey, pa.Array],
-        is_latest: bool = True,
+        *,
+        is_latest: bool,
     ) -> None:
         """Add pages, drop those that the latest version has not, and evict other tables to make room.
 

@@ -220,7 +220,7 @@ def _version_columns(dataset: lance.LanceDataset) -> _VersionColumns:
     fixed: dict[str, float] = {}
     varying: dict[str, pa.Field] = {}
     for column in dataset.schema:
-        width = _fixed_width(column.type)
+        width = fixed_width(column.type)
         if width is None:
             varying[column.name] = column
         else:
@@ -229,15 +229,15 @@ def _version_columns(dataset: lance.LanceDataset) -> _VersionColumns:
     return _VersionColumns(fixed, varying, {name.lower() for name in wide})
 
 
-def _fixed_width(kind: pa.DataType) -> float | None:
+def fixed_width(kind: pa.DataType) -> float | None:
     """Return the bytes of a value of a type, None where they vary."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _fixed_width(kind.storage_type)
+        return fixed_width(kind.storage_type)
     if kinds.is_fixed_size_list(kind):
-        inner = _fixed_width(kind.value_type)
+        inner = fixed_width(kind.value_type)
         return None if inner is None else inner * kind.list_size
     if kinds.is_struct(kind):
-        widths = [_fixed_width(kind.field(index).type) for index in range(kind.num_fields)]
+        widths = [fixed_width(kind.field(index).type) for index in range(kind.num_fields)]
         return None if None in widths else sum(width for width in widths if width is not None)
     if kinds.is_null(kind):
         return 0.0
@@ -373,7 +373,7 @@ def _longest_value(values: pa.Array) -> float:
     kind = values.type
     if not len(values):
         return 0.0
-    if (width := _fixed_width(kind)) is not None:
+    if (width := fixed_width(kind)) is not None:
         return width
     if kinds.is_string_view(kind) or kinds.is_binary_view(kind):
         values = values.cast(pa.large_binary())

@@ -14,10 +14,9 @@ A search for near-duplicates of a text (`minhash_query`) is one by itself: its d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 from lance.dataset import ColumnOrdering
 from lance.query import MinHashQuery
 from lance_namespace.errors import InvalidInputError
@@ -27,10 +26,11 @@ from tiltyard.model.columns.index_types import GRANULARITY, LIST_ELEMENT, IndexT
 from tiltyard.model.columns.vector_columns import VectorColumn, vector_columns
 from tiltyard.tables.lance_sql.amplification import check_growth
 from tiltyard.tables.lance_sql.expressions import check_expression
-from tiltyard.tables.query.batch_sizes import ORDER_BYTES, SMALL_RESPONSE_ROWS, batch_options, estimate_ordering
+from tiltyard.tables.query.batch_sizes import ORDER_BYTES, SMALL_RESPONSE_ROWS
 from tiltyard.tables.query.full_text import FullTextQueryBuilder
 from tiltyard.tables.query.integer_filters import ROW_ID, ROW_OFFSET, is_plain_column, parse_integer_filter
 from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array
+from tiltyard.tables.query.response_sizes import NO_LIMIT, bounded_options, estimate_streamed, streaming_options
 from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from tiltyard.model.spec import models
     from tiltyard.storage.caches.version_cache import CachedVersion
 
-NO_LIMIT = 2**63 - 1
 QUERY_INDEX = "query_index"
 DISTANCES = ("l2", "cosine", "dot", "hamming")
 APPROXIMATIONS = ("fast", "normal", "accurate")
@@ -52,34 +51,10 @@ AUTOMATIC_EFFORT = 0.5
 MAX_MINHASH_CHARACTERS = 1_000_000
 """Characters of the text whose near-duplicates are searched for: Lance takes 0.3 µs for each."""
 
-UNESTIMATED_ROWS = 10
-"""Limit of rows up to which their size is not estimated."""
-MAX_WHOLE_BYTES = 4 << 20
-"""A response that may have more bytes is streamed in batches of bounded size."""
-BATCH_BYTES = 256 << 10
-MAX_BATCH_ROWS = 8192
-STREAMING_OPTIONS = {
-    "batch_size_bytes": 4 * BATCH_BYTES,
-    "batch_readahead": 2,
-    "fragment_readahead": 1,
-    "io_buffer_size": 4 << 20,
-}
-"""Scanner options for a response that is streamed.
-
-Lance reads several batches ahead, and reads all that the rows of a batch need, whatever its limits in bytes are: only
-the number of rows in a batch bounds the memory that a slow client takes (backpressure).
-"""
-STREAM_BYTES = 32 << 20
-"""What a streamed response holds for a client that reads slowly: Lance's pages and batches, and chunks of it."""
-STREAMING_OPTION_NAMES = frozenset({*STREAMING_OPTIONS, "batch_size"})
-
 _FOUND_ROW_BYTES = 136
 """What Lance holds of a row that an index finds, until it has the nearest: measured with 400,000 of them."""
 _VECTOR_COPIES = 2
 """Copies of the vectors that Lance compares one by one, or to refine: 1.5 and 2.2 were measured."""
-
-SAMPLED_FRAGMENTS = 16
-UNKNOWN_ROW_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,61 +63,12 @@ class _TableInfo:
 
     names: tuple[str, ...]
     vectors: Mapping[str, VectorColumn]
-    rows: int
 
 
 def _table_info(dataset: lance.LanceDataset) -> _TableInfo:
     """Read the info of a version."""
     schema = dataset.schema
-    return _TableInfo(tuple(schema.names), vector_columns(schema), dataset.count_rows())
-
-
-def _row_bytes_on_disk(dataset: lance.LanceDataset) -> float:
-    """Return the average bytes of a row with all its columns, from a sample of fragments."""
-    fragments = dataset.get_fragments()
-    sample = [fragment.metadata for fragment in fragments[:: -(-len(fragments) // SAMPLED_FRAGMENTS) or 1]]
-    rows = sum(fragment.physical_rows for fragment in sample)
-    size = sum(file.file_size_bytes or 0 for fragment in sample for file in fragment.files)
-    return size / rows if rows and size else UNKNOWN_ROW_BYTES
-
-
-def _estimate_row_bytes(snapshot: CachedVersion, columns: Any) -> float:
-    """Estimate the bytes of a row of a response: exact for columns of fixed width, else those of a row on disk."""
-    if isinstance(columns, list):
-        schema = snapshot.dataset.schema
-        kinds = [schema.field(name).type if name in schema.names else None for name in columns]
-        widths = [
-            pa.uint64().byte_width if kind is None and "." not in name else _fixed_width(kind)
-            for name, kind in zip(columns, kinds, strict=True)
-        ]
-        fixed_widths = [width for width in widths if width is not None]
-        if len(fixed_widths) == len(widths):
-            return max(1.0, sum(fixed_widths))
-    return snapshot.fact(_row_bytes_on_disk)
-
-
-def _fixed_width(kind: pa.DataType | None) -> float | None:
-    """Return the bytes of a value of fixed width, None for other types."""
-    if kind is None:
-        return None
-    if pa.types.is_fixed_size_list(kind):
-        inner = _fixed_width(kind.value_type)
-        return None if inner is None else inner * int(kind.list_size)
-    try:
-        return int(kind.bit_width) / 8
-    except ValueError:  # of no fixed width
-        return None
-
-
-def _streaming_options(snapshot: CachedVersion, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scanner options that stream a large response; none for a small one."""
-    limit = options.get("limit", NO_LIMIT)
-    if limit <= UNESTIMATED_ROWS:
-        return {}
-    size = _estimate_row_bytes(snapshot, options.get("columns"))
-    if limit <= MAX_BATCH_ROWS and limit * size <= MAX_WHOLE_BYTES:
-        return {}
-    return {**STREAMING_OPTIONS, "batch_size": max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / size)))}
+    return _TableInfo(tuple(schema.names), vector_columns(schema))
 
 
 _FULL_TEXT_TYPES = ("inverted", "fts")
@@ -241,65 +167,25 @@ def plan_search(snapshot: CachedVersion, request: models.QueryTableRequest) -> S
     if vectors:
         nearest, is_numbered, found_bytes = _vector_searches(snapshot, request, vectors)
         max_rows = min(request.k, nearest[0]["k"])
-        batch_limits, ordered_bytes = _batch_options(snapshot, options, max_rows)
+        batch_limits, ordered_bytes = bounded_options(snapshot, options, max_rows)
         options |= batch_limits
         memory_bytes = found_bytes + ordered_bytes
         return Search(snapshot, options, nearest, is_numbered, hidden_columns, max_rows, memory_bytes=memory_bytes)
     if text is not None or request.minhash_query is not None:
-        max_rows = min(request.k, snapshot.fact(_table_info).rows)
+        max_rows = min(request.k, snapshot.count_rows())
         options["limit"] = max(1, max_rows)  # Lance panics at 0
     elif request.k != NO_LIMIT:
         max_rows = options["limit"] = request.k
-    streaming = _streaming_options(snapshot, options)
+    streaming = streaming_options(snapshot, options)
     limit = max_rows if "limit" in options else None
-    batch_limits, memory_bytes = _batch_options(snapshot, options, limit)
+    batch_limits, memory_bytes = bounded_options(snapshot, options, limit)
     if streaming and batch_limits:
         streaming["batch_size"] = min(streaming["batch_size"], batch_limits["batch_size"])
     if streaming and not memory_bytes:
-        memory_bytes = _estimate_streamed(snapshot, options.get("columns"))
+        memory_bytes = estimate_streamed(snapshot, options.get("columns"))
     options |= batch_limits | streaming
     has_elements = text is not None and _may_find_elements(snapshot, request)
     return Search(snapshot, options, (), False, hidden_columns, limit, has_elements, memory_bytes)
-
-
-def _estimate_streamed(snapshot: CachedVersion, columns: Any) -> int:
-    """Estimate the bytes that a streamed response holds: all of it, or a window of it.
-
-    Rows count with UNKNOWN_ROW_BYTES at least: on disk they are compressed.
-    """
-    row_bytes = max(UNKNOWN_ROW_BYTES, _estimate_row_bytes(snapshot, columns))
-    return min(STREAM_BYTES, int(snapshot.fact(_table_info).rows * row_bytes))
-
-
-def _batch_options(
-    snapshot: CachedVersion, options: Mapping[str, Any], max_rows: int | None
-) -> tuple[dict[str, int], int]:
-    """Return the scanner's batch size where Lance's default could take too much memory, and the bytes to be ordered.
-
-    Raises InvalidInputError for expressions, and for rows to be ordered, that are too large for memory.
-    """
-    columns, filter_, orderings = options.get("columns"), options.get("filter"), options.get("order_by", ())
-    is_small = max_rows is not None and max_rows <= SMALL_RESPONSE_ROWS and not orderings
-    if is_small and filter_ is None and not _has_aliases(columns):
-        return {}, 0
-    expressions: dict[str, str] = {}
-    if _has_aliases(columns):
-        expressions = {f"expression of '{name}'": text for name, text in columns.items()}
-    expression = filter_.get("expr_filter") if isinstance(filter_, dict) else filter_
-    if expression is not None:
-        expressions["filter"] = expression
-    read_columns = () if is_small or _has_aliases(columns) else columns
-    ordered_bytes = 0
-    if orderings:
-        expressions |= {f"order by '{order.column_name}'": order.column_name for order in orderings}
-        rows = snapshot.fact(_table_info).rows
-        ordered_rows = rows if max_rows is None else min(rows, max_rows)
-        ordered_bytes = estimate_ordering(snapshot, read_columns, expressions, ordered_rows)
-    return batch_options(snapshot, read_columns, expressions), ordered_bytes
-
-
-def _has_aliases(columns: Any) -> TypeGuard[dict[str, str]]:
-    return isinstance(columns, dict)
 
 
 def _query_vectors(request: models.QueryTableRequest) -> list[Vector]:
@@ -411,7 +297,7 @@ def _vector_searches(
     """
     info = snapshot.fact(_table_info)
     column = choose_column(info.vectors, info.names, request.vector_column, len(vectors[0]))
-    rows = max(1, info.rows)
+    rows = max(1, snapshot.count_rows())
     rows_to_find = max(1, min(request.k + (request.offset or 0), rows))
     common = {"column": column.path, "k": rows_to_find, **_index_options(request, rows_to_find, rows)}
     values = [to_array(vector, column) for vector in vectors]

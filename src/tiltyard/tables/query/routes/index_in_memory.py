@@ -20,7 +20,7 @@ from tiltyard.storage.pylance_internals import take_rows
 from tiltyard.storage.vector_cache.cache import VectorKey
 from tiltyard.storage.vector_cache.index import Effort
 from tiltyard.tables.query.integer_filters import ROW_ID
-from tiltyard.tables.query.plan import STREAMING_OPTION_NAMES
+from tiltyard.tables.query.response_sizes import STREAMING_OPTION_NAMES
 from tiltyard.tables.query.routes.route import BatchReader, Cost, Pace, Purpose, Refused, SearchOffer
 from tiltyard.tables.query.scanners import make_scanner
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 from lance.dataset import LanceScanner
 
 from tiltyard.tables.query.integer_filters import ROW_ID, parse_integer_filter
-from tiltyard.tables.query.plan import STREAMING_OPTION_NAMES, column_names
+from tiltyard.tables.query.plan import column_names
 from tiltyard.tables.query.response import Reader, read_response
+from tiltyard.tables.query.response_sizes import STREAMING_OPTION_NAMES
 from tiltyard.tables.query.search_effort import choose_effort
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.processes import ViewRead
 from tiltyard.storage.caches.version_cache import CachedVersion
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.query.plan import NO_LIMIT, plan_search
+from tiltyard.tables.query.plan import plan_search
 from tiltyard.tables.query.response import query_errors
+from tiltyard.tables.query.response_sizes import NO_LIMIT
 from tiltyard.tables.query.routes.route import Cost, CountOffer, CountQuery, Offer, Query, Refused
 from tiltyard.tables.query.routes.scan import Scan, ask_scan_count
 

@@ -17,7 +17,8 @@ from tiltyard.flight import queries, service
 from tiltyard.flight.messages import MESSAGES
 from tiltyard.flight.queries import Queries, QueryState, SubmittedQuery
 from tiltyard.flight.query_messages import join_messages
-from tiltyard.flight.service import FlightService, _Slot
+from tiltyard.flight.query_starter import QueryStarter, _Slot
+from tiltyard.flight.service import FlightService
 
 
 class EndedQuery:
@@ -127,7 +128,7 @@ async def _releases_of_a_late_read() -> list[bool]:
         owner: Any = SimpleNamespace()
         slot = _Slot(SimpleNamespace(release=released.set), pool)  # type: ignore[arg-type]
         with slot, pytest.raises(DeadlineExceededError):
-            await FlightService._in_thread(owner, slot, Deadline.start(0.01, "query"), end.wait, 60)
+            await QueryStarter._in_thread(owner, slot, Deadline.start(0.01, "query"), end.wait, 60)
         releases = [released.is_set()]
         end.set()
         await asyncio.wait_for(released.wait(), 60)

@@ -11,7 +11,6 @@ any process of the server can serve each of these calls: one about a query that 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,7 +22,6 @@ from lance_namespace.errors import (
 )
 from msgspec import structs
 
-from tiltyard.api.deadlines import Deadline
 from tiltyard.api.execution.threaded import executor_for
 from tiltyard.flight.calls import POLLING_METADATA, Call, Calls
 from tiltyard.flight.catalog_commands import answer, schema_of
@@ -39,11 +37,8 @@ from tiltyard.flight.messages import (
 )
 from tiltyard.flight.methods import Method, Methods
 from tiltyard.flight.queries import (
-    UNLIMITED_SECONDS,
-    AnsweredQuery,
     Queries,
     QueryState,
-    StartedQuery,
     SubmittedQuery,
 )
 from tiltyard.flight.query_messages import (
@@ -59,29 +54,22 @@ from tiltyard.flight.query_messages import (
     read_command,
     unpack_command,
 )
+from tiltyard.flight.query_starter import PLAN, QueryStarter, query_deadline
 from tiltyard.flight.siblings import Siblings
-from tiltyard.flight.view_statements import MAX_STATEMENT_SECONDS, SCHEMAS, RunningStatement, find_statement
-from tiltyard.model.ids import Id
+from tiltyard.flight.view_statements import SCHEMAS, find_statement
 from tiltyard.model.operations import Pool
-from tiltyard.runtime.pool import Pool as ThreadPool
 from tiltyard.sql.errors import READ_ONLY
-from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
-from tiltyard.sql.processes import Form
 from tiltyard.sql.read_grounds import REAUTHORIZE_SECONDS, check_grounds
-from tiltyard.sql.remote_query import EXECUTE, RemoteQuery, query_request
+from tiltyard.sql.remote_query import EXECUTE
 from tiltyard.sql.statements import MAX_PARAMETER_BYTES, bind_names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from tiltyard.api.app import Shared
-    from tiltyard.api.limits.requests import QuerySlot
-    from tiltyard.context import Context
     from tiltyard.flight.connections import FlightConnections
-    from tiltyard.sql.view_statements import ViewStatement
 
 AUTHENTICATE = "Authenticate"
-PLAN = "PlanQuery"
 DESCRIBE = "DescribeQuery"
 READ = "ReadQuery"
 CANCEL = "CancelQuery"
@@ -97,8 +85,6 @@ QUIET_SECONDS = 30.0
 """How long nothing comes of a query until its reader gets a batch without rows; lancedb gives up after 300 s."""
 POLL_SECONDS = 0.2
 """How long a poll waits for the end of its query."""
-SPARE_THREADS = 4
-"""Threads beyond those that wait for running queries: they start and end queries."""
 MAX_PUT_MESSAGES = 100
 """Messages that they may come in: a schema, dictionaries, and a batch."""
 MAX_SMALL_BYTES = 4 << 10
@@ -119,10 +105,8 @@ class FlightService:
         self._siblings = siblings
         self._calls = Calls(shared, connections)
         self._pool = shared.pools[Pool.QUERIES]
-        self._threads = ThreadPool(
-            "sql", "SQL queries, each as long as it runs", shared.services.settings.sql_queries + SPARE_THREADS
-        )
         self.queries = Queries(shared.services.settings.sql_kept_bytes)
+        self._starter = QueryStarter(shared, self.queries)
 
     def methods(self) -> Methods:
         """Return the handlers of all methods, for a server of gRPC."""
@@ -163,7 +147,7 @@ class FlightService:
         schema, ticket = schema_of(name, command), request.cmd
         if schema is None:
             handle = new_handle(name, command, call)
-            schema, ticket = await self._plan_schema(call, handle), handle.ticket
+            schema, ticket = await self._starter.plan_schema(call, handle), handle.ticket
         yield flight_info(schema, request, ticket).SerializeToString()
 
     async def get_schema(self, call: Call, request: Any) -> AsyncIterator[bytes]:
@@ -171,47 +155,8 @@ class FlightService:
         name, command = read_command(request)
         schema = schema_of(name, command)
         if schema is None:
-            schema = await self._plan_schema(call, new_handle(name, command, call))
+            schema = await self._starter.plan_schema(call, new_handle(name, command, call))
         yield MESSAGES["SchemaResult"](schema=schema_message(schema)).SerializeToString()
-
-    async def _plan_schema(self, call: Call, handle: QueryHandle) -> pa.Schema:
-        if (statement := find_statement(call.ctx, handle)) is not None:
-            return SCHEMAS[statement.action]
-        point_query = _point_query(call, handle)
-        if point_query is not None:
-            with (slot := self._slot(call)):
-                deadline = _deadline(call.ctx)
-                opened = await self._in_thread(slot, deadline, open_point_query, call.ctx, point_query)
-            if opened is not None:
-                call.record_tables(PLAN, (point_query.table,))
-                return opened.schema
-        return (await self._plan(call, handle)).schema
-
-    async def _plan(self, call: Call, handle: QueryHandle, *, has_values: bool = True) -> RemoteQuery:
-        """Plan a query that is not run. Raises what planning raises."""
-        parameters = handle.parameters if has_values else None
-        with self._slot(call):
-            return await self._start_remotely(call, handle, PLAN, _deadline(call.ctx), parameters=parameters)
-
-    async def _start_remotely(
-        self, call: Call, handle: QueryHandle, operation: str, deadline: Deadline, **options: Any
-    ) -> RemoteQuery:
-        """Start a query in a process of its own, and record its tables. Raises what planning raises."""
-        ctx = structs.replace(call.ctx, database=Id(handle.database))
-        processes = ctx.services.sql_processes
-        if processes is None:
-            raise UnsupportedOperationError("This server runs no SQL.")
-        query = RemoteQuery(
-            processes, query_request(ctx, handle.query, handle.namespace, **options), deadline.check_start
-        )
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, query.start)
-        except asyncio.CancelledError:
-            query.kill()  # the thread that starts it closes it
-            raise
-        finally:
-            call.record_tables(operation, query.tables)
-        return query
 
     # Run
 
@@ -220,7 +165,7 @@ class FlightService:
         name, command = read_command(request)
         if name != "TicketStatementQuery":
             handle = structs.replace(new_handle(name, command, call), process=self._siblings.id)
-            query = await self._start(call, handle)
+            query = await self._starter.start(call, handle)
             await query.wait_rows(FIRST_ROWS_SECONDS)
             await query.wait_ended(SUBMIT_SECONDS)
         else:
@@ -256,7 +201,7 @@ class FlightService:
     async def _submit(self, call: Call, handle: QueryHandle) -> AsyncIterator[bytes]:
         """Start a query and stream its rows. Where none come soon, a client that can poll for them is told to."""
         call.record_tables(EXECUTE, ())
-        query = await self._start(call, structs.replace(handle, process=self._siblings.id))
+        query = await self._starter.start(call, structs.replace(handle, process=self._siblings.id))
         is_deferred = False
         try:
             call.when_done(lambda: None if is_deferred else query.cancel())
@@ -283,7 +228,7 @@ class FlightService:
                 raise InvalidInputError(
                     "This statement was sent once, and is not run again: look what has become of it."
                 )
-            query = await self._start(call, handle)
+            query = await self._starter.start(call, handle)
         else:
             call.record_tables(READ, query.paths)
             await self._check_grounds(call, query)
@@ -327,85 +272,13 @@ class FlightService:
                 query.end_with(error)
             raise
 
-    async def _start(self, call: Call, handle: QueryHandle) -> SubmittedQuery:
-        """Plan and start a query. Raises HttpError 429 and what planning raises."""
-        slot = self._slot(call)
-        with slot:
-            deadline = _deadline(call.ctx)
-            started = await self._answer_point_query(call, handle, slot, deadline)
-            if started is None and (statement := find_statement(call.ctx, handle)) is not None:
-                started = await self._start_statement(call, handle, statement, slot)
-                deadline = Deadline.start(MAX_STATEMENT_SECONDS, "statement")
-            if started is None:
-                options = {"form": Form.FLIGHT, "parameters": handle.parameters}
-                started = await self._start_remotely(call, handle, EXECUTE, deadline, **options)
-            query = SubmittedQuery(call.ctx, handle, started, deadline, self._threads)
-            query.when_ended(lambda _: slot.release())
-            slot.keep()
-        self.queries.add(query)
-        return query
-
-    async def _start_statement(
-        self, call: Call, handle: QueryHandle, statement: ViewStatement, slot: _Slot
-    ) -> StartedQuery:
-        """Call the operation of a statement on a materialized view, and record it, as by HTTP. Raises what it raises,
-        and ServiceUnavailableError where it cannot be recorded.
-        """
-        running = RunningStatement(call.ctx, statement, Id(handle.database))
-        call.record_operation(running.operation, running.tables)
-        try:
-            await self._in_thread(slot, _deadline(call.ctx), running.start)
-            await call.write_record()
-        except BaseException:
-            running.kill()
-            asyncio.get_running_loop().run_in_executor(self._threads, running.close)
-            raise
-        return running
-
-    async def _answer_point_query(
-        self, call: Call, handle: QueryHandle, slot: _Slot, deadline: Deadline
-    ) -> StartedQuery | None:
-        """Answer a point query here, without a process; return None for any other query.
-
-        Raises DeadlineExceededError.
-        """
-        point_query = _point_query(call, handle)
-        if point_query is None:
-            return None
-        ctx = deadline.apply_to(call.ctx)
-        answered: AnsweredQuery | None = await self._in_thread(slot, deadline, _read, ctx, point_query)
-        if answered is not None:
-            call.record_tables(EXECUTE, answered.tables)
-        return answered
-
-    async def _in_thread(self, slot: _Slot, deadline: Deadline, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a function that reads a table in a thread, which holds the slot until it has ended.
-
-        Raises DeadlineExceededError, and what the function raises.
-        """
-        running = asyncio.get_running_loop().run_in_executor(slot.pool, function, *arguments)
-        try:
-            await asyncio.wait([running], timeout=max(0.0, deadline.remaining))
-        finally:
-            if not running.done():
-                slot.keep()
-                running.add_done_callback(lambda _: slot.release())
-        if not running.done():
-            raise deadline.exceeded()
-        return running.result()
-
-    def _slot(self, call: Call) -> _Slot:
-        """Acquire the slot of a query. Raises HttpError 429."""
-        slot = self._shared.limits.acquire_slot(call.ctx, call.address)
-        return _Slot(slot, executor_for(self._pool, call.ctx, call.address))
-
     async def _answer(self, call: Call, name: str, command: Any) -> AsyncIterator[bytes]:
         """Yield the rows that answer a question about the catalog."""
         schema = schema_of(name, command)
         if schema is None:
             raise UnsupportedOperationError(f"{name} is not supported by this server.")
         call.record_tables(LIST_CATALOG, ())
-        ctx = _deadline(call.ctx).apply_to(call.ctx)
+        ctx = query_deadline(call.ctx).apply_to(call.ctx)
         yield encode_schema(schema)
         encoder = BatchEncoder(schema)
         loop, rows = asyncio.get_running_loop(), answer(ctx, name, command)
@@ -461,7 +334,7 @@ class FlightService:
         if (statement := find_statement(call.ctx, handle)) is not None:
             schema, parameters = SCHEMAS[statement.action], pa.schema([])
         else:
-            planned = await self._plan(call, handle, has_values=False)
+            planned = await self._starter.plan(call, handle, has_values=False)
             schema, parameters = planned.schema, parameters_of_drivers(planned.parameters)
         return pack(
             "ActionCreatePreparedStatementResult",
@@ -488,39 +361,13 @@ class FlightService:
         statement = find_statement(call.ctx, handle)
         if statement is None or not statement.changes:
             raise UnsupportedOperationError(READ_ONLY)
-        query = await self._start(call, handle)
+        query = await self._starter.start(call, handle)
         call.when_done(query.cancel)
         async for _ in self._stream(call, query):
             pass  # they are for those who read them
         result = MESSAGES["DoPutUpdateResult"](record_count=0).SerializeToString()
         encoded: bytes = MESSAGES["PutResult"](app_metadata=result).SerializeToString()
         return encoded
-
-
-class _Slot:
-    """The slot of a query: released at the end of the block, unless the query keeps it."""
-
-    def __init__(self, slot: QuerySlot | None, pool: Executor) -> None:
-        """`pool` has the threads of the query's principal."""
-        self._slot = slot
-        self.pool = pool
-        self._is_kept = False
-
-    def __enter__(self) -> None:
-        """Do nothing: it was acquired."""
-
-    def __exit__(self, *_: object) -> None:
-        if not self._is_kept:
-            self.release()
-
-    def keep(self) -> None:
-        """Leave it to `release`."""
-        self._is_kept = True
-
-    def release(self) -> None:
-        """Free the slot."""
-        if self._slot is not None:
-            self._slot.release()
 
 
 async def _read_parameters(call: Call, first: Any) -> bytes:
@@ -533,27 +380,3 @@ async def _read_parameters(call: Call, first: Any) -> bytes:
             raise InvalidInputError(f"The parameters have more than {MAX_PARAMETER_BYTES} bytes.")
         message = await call.read(MESSAGES["FlightData"].FromString)
     return join_messages(messages)
-
-
-def _deadline(ctx: Context) -> Deadline:
-    """Start the deadline of a query."""
-    return Deadline.start(ctx.settings.query_timeout or UNLIMITED_SECONDS, "query")
-
-
-def _point_query(call: Call, handle: QueryHandle) -> PointQuery | None:
-    """Return the point query that a query is, if any. Raises InvalidInputError."""
-    if len(handle.query) > call.ctx.settings.sql_max_length:
-        return None
-    return parse_point_query(handle.query, Id(handle.namespace), Id(handle.database), handle.parameters)
-
-
-def _read(ctx: Context, query: PointQuery) -> AnsweredQuery | None:
-    """Return the rows of a point query as FlightData; None where it is left to DataFusion."""
-    opened = open_point_query(ctx, query)
-    batches = None if opened is None else opened.read(ctx)
-    if opened is None or batches is None:
-        return None
-    encoder = BatchEncoder(opened.schema)
-    messages = [encode_schema(opened.schema)]
-    messages += [b"".join(parts) for batch in batches for parts in encoder.encode(batch)]
-    return AnsweredQuery(opened.schema, query.table, opened.grounds, messages)

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.sql.dialects.clauses import check_clauses
 from tiltyard.sql.dialects.formats import check_parsed, from_strftime, from_template
+from tiltyard.sql.dialects.statement_tokens import BETWEEN_QUERIES, JSON_TYPES, Call, StatementTokens, unclear
 from tiltyard.sql.dialects.words import REFUSED, RENAMED, TRANSLATIONS, TYPES
-from tiltyard.sql.operations import NO_OPERANDS
-from tiltyard.tables.lance_sql.lexer import TOKEN
 
-_JSON_TYPES = frozenset({"json", "jsonb"})
 _ARROWS: Mapping[tuple[str, ...], str] = {
     ("-", ">", ">"): "->>",
     ("-", ">"): "->",
@@ -43,8 +41,6 @@ _BY_OPERATOR: Mapping[str, str] = {
 }
 _TIGHTER = frozenset({"+", "-", "*", "/", "%", "^", "||"})
 """Operators that bind their operands closer than those on JSON do, or as close."""
-_BETWEEN_QUERIES = frozenset({"union", "intersect", "except"})
-_BEFORE_QUERIES = frozenset({"all", "explain", "analyze", "verbose"})
 _NUMBER_PARTS = re.compile(r"\d+(?:_\d+)+")
 _PATH = re.compile(r"\{(.*)\}", re.DOTALL)
 
@@ -57,16 +53,6 @@ class _Wrap:
     end: int
     before: str
     after: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of a function: its name, and the first tokens of its arguments and those behind them."""
-
-    name: str
-    at: int
-    end: int
-    arguments: tuple[tuple[int, int], ...]
 
 
 def translate(text: str) -> str:
@@ -93,13 +79,9 @@ def restore_places(source: str, message: str) -> str:
     return f"{message[: match.start()]}{place}{message[match.end() :]}"
 
 
-class _Translation:
+class _Translation(StatementTokens):
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = [match for match in TOKEN.finditer(text) if match.lastgroup != "space"]
-        self._words = [token[0].lower() for token in self._tokens]
-        self._kinds = [str(token.lastgroup) for token in self._tokens]
-        self._closes, self._opens = _brackets(self._kinds)
+        super().__init__(text)
         self._wraps: list[_Wrap] = []
         self._replaced: dict[int, str] = {}
         self._operations: dict[int, int] = {}
@@ -126,52 +108,19 @@ class _Translation:
         written, source = self._offsets[at]
         return min(source + offset - written, self._tokens[at].end())
 
-    def _word_at(self, at: int) -> str:
-        return self._words[at] if 0 <= at < len(self._words) else ""
-
-    def _kind_at(self, at: int) -> str:
-        return self._kinds[at] if 0 <= at < len(self._kinds) else ""
-
     def _begin_with_select(self, start: int) -> None:
         """Write `FROM t` as `SELECT * FROM t`, unless a SELECT follows: DataFusion reads it as one of no columns."""
         at = start
         while at < len(self._words) and self._kinds[at] not in ("close", "semicolon"):
-            if self._words[at] in _BETWEEN_QUERIES or self._words[at] == "select":
+            if self._words[at] in BETWEEN_QUERIES or self._words[at] == "select":
                 break
             at = self._closes.get(at, at) + 1
         if self._word_at(at) != "select":
             self._wraps.append(_Wrap(start, start + 1, "SELECT * ", ""))
 
-    def _begins_query(self, at: int) -> bool:
-        """Return whether a FROM is the first word of a query: of one in brackets, behind UNION, or behind a WITH."""
-        before = self._word_at(at - 1)
-        if before in ("", "(", ";", *_BETWEEN_QUERIES, *_BEFORE_QUERIES):
-            return True
-        if before == "name":
-            return self._word_at(at - 2) == "by"
-        return before == ")" and self._is_behind_with(at - 1)
-
-    def _is_behind_with(self, at: int) -> bool:
-        """Return whether a closing bracket ends a common table expression, as in `WITH a AS (SELECT 1) FROM a`."""
-        while (opening := self._opens.get(at)) is not None:
-            named = opening - 1
-            while self._word_at(named) in ("materialized", "not"):
-                named -= 1
-            if self._word_at(named) != "as":
-                return False
-            named -= 1
-            if self._kind_at(named) == "close":  # the names of its columns
-                named = self._opens.get(named, 0) - 1
-            if self._word_at(named - 1) in ("with", "recursive"):
-                return True
-            if self._kind_at(named - 1) != "comma":
-                return False
-            at = named - 2
-        return False
-
     def _word(self, at: int) -> None:
         word, following = self._words[at], self._word_at(at + 1)
-        if word in _JSON_TYPES and self._kind_at(at + 1) == "text":  # JSON '{"a": 1}'
+        if word in JSON_TYPES and self._kind_at(at + 1) == "text":  # JSON '{"a": 1}'
             self._replaced[at] = "json("
             self._wraps.append(_Wrap(at, at + 2, "", ")"))
         elif word == "from" and self._begins_query(at):
@@ -181,30 +130,7 @@ class _Translation:
         elif following == "(" and self._is_call(at):
             self._call(self._call_at(at))
 
-    def _is_call(self, at: int) -> bool:
-        """Return whether a name before a bracket is a function's, not an alias with the names of its columns."""
-        before, kind = self._word_at(at - 1), self._kind_at(at - 1)
-        if kind in ("close", "quoted", "text", "number") or before in ("as", "."):
-            return False
-        if kind == "word" and before not in NO_OPERANDS:
-            return False
-        behind = self._closes.get(at + 1, len(self._words)) + 1
-        is_defined = self._word_at(behind) == "as" and self._word_at(behind + 1) in ("(", "materialized", "not")
-        return not is_defined
-
-    def _call_at(self, at: int) -> _Call:
-        end = self._closes.get(at + 1, len(self._words))
-        arguments, start, position = [], at + 2, at + 2
-        while position < end:
-            if self._kinds[position] == "comma":
-                arguments.append((start, position))
-                start = position + 1
-            position = self._closes.get(position, position) + 1
-        if start < end or arguments:
-            arguments.append((start, end))
-        return _Call(self._words[at], at, end, tuple(arguments))
-
-    def _call(self, call: _Call) -> None:
+    def _call(self, call: Call) -> None:
         name = call.name
         if (instead := REFUSED.get(name)) is not None:
             raise UnsupportedOperationError(f"The function {name} is not served: write {instead}.")
@@ -217,7 +143,7 @@ class _Translation:
         elif (template := TRANSLATIONS.get(name, {}).get(len(call.arguments))) is not None:
             self._fill(call, template)
 
-    def _fill(self, call: _Call, template: str) -> None:
+    def _fill(self, call: Call, template: str) -> None:
         """Write a call as a text with its arguments in their places."""
         parts = template.split("{}")
         self._replaced[call.at] = ""
@@ -244,9 +170,6 @@ class _Translation:
                 return size
         return 0
 
-    def _is_joined(self, at: int, size: int) -> bool:
-        return all(self._tokens[i].end() == self._tokens[i + 1].start() for i in range(at, at + size - 1))
-
     def _is_on_json(self, at: int, size: int) -> bool:
         """Return whether an operator is one on JSON, where others have it, too: @> and <@ compare lists."""
         name = _ARROWS[tuple(self._words[at : at + size])]
@@ -257,8 +180,8 @@ class _Translation:
         except InvalidInputError:
             return False
         is_text = end - start == 1 and self._kinds[start] == "text"
-        is_json = self._words[end - 1] in _JSON_TYPES or self._words[start] in _JSON_TYPES
-        return is_text or is_json or (self._words[start] == "cast" and self._words[end - 2] in _JSON_TYPES)
+        is_json = self._words[end - 1] in JSON_TYPES or self._words[start] in JSON_TYPES
+        return is_text or is_json or (self._words[start] == "cast" and self._words[end - 2] in JSON_TYPES)
 
     def _apply(self, at: int, size: int) -> None:
         """Write an operation on JSON as a call."""
@@ -266,9 +189,9 @@ class _Translation:
         start, end = self._left(at), self._right(at + size)
         start = self._operations.get(at, start)
         if self._word_at(start - 1) in _TIGHTER and self._kind_at(start - 1) == "operator":
-            raise _unclear(name)
+            raise unclear(name)
         if self._word_at(end) in _TIGHTER - {"||"} and not self._arrow_size(end):
-            raise _unclear(name)
+            raise unclear(name)
         function = _BY_OPERATOR.get(name) or self._accessor(name, at + size, end)
         if name in ("#>", "#>>", "?|", "?&"):
             self._list_of_names(at + size, end)
@@ -285,10 +208,6 @@ class _Translation:
             return f"json_position{suffix}"
         self._require_text(start, end)
         return f"json_key{suffix}"
-
-    def _is_whole_number(self, start: int, end: int) -> bool:
-        first = start + (self._word_at(start) == "-")
-        return end - first == 1 and self._kinds[first] == "number" and self._words[first].isdigit()
 
     def _require_text(self, start: int, end: int) -> None:
         """Let DataFusion refuse what is no text, which it would make one: a number is another thing than a key."""
@@ -307,66 +226,13 @@ class _Translation:
 
     def _cast(self, at: int) -> None:
         word = self._word_at(at + 1)
-        if word in _JSON_TYPES:
+        if word in JSON_TYPES:
             self._replaced[at] = self._replaced[at + 1] = ""
             self._wraps.append(_Wrap(self._left(at), at + 2, "json(", ")"))
         elif word in TYPES:
             self._replaced[at + 1] = TYPES[word]
 
-    def _left(self, at: int) -> int:
-        """Return the first token of the operand that ends before a token. Raises InvalidInputError."""
-        start = at - 1
-        while True:
-            kind = self._kind_at(start)
-            if kind == "close":
-                start = self._opens.get(start, -1)
-                if self._words[start] == "[" and (self._kind_at(start - 1) == "close" or self._is_name(start - 1)):
-                    start -= 1
-                    if self._words[start] != "array":
-                        continue
-                elif self._words[start] == "(" and self._is_name(start - 1):
-                    start -= 1
-            elif kind in ("number", "text"):
-                start -= self._word_at(start - 1) in ({"$"} if kind == "number" else _JSON_TYPES | {"e"})
-            elif not self._is_name(start):
-                raise _unclear("a JSON operator")
-            if self._word_at(start - 1) not in (".", "::"):
-                return start
-            start -= 2
-
-    def _is_name(self, at: int) -> bool:
-        return self._kind_at(at) == "quoted" or (self._kind_at(at) == "word" and self._words[at] not in NO_OPERANDS)
-
-    def _right(self, start: int) -> int:
-        """Return the token behind the operand that begins at a token. Raises InvalidInputError."""
-        at = start
-        is_typed = self._kind_at(at) == "word" and self._kind_at(at + 1) == "text"
-        if is_typed or (self._word_at(at) in ("-", "$") and self._kind_at(at + 1) == "number"):
-            at += 2
-        elif self._kind_at(at) == "open":
-            at = self._closes.get(at, len(self._words)) + 1
-        elif self._kind_at(at) in ("text", "number") or self._is_name(at):
-            at += 1
-            if self._word_at(at) in ("(", "["):
-                at = self._closes.get(at, len(self._words)) + 1
-        else:
-            raise _unclear("a JSON operator")
-        while self._word_at(at) in (".", "::", "["):
-            if self._words[at] == "[":
-                at = self._closes.get(at, len(self._words)) + 1
-                continue
-            at += 2
-            if self._word_at(at) == "(":
-                at = self._closes.get(at, len(self._words)) + 1
-        return min(at, len(self._words))
-
-    def _text_of(self, start: int, end: int) -> str | None:
-        """Return the text that an argument is; None for one that is no text."""
-        if end - start != 1 or self._kinds[start] != "text":
-            return None
-        return self._tokens[start][0][1:-1].replace("''", "'")
-
-    def _format(self, call: _Call, translated: Callable[[str], str], *, needs_text: bool) -> None:
+    def _format(self, call: Call, translated: Callable[[str], str], *, needs_text: bool) -> None:
         """Translate the format that is the second argument of a call; it is a constant text."""
         if len(call.arguments) != 2:
             return
@@ -378,21 +244,21 @@ class _Translation:
         elif needs_text:
             raise UnsupportedOperationError(f"The format of {call.name} has to be a text in the query, as '%Y-%m-%d'.")
 
-    def _strftime(self, call: _Call) -> None:
+    def _strftime(self, call: Call) -> None:
         self._replaced[call.at] = "to_char"
         self._format(call, from_strftime, needs_text=True)
 
-    def _strptime(self, call: _Call) -> None:
+    def _strptime(self, call: Call) -> None:
         self._replaced[call.at] = "to_timestamp"
         self._format(call, lambda text: check_parsed(from_strftime(text)), needs_text=True)
 
-    def _to_char(self, call: _Call) -> None:
+    def _to_char(self, call: Call) -> None:
         self._format(call, from_template, needs_text=False)
 
-    def _to_time(self, call: _Call) -> None:
+    def _to_time(self, call: Call) -> None:
         self._format(call, lambda text: check_parsed(from_template(text)), needs_text=False)
 
-    def _json_path(self, call: _Call) -> None:
+    def _json_path(self, call: Call) -> None:
         if len(call.arguments) != 2:
             return
         start, end = call.arguments[1]
@@ -401,23 +267,23 @@ class _Translation:
         else:
             self._require_text(start, end)
 
-    def _json_names(self, call: _Call) -> None:
+    def _json_names(self, call: Call) -> None:
         """Write `json_extract_path(doc, 'a', 'b')` as a call with a list of its names."""
         if len(call.arguments) > 1:
             self._replaced[call.at] = "json_walk_text" if call.name.endswith("_text") else "json_walk"
             self._wraps.append(_Wrap(call.arguments[1][0], call.end, "make_array(", ")"))
 
-    def _cast_call(self, call: _Call) -> None:
+    def _cast_call(self, call: Call) -> None:
         last = self._word_at(call.end - 1)
         if self._word_at(call.end - 2) != "as":
             return
-        if last in _JSON_TYPES:
+        if last in JSON_TYPES:
             self._replaced[call.at] = "json_try" if call.name == "try_cast" else "json"
             self._replaced[call.end - 2] = self._replaced[call.end - 1] = ""
         elif last in TYPES:
             self._replaced[call.end - 1] = TYPES[last]
 
-    def _concatenate(self, call: _Call) -> None:
+    def _concatenate(self, call: Call) -> None:
         """Write an aggregate that joins texts, whose separator is a comma if it has none."""
         self._replaced[call.at] = "string_agg"
         if len(call.arguments) == 1:
@@ -425,7 +291,7 @@ class _Translation:
             order = next((at for at in range(start, end) if self._words[at] == "order"), end)
             self._wraps.append(_Wrap(start, order, "", ", ','"))
 
-    def _at_extreme(self, call: _Call) -> None:
+    def _at_extreme(self, call: Call) -> None:
         """Write `arg_max(a, b)` as the first `a` by descending `b`; rows in which either is null do not count."""
         if len(call.arguments) != 2:
             return
@@ -442,7 +308,7 @@ class _Translation:
         self._replaced[comma] = " END IGNORE NULLS ORDER BY "
         self._replaced[call.end] = f" {order} NULLS LAST)"
 
-    def _bucket(self, call: _Call) -> None:
+    def _bucket(self, call: Call) -> None:
         """Write DuckDB's buckets of times as bins with its origins: of months, and of what is no month."""
         if len(call.arguments) != 2:
             return
@@ -456,7 +322,7 @@ class _Translation:
         self._replaced[call.at] = "date_bin"
         self._replaced[call.end] = f", TIMESTAMP '{origin}')"
 
-    def _pack(self, call: _Call) -> None:
+    def _pack(self, call: Call) -> None:
         """Write `struct_pack(a := 1)` as `named_struct('a', 1)`."""
         for start, end in call.arguments:
             if self._words[start + 1 : start + 3] != [":", "="] or start + 3 >= end or not self._is_name(start):
@@ -486,7 +352,7 @@ class _Translation:
         return "".join([*parts, self._text[position:]])
 
 
-_SPECIAL: Mapping[str, Callable[[_Translation, _Call], None]] = {
+_SPECIAL: Mapping[str, Callable[[_Translation, Call], None]] = {
     "strftime": _Translation._strftime,
     "strptime": _Translation._strptime,
     "to_char": _Translation._to_char,
@@ -505,21 +371,3 @@ _SPECIAL: Mapping[str, Callable[[_Translation, _Call], None]] = {
 }
 """Functions whose arguments decide how they are written."""
 SPECIAL = frozenset(_SPECIAL)
-
-
-def _brackets(kinds: Sequence[str]) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the closing brackets by the opening ones, and the other way."""
-    closes: dict[int, int] = {}
-    waiting: list[int] = []
-    for at, kind in enumerate(kinds):
-        if kind == "open":
-            waiting.append(at)
-        elif kind == "close" and waiting:
-            closes[waiting.pop()] = at
-    return closes, {close: at for at, close in closes.items()}
-
-
-def _unclear(operator: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"Write brackets around the operands of {operator}, or around the whole operation, as in (doc -> 'a') + 1."
-    )

@@ -8,11 +8,11 @@ import lance
 import pyarrow as pa
 import pytest
 
+from tiltyard.change_feed.table_history import fragments_by_id
 from tiltyard.pipeline.indexes.segments import IndexCheckpoint
 from tiltyard.pipeline.indexes.tasks import IndexModel
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
-from tiltyard.pipeline.version_diff import fragments_by_id
 
 MODEL = IndexModel("_indices/trained", 1, 0)
 

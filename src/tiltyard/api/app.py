@@ -6,7 +6,6 @@ Route → authenticate → bind → execute (which authorizes first, where the o
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +31,7 @@ from tiltyard.api.limits.connections import RECOGNIZE, Connections
 from tiltyard.api.limits.requests import Limits
 from tiltyard.api.metrics_history import MetricsHistory
 from tiltyard.api.pages import PATHS, Pages
-from tiltyard.api.request_log import RequestLog
+from tiltyard.api.request_log import RequestLog, request_id
 from tiltyard.api.request_tracing import traced
 from tiltyard.api.routing import Route, Router
 from tiltyard.context import Context, Services
@@ -44,7 +43,6 @@ from tiltyard.storage.errors import is_panic
 
 Scope = dict[str, Any]
 
-MAX_REQUEST_ID = 128
 STOPPING = "The server stopped before this request had ended: it may be done or not, look before it is sent again."
 
 
@@ -79,12 +77,11 @@ class Api:
         self._log = RequestLog(services)
         self._pages = Pages(services, self._authentication, self._pools, self._log, self._limits, connections)
         self._history = MetricsHistory(self._log.metrics, self._pools.catalog)
-        self._random = random.Random()  # noqa: S311  # for ids of requests, which are no secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         headers: Headers = dict(scope["headers"])
-        log = self._log.start(scope, self._request_id(headers))
+        log = self._log.start(scope, request_id(headers))
         exchange = Exchange(scope, headers, receive, send, log)
         try:
             if is_tracked():
@@ -257,13 +254,6 @@ class Api:
         if exchange.is_lancedb:
             status = dialect.error_status(status, body.code, headers, late=exchange.is_late)
         await exchange.send(status, msgspec.json.encode(body), JSON, error_headers)
-
-    def _request_id(self, headers: Headers) -> str:
-        """Return the client's own id where it is fit for a log line, else a new one."""
-        own_id = headers.get(b"x-request-id", b"")
-        if 0 < len(own_id) <= MAX_REQUEST_ID and own_id.isascii() and (text := own_id.decode()).isprintable():
-            return text
-        return self._random.randbytes(16).hex()
 
     @property
     def shared(self) -> Shared:

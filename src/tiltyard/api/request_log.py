@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
@@ -26,6 +28,20 @@ if TYPE_CHECKING:
 
 REFUSALS = frozenset({401, 403, 429})
 SEE_AS = "see_as"
+MAX_REQUEST_ID = 128
+"""Characters of an id that a client gives its request."""
+
+_random = Random()  # noqa: S311  # for ids of requests, which are no secrets
+
+
+def request_id(headers: Mapping[bytes, bytes]) -> str:
+    """Return the client's own id where it is fit for a log line, else a new one."""
+    own_id = headers.get(b"x-request-id", b"")
+    if 0 < len(own_id) <= MAX_REQUEST_ID and own_id.isascii() and (text := own_id.decode()).isprintable():
+        return text
+    return _random.randbytes(16).hex()
+
+
 """The entry of a record's context that names the principal as whom an administrator looked; no client can set it."""
 
 

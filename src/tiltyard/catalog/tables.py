@@ -7,7 +7,6 @@ from contextlib import nullcontext
 
 import msgspec
 from lance_namespace.errors import (
-    InvalidInputError,
     InvalidTableStateError,
     TableVersionNotFoundError,
 )
@@ -109,10 +108,7 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
         ctx.resolved_namespace_id(path.parent),
     )
     with prefer_name_conflict(ctx, path) if mode is RegisterMode.CREATE else nullcontext():
-        location = ctx.storage.check_location(request.location, relative=True)
-        if not ctx.storage.has_table(location):
-            raise InvalidInputError("There is no Lance table at this location: name the folder that holds `_versions`.")
-        bases = ctx.storage.list_foreign_bases(location)
+        location, bases = ctx.storage.check_table(request.location)
         managed = registered_is_managed(properties)
 
     def work(catalog: UnitOfWork) -> models.RegisterTableResponse:

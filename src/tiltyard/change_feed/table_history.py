@@ -13,7 +13,7 @@ that moment gets a RuntimeError, so a handle of its own is read, since datasets 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,6 +120,16 @@ def field_ids(dataset: lance.LanceDataset, column: str) -> frozenset[int]:
     return frozenset(
         number for field in dataset.lance_schema.fields() if field.name() == column for number in ids_of_field(field)
     )
+
+
+def field_ids_by_column(dataset: lance.LanceDataset) -> dict[str, frozenset[int]]:
+    """Return the ids of each column's field and of its descendants, by the columns' names, in their order."""
+    return {field.name(): frozenset(ids_of_field(field)) for field in dataset.lance_schema.fields()}
+
+
+def files_by_field(fragment: FragmentMetadata, fields: Collection[int]) -> dict[int, str]:
+    """Return the path of the file that holds each of these fields."""
+    return {number: str(file.path) for file in fragment.files for number in file.fields if number in fields}
 
 
 def ids_of_field(field: Any) -> list[int]:

@@ -9,7 +9,7 @@ import click
 
 from tiltyard import __version__
 from tiltyard.cli.command_groups import CommandGroup, suggest_options
-from tiltyard.cli.interruption import InterruptibleGroup
+from tiltyard.cli.interruption import exit_on_interrupt
 
 COMMANDS = {
     "access": ("can", "grant", "grants", "policy", "revoke", "role", "whoami"),
@@ -54,17 +54,17 @@ COMMANDS = {
 _MODULES = {name: module for module, names in COMMANDS.items() for name in names}
 
 
-class CommandLine(InterruptibleGroup, CommandGroup):
+class CommandLine(CommandGroup):
     """The root group: the module of a command is imported when the command is looked up."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Parse the arguments, as click does."""
-        with suggest_options():
+        """Parse the arguments, as click does. Raises SystemExit for an interrupt."""
+        with exit_on_interrupt(), suggest_options():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, as click does."""
-        with suggest_options():
+        """Run the command, as click does. Raises SystemExit for an interrupt that the command does not handle."""
+        with exit_on_interrupt(), suggest_options():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -9,26 +9,12 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended, as shells have it."""
-
-
-class InterruptibleGroup(click.Group):
-    """The root group: an interrupt that no command handles itself ends the process with the status 130."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Parse the arguments, as click does. Raises SystemExit for an interrupt."""
-        with exit_on_interrupt():
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, as click does. Raises SystemExit for an interrupt."""
-        with exit_on_interrupt():
-            return super().invoke(ctx)
 
 
 @contextmanager

@@ -12,14 +12,14 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.change_feed.table_history import field_ids, read_transactions
+from tiltyard.change_feed.table_history import field_ids, files_by_field, read_transactions
 
 if TYPE_CHECKING:
     import lance
@@ -63,7 +63,7 @@ class ComputedColumn:
 
     def digest(self, fragment: FragmentMetadata) -> str:
         """Return the digest of the code and the input files that values of this fragment are computed from now."""
-        input_files = sorted([*_files_by_field(fragment, self.inputs).items()])
+        input_files = sorted(files_by_field(fragment, self.inputs).items())
         return hashlib.sha256(json.dumps([self.identity, input_files]).encode()).hexdigest()[:32]
 
     def file_name(self, fragment: FragmentMetadata, state: FragmentState, *, partly: bool) -> str:
@@ -132,7 +132,7 @@ class _CommitHistory:
             return marked
         file = self._column.file(fragment)
         path = str(file.path) if file else ""
-        if set(_files_by_field(fragment, self._column.inputs).values()) - {path}:
+        if set(files_by_field(fragment, self._column.inputs).values()) - {path}:
             return FragmentState.ALL  # the inputs were rewritten after it
         operation = self._find_operation(path)
         if isinstance(operation, LanceOperation.Append | LanceOperation.Overwrite):
@@ -168,12 +168,6 @@ class _CommitHistory:
         for fragment in fragments:
             # An update also names files that older commits added: those are read later, and overwrite the entry.
             self._operation_by_file |= {str(file.path): operation for file in fragment.files}
-
-
-def _files_by_field(fragment: FragmentMetadata, fields: Iterable[int]) -> Mapping[int, str]:
-    """Return the path of the file that holds each of these fields."""
-    ids = frozenset(fields)
-    return {number: str(file.path) for file in fragment.files for number in file.fields if number in ids}
 
 
 def without_fields(file: DataFile, fields: frozenset[int]) -> DataFile | None:

@@ -12,7 +12,6 @@ import asyncio
 import base64
 import binascii
 import logging
-import random
 from collections import Counter
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from msgspec import structs
 from tiltyard.api.errors import clear_tracebacks, error_response
 from tiltyard.api.lancedb.databases import DATABASE_HEADER, PREFIX_HEADER
 from tiltyard.api.limits.requests import caller_name
+from tiltyard.api.request_log import request_id
 from tiltyard.api.request_tracing import traced
 from tiltyard.calls.in_process_caller import find_handler
 from tiltyard.context import Context
@@ -106,7 +106,6 @@ class CallPlaces:
             oldest.reschedule(now)
 
 
-MAX_REQUEST_ID = 128
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -125,7 +124,6 @@ POLLING_METADATA = ((PROTOCOL, ADAPTIVE),)
 """What lancedb sends with a query for which it can poll, and what tells it that the answer says whether it has to."""
 DATABASE_METADATA = b"database"
 """What lancedb's client sends here in the place of its header of HTTP."""
-_random = random.Random()  # noqa: S311  # for ids of requests, which are no secrets
 
 log = logging.getLogger("tiltyard.flight")
 Headers = dict[bytes, bytes]
@@ -274,7 +272,7 @@ class Calls:
         client = connection.address if connection is not None else passed_on_address(context, headers)
         if client is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "The connection has ended.")
-        logged = self._shared.log.start({"client": client}, _request_id(headers))
+        logged = self._shared.log.start({"client": client}, request_id(headers))
         logged.operation = operation
         call: Call | None = None
         try:
@@ -334,14 +332,6 @@ def default_namespace(headers: dict[bytes, bytes]) -> Id:
     """
     text = headers.get(b"namespace-path", b"").decode(errors="replace")
     return Id() if text in ("", PUBLIC) else parse_id(text)
-
-
-def _request_id(headers: dict[bytes, bytes]) -> str:
-    """Return the client's own id where it is fit for a log line, else a new one."""
-    own_id = headers.get(b"x-request-id", b"")
-    if 0 < len(own_id) <= MAX_REQUEST_ID and own_id.isascii() and (text := own_id.decode()).isprintable():
-        return text
-    return f"{_random.getrandbits(128):032x}"
 
 
 def read_headers(context: grpc.aio.ServicerContext) -> Headers:

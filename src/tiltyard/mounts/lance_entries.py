@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
 from tiltyard.model.ids import Id
-from tiltyard.storage.locations import new_folder_name
+from tiltyard.storage.locations import canonical_location, new_folder_name
 
 MARKER_KEY, MARKER = "table_type", "lance"
 MARKER_PROPERTIES = {MARKER_KEY: MARKER, "managed_by": "storage"}
@@ -66,6 +66,11 @@ def new_table_location(folder: str, table: Id) -> str:
     place of a table that was dropped or renamed stays taken for as long as its files are there.
     """
     return f"{folder.rstrip('/')}/{new_folder_name(table)}"
+
+
+def location_below_root(root: str, table: Id) -> str:
+    """Return a location for a new table below a mount's root, in folders named as its namespaces."""
+    return new_table_location("/".join((canonical_location(root).rstrip("/"), *table.parent)), table)
 
 
 def normalized_location(location: str, *, is_encoded: bool) -> str:

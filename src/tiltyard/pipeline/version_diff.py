@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 from lance import LanceOperation
 
 from tiltyard.change_feed.table_history import (
-    field_ids,
     fragments_by_id,
     ids_of_field,
     is_same_fragment,
@@ -21,18 +20,6 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
 T = TypeVar("T")
-
-__all__ = [
-    "FragmentChanges",
-    "diff_fragments",
-    "field_ids",
-    "forget_changed",
-    "fragments_by_id",
-    "fragments_with_new_rows",
-    "group_fragments",
-    "is_same_fragment",
-    "path_ids",
-]
 
 _MAX_TRANSACTIONS_READ = 16
 

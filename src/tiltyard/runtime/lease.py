@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from lance_namespace.errors import ConcurrentModificationError, LanceNamespaceError, TransactionNotFoundError
 
-from tiltyard.runtime.elapsed import elapsed_ms
+from tiltyard.runtime.process import elapsed_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -225,6 +225,16 @@ class Storage:
         with lance_errors(location):
             return any(FINAL_NAME.match(name) for name in self.files(location).list_names(f"{location}/_versions"))
 
+    def check_table(self, location: str) -> tuple[str, list[str]]:
+        """Return the canonical form of the location of a table that is to be registered, and its foreign bases.
+
+        Raises InvalidInputError where there is none, and as `check_location` and `list_foreign_bases` do.
+        """
+        location = self.check_location(location, relative=True)
+        if not self.has_table(location):
+            raise InvalidInputError("There is no Lance table at this location: name the folder that holds `_versions`.")
+        return location, self.list_foreign_bases(location)
+
     def is_latest_cached(self, location: str) -> bool:
         """Whether a table's latest version can be looked up at the cost of checking for a local file."""
         return is_local(location) and self.datasets.is_open(location)

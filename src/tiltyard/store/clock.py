@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.runtime.elapsed import elapsed_ms
+from tiltyard.runtime.process import elapsed_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

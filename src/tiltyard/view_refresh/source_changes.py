@@ -11,6 +11,7 @@ from lance import LanceOperation
 
 from tiltyard.change_feed.table_history import (
     field_ids,
+    files_by_field,
     fragments_by_id,
     is_same_fragment,
     open_version,
@@ -146,9 +147,4 @@ def _has_same_values(left: FragmentMetadata, right: FragmentMetadata, fields: fr
     """Return whether two fragments of one id have the same rows, and the same values in fields of these ids."""
     if left.deletion_file != right.deletion_file or left.overlays != right.overlays:
         return False
-    return _files_of(left, fields) == _files_of(right, fields)
-
-
-def _files_of(fragment: FragmentMetadata, fields: frozenset[int]) -> dict[int, str]:
-    """Return the path of the file that holds each of these fields."""
-    return {number: str(file.path) for file in fragment.files for number in file.fields if number in fields}
+    return files_by_field(left, fields) == files_by_field(right, fields)

@@ -133,10 +133,7 @@ def register_table(
             f"An entry in a {mount.kind} catalog is not replaced in one step: deregister the old one first."
         )
     with prefer_name_conflict(ctx, path):
-        location = ctx.storage.check_location(request.location, relative=True)
-        if not ctx.storage.has_table(location):
-            raise InvalidInputError("There is no Lance table at this location: name the folder that holds `_versions`.")
-        ctx.storage.list_foreign_bases(location)
+        location, _ = ctx.storage.check_table(request.location)
     record = declare(ctx, mount, below, path, location, request.properties or {})
     ctx.store.mark_written(record.id)
     response = models.RegisterTableResponse(location=record.location, properties=record.properties)

@@ -65,9 +65,7 @@ def update(
     updates = [parse_assignment(text) for text in assignments]
     if not updates:
         raise CommandError("Say what changes: --set 'year = year + 1'.", ExitStatus.USAGE)
-    predicate = _selection(where, takes_all=takes_all)
-    rows = _count(catalog, table, predicate, branch)
-    record: dict[str, Any] = {"table": str(table), "rows": rows}
+    _, rows, record = _select(catalog, table, where, branch, takes_all=takes_all)
     if dry_run or not rows:
         print_outcome(_describe(table, rows, where, "would change", dry_run=dry_run), record, form)
         return
@@ -105,9 +103,7 @@ def delete(
       tiltyard delete library.books --where "title = 'Moby Dick'" --dry-run
       tiltyard delete library.books --all --yes
     """
-    predicate = _selection(where, takes_all=takes_all)
-    rows = _count(catalog, table, predicate, branch)
-    record: dict[str, Any] = {"table": str(table), "rows": rows}
+    predicate, rows, record = _select(catalog, table, where, branch, takes_all=takes_all)
     if dry_run or not rows:
         print_outcome(_describe(table, rows, where, "would be deleted", dry_run=dry_run), record, form)
         return
@@ -141,19 +137,22 @@ def advising_quotes(updates: list[list[str]]) -> Iterator[None]:
         raise
 
 
-def _selection(where: str | None, *, takes_all: bool) -> str:
-    """Return the filter of the rows that a command changes. Raises CommandError."""
+def _select(
+    catalog: Caller, table: TypedId, where: str | None, branch: str | None, *, takes_all: bool
+) -> tuple[str, int, dict[str, Any]]:
+    """Return the filter of the rows that a command changes, how many they are, and what it prints of that.
+
+    Raises CommandError.
+    """
     if where is not None and takes_all:
         raise CommandError("--where and --all both say which rows: leave one out.", ExitStatus.USAGE)
     if where is None and not takes_all:
         raise CommandError("Say which rows: --where FILTER, or --all.", ExitStatus.USAGE)
     if where is not None and not where.strip():
         raise CommandError("--where is empty: --all takes all rows.", ExitStatus.USAGE)
-    return ALL_ROWS if where is None else where
-
-
-def _count(catalog: Caller, table: TypedId, predicate: str, branch: str | None) -> int:
-    return int(catalog.call("CountTableRows", id=list(table), predicate=predicate, branch=branch))
+    predicate = ALL_ROWS if where is None else where
+    rows = int(catalog.call("CountTableRows", id=list(table), predicate=predicate, branch=branch))
+    return predicate, rows, {"table": str(table), "rows": rows}
 
 
 def _describe(table: TypedId, rows: int, where: str | None, verb: str, *, dry_run: bool = False) -> str:

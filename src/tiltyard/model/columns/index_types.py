@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as of
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.columns.vector_columns import VectorColumn
+from tiltyard.model.columns.vector_columns import VectorColumn, storage_type
 from tiltyard.model.spec import models
 
 Parameters = dict[str, Any]
@@ -246,10 +246,6 @@ def _reason(error: ValueError) -> str:
     return text.split(", /")[0]
 
 
-def _storage(kind: pa.DataType) -> pa.DataType:
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-
-
 def _is_json(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name in ("arrow.json", "lance.json")
 
@@ -263,18 +259,18 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _has_order(kind: pa.DataType) -> bool:
-    kind = _storage(kind)
+    kind = storage_type(kind)
     checks = (of.is_integer, of.is_floating, of.is_boolean, of.is_temporal, of.is_binary, of.is_large_binary)
     wide = of.is_decimal128(kind) or of.is_decimal256(kind) or of.is_fixed_size_binary(kind)
     return bool(wide or _is_text(kind) or any(check(kind) for check in checks))
 
 
 def _is_flat_list(kind: pa.DataType) -> bool:
-    return _is_list(kind) and not of.is_nested(_storage(kind.value_type))
+    return _is_list(kind) and not of.is_nested(storage_type(kind.value_type))
 
 
 def _is_hashable(kind: pa.DataType) -> bool:
-    kind = _storage(kind)
+    kind = storage_type(kind)
     odd = (of.is_boolean, of.is_float16, of.is_duration, of.is_decimal, of.is_fixed_size_binary)
     return _has_order(kind) and not any(check(kind) for check in odd)
 

@@ -39,10 +39,10 @@ class VectorColumn:
     @classmethod
     def from_type(cls, path: str, type_: pa.DataType) -> VectorColumn | None:
         """Return the vector column that a type is, None for other types. Extension types count as their storage."""
-        type_ = _storage_type(type_)
-        is_multivector = of.is_list(type_) and of.is_fixed_size_list(_storage_type(type_.value_type))
-        vector = _storage_type(type_.value_type) if is_multivector else type_
-        if of.is_fixed_size_list(vector) and (element := _storage_type(vector.value_type)) in _ELEMENTS:
+        type_ = storage_type(type_)
+        is_multivector = of.is_list(type_) and of.is_fixed_size_list(storage_type(type_.value_type))
+        vector = storage_type(type_.value_type) if is_multivector else type_
+        if of.is_fixed_size_list(vector) and (element := storage_type(vector.value_type)) in _ELEMENTS:
             return cls(path, vector.list_size, element, is_multivector)
         return None
 
@@ -128,7 +128,7 @@ def vector_columns(schema: pa.Schema) -> dict[str, VectorColumn]:
 
 def _vector_fields(field: pa.Field, parents: tuple[str, ...]) -> Iterator[VectorColumn]:
     names = (*parents, field.name)
-    type_ = _storage_type(field.type)
+    type_ = storage_type(field.type)
     if of.is_struct(type_):
         for child in type_:
             yield from _vector_fields(child, names)
@@ -141,7 +141,8 @@ def quote_path(names: tuple[str, ...]) -> str:
     return ".".join(name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`" for name in names)
 
 
-def _storage_type(type_: pa.DataType) -> pa.DataType:
+def storage_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type that values of a type are stored in: of an extension type, that below it."""
     return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
 
 

@@ -209,7 +209,7 @@ def _leaves(source: pa.Array, cast: pa.Array) -> Iterator[tuple[pa.Array, pa.Arr
     elif _types.is_map(kind):
         for before, after in zip(_entries(source), _entries(cast), strict=True):
             yield from _leaves(before, after)
-    elif _is_list(kind):
+    elif is_list(kind):
         yield from _leaves(pc.list_flatten(source), pc.list_flatten(cast))
     else:
         yield source, cast
@@ -222,7 +222,7 @@ def _may_lose(kind: pa.DataType, target: pa.DataType) -> bool:
         return any(field.name in fields and _may_lose(fields[field.name], field.type) for field in target)
     if _types.is_map(kind) and _types.is_map(target):
         return _may_lose(kind.key_type, target.key_type) or _may_lose(kind.item_type, target.item_type)
-    if _is_list(kind) and _is_list(target):
+    if is_list(kind) and is_list(target):
         return _may_lose(kind.value_type, target.value_type)
     if _types.is_dictionary(kind) or _types.is_dictionary(target):
         kind = kind.value_type if _types.is_dictionary(kind) else kind
@@ -270,7 +270,8 @@ def _entries(array: pa.Array) -> tuple[pa.Array, pa.Array]:
     return whole.keys, whole.items
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether a type is a list, of any or of a fixed size."""
     return bool(_types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind))
 
 

@@ -27,7 +27,7 @@ from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
     check_properties,
     is_lance,
-    new_table_location,
+    location_below_root,
     normalized_location,
     other_format_error,
     user_properties,
@@ -175,7 +175,7 @@ class IcebergCatalog(IcebergProtocol):
     def _default_location(self, table: Id) -> str | None:
         if not self._settings.root:
             return None
-        return new_table_location("/".join((canonical_location(self._settings.root).rstrip("/"), *table.parent)), table)
+        return location_below_root(self._settings.root, table)
 
     def _check_format(self, table: Id) -> _Entry:
         return self._load(table, query=_FEW_SNAPSHOTS)

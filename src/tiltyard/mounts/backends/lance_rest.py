@@ -46,7 +46,7 @@ from tiltyard.mounts.catalog_errors import (
 )
 from tiltyard.mounts.http.client import HttpSettings, ResponseError
 from tiltyard.mounts.http.oauth2 import json_client
-from tiltyard.mounts.lance_entries import new_table_location, normalized_location
+from tiltyard.mounts.lance_entries import location_below_root, normalized_location
 from tiltyard.mounts.mounted_catalog import MountedTable, NamePage, Properties, StorageCredentials
 from tiltyard.mounts.paged_lists import collect_page
 from tiltyard.storage.locations import canonical_location, is_below
@@ -228,7 +228,7 @@ class LanceRestCatalog:
         """Return a location below the mount's root, if it has one; the server decides otherwise."""
         if not self._settings.root:
             return None
-        return new_table_location("/".join((canonical_location(self._settings.root).rstrip("/"), *table.parent)), table)
+        return location_below_root(self._settings.root, table)
 
     def _add(self, operation: str, table: Id, request: Mapping[str, object]) -> None:
         with self._raising({1: missing_namespace(table.parent), 5: existing_table(table)}):

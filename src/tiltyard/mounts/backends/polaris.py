@@ -28,6 +28,7 @@ from tiltyard.mounts.lance_entries import (
     MARKER,
     MARKER_PROPERTIES,
     check_properties,
+    location_below_root,
     new_table_location,
     normalized_location,
     other_format_error,
@@ -138,9 +139,7 @@ class PolarisCatalog(IcebergProtocol):
     def _default_location(self, table: Id) -> str:
         """Return a location below the mount's root, or that of the nearest namespace that has one."""
         if self._settings.root:
-            return new_table_location(
-                "/".join((canonical_location(self._settings.root).rstrip("/"), *table.parent)), table
-            )
+            return location_below_root(self._settings.root, table)
         location = self.get_namespace(table.parent).get("location")
         if not location:
             raise unsupported(

@@ -36,7 +36,7 @@ from tiltyard.mounts.lance_entries import (
     MARKER_PROPERTIES,
     check_properties,
     is_lance,
-    new_table_location,
+    location_below_root,
     normalized_location,
     other_format_error,
     user_properties,
@@ -217,7 +217,7 @@ class UnityCatalog:
     def _default_location(self, table: Id) -> str:
         if not self._settings.root:
             raise InvalidInputError(f"{self._name} chooses no location for a table: name one, or a root of the mount.")
-        return new_table_location("/".join((canonical_location(self._settings.root).rstrip("/"), *table.parent)), table)
+        return location_below_root(self._settings.root, table)
 
     def _get_entry(self, namespace: Id) -> _Entry:
         """Return a catalog or schema. Raises NamespaceNotFoundError."""

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.change_feed.table_history import field_ids
 from tiltyard.pipeline.backfill.tasks import ColumnFunction, TryCode
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.session import LazySession
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
-from tiltyard.pipeline.version_diff import field_ids
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
 
 if TYPE_CHECKING:

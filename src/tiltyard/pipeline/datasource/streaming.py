@@ -18,11 +18,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from tiltyard.change_feed.table_history import read_transaction
+from tiltyard.change_feed.table_history import fragments_by_id, read_transaction
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.datasource.reader import FragmentGroup, PinnedTable, read_fragment_group
 from tiltyard.pipeline.datasource.writer import TableWriter, WrittenPartition
-from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id
+from tiltyard.pipeline.version_diff import diff_fragments
 from tiltyard.pipeline.writing.fragments import group_by_rows
 
 if TYPE_CHECKING:

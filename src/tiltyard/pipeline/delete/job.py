@@ -16,6 +16,7 @@ import lance
 from lance import LanceOperation
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.change_feed.table_history import fragments_by_id
 from tiltyard.model.lineage import digest_code
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.delete.tasks import ChangedFragment, DeleteRows
@@ -26,7 +27,7 @@ from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.task_errors import clean_message
-from tiltyard.pipeline.version_diff import forget_changed, fragments_by_id, fragments_with_new_rows, group_fragments
+from tiltyard.pipeline.version_diff import forget_changed, fragments_with_new_rows, group_fragments
 from tiltyard.pipeline.writing.commit import JobTable
 
 if TYPE_CHECKING:

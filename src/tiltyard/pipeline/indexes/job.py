@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    Build = Callable[[lance.LanceDataset, IndexSpec, str], object]
+    """What builds an index by itself, of this UUID, and commits it."""
+
 _LANCE_NAMES = {IndexType.FTS: "INVERTED"}
 """Lance's name of an index type, where the specification has another one."""
 _MAX_TRIES = 5
@@ -78,15 +81,16 @@ def index(
     target = catalog_client.table(catalog, table)
     dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
     spec = validate_spec(spec, dataset.schema)
-    build = _commit_empty if parse_index_type(spec.kind).is_distributed else _build_whole
+    is_distributed = parse_index_type(spec.kind).is_distributed
     if (figures := _find_built(run, dataset, spec)) is not None:
         return figures
     if not replace and any(existing.name == spec.name for existing in dataset.describe_indices()):
         raise InvalidInputError(f"{table} has an index '{spec.name}': name another one, or say --replace.")
     for _ in range(_MAX_TRIES):
         location = target.location()
-        if build is _build_whole or not dataset.get_fragments():
-            if build(run, dataset, spec) and (figures := _find_built(run, dataset, spec)) is not None:
+        if not is_distributed or not dataset.get_fragments():
+            build = commit_empty_index if is_distributed else create_whole_index
+            if _build_here(run, dataset, spec, build) and (figures := _find_built(run, dataset, spec)) is not None:
                 return figures
             dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
             continue
@@ -146,20 +150,12 @@ def find_field(schema: pa.Schema, path: str) -> pa.Field:
     return field.to_arrow()
 
 
-def _commit_empty(run: Run, dataset: lance.LanceDataset, spec: IndexSpec) -> bool:
-    """Commit the index of a table without rows; False if that collides with another commit."""
+def _build_here(run: Run, dataset: lance.LanceDataset, spec: IndexSpec, build: Build) -> bool:
+    """Build and commit an index without tasks; False if that collides with another commit."""
     uuid = str(uuid4())
     run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([uuid]))
     run.check()
-    return _try_commit(lambda: commit_empty_index(dataset, spec, uuid))
-
-
-def _build_whole(run: Run, dataset: lance.LanceDataset, spec: IndexSpec) -> bool:
-    """Build and commit an index here, of a type that Lance has no parts of; False if that collides with a commit."""
-    uuid = str(uuid4())
-    run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([uuid]))
-    run.check()
-    return _try_commit(lambda: create_whole_index(dataset, spec, uuid))
+    return _try_commit(lambda: build(dataset, spec, uuid))
 
 
 def _commit_segments(dataset: lance.LanceDataset, spec: IndexSpec, segments: Sequence[Any]) -> bool:

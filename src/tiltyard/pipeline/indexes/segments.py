@@ -20,6 +20,7 @@ import lance
 from lance.dataset import Index, IndexFile
 from lance.indices import IndexConfig
 
+from tiltyard.change_feed.table_history import fragments_by_id
 from tiltyard.model.columns.index_types import IndexType
 from tiltyard.model.refusals import RefusedError
 from tiltyard.pipeline.indexes.tasks import (
@@ -36,7 +37,7 @@ from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import TableLocation
-from tiltyard.pipeline.version_diff import fragments_by_id, group_fragments, path_ids
+from tiltyard.pipeline.version_diff import group_fragments, path_ids
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata

@@ -29,7 +29,7 @@ from tiltyard.pipeline.sources.file_options import CsvOptions
 from tiltyard.pipeline.sources.filesystem import FileInfo, open_file
 from tiltyard.pipeline.sources.json_lines import infer_json_schema, profile_json
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
-from tiltyard.pipeline.sources.text_types import JsonProfile, merge_inferred_types
+from tiltyard.pipeline.sources.text_types import JsonProfile, merge_inferred_types, null_to_string
 from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, check_column_names, merge_schemas
 
 RANGE_BYTES = 32 << 20
@@ -232,7 +232,7 @@ def csv_reader(
     for file in files:
         for column in file.schema:
             inferred[column.name] = merge_inferred_types(inferred.get(column.name, column.type), column.type)
-    merged = {name: _null_to_string(dtype) for name, dtype in inferred.items()} | chosen
+    merged = {name: null_to_string(dtype) for name, dtype in inferred.items()} | chosen
     schemas = [pa.schema([field.with_type(merged[field.name]) for field in file.schema]) for file in files]
     schema = merge_schemas((FileSchema(file.path, fields) for file, fields in zip(files, schemas, strict=True)), mode)
     return SourceReader(Format.CSV, schema, storage, dialect, inferred=frozenset(schema.names) - chosen.keys())
@@ -253,7 +253,7 @@ def json_reader(
     check_column_names(FileSchema(files[0].path, inferred))
     reader = SourceReader(
         format_,
-        pa.schema([field.with_type(_null_to_string(field.type)) for field in inferred]),
+        pa.schema([field.with_type(null_to_string(field.type)) for field in inferred]),
         storage,
         inferred=frozenset(inferred.names),
         number_fields=frozenset(name for name, field_profile in profile.fields.items() if field_profile.is_number),
@@ -334,11 +334,6 @@ def _is_parsed_directly(dtype: pa.DataType) -> bool:
 def _is_text_dictionary(dtype: pa.DataType) -> bool:
     """Return whether text is cast to the type without parsing, as it is written."""
     return pa.types.is_dictionary(dtype) and not pa.types.is_nested(dtype.value_type)
-
-
-def _null_to_string(dtype: pa.DataType) -> pa.DataType:
-    """Return string for a column without values: it loses none that come later."""
-    return pa.string() if pa.types.is_null(dtype) else dtype
 
 
 def _schema_of_json_file(file: InspectedFile) -> pa.Schema:

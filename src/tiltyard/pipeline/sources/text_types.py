@@ -275,10 +275,10 @@ class JsonProfile:
         if kind == "number":
             return self._infer_number()
         if kind == "list":
-            return pa.list_(_null_to_string(self.items.infer_type(top=False) if self.items else pa.null()))
+            return pa.list_(null_to_string(self.items.infer_type(top=False) if self.items else pa.null()))
         if kind == "struct":
             return pa.struct(
-                [(name, _null_to_string(profile.infer_type(top=False))) for name, profile in self.fields.items()]
+                [(name, null_to_string(profile.infer_type(top=False))) for name, profile in self.fields.items()]
             )
         if kind == "text" and top:
             inferred = infer_type(pa.array(sorted(self.texts), pa.string()))
@@ -304,6 +304,6 @@ class JsonProfile:
         return pa.float64() if self.kinds["float"] else pa.int64()
 
 
-def _null_to_string(dtype: pa.DataType) -> pa.DataType:
+def null_to_string(dtype: pa.DataType) -> pa.DataType:
     """Return string for a column that is all null: it loses no value that comes later."""
     return pa.string() if pa.types.is_null(dtype) else dtype

@@ -9,6 +9,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from tiltyard.model.refusals import RefusedError
+from tiltyard.model.schemas.nested_types import is_list
 
 _UNITS = ("s", "ms", "us", "ns")
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
@@ -172,7 +173,7 @@ def _common_nested(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if pa.types.is_map(left) and pa.types.is_map(right):
         key, item = common_type(left.key_type, right.key_type), _common_field(left.item_field, right.item_field)
         return None if key is None or item is None else pa.map_(key, item)
-    if not (_is_list(left) and _is_list(right)):
+    if not (is_list(left) and is_list(right)):
         return None
     value = _common_field(left.value_field, right.value_field)
     if value is None:
@@ -199,11 +200,6 @@ def _common_struct(left: pa.StructType, right: pa.StructType) -> pa.DataType | N
 def _common_field(left: pa.Field, right: pa.Field) -> pa.Field | None:
     dtype = common_type(left.type, right.type)
     return None if dtype is None else left.with_type(dtype).with_nullable(left.nullable or right.nullable)
-
-
-def _is_list(dtype: pa.DataType) -> bool:
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_kind(dtype) for is_kind in kinds)
 
 
 def _merge_fields(

@@ -18,6 +18,7 @@ import lance
 from lance import LanceOperation
 from lance_namespace.errors import ConcurrentModificationError
 
+from tiltyard.change_feed.table_history import fragments_by_id
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import LazySession, task_slots
@@ -32,7 +33,7 @@ from tiltyard.pipeline.upsert.tasks import (
     count_keys,
     have_common_key,
 )
-from tiltyard.pipeline.version_diff import forget_changed, fragments_by_id, fragments_with_new_rows, group_fragments
+from tiltyard.pipeline.version_diff import forget_changed, fragments_with_new_rows, group_fragments
 from tiltyard.pipeline.writing.commit import JobTable, check_column_list
 from tiltyard.pipeline.writing.target_table import verify_run_uncommitted
 

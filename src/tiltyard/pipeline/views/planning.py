@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tiltyard.change_feed.table_history import fragments_by_id
 from tiltyard.model.views.definitions import SourceVersion, ViewDefinition, ViewKind, ViewLineage
 from tiltyard.pipeline.table_location import scan_fragments
-from tiltyard.pipeline.version_diff import fragments_by_id
 from tiltyard.pipeline.views.group_keys import GroupKeys, find_groups, usable_keys
 from tiltyard.pipeline.views.query_analysis import QueryShape
 from tiltyard.pipeline.views.sources import SourceTable

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tiltyard.store.backend import Row
 from tiltyard.store.jobs.jobs import NEWEST as NEWEST_JOB
 from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
 from tiltyard.store.repository import Repository, placeholders, reads
@@ -252,18 +253,21 @@ class Visibility(Repository):
         self, grantees: Sequence[str], privileges: int, before: tuple[int, int] | None, limit: int
     ) -> list[RemovedTable]:
         """Return removed tables as `list_removed_tables` does, those with one of the privileges granted on them."""
-        sql = REMOVED_TABLES.format(grantees=placeholders(grantees))
-        rows = self.connection.rows(sql, *grantees, privileges, *(before or NEWEST_REMOVAL), limit)
-        return [RemovedTable.of(row) for row in rows]
+        return [RemovedTable.of(row) for row in self._removals(REMOVED_TABLES, grantees, privileges, before, limit)]
 
     @reads
     def visible_removed_namespaces(
         self, grantees: Sequence[str], privileges: int, before: tuple[int, int] | None, limit: int
     ) -> list[RemovedNamespace]:
         """Return removed namespaces as `list_removed_namespaces` does, those with one of the privileges granted."""
-        sql = REMOVED_NAMESPACES.format(grantees=placeholders(grantees))
-        rows = self.connection.rows(sql, *grantees, privileges, *(before or NEWEST_REMOVAL), limit)
+        rows = self._removals(REMOVED_NAMESPACES, grantees, privileges, before, limit)
         return [RemovedNamespace.of(row) for row in rows]
+
+    def _removals(
+        self, sql: str, grantees: Sequence[str], privileges: int, before: tuple[int, int] | None, limit: int
+    ) -> list[Row]:
+        values = privileges, *(before or NEWEST_REMOVAL), limit
+        return self.connection.rows(sql.format(grantees=placeholders(grantees)), *grantees, *values)
 
 
 def _page_of_namespaces(namespace_id: int, grantees: Sequence[str], after: str, limit: int) -> tuple[str, list[object]]:

@@ -162,10 +162,7 @@ def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) ->
     failed build is listed with its reason until its index is created again, or dropped. Raises
     TableVersionNotFoundError and what opening a table raises.
     """
-    branch = Branch.parse(request.branch)
-    table = open_for_reading(ctx, request.id, branch=branch, version=request.version)
-    built = _indices(table.dataset)
-    builds = _find_builds(ctx, table, branch, request.version, built)
+    table, built, builds = _open(ctx, request)
     rows = table.dataset.count_rows()
     unfinished = {**builds.failed, **builds.building}
     contents = {name: _queued_content(record, rows, builds) for name, record in unfinished.items()}
@@ -182,11 +179,14 @@ def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) ->
     return models.ListTableIndicesResponse(indexes=list(page), page_token=token)
 
 
-def _find_builds(
-    ctx: Context, table: OpenTable, branch: Branch, version: int | None, built: Sequence[IndexDescription]
-) -> Builds:
-    """Return the builds of the latest version; another version has none."""
-    return find_builds(ctx, table, branch, built) if version is None else Builds({}, {})
+def _open(
+    ctx: Context, request: models.ListTableIndicesRequest | models.DescribeTableIndexStatsRequest
+) -> tuple[OpenTable, list[IndexDescription], Builds]:
+    """Open a table; return its indexes, and the builds of the latest version: another version has none."""
+    branch = Branch.parse(request.branch)
+    table = open_for_reading(ctx, request.id, branch=branch, version=request.version)
+    built = _indices(table.dataset)
+    return table, built, find_builds(ctx, table, branch, built) if request.version is None else Builds({}, {})
 
 
 def _built_content(
@@ -255,10 +255,7 @@ def describe_table_index_stats(
     table raises.
     """
     name = _checked_name(request.index_name)
-    branch = Branch.parse(request.branch)
-    table = open_for_reading(ctx, request.id, branch=branch, version=request.version)
-    built = _indices(table.dataset)
-    builds = _find_builds(ctx, table, branch, request.version, built)
+    table, built, builds = _open(ctx, request)
     index = next((index for index in built if index.name == name), None)
     record = builds.building.get(name) or builds.failed.get(name)
     if index is None and record is None:

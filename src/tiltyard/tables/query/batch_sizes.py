@@ -19,7 +19,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +27,7 @@ import pyarrow.types as kinds
 from lance.file import LanceFileReader
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.change_feed.table_history import field_ids
 from tiltyard.runtime.cache import lasting_facts
 from tiltyard.tables.lance_sql.amplification import estimate_growth
 from tiltyard.tables.lance_sql.lexer import TEXT
@@ -295,7 +296,7 @@ def _measure_files(dataset: lance.LanceDataset, column: pa.Field) -> tuple[_Colu
     measure = _dictionary_sizes if _has_dictionary(column.type) else _page_sizes
     if dataset.uri.startswith(_IN_MEMORY):  # its files can be read by itself alone
         measure = _memory_sizes
-    ids = _leaf_ids(dataset, column.name)
+    ids = field_ids(dataset, column.name)
     largest, is_unbounded, measured = (0.0,) * len(_BATCH_ROWS), False, 0
     for fragment in dataset.get_fragments():
         for file in fragment.metadata.files:
@@ -312,17 +313,6 @@ def _measure_files(dataset: lance.LanceDataset, column: pa.Field) -> tuple[_Colu
             largest = tuple(map(max, largest, sizes.by_batch))
             is_unbounded = is_unbounded or sizes.is_unbounded
     return _ColumnSizes(largest, is_unbounded), True
-
-
-def _leaf_ids(dataset: lance.LanceDataset, name: str) -> frozenset[int]:
-    """Return the ids of a column and of all its descendants."""
-    fields: list[Any] = [field for field in dataset.lance_schema.fields() if field.name() == name]
-    ids = set()
-    while fields:
-        field = fields.pop()
-        ids.add(field.id())
-        fields += field.children()
-    return frozenset(ids)
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     import lance
     from lance.dataset import LanceScanner
+    from lance.lance.indices import IndexDescription
     from lance.query import FullTextQuery
 
     from tiltyard.model.spec import models
@@ -79,10 +80,13 @@ def column_names(snapshot: CachedVersion) -> tuple[str, ...]:
     return snapshot.fact(_table_info).names
 
 
+def _full_text_indexes(dataset: lance.LanceDataset) -> Iterator[IndexDescription]:
+    return (index for index in dataset.describe_indices() if index.index_type.lower() in _FULL_TEXT_TYPES)
+
+
 def _has_element_documents(dataset: lance.LanceDataset) -> bool:
     """Return whether an index takes the elements of lists for documents."""
-    indices = (index for index in dataset.describe_indices() if index.index_type.lower() in _FULL_TEXT_TYPES)
-    return any(index.details.get(GRANULARITY) == LIST_ELEMENT for index in indices)
+    return any(index.details.get(GRANULARITY) == LIST_ELEMENT for index in _full_text_indexes(dataset))
 
 
 def _may_find_elements(snapshot: CachedVersion, request: models.QueryTableRequest) -> bool:
@@ -93,8 +97,7 @@ def _may_find_elements(snapshot: CachedVersion, request: models.QueryTableReques
 
 def full_text_columns(dataset: lance.LanceDataset) -> list[str]:
     """Return the columns with a full-text index."""
-    indices = (index for index in dataset.describe_indices() if index.index_type.lower() in _FULL_TEXT_TYPES)
-    return list(dict.fromkeys(name for index in indices for name in index.field_names))
+    return list(dict.fromkeys(name for index in _full_text_indexes(dataset) for name in index.field_names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pyarrow.types as kinds
 from lance_namespace.errors import TableSchemaValidationError
 
 from tiltyard.model.columns.blob_columns import is_castable_to_blobs
-from tiltyard.model.schemas.nested_types import cast_array, is_same_schema, is_same_type, unknown_fields
+from tiltyard.model.schemas.nested_types import cast_array, is_list, is_same_schema, is_same_type, unknown_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -123,7 +123,7 @@ def _is_castable(source_type: pa.DataType, table_type: pa.DataType) -> bool:
         return _is_castable(source_type.value_type, table_type)
     if kinds.is_dictionary(table_type):
         return _is_castable(source_type, table_type.value_type)
-    if _is_list(source_type) and _is_list(table_type):
+    if is_list(source_type) and is_list(table_type):
         return _is_castable(source_type.value_type, table_type.value_type)
     if kinds.is_struct(source_type) and kinds.is_struct(table_type):
         return _are_fields_castable({field.name: field for field in source_type}, table_type)
@@ -140,10 +140,6 @@ def _are_fields_castable(source_fields: Mapping[str, pa.Field], table_type: pa.S
         _is_castable(source_fields[field.name].type, field.type) if field.name in source_fields else field.nullable
         for field in table_type
     )
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    return bool(kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_))
 
 
 def _belongs_to(type_: pa.DataType, family: tuple[object, ...]) -> bool:

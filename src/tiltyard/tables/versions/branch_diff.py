@@ -15,6 +15,7 @@ import numpy as np
 from lance_namespace.errors import TableBranchNotFoundError, TableVersionNotFoundError
 
 from tiltyard.access.needs import on_table
+from tiltyard.change_feed.table_history import field_ids_by_column, files_by_field
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.computed_columns import ExpressionDeclaration, FunctionDeclaration, read_declaration
 from tiltyard.model.operations import operation
@@ -188,7 +189,7 @@ class ColumnDiff:
     @classmethod
     def of(cls, comparison: BranchComparison, main: lance.LanceDataset) -> ColumnDiff:
         """Compare the columns of a branch with those of a version of main."""
-        branch_ids, main_ids = field_ids(comparison.branch), field_ids(main)
+        branch_ids, main_ids = field_ids_by_column(comparison.branch), field_ids_by_column(main)
         before = set(main_ids) if comparison.parent is None else set(comparison.parent.schema.names)
         both = [name for name in main_ids if name in branch_ids]
         on_both = [name for name in both if name not in before]
@@ -291,22 +292,6 @@ def _changed_fields(first: FragmentMetadata, second: FragmentMetadata, fields: f
     if first.overlays != second.overlays:
         return set(fields)
     return {number for number in fields if files[0].get(number) != files[1].get(number)}
-
-
-def files_by_field(fragment: FragmentMetadata, fields: frozenset[int]) -> dict[int, str]:
-    """Return the path of the file that holds each of these fields."""
-    return {number: str(file.path) for file in fragment.files for number in file.fields if number in fields}
-
-
-def field_ids(dataset: lance.LanceDataset) -> dict[str, frozenset[int]]:
-    """Return the id of each column's field and of those inside it, by the column's name, in their order."""
-
-    def ids(schema_field: Any) -> Iterable[int]:
-        yield schema_field.id()
-        for child in schema_field.children():
-            yield from ids(child)
-
-    return {column.name(): frozenset(ids(column)) for column in dataset.lance_schema.fields()}
 
 
 def _is_same_definition(first: pa.Field, second: pa.Field) -> bool:

@@ -17,6 +17,7 @@ from lance.fragment import DataFile
 from lance.schema import LanceSchema
 
 from tiltyard.access.needs import on_table
+from tiltyard.change_feed.table_history import field_ids_by_column, fragments_by_id
 from tiltyard.column_refresh.freshness import TOMBSTONE
 from tiltyard.model.branches import MAIN, Branch
 from tiltyard.model.columns.blob_columns import has_blobs
@@ -29,7 +30,7 @@ from tiltyard.storage.pylance_internals import schema_of_protos
 from tiltyard.storage.writing import commit_new_columns
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
-from tiltyard.tables.versions.branch_diff import BranchComparison, field_ids
+from tiltyard.tables.versions.branch_diff import BranchComparison
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -84,7 +85,7 @@ def _can_copy(branch: lance.LanceDataset, columns: Sequence[str]) -> bool:
     """Return whether the values of columns are in files that can be copied: blobs lie in further ones beside them."""
     if has_blobs(branch.schema.field(name) for name in columns):
         return False
-    fields = frozenset[int]().union(*(field_ids(branch)[name] for name in columns))
+    fields = frozenset[int]().union(*(field_ids_by_column(branch)[name] for name in columns))
     files = (file for fragment in branch.get_fragments() for file in fragment.metadata.files)
     return all(
         file.file_major_version >= _FIRST_FORMAT and file.base_id is None
@@ -122,12 +123,12 @@ class _Promotion:
 
 
 def _plan(main: lance.LanceDataset, branch: lance.LanceDataset, columns: Sequence[str]) -> _Promotion:
-    ids = [number for name in columns for number in sorted(field_ids(branch)[name])]
+    ids = [number for name in columns for number in sorted(field_ids_by_column(branch)[name])]
     first = max(_used_ids(main), default=-1) + 1
     new_ids = {number: first + position for position, number in enumerate(ids)}
     copies: dict[str, str] = {}
     fragments = []
-    branch_files = {fragment.fragment_id: fragment.metadata.files for fragment in branch.get_fragments()}
+    branch_files = {number: fragment.files for number, fragment in fragments_by_id(branch).items()}
     for fragment in main.get_fragments():
         files = list(fragment.metadata.files)
         for file in branch_files[fragment.fragment_id]:
@@ -143,7 +144,7 @@ def _plan(main: lance.LanceDataset, branch: lance.LanceDataset, columns: Sequenc
 
 def _used_ids(dataset: lance.LanceDataset) -> Iterable[int]:
     """Iterate over the field ids of a version, those of dropped columns that files still have included."""
-    for ids in field_ids(dataset).values():
+    for ids in field_ids_by_column(dataset).values():
         yield from ids
     for fragment in dataset.get_fragments():
         for file in fragment.metadata.files:

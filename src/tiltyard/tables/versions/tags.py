@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -114,29 +116,27 @@ def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> mod
     InvalidInputError (the tag of a snapshot).
     """
     target = _target(ctx, request)
-    table = open_for_writing(ctx, request.id)
-    _find_tag(ctx, table, request.tag)
-    _check_no_snapshot(ctx, table, request.tag)
-    with (
-        ctx.storage.changing_reference(table.record.location, tag_file(request.tag)),
-        lance_errors(table.dataset),
-    ):
-        table.dataset.tags.update(request.tag, target)
+    with _changing(ctx, request) as tags:
+        tags.update(request.tag, target)
     return models.UpdateTableTagResponse()
 
 
 @operation(needs=on_table(Privilege.WRITE))
 def delete_table_tag(ctx: Context, request: models.DeleteTableTagRequest) -> models.DeleteTableTagResponse:
     """Delete a tag; its version stays. Raises TableTagNotFoundError, InvalidInputError (the tag of a snapshot)."""
+    with _changing(ctx, request) as tags:
+        tags.delete(request.tag)
+    return models.DeleteTableTagResponse()
+
+
+@contextmanager
+def _changing(ctx: Context, request: models.UpdateTableTagRequest | models.DeleteTableTagRequest) -> Iterator[Any]:
+    """Yield the tags of a table to change one that is no snapshot's. Raises as the operations do."""
     table = open_for_writing(ctx, request.id)
     _find_tag(ctx, table, request.tag)
     _check_no_snapshot(ctx, table, request.tag)
-    with (
-        ctx.storage.changing_reference(table.record.location, tag_file(request.tag)),
-        lance_errors(table.dataset),
-    ):
-        table.dataset.tags.delete(request.tag)
-    return models.DeleteTableTagResponse()
+    with ctx.storage.changing_reference(table.record.location, tag_file(request.tag)), lance_errors(table.dataset):
+        yield table.dataset.tags
 
 
 def _check_no_snapshot(ctx: Context, table: OpenTable, tag: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, PermissionDeniedError
 
-from tiltyard.access.predicates import Token, tokenize
+from tiltyard.access.predicates import PredicateToken, tokenize
 
 if TYPE_CHECKING:
     from tiltyard.model.principals import Principal
@@ -141,7 +141,7 @@ def bind_principal(text: str, principal: Principal) -> str:
     return " ".join(parts)
 
 
-def _checked_text(token: Token) -> str:
+def _checked_text(token: PredicateToken) -> str:
     if token.word in PRINCIPAL_FUNCTIONS:
         raise InvalidInputError("Write principal() without, and in_group('name') with one text between its brackets.")
     return token.text

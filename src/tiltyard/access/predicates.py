@@ -39,7 +39,7 @@ _ADVICE = "compare a column with constants of its type, and join such terms by A
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class PredicateToken:
     """A token of SQL; its kind is the name of a group of the pattern."""
 
     kind: str
@@ -56,9 +56,9 @@ class Token:
         return [part.strip("`") for part in self.text.split(".")]
 
 
-def tokenize(text: str, label: str) -> list[Token]:
+def tokenize(text: str, label: str) -> list[PredicateToken]:
     """Split SQL that can be put into parentheses; `label` is what messages call it. Raises InvalidInputError."""
-    tokens: list[Token] = []
+    tokens: list[PredicateToken] = []
     place = depth = 0
     while place < len(text):
         match = _TOKEN.match(text, place)
@@ -71,7 +71,7 @@ def tokenize(text: str, label: str) -> list[Token]:
         if match.lastgroup == "text" and _WORDY.fullmatch(text, max(0, match.start() - 1), match.start()):
             raise InvalidInputError(f"The {label} has a text right behind a word: put a space between them.")
         if match.lastgroup not in (None, "space"):
-            tokens.append(Token(str(match.lastgroup), match[0]))
+            tokens.append(PredicateToken(str(match.lastgroup), match[0]))
             depth += {"open": 1, "close": -1}.get(tokens[-1].kind, 0)
             if depth < 0:
                 break
@@ -82,9 +82,9 @@ def tokenize(text: str, label: str) -> list[Token]:
     return tokens
 
 
-def column_tokens(tokens: list[Token]) -> Iterator[Token]:
+def column_tokens(tokens: list[PredicateToken]) -> Iterator[PredicateToken]:
     """Yield the tokens that can name a column: all names but those of functions."""
-    for token, next_token in zip(tokens, [*tokens[1:], Token("end", "")], strict=True):
+    for token, next_token in zip(tokens, [*tokens[1:], PredicateToken("end", "")], strict=True):
         if token.kind == "name" and next_token.kind != "open":
             yield token
 
@@ -95,7 +95,7 @@ def check_visible_expression(text: str, label: str, columns: Mapping[str, str], 
     `columns` are the kinds of the table's columns by name. Raises InvalidInputError, PermissionDeniedError.
     """
     tokens = tokenize(text, label)
-    edges = [Token("open", "("), *tokens, Token("close", ")")]
+    edges = [PredicateToken("open", "("), *tokens, PredicateToken("close", ")")]
     for before, token, after in zip(edges, edges[1:], edges[2:], strict=False):
         if token.text == "*" and (before.kind in ("open", "comma") or after.kind in ("close", "comma")):
             raise InvalidInputError(f"The {label} names all columns by '*': name them one by one.")
@@ -104,7 +104,7 @@ def check_visible_expression(text: str, label: str, columns: Mapping[str, str], 
     return text
 
 
-def check_not_masked(token: Token, label: str, columns: Mapping[str, str], masked: frozenset[str]) -> None:
+def check_not_masked(token: PredicateToken, label: str, columns: Mapping[str, str], masked: frozenset[str]) -> None:
     """Raise PermissionDeniedError for a masked column's name, InvalidInputError for a quoted one that no column has."""
     path = ".".join(token.parts)
     if {part.casefold() for part in (*token.parts, path)} & masked:
@@ -131,15 +131,15 @@ class _FilterCheck:
         self._label, self._columns, self._masked = label, columns, masked
         self._groups = [_Group()]
 
-    def run(self, tokens: list[Token]) -> None:
+    def run(self, tokens: list[PredicateToken]) -> None:
         """Check all tokens. Raises InvalidInputError, PermissionDeniedError."""
-        before = Token("open", "(")
-        for token, after in zip(tokens, [*tokens[1:], Token("close", ")")], strict=True):
+        before = PredicateToken("open", "(")
+        for token, after in zip(tokens, [*tokens[1:], PredicateToken("close", ")")], strict=True):
             self._check(before, token, after)
             before = token
         self._end_term(self._groups[0])
 
-    def _check(self, before: Token, token: Token, after: Token) -> None:
+    def _check(self, before: PredicateToken, token: PredicateToken, after: PredicateToken) -> None:
         level = self._groups[-1]
         match token.kind:
             case "open":
@@ -157,7 +157,7 @@ class _FilterCheck:
             case _:
                 self._refuse(f"'{token.text}'")
 
-    def _check_name(self, level: _Group, token: Token, after: Token) -> None:
+    def _check_name(self, level: _Group, token: PredicateToken, after: PredicateToken) -> None:
         word = token.word
         if after.kind == "open" and word not in _WORDS:
             if word not in _FUNCTIONS:
@@ -177,7 +177,7 @@ class _FilterCheck:
         elif word not in _WORDS:
             self._check_column(level, token)
 
-    def _check_column(self, level: _Group, token: Token) -> None:
+    def _check_column(self, level: _Group, token: PredicateToken) -> None:
         check_not_masked(token, self._label, self._columns, self._masked)
         path = ".".join(token.parts)
         kind = self._columns.get(path)
@@ -214,7 +214,7 @@ class _FilterCheck:
         raise InvalidInputError(f"On a table with policies, the {self._label} may not have {construct}: {_ADVICE}.")
 
 
-def _starts_constant(before: Token) -> bool:
+def _starts_constant(before: PredicateToken) -> bool:
     """Return whether a constant can start after this token: a sign there is its own, and no subtraction."""
     return before.kind in ("open", "comma", "compare") or before.word in _WORDS
 

@@ -16,8 +16,8 @@ from tiltyard.flight.encoding import BatchEncoder, encode_schema
 from tiltyard.flight.queries import UNLIMITED_SECONDS, AnsweredQuery, Queries, StartedQuery, SubmittedQuery
 from tiltyard.flight.view_statements import MAX_STATEMENT_SECONDS, SCHEMAS, RunningStatement, find_statement
 from tiltyard.model.ids import Id
-from tiltyard.model.operations import Pool
-from tiltyard.runtime.pool import Pool as ThreadPool
+from tiltyard.model.operations import PoolName
+from tiltyard.runtime.pool import Pool
 from tiltyard.sql.point_queries import PointQuery, open_point_query, parse_point_query
 from tiltyard.sql.processes import Form
 from tiltyard.sql.remote_query import EXECUTE, RemoteQuery, query_request
@@ -45,8 +45,8 @@ class QueryStarter:
         """`queries` gets those that have started."""
         self._shared = shared
         self._queries = queries
-        self._pool = shared.pools[Pool.QUERIES]
-        self._threads = ThreadPool(
+        self._pool = shared.pools[PoolName.QUERIES]
+        self._threads = Pool(
             "sql", "SQL queries, each as long as it runs", shared.services.settings.sql_queries + SPARE_THREADS
         )
 

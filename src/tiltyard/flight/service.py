@@ -57,7 +57,7 @@ from tiltyard.flight.query_messages import (
 from tiltyard.flight.query_starter import PLAN, QueryStarter, query_deadline
 from tiltyard.flight.siblings import Siblings
 from tiltyard.flight.view_statements import SCHEMAS, find_statement
-from tiltyard.model.operations import Pool
+from tiltyard.model.operations import PoolName
 from tiltyard.sql.errors import READ_ONLY
 from tiltyard.sql.read_grounds import REAUTHORIZE_SECONDS, check_grounds
 from tiltyard.sql.remote_query import EXECUTE
@@ -104,7 +104,7 @@ class FlightService:
         self._shared = shared
         self._siblings = siblings
         self._calls = Calls(shared, connections)
-        self._pool = shared.pools[Pool.QUERIES]
+        self._pool = shared.pools[PoolName.QUERIES]
         self.queries = Queries(shared.services.settings.sql_kept_bytes)
         self._starter = QueryStarter(shared, self.queries)
 
@@ -264,7 +264,7 @@ class FlightService:
         """End a query whose reader may not read its tables any more as when it was planned. Raises why it may not."""
         if self._shared.authentication.is_open:
             return  # everybody may read everything
-        pool = self._shared.pools[Pool.CATALOG]
+        pool = self._shared.pools[PoolName.CATALOG]
         try:
             await asyncio.get_running_loop().run_in_executor(pool, check_grounds, call.ctx, query.grounds)
         except LanceNamespaceError as error:

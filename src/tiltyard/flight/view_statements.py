@@ -22,7 +22,7 @@ from tiltyard.calls.in_process_caller import InProcessCaller
 from tiltyard.flight.encoding import BatchEncoder, encode_schema
 from tiltyard.model.ids import Id
 from tiltyard.sql.processes import QueryEndedError
-from tiltyard.sql.view_statements import Action, ViewStatement, parse_view_statement
+from tiltyard.sql.view_statements import ViewAction, ViewStatement, parse_view_statement
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -38,12 +38,12 @@ AWAY_SECONDS = 30.0
 
 _NAME = pa.field("name", pa.string(), nullable=False)
 _OUTCOME = pa.schema([_NAME, ("mode", pa.string()), ("rows_written", pa.int64()), ("version", pa.int64())])
-SCHEMAS: Mapping[Action, pa.Schema] = {
-    Action.CREATE: _OUTCOME,
-    Action.REFRESH: _OUTCOME,
-    Action.DESCRIBE: pa.schema([_NAME, pa.field("query", pa.string(), nullable=False)]),
-    Action.DROP: pa.schema([_NAME]),
-    Action.SHOW: pa.schema([_NAME]),
+SCHEMAS: Mapping[ViewAction, pa.Schema] = {
+    ViewAction.CREATE: _OUTCOME,
+    ViewAction.REFRESH: _OUTCOME,
+    ViewAction.DESCRIBE: pa.schema([_NAME, pa.field("query", pa.string(), nullable=False)]),
+    ViewAction.DROP: pa.schema([_NAME]),
+    ViewAction.SHOW: pa.schema([_NAME]),
 }
 """The columns of what each statement returns: a row of the view, for SHOW one of each view."""
 
@@ -91,14 +91,14 @@ class RunningStatement:
 
     def start(self) -> None:
         """Call the operation. Raises what it raises, and QueryEndedError if the statement was killed meanwhile."""
-        if self._statement.action is Action.SHOW:
+        if self._statement.action is ViewAction.SHOW:
             self._finish(_show(self._caller, self._statement))
         else:
             answer = self._caller.call(self.operation, **self._statement.fields)
             if self._statement.queues_job:
                 self._job_id = str(answer["job_id"])
             else:
-                query = {"query": answer["query"]} if self._statement.action is Action.DESCRIBE else {}
+                query = {"query": answer["query"]} if self._statement.action is ViewAction.DESCRIBE else {}
                 self._finish([{"name": self._statement.path.name, **query}])
         if self._is_killed:
             self.close()

@@ -51,7 +51,7 @@ _IBAN_LENGTHS: Mapping[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PersonalMatch:
     """Something that was found, by the positions of its characters."""
 
     kind: str
@@ -104,17 +104,17 @@ def mask_pii(texts: pa.Array, *, kinds: tuple[str, ...] = KINDS, mask: str | Non
     return map_values(texts, pa.string(), replace)
 
 
-def find_all(text: str, kinds: Sequence[str] = KINDS) -> list[Finding]:
+def find_all(text: str, kinds: Sequence[str] = KINDS) -> list[PersonalMatch]:
     """Return what is found in a text, in its order; of findings that overlap, the one whose kind stands first."""
-    taken: list[Finding] = []
+    taken: list[PersonalMatch] = []
     for kind in KINDS:
         if kind in kinds:
-            found = [Finding(kind, start, end) for start, end in _FINDERS[kind](text)]
+            found = [PersonalMatch(kind, start, end) for start, end in _FINDERS[kind](text)]
             taken = _merge(taken, found)
     return taken
 
 
-def _merge(taken: list[Finding], found: list[Finding]) -> list[Finding]:
+def _merge(taken: list[PersonalMatch], found: list[PersonalMatch]) -> list[PersonalMatch]:
     """Return both in order of their positions, without those of `found` that overlap one of `taken`."""
     free, position = [], 0
     for each in found:

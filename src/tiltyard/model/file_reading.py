@@ -64,7 +64,7 @@ class Rejected(msgspec.Struct, frozen=True):
     row: str
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class ReadOutcome(msgspec.Struct, kw_only=True):
     """How the reading went: `problem` is why it ended before its end, in words for the file's owner."""
 
     problem: str = ""

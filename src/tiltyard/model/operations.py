@@ -31,7 +31,7 @@ Batch = Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]]
 """Runs several calls, each (ctx, request); returns the response or the exception of each, in their order."""
 
 
-class Pool(StrEnum):
+class PoolName(StrEnum):
     """The thread pool that runs an operation."""
 
     CATALOG = "catalog"
@@ -208,7 +208,7 @@ class Handler:
     shared: SharedWork | None = None
     begin: Callable[..., PendingResponse | None] | None = None
     batch: Batch | None = None
-    pool: Pool | None = None
+    pool: PoolName | None = None
     query: bool = False
     commit_step: CommitStep | None = None
     changes: bool = True
@@ -253,7 +253,7 @@ class Facts(TypedDict, total=False):
     shared: SharedWork
     begin: Callable[..., PendingResponse | None]
     batch: Batch
-    pool: Pool
+    pool: PoolName
     query: bool
     commit_step: CommitStep
     changes: bool
@@ -290,13 +290,13 @@ def operation(
     return register if function is None else register(function)
 
 
-def pool_of(operation: Operation, handler: Handler) -> Pool:
+def pool_of(operation: Operation, handler: Handler) -> PoolName:
     """Return the pool of an operation: the declared one; else uploads write, and operations tagged `Data` read data."""
     if handler.pool is not None:
         return handler.pool
     if operation.request_shape is Shape.ARROW:
-        return Pool.WRITES
-    return Pool.QUERIES if "Data" in operation.tags else Pool.CATALOG
+        return PoolName.WRITES
+    return PoolName.QUERIES if "Data" in operation.tags else PoolName.CATALOG
 
 
 def bound_operations() -> Mapping[str, tuple[Operation, Handler | None]]:

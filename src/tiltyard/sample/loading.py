@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TEXT_COLUMN = "about"
 
 
-class Calls(Protocol):
+class SampleCalls(Protocol):
     """Calls operations: `tiltyard.calls.Caller`, and the calls of a page of the console."""
 
     def call(self, name: str, /, **fields: Any) -> Any:
@@ -24,7 +24,7 @@ class Calls(Protocol):
         """Call an operation that takes rows."""
 
 
-def load_sample(calls: Calls, table: Sequence[str]) -> int:
+def load_sample(calls: SampleCalls, table: Sequence[str]) -> int:
     """Make the table, and queue an index of its texts; return the number of its rows.
 
     Raises what CreateTable and CreateTableIndex raise: TableAlreadyExistsError, NamespaceNotFoundError,

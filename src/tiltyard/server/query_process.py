@@ -28,7 +28,7 @@ from tiltyard.runtime.child_process import start_python
 from tiltyard.runtime.client_arrow.reading import to_ipc
 from tiltyard.server.log_setup import set_up_logging
 from tiltyard.sql.engine import PlannedQuery, plan_query, plan_view
-from tiltyard.sql.processes import HEAD, Failure, Form, Kind, PlanDescription, QueryRequest
+from tiltyard.sql.processes import HEAD, Failure, Form, MessageKind, PlanDescription, QueryRequest
 from tiltyard.sql.statements import read_parameters
 
 CACHE_BYTES = 64 << 20
@@ -105,7 +105,7 @@ class QueryServer:
             self._fail(int(ErrorCode.INTERNAL), "The query failed: the server's log says how.", named)
 
     def _fail(self, code: int, message: str, named: list[Id]) -> None:
-        self._send(Kind.FAILED, self._encode(Failure(code, message, tuple(named))))
+        self._send(MessageKind.FAILED, self._encode(Failure(code, message, tuple(named))))
 
     def _run(self, request: QueryRequest, named: list[Id]) -> None:
         """Plan a query and send what it is, and its rows. Raises what they raise, and OSError."""
@@ -114,15 +114,15 @@ class QueryServer:
         ctx = Context(self._services, request.request_id, principal=request.principal, database=database)
         planned = _plan(ctx, request, named)
         try:
-            self._send(Kind.PLANNED, self._encode(_describe(planned, has_types=request.form is None)))
+            self._send(MessageKind.PLANNED, self._encode(_describe(planned, has_types=request.form is None)))
             if request.form is not None:
                 for number, parts in enumerate(_encoded(planned, request.form)):
-                    self._send(Kind.DATA, *parts, with_next=number == 0 and request.form is Form.FLIGHT)
-                self._send(Kind.END)
+                    self._send(MessageKind.DATA, *parts, with_next=number == 0 and request.form is Form.FLIGHT)
+                self._send(MessageKind.END)
         finally:
             planned.close()
 
-    def _send(self, kind: Kind, *parts: Part, with_next: bool = False) -> None:
+    def _send(self, kind: MessageKind, *parts: Part, with_next: bool = False) -> None:
         """Send a message, or leave it to be sent with the next one: the schema is of no use without rows."""
         small: list[Part] = [self._unsent, HEAD.pack(kind, sum(map(len, parts)))]
         self._unsent = b""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.sql.operations import OPERATORS, Node, Operations, has_arithmetic, nested_operations, terms_of, walk
+from tiltyard.sql.operations import OPERATORS, Operations, PlanNode, has_arithmetic, nested_operations, terms_of, walk
 
 if TYPE_CHECKING:
     from datafusion import SessionContext
@@ -139,7 +139,7 @@ class CheckedArithmetic:
     def _final_schema(self, frame: Any) -> pa.Schema:
         return with_final_types(self._context, frame).schema()
 
-    def _check_spans(self, roots: Sequence[Node]) -> None:
+    def _check_spans(self, roots: Sequence[PlanNode]) -> None:
         """Check that the statement is planned alike with brackets around its operations. Raises as `check`."""
         spans = {(node.start, node.end) for root in roots for node in terms_of(root)}
         text = self._prefix + self._written([_Wrap(start, end, "(", ")") for start, end in spans])
@@ -150,7 +150,7 @@ class CheckedArithmetic:
         if _comparable(plan) != _comparable(self._frame.logical_plan()):
             raise _not_found()
 
-    def _check(self, node: Node) -> None:
+    def _check(self, node: PlanNode) -> None:
         """Wrap what is arithmetic of whole numbers in an expression."""
         if node.operator == "sum":
             self._check_sum(node)
@@ -171,7 +171,7 @@ class CheckedArithmetic:
         self._wraps.append(_Wrap(node.start, node.end, "CAST(", f" AS {name})"))
         self._widen(node, "BIGINT" if is_small else _WIDE)
 
-    def _widen(self, node: Node, wide: str) -> None:
+    def _widen(self, node: PlanNode, wide: str) -> None:
         """Wrap each operand of an operation of whole numbers, and of those that are its operands.
 
         The negative of a decimal as the order of a window is more than DataFusion can plan: it is a difference.
@@ -186,7 +186,7 @@ class CheckedArithmetic:
                 self._wraps.append(_Wrap(operand.start, operand.end, "CAST(", f" AS {wide})", 2))
                 self._check(operand)
 
-    def _check_sum(self, call: Node) -> None:
+    def _check_sum(self, call: PlanNode) -> None:
         name, _ = _TYPES.get(self._type_of(call), ("", 0))
         if not name:
             return
@@ -203,7 +203,7 @@ class CheckedArithmetic:
             _Wrap(first, end, "CAST(", f" AS {_WIDE})", -1),
         )
 
-    def _is_difference_of_dates(self, node: Node) -> bool:
+    def _is_difference_of_dates(self, node: PlanNode) -> bool:
         """Return whether an operation of which a whole number comes has operands that are none."""
         if (
             node.operator != "-"
@@ -213,10 +213,10 @@ class CheckedArithmetic:
             return False
         return self._type_of(node.operands[0]) not in (*_TYPES, "Null")
 
-    def _is_number(self, node: Node) -> bool:
+    def _is_number(self, node: PlanNode) -> bool:
         return node.end - node.start == 1 and self._parser.tokens[node.start].lastgroup == "number"
 
-    def _type_of(self, node: Node) -> str:
+    def _type_of(self, node: PlanNode) -> str:
         """Return DataFusion's name of the type of an expression; "" where the plan has none of it."""
         key = self._key(node)
         if key not in self._types:
@@ -227,7 +227,7 @@ class CheckedArithmetic:
             self._types[key] = self._probe(node)
         return self._types[key]
 
-    def _probe(self, node: Node) -> str:
+    def _probe(self, node: PlanNode) -> str:
         """Return the type of an expression: a function that takes it of nothing says what it was given.
 
         It is called with all alike ones, as of GROUP BY, which are the same to the plan; their names may have a table
@@ -294,15 +294,15 @@ class CheckedArithmetic:
             position = at
         return "".join([*parts, self._text[position:]])
 
-    def _key(self, node: Node) -> _Key:
+    def _key(self, node: PlanNode) -> _Key:
         """Return what alike expressions have in common: where they stand, and their text but for their numbers."""
         return *self._parser.places[node.start], self._text_of(node, with_tables=True)
 
-    def _loose_key(self, node: Node) -> _Key:
+    def _loose_key(self, node: PlanNode) -> _Key:
         """Return what an expression has in common with all of its SELECT that may be the same."""
         return self._parser.places[node.start][0], -1, self._text_of(node, with_tables=False)
 
-    def _text_of(self, node: Node, *, with_tables: bool) -> str:
+    def _text_of(self, node: PlanNode, *, with_tables: bool) -> str:
         tokens = self._parser.tokens
         parts = []
         for at in range(node.start, node.end):

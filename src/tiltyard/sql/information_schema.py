@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tiltyard.access.filtered_lists import list_all_tables
 from tiltyard.model.ids import Id
-from tiltyard.sql.reading import RowSource, visible_schema
+from tiltyard.sql.reading import RowsOnDemand, visible_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -86,16 +86,16 @@ class InformationSchema:
 
     table_names: frozenset[str] = frozenset()
 
-    def __init__(self, ctx: Context, source: Callable[[RowSource], Any]) -> None:
+    def __init__(self, ctx: Context, source: Callable[[RowsOnDemand], Any]) -> None:
         """`ctx` is that of the view which names this schema, if one does; `source` makes a table of rows."""
         self._ctx = ctx
         self._source = source
 
     def table(self, name: str) -> Any:
         sources = {
-            "schemata": RowSource(_SCHEMATA, lambda _: self._schemata()),
-            "tables": RowSource(_TABLES, lambda _: self._list(_TABLES, _PAGE, self._table_rows)),
-            "columns": RowSource(_COLUMNS, lambda _: self._list(_COLUMNS, _COLUMNS_PAGE, self._column_rows)),
+            "schemata": RowsOnDemand(_SCHEMATA, lambda _: self._schemata()),
+            "tables": RowsOnDemand(_TABLES, lambda _: self._list(_TABLES, _PAGE, self._table_rows)),
+            "columns": RowsOnDemand(_COLUMNS, lambda _: self._list(_COLUMNS, _COLUMNS_PAGE, self._column_rows)),
         }
         return self._source(sources[name]) if name in sources else None
 

@@ -32,7 +32,7 @@ _PARTS = {"select": 0, "group": 0, "having": 0, "qualify": 0, "window": 0, "from
 
 
 @dataclass(slots=True)
-class Node:
+class PlanNode:
     """An expression: its tokens from `start` to before `end`, and the operands that arithmetic is looked for in.
 
     `operator` is one of + - * for an operation (of one or two operands), "()" for brackets around one, "sum" for a
@@ -42,10 +42,10 @@ class Node:
     start: int
     end: int
     operator: str = ""
-    operands: list[Node] = field(default_factory=list)
+    operands: list[PlanNode] = field(default_factory=list)
 
     @property
-    def operation(self) -> Node | None:
+    def operation(self) -> PlanNode | None:
         """Return the operation that it is, without brackets around it."""
         if self.operator == "()":
             return self.operands[0].operation
@@ -62,13 +62,13 @@ class Operations:
         self._at = 0
         self.places = list(_places(self._texts, self._kinds))
         """The SELECT, and the part of it, that each token is in."""
-        self.roots: list[Node] = []
+        self.roots: list[PlanNode] = []
         """Operations that are no operands of others, expressions that have some, and calls of `sum`."""
         while self._at < len(self.tokens):
             self._region()
             self._at += 1  # a closing bracket without an opening one
 
-    def _region(self) -> list[Node]:
+    def _region(self) -> list[PlanNode]:
         """Parse up to a closing bracket; return its expression where it is a single one, else add all to the roots."""
         start, nodes = self._at, []
         while self._at < len(self.tokens) and self._kinds[self._at] != "close" and self._texts[self._at] != "end":
@@ -81,7 +81,7 @@ class Operations:
         self.roots += (node for node in nodes if node.operands)
         return []
 
-    def _sum(self) -> Node | None:
+    def _sum(self) -> PlanNode | None:
         left = self._product()
         while left is not None and self._texts[self._at] in ("+", "-") and not self._is_arrow():
             left, has_more = self._operation(left, self._product)
@@ -89,7 +89,7 @@ class Operations:
                 break
         return left
 
-    def _product(self) -> Node | None:
+    def _product(self) -> PlanNode | None:
         left = self._unary()
         while left is not None and (self._texts[self._at] in _PRODUCT_OPERATORS or self._texts[self._at] == "div"):
             left, has_more = self._operation(left, self._unary)
@@ -97,33 +97,33 @@ class Operations:
                 break
         return left
 
-    def _operation(self, left: Node, parse: Callable[[], Node | None]) -> tuple[Node, bool]:
+    def _operation(self, left: PlanNode, parse: Callable[[], PlanNode | None]) -> tuple[PlanNode, bool]:
         """Return the operation whose operator is next; the left operand alone where no other one follows."""
         at, operator = self._at, self._texts[self._at]
         self._at += 1
         if (right := parse()) is None:
             self._at = at
             return left, False
-        return Node(left.start, self._at, operator if operator in OPERATORS else "", [left, right]), True
+        return PlanNode(left.start, self._at, operator if operator in OPERATORS else "", [left, right]), True
 
     def _is_arrow(self) -> bool:
         token, following = self._at, self._at + 1
         return self._texts[following] == ">" and self.tokens[token].end() == self.tokens[following].start()
 
-    def _unary(self) -> Node | None:
+    def _unary(self) -> PlanNode | None:
         start = self._at
         if self._texts[start] in ("+", "-", "~"):
             self._at += 1
             if (operand := self._unary()) is not None:
                 is_negative = self._texts[start] == "-" and self._kinds[start + 1] != "number"
-                return Node(start, self._at, "-" if is_negative else "", [operand])
+                return PlanNode(start, self._at, "-" if is_negative else "", [operand])
             self._at = start
             return None
         return self._primary()
 
-    def _primary(self) -> Node | None:
+    def _primary(self) -> PlanNode | None:
         start, kind, text = self._at, self._kinds[self._at], self._texts[self._at]
-        inside: list[Node] = []
+        inside: list[PlanNode] = []
         operator = ""
         if text == "case":
             self._at += 1
@@ -149,24 +149,24 @@ class Operations:
                 operator = "sum" if text.strip('"`') == "sum" else ""
         else:
             return None
-        return self._suffixed(Node(start, self._at, operator, inside))
+        return self._suffixed(PlanNode(start, self._at, operator, inside))
 
-    def _bracket(self) -> list[Node]:
+    def _bracket(self) -> list[PlanNode]:
         self._at += 1
         inside = self._region()
         self._at += 1
         return inside
 
-    def _suffixed(self, node: Node) -> Node:
+    def _suffixed(self, node: PlanNode) -> PlanNode:
         """Return an operand with what binds closer than any operator: fields, elements, casts, windows."""
         while self._clause():
             node.end = self._at
         if node.operator == "sum":
             self.roots += [node, *(each for each in node.operands if each.operands)]
-            node = Node(node.start, node.end)
+            node = PlanNode(node.start, node.end)
         inside = list(node.operands)
         while self._suffix(inside):
-            node = Node(node.start, self._at, "", inside)
+            node = PlanNode(node.start, self._at, "", inside)
         return node
 
     def _clause(self) -> bool:
@@ -182,7 +182,7 @@ class Operations:
             self.roots += (each for each in self._bracket() if each.operands)
         return True
 
-    def _suffix(self, inside: list[Node]) -> bool:
+    def _suffix(self, inside: list[PlanNode]) -> bool:
         """Go past a field, an element, a cast, a zone or a collation; return whether there is one."""
         match self._texts[self._at]:
             case ".":
@@ -231,22 +231,22 @@ def _places(texts: Sequence[str], kinds: Sequence[str | None]) -> Iterator[tuple
         yield scope, part
 
 
-def has_arithmetic(node: Node) -> bool:
+def has_arithmetic(node: PlanNode) -> bool:
     return node.operator == "sum" or any(each.operation for each in walk(node))
 
 
-def walk(node: Node) -> list[Node]:
+def walk(node: PlanNode) -> list[PlanNode]:
     """Return an expression and all those in it."""
     return [node, *(each for operand in node.operands for each in walk(operand))]
 
 
-def nested_operations(node: Node) -> list[Node]:
+def nested_operations(node: PlanNode) -> list[PlanNode]:
     """Return an operation and those that are its operands, however deep."""
     inner = [operation for operand in node.operands if (operation := operand.operation)]
     return [node, *(each for operation in inner for each in nested_operations(operation))]
 
 
-def terms_of(node: Node) -> list[Node]:
+def terms_of(node: PlanNode) -> list[PlanNode]:
     """Return the operations in an expression without those that are the left operands of others, as `a + b` of
     `a + b + c`: they are nested as deep as a chain is long."""
     terms = [node] if node.operation or node.operator == "sum" else []

@@ -50,7 +50,7 @@ HEAD = struct.Struct("<BQ")
 MAX_MESSAGE_BYTES = 1 << 32
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is."""
 
     REQUEST = 1
@@ -178,7 +178,7 @@ class QueryProcess:
     def send(self, body: bytes) -> None:
         """Send a request. Raises InternalError if the process has ended."""
         try:
-            self._channel.sendall(HEAD.pack(Kind.REQUEST, len(body)) + body)
+            self._channel.sendall(HEAD.pack(MessageKind.REQUEST, len(body)) + body)
         except OSError as error:
             raise self._ended() from error
 
@@ -186,7 +186,7 @@ class QueryProcess:
         """Return whether a message, or the end of the process, can be received, within so many seconds."""
         return bool(self._poll.poll(seconds * 1000))
 
-    def receive(self, check: Callable[[], None]) -> tuple[Kind, bytes]:
+    def receive(self, check: Callable[[], None]) -> tuple[MessageKind, bytes]:
         """Wait for a message. While it does not come, `check` is called, and may raise to end the query.
 
         Raises InvalidInputError for a process that takes too much memory, ThrottlingError for one that takes more than
@@ -201,7 +201,7 @@ class QueryProcess:
         kind, length = HEAD.unpack(self._read(HEAD.size))
         if length > MAX_MESSAGE_BYTES:
             raise InvalidInputError("The query's result has a row of more than 4 GiB.")
-        return Kind(kind), self._read(length) if length else b""
+        return MessageKind(kind), self._read(length) if length else b""
 
     def kill(self) -> None:
         """End it now, whatever it does; does not wait. Idempotent."""

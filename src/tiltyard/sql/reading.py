@@ -68,7 +68,7 @@ def _view_schema(ctx: Context, path: Id) -> pa.Schema:
     return infer_view_schema(ctx, path)
 
 
-def restricted_source(ctx: Context, path: Id, table: OpenTable) -> RowSource:
+def restricted_source(ctx: Context, path: Id, table: OpenTable) -> RowsOnDemand:
     """Return the rows and columns that policies leave the reader of a table, read as QueryTable reads them.
 
     They are those of the open snapshot, the latest version when it was opened, whatever is committed meanwhile.
@@ -81,14 +81,14 @@ def restricted_source(ctx: Context, path: Id, table: OpenTable) -> RowSource:
         request = models.QueryTableRequest(id=list(path), vector=None, k=NO_LIMIT, columns=requested)
         yield from query_table(ctx, request).batches
 
-    return RowSource(schema, read)
+    return RowsOnDemand(schema, read)
 
 
 _NO_LIMIT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class RowSource:
+class RowsOnDemand:
     """Rows by demand: `read(columns)` yields batches that have at least these columns of `schema`.
 
     `read` is called in a thread of DataFusion, as often as the query refers to the table.
@@ -101,7 +101,7 @@ class RowSource:
 class _Scan:
     """A scanner, as far as DataFusion uses it."""
 
-    def __init__(self, source: RowSource, columns: Sequence[str]) -> None:
+    def __init__(self, source: RowsOnDemand, columns: Sequence[str]) -> None:
         self._source = source
         self._columns = list(columns)
         self.projected_schema = pa.schema([source.schema.field(name) for name in columns])
@@ -114,7 +114,7 @@ class _Scan:
 class _SourceDataset(pa.dataset.Dataset):  # type: ignore[misc]  # pyarrow ships no types
     """A dataset of one fragment, as far as DataFusion uses it."""
 
-    def __init__(self, source: RowSource) -> None:
+    def __init__(self, source: RowsOnDemand) -> None:
         self._source = source
 
     @property
@@ -128,7 +128,7 @@ class _SourceDataset(pa.dataset.Dataset):  # type: ignore[misc]  # pyarrow ships
         return [self]
 
 
-def to_table(context: SessionContext, source: RowSource) -> Any:
+def to_table(context: SessionContext, source: RowsOnDemand) -> Any:
     """Return a table of DataFusion for a source, which no filter of a query reaches."""
     return context.read_table(_SourceDataset(source)).limit(_NO_LIMIT).into_view()
 

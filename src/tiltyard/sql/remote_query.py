@@ -13,7 +13,7 @@ from lance_namespace.errors import from_error_code
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.principals import EVERYBODY
-from tiltyard.sql.processes import Failure, Form, Kind, PlanDescription, QueryEndedError, QueryRequest
+from tiltyard.sql.processes import Failure, Form, MessageKind, PlanDescription, QueryEndedError, QueryRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ class RemoteQuery:
         try:
             process.send(_encoder.encode(self._request))
             kind, body = process.receive(self._check)
-            if kind is Kind.FAILED:
+            if kind is MessageKind.FAILED:
                 raise self._failure(body)
             plan = _plan_decoder.decode(body)
             self.tables, self.grounds = tuple(map(Id, plan.tables)), plan.grounds
@@ -102,9 +102,9 @@ class RemoteQuery:
         try:
             while not parts or (size < MAX_PIECE_BYTES and process.has_message()):
                 kind, body = process.receive(self._check)
-                if kind is Kind.FAILED:
+                if kind is MessageKind.FAILED:
                     raise self._failure(body)
-                if kind is Kind.END:
+                if kind is MessageKind.END:
                     self.has_ended = True
                     self.close()
                     break

@@ -24,7 +24,7 @@ from tiltyard.access.authorization import effective_policy_of
 from tiltyard.model.branches import Branch
 from tiltyard.model.spec import models
 from tiltyard.model.views.plain_views import is_view
-from tiltyard.sql.reading import RowSource
+from tiltyard.sql.reading import RowsOnDemand
 from tiltyard.sql.tables import TableRef
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading
@@ -155,7 +155,7 @@ def _search(tables: QueryTables, arguments: _Arguments, *, count_at: int = 2, **
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         yield from query_table(ctx, request).batches
 
-    return tables.source(RowSource(tables.search_schema(ctx, request), read))
+    return tables.source(RowsOnDemand(tables.search_schema(ctx, request), read))
 
 
 def _vector_duplicate_pairs(tables: QueryTables, arguments: _Arguments) -> Any:
@@ -176,7 +176,7 @@ def _vector_duplicate_pairs(tables: QueryTables, arguments: _Arguments) -> Any:
         with lance_errors(dataset):
             yield from find_pairs(dataset, column, distance, ctx.check_deadline)
 
-    return tables.source(RowSource(PAIRS, read))
+    return tables.source(RowsOnDemand(PAIRS, read))
 
 
 def _table_version(tables: QueryTables, arguments: _Arguments) -> Any:

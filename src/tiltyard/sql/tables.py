@@ -32,7 +32,7 @@ from tiltyard.model.views.plain_views import PlainView
 from tiltyard.sql.information_schema import INFORMATION_SCHEMA, InformationSchema
 from tiltyard.sql.read_grounds import ReadGrounds, authorize_reading, grounds_of
 from tiltyard.sql.reading import (
-    RowSource,
+    RowsOnDemand,
     has_json,
     json_table,
     readable_schema,
@@ -172,7 +172,7 @@ class QueryTables:
         self.grounds[path] = grounds_of(ctx, path)
         return ctx
 
-    def source(self, source: RowSource) -> Any:
+    def source(self, source: RowsOnDemand) -> Any:
         """Return a table for DataFusion of rows that a function returns."""
 
         def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -180,7 +180,7 @@ class QueryTables:
                 yield from source.read(columns)
 
         assert self._context is not None
-        return to_table(self._context, RowSource(source.schema, read))
+        return to_table(self._context, RowsOnDemand(source.schema, read))
 
     @contextmanager
     def recorded_failure(self) -> Iterator[None]:

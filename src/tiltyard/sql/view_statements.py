@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
-class Action(StrEnum):
+class ViewAction(StrEnum):
     """What a statement does, by its first word."""
 
     CREATE = "create"
@@ -38,22 +38,22 @@ class Action(StrEnum):
     SHOW = "show"
 
 
-_FORMS: Mapping[Action, str] = {
-    Action.CREATE: (
+_FORMS: Mapping[ViewAction, str] = {
+    ViewAction.CREATE: (
         "CREATE MATERIALIZED VIEW name [WITH (auto_refresh_enabled = true, auto_refresh_interval_seconds = 300)]"
         " AS SELECT …"
     ),
-    Action.REFRESH: "REFRESH MATERIALIZED VIEW name [WITH (full = true)]",
-    Action.DESCRIBE: "DESCRIBE MATERIALIZED VIEW name",
-    Action.DROP: "DROP MATERIALIZED VIEW name",
-    Action.SHOW: "SHOW MATERIALIZED VIEWS [WHERE name > 'text'] [LIMIT number]",
+    ViewAction.REFRESH: "REFRESH MATERIALIZED VIEW name [WITH (full = true)]",
+    ViewAction.DESCRIBE: "DESCRIBE MATERIALIZED VIEW name",
+    ViewAction.DROP: "DROP MATERIALIZED VIEW name",
+    ViewAction.SHOW: "SHOW MATERIALIZED VIEWS [WHERE name > 'text'] [LIMIT number]",
 }
-_OPERATIONS: Mapping[Action, str] = {
-    Action.CREATE: "CreateMaterializedView",
-    Action.REFRESH: "RefreshMaterializedView",
-    Action.DESCRIBE: "DescribeMaterializedView",
-    Action.DROP: "DropMaterializedView",
-    Action.SHOW: "ListMaterializedViews",
+_OPERATIONS: Mapping[ViewAction, str] = {
+    ViewAction.CREATE: "CreateMaterializedView",
+    ViewAction.REFRESH: "RefreshMaterializedView",
+    ViewAction.DESCRIBE: "DescribeMaterializedView",
+    ViewAction.DROP: "DropMaterializedView",
+    ViewAction.SHOW: "ListMaterializedViews",
 }
 _GAP = r"(?:\s|--[^\n]*+|/\*.*?\*/)*+"
 _BEGINNING = re.compile(
@@ -76,7 +76,7 @@ class ViewStatement:
     - `after`, `limit`: names that SHOW lists come behind `after`, so many at most.
     """
 
-    action: Action
+    action: ViewAction
     path: Id
     query: str = ""
     auto_refresh: bool = False
@@ -88,12 +88,12 @@ class ViewStatement:
     @property
     def changes(self) -> bool:
         """Whether the statement changes anything."""
-        return self.action not in (Action.DESCRIBE, Action.SHOW)
+        return self.action not in (ViewAction.DESCRIBE, ViewAction.SHOW)
 
     @property
     def queues_job(self) -> bool:
         """Whether the operation queues a job, whose id its response has."""
-        return self.action in (Action.CREATE, Action.REFRESH)
+        return self.action in (ViewAction.CREATE, ViewAction.REFRESH)
 
     @property
     def operation(self) -> str:
@@ -104,7 +104,7 @@ class ViewStatement:
     def fields(self) -> dict[str, Any]:
         """The fields of its request; those of a page of SHOW come besides."""
         fields: dict[str, Any] = {"id": list(self.path)}
-        if self.action is Action.CREATE:
+        if self.action is ViewAction.CREATE:
             fields |= {
                 "kind": "select",
                 "source_query": self.query,
@@ -113,7 +113,7 @@ class ViewStatement:
                 "auto_refresh": self.auto_refresh or None,
                 "auto_refresh_interval_seconds": self.interval_seconds,
             }
-        elif self.action is Action.REFRESH:
+        elif self.action is ViewAction.REFRESH:
             fields["full"] = self.full or None
         return fields
 
@@ -128,7 +128,7 @@ def parse_view_statement(text: str, default_namespace: Id, database: Id, max_len
     text = normalize_statement(text)
     tokens = tokenize(text, MAX_HEAD_TOKENS)
     try:
-        action = Action(tokens[0].word)
+        action = ViewAction(tokens[0].word)
     except ValueError:
         raise InvalidInputError(
             f"A statement on a materialized view is one of: {'; '.join(_FORMS.values())}."
@@ -139,7 +139,7 @@ def parse_view_statement(text: str, default_namespace: Id, database: Id, max_len
 class _Parser:
     """Reads the tokens of one statement from the first to the last."""
 
-    def __init__(self, action: Action, text: str, tokens: Sequence[Token], namespace: Id, database: Id) -> None:
+    def __init__(self, action: ViewAction, text: str, tokens: Sequence[Token], namespace: Id, database: Id) -> None:
         self._action = action
         self._text = text
         self._tokens = tokens
@@ -149,13 +149,13 @@ class _Parser:
 
     def parse(self) -> ViewStatement:
         """Return the statement. Raises InvalidInputError."""
-        self._take_words(self._action.value, "materialized", "views" if self._action is Action.SHOW else "view")
+        self._take_words(self._action.value, "materialized", "views" if self._action is ViewAction.SHOW else "view")
         match self._action:
-            case Action.CREATE:
+            case ViewAction.CREATE:
                 return self._create(self._name())
-            case Action.REFRESH:
+            case ViewAction.REFRESH:
                 statement = self._refresh(self._name())
-            case Action.SHOW:
+            case ViewAction.SHOW:
                 statement = self._show()
             case _:
                 statement = ViewStatement(self._action, self._name())

@@ -7,7 +7,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tests.services.cases import check_each
 from tiltyard.model.ids import Id
-from tiltyard.sql.view_statements import Action, ViewStatement, parse_view_statement
+from tiltyard.sql.view_statements import ViewAction, ViewStatement, parse_view_statement
 
 SALES = Id(("shop", "sales"))
 OWN, OTHER = Id((*SALES, "v")), Id(("shop", "eu", "fr", "v"))
@@ -18,29 +18,29 @@ def parse(text: str) -> ViewStatement | None:
 
 
 def test_statement_is_read_as_its_form_says() -> None:
-    create = ViewStatement(Action.CREATE, OWN, "SELECT * FROM src")
+    create = ViewStatement(ViewAction.CREATE, OWN, "SELECT * FROM src")
     cases = {
         'CREATE MATERIALIZED VIEW "v" AS SELECT * FROM src': create,
         "create materialized view V as\nSELECT * FROM src ; ": create,
         "/* ours */ CREATE MATERIALIZED VIEW v -- all of it\n AS SELECT * FROM src": create,
         'CREATE MATERIALIZED VIEW "eu$fr".v AS SELECT a AS "as" FROM src': ViewStatement(
-            Action.CREATE, OTHER, 'SELECT a AS "as" FROM src'
+            ViewAction.CREATE, OTHER, 'SELECT a AS "as" FROM src'
         ),
         "CREATE MATERIALIZED VIEW public.v WITH (auto_refresh_enabled = FALSE) AS SELECT a FROM b": ViewStatement(
-            Action.CREATE, Id(("shop", "v")), "SELECT a FROM b"
+            ViewAction.CREATE, Id(("shop", "v")), "SELECT a FROM b"
         ),
         "CREATE MATERIALIZED VIEW v WITH (auto_refresh_interval_seconds = 0.5) AS SELECT a FROM b": ViewStatement(
-            Action.CREATE, OWN, "SELECT a FROM b", auto_refresh=True, interval_seconds=0.5
+            ViewAction.CREATE, OWN, "SELECT a FROM b", auto_refresh=True, interval_seconds=0.5
         ),
         "CREATE MATERIALIZED VIEW v WITH (auto_refresh_enabled = false, auto_refresh_interval_seconds = 300)"
-        " AS SELECT a FROM b": ViewStatement(Action.CREATE, OWN, "SELECT a FROM b", interval_seconds=300.0),
-        "REFRESH MATERIALIZED VIEW v": ViewStatement(Action.REFRESH, OWN),
-        'REFRESH MATERIALIZED VIEW "eu$fr"."v" WITH (full = true)': ViewStatement(Action.REFRESH, OTHER, full=True),
-        "DESCRIBE MATERIALIZED VIEW `v`;": ViewStatement(Action.DESCRIBE, OWN),
-        "DROP MATERIALIZED VIEW v": ViewStatement(Action.DROP, OWN),
-        "SHOW MATERIALIZED VIEWS": ViewStatement(Action.SHOW, SALES),
+        " AS SELECT a FROM b": ViewStatement(ViewAction.CREATE, OWN, "SELECT a FROM b", interval_seconds=300.0),
+        "REFRESH MATERIALIZED VIEW v": ViewStatement(ViewAction.REFRESH, OWN),
+        'REFRESH MATERIALIZED VIEW "eu$fr"."v" WITH (full = true)': ViewStatement(ViewAction.REFRESH, OTHER, full=True),
+        "DESCRIBE MATERIALIZED VIEW `v`;": ViewStatement(ViewAction.DESCRIBE, OWN),
+        "DROP MATERIALIZED VIEW v": ViewStatement(ViewAction.DROP, OWN),
+        "SHOW MATERIALIZED VIEWS": ViewStatement(ViewAction.SHOW, SALES),
         "SHOW MATERIALIZED VIEWS WHERE name > 'b''c;--' LIMIT 101": ViewStatement(
-            Action.SHOW, SALES, after="b'c;--", limit=101
+            ViewAction.SHOW, SALES, after="b'c;--", limit=101
         ),
     }
 

@@ -4,7 +4,7 @@
   more, another way.
 - `Threaded`: in a thread of the operation's pool.
 - `Batched`: calls that wait at the same time run together.
-- `Query`: in a thread with a slot and a deadline, its response streamed.
+- `QueryExecution`: in a thread with a slot and a deadline, its response streamed.
 - `Upload`: with an Arrow body that a thread reads while it comes in.
 - `Idempotent`: once, where the request has a key; a repeat gets the stored response.
 - `LatestVersionTurn`, `CommitTurn`: clients that commit to one table in turn, before one of the others.
@@ -20,7 +20,7 @@ from tiltyard.api.exchange import wait_for_disconnect
 from tiltyard.api.execution.batched import Batched
 from tiltyard.api.execution.commit_queue import CommitQueues, CommitTurn, LatestVersionTurn
 from tiltyard.api.execution.inline import Inline
-from tiltyard.api.execution.query import Query
+from tiltyard.api.execution.query import QueryExecution
 from tiltyard.api.execution.threaded import Authorization, Threaded
 from tiltyard.api.execution.upload import MAX_INLINE_BODY_BYTES, Deferred, LoopBridge, Upload
 from tiltyard.model.operations import CommitStep, never, pool_of
@@ -61,7 +61,7 @@ class Executions:
         if handler.batch is not None:
             execution = Batched(handler, pool)
         elif handler.query:
-            execution = Query(handler, pool, self._settings, self._limits, authorization)
+            execution = QueryExecution(handler, pool, self._settings, self._limits, authorization)
         if self._has_inline_reads and handler.inline is not never:
             execution = Inline(handler, execution, self._settings.max_result_bytes)
         if handler.commit_step is CommitStep.READ_LATEST:

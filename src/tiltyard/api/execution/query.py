@@ -38,7 +38,7 @@ DOWNLOADS = (Download, ByteDownload)
 """Responses that are sent in chunks."""
 
 
-class Query:
+class QueryExecution:
     """Run a query in a thread, with a slot and a deadline. Raises HttpError 429 for one without a free slot."""
 
     def __init__(

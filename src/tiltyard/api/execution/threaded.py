@@ -13,10 +13,9 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tiltyard.api.limits.requests import caller_name
-from tiltyard.model.operations import Pool
+from tiltyard.model.operations import PoolName
 from tiltyard.runtime.failpoints import Point, reach
-from tiltyard.runtime.pool import RESERVED_SHARE, FairPool
-from tiltyard.runtime.pool import Pool as ThreadPool
+from tiltyard.runtime.pool import RESERVED_SHARE, FairPool, Pool
 
 if TYPE_CHECKING:
     from tiltyard.api.exchange import Exchange
@@ -41,21 +40,21 @@ class ThreadPools:
     """The thread pools of one process."""
 
     def __init__(self, settings: Settings) -> None:
-        self.identity = ThreadPool("identity", "Sign-ins, and first requests with a key or token", IDENTITY_THREADS)
-        self.catalog = ThreadPool("catalog", "Operations on the catalog, and all that is short", CATALOG_THREADS)
+        self.identity = Pool("identity", "Sign-ins, and first requests with a key or token", IDENTITY_THREADS)
+        self.catalog = Pool("catalog", "Operations on the catalog, and all that is short", CATALOG_THREADS)
         query_threads = max(8, 4 * (os.cpu_count() or 1))
-        self._pools: dict[str, ThreadPool] = {
-            Pool.CATALOG: self.catalog,
+        self._pools: dict[str, Pool] = {
+            PoolName.CATALOG: self.catalog,
             "identity": self.identity,
-            Pool.QUERIES: FairPool(
+            PoolName.QUERIES: FairPool(
                 "query", "Queries of tables", query_threads, query_threads // RESERVED_SHARE, settings.principal_weights
             ),
-            Pool.WRITES: FairPool(
+            PoolName.WRITES: FairPool(
                 "write", "Writes of tables", WRITE_THREADS, WRITE_THREADS // RESERVED_SHARE, settings.principal_weights
             ),
         }
 
-    def __getitem__(self, pool: Pool) -> Executor:
+    def __getitem__(self, pool: PoolName) -> Executor:
         return self._pools[pool]
 
     def gauges(self) -> dict[str, float]:

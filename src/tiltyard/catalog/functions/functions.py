@@ -30,7 +30,7 @@ from tiltyard.model.functions import Definition, check_function_name, parse_defi
 from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.jobs import job_result
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.model.operations import Pool, operation
+from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -54,7 +54,7 @@ MAX_USES = 10_000
 _MEDIA_TYPE = "application/vnd.tiltyard.function.v1+json"
 
 
-@operation(needs=on_parent(Privilege.CREATE_FUNCTION, "function"), pool=Pool.WRITES)
+@operation(needs=on_parent(Privilege.CREATE_FUNCTION, "function"), pool=PoolName.WRITES)
 def create_function(ctx: Context, request: models.CreateFunctionRequest) -> models.CreateFunctionResponse:
     """Register a version of a function; the job that is returned has ended, and its result is the version.
 

@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.databases import check_job_in_database
 from tiltyard.access.needs import DESCRIBE_JOB_STATE
-from tiltyard.model.operations import ArrowAnswer, Pool, operation
+from tiltyard.model.operations import ArrowAnswer, PoolName, operation
 from tiltyard.model.spec import ARROW_STREAM
 from tiltyard.store.jobs.events import JobEvent
 from tiltyard.tables.lance_sql.expressions import check_expression
@@ -42,7 +42,7 @@ _SCHEMA = pa.schema(
 )
 
 
-@operation(needs=DESCRIBE_JOB_STATE, query=True, pool=Pool.CATALOG, changes=False)
+@operation(needs=DESCRIBE_JOB_STATE, query=True, pool=PoolName.CATALOG, changes=False)
 def query_job_events(ctx: Context, request: models.QueryJobEventsRequest) -> ArrowAnswer:
     """Return the events of a job, oldest first, as an Arrow stream: those that a filter selects, `limit` at most.
 

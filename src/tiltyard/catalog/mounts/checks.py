@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 
 from tiltyard.catalog.mounts.mounts import ADMINISTRATORS, find_mount
 from tiltyard.model.ids import Id, check_id, namespace_id
-from tiltyard.model.operations import Pool, operation
+from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.spec import models
 from tiltyard.mounts import NamePage
 from tiltyard.mounts.catalog_errors import MalformedAnswerError
@@ -48,7 +48,7 @@ _NOT_FOUND = (
 _NO_TABLE = "There is no Lance table in its folder: it was declared and never written, or its files are gone."
 
 
-@operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
+@operation(needs=ADMINISTRATORS, pool=PoolName.WRITES)
 def check_mount(ctx: Context, request: models.CheckMountRequest) -> models.CheckMountResponse:
     """Check whether a mounted catalog answers, and each Lance table in it; `convert` makes unsafe entries safe.
 

@@ -14,7 +14,7 @@ from tiltyard.access.needs import on_server
 from tiltyard.catalog.mounts.mirror_sync import try_sync
 from tiltyard.catalog.mounts.mounts import checked_settings
 from tiltyard.model.ids import Id, check_name, namespace_id
-from tiltyard.model.operations import Pool, operation
+from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.mounts import open_catalog
@@ -31,7 +31,7 @@ MAX_PROBLEMS = 100
 """Tables with a problem that an entry of ListPublications names; it has the number of all."""
 
 
-@operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
+@operation(needs=ADMINISTRATORS, pool=PoolName.WRITES)
 def create_publication(ctx: Context, request: models.CreatePublicationRequest) -> models.CreatePublicationResponse:
     """Publish tables to another catalog from now on, once it has answered; a worker writes the entries.
 
@@ -75,7 +75,7 @@ def list_publications(ctx: Context, request: models.ListPublicationsRequest) -> 
     return models.ListPublicationsResponse(publications=entries, page_token=token)
 
 
-@operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
+@operation(needs=ADMINISTRATORS, pool=PoolName.WRITES)
 def sync_publication(ctx: Context, request: models.SyncPublicationRequest) -> models.SyncPublicationResponse:
     """Sync a publication now, looking at each entry in the other catalog; a worker does what takes longer.
 
@@ -87,7 +87,7 @@ def sync_publication(ctx: Context, request: models.SyncPublicationRequest) -> mo
     return models.SyncPublicationResponse(publication=_current_entry(ctx, find_mirror(ctx, record.name)))
 
 
-@operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
+@operation(needs=ADMINISTRATORS, pool=PoolName.WRITES)
 def drop_publication(ctx: Context, request: models.DropPublicationRequest) -> models.DropPublicationResponse:
     """Drop a publication; its entries in the other catalog stay, or are removed before with `remove_entries`.
 

@@ -18,7 +18,7 @@ from msgspec import structs
 from tiltyard.access.needs import on_server
 from tiltyard.model.ids import Id, check_composed, namespace_id
 from tiltyard.model.modes import CreateMode
-from tiltyard.model.operations import Pool, operation
+from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.settings.mounts import DEFAULT_CACHE_AGE_SECONDS, MAX_CACHE_AGE_SECONDS, parse_mount, secret_problem
 from tiltyard.model.spec import models
@@ -40,7 +40,7 @@ ADMINISTRATORS = on_server(Privilege.ADMINISTER)
 MAX_MOUNTS = 1000
 
 
-@operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
+@operation(needs=ADMINISTRATORS, pool=PoolName.WRITES)
 def mount_catalog(ctx: Context, request: models.MountCatalogRequest) -> models.MountCatalogResponse:
     """Mount another catalog as a new namespace, once it has answered.
 
@@ -64,7 +64,7 @@ def mount_catalog(ctx: Context, request: models.MountCatalogRequest) -> models.M
     return models.MountCatalogResponse(mount=_entry(find_mount(ctx, path)))
 
 
-@operation(needs=ADMINISTRATORS, pool=Pool.WRITES)
+@operation(needs=ADMINISTRATORS, pool=PoolName.WRITES)
 def alter_mount(ctx: Context, request: models.AlterMountRequest) -> models.AlterMountResponse:
     """Change a mount's settings, all of which are replaced, its `allowed_locations`, its `max_age` or its versioning.
 

@@ -28,7 +28,7 @@ from tiltyard.catalog.garbage import stage_folder
 from tiltyard.catalog.mounts.mounts import ADMINISTRATORS
 from tiltyard.model.branches import MAIN
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.operations import Pool, operation
+from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.privileges import privilege_names, with_implied
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
@@ -73,7 +73,7 @@ def import_table(ctx: Context, request: models.MoveTableRequest, mount: Mount, b
     return _respond(ctx, new_path, moved, was_moved_before=was_moved_before)
 
 
-@operation(needs=ADMINISTRATORS, pool=Pool.WRITES, below_mount=import_table)
+@operation(needs=ADMINISTRATORS, pool=PoolName.WRITES, below_mount=import_table)
 def move_table(ctx: Context, request: models.MoveTableRequest) -> models.MoveTableResponse:
     """Move a table of this catalog into a mounted one.
 

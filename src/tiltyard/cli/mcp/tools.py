@@ -61,7 +61,7 @@ class DescribeArguments(msgspec.Struct, forbid_unknown_fields=True):
     branch: Branch | None = None
 
 
-class SearchOptions(msgspec.Struct, forbid_unknown_fields=True):
+class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Search a table: by text (it needs a full-text index), by a vector, like another row, or by text and vector."""
 
     table: TableId
@@ -178,7 +178,7 @@ def describe(catalog: Caller, arguments: DescribeArguments) -> dict[str, Any]:
     return {**answer, "left_out": "Not all columns fit."} if has_more else answer
 
 
-def search(catalog: Caller, arguments: SearchOptions) -> dict[str, Any]:
+def search(catalog: Caller, arguments: SearchArguments) -> dict[str, Any]:
     """Search by text, by vector, or by both. Raises CommandError without either."""
     from tiltyard.calls.searches import SearchOptions, find_rows
 
@@ -238,7 +238,7 @@ def _parse(text: str) -> TypedId:
 TOOLS = (
     ReadOnlyTool("list", ListArguments, list_entries),
     ReadOnlyTool("describe", DescribeArguments, describe),
-    ReadOnlyTool("search", SearchOptions, search),
+    ReadOnlyTool("search", SearchArguments, search),
     ReadOnlyTool("query", QueryArguments, query),
     ReadOnlyTool("count", CountArguments, count),
 )

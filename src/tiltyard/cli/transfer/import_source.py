@@ -17,7 +17,7 @@ from tiltyard.model.schemas.type_names import parse_type
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source, group_pieces
 from tiltyard.pipeline.sources.file_options import FileOptions
-from tiltyard.pipeline.sources.file_rows import FileRows, rows_of_new_table, rows_of_table
+from tiltyard.pipeline.sources.file_rows import RowMapping, rows_of_new_table, rows_of_table
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 
@@ -39,7 +39,7 @@ class ImportSource:
     path: str
     casts: Mapping[str, str]
     nulls: Sequence[str]
-    rows: FileRows
+    rows: RowMapping
 
     @property
     def schema(self) -> pa.Schema:

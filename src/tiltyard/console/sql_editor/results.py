@@ -20,7 +20,7 @@ from tiltyard.console.table.schema_tree import Column, read_columns
 from tiltyard.model.ids import Id
 from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.schemas.arrow_json import to_json
-from tiltyard.sql.view_statements import Action, ViewStatement, parse_view_statement
+from tiltyard.sql.view_statements import ViewAction, ViewStatement, parse_view_statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ class Restriction:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShownPlan:
     """A plan that EXPLAIN answers: its steps, or its text where it has another format."""
 
     name: str
@@ -73,7 +73,7 @@ class Result:
     counted: int
     has_all: bool
     restrictions: Sequence[Restriction] = ()
-    plans: Sequence[Plan] = ()
+    plans: Sequence[ShownPlan] = ()
     job_id: str = ""
 
 
@@ -109,18 +109,18 @@ def run_statement(page: PageRequest, statement: ViewStatement) -> Result:
     """
     started = time.monotonic()
     fields, most = statement.fields, min(MAX_ROWS, MAX_ROWS if statement.limit is None else statement.limit)
-    if statement.action is Action.SHOW:
+    if statement.action is ViewAction.SHOW:
         if not most:
             raise InvalidInputError("LIMIT 0 lists nothing: ask for one at least.")
         fields |= {"page_token": statement.after or None, "limit": most}
     answer = page.calls.call(statement.operation, **fields)
-    names = answer.views if statement.action is Action.SHOW else [statement.path.name]
+    names = answer.views if statement.action is ViewAction.SHOW else [statement.path.name]
     columns: dict[str, list[Any]] = {"name": list(names)}
-    if statement.action is Action.DESCRIBE:
+    if statement.action is ViewAction.DESCRIBE:
         columns["query"] = [answer.query]
     batch = pa.RecordBatch.from_pydict(columns)
     grid = read_grid(ArrowAnswer(batch.schema, [batch]), _columns(batch.schema), MAX_ROWS)
-    has_all = statement.action is not Action.SHOW or not answer.page_token
+    has_all = statement.action is not ViewAction.SHOW or not answer.page_token
     job_id = str(answer.job_id) if statement.queues_job else ""
     return Result(grid, time.monotonic() - started, len(names), has_all, job_id=job_id)
 
@@ -190,7 +190,7 @@ class _Counted:
 def _read_plans(answer: SqlAnswer, started: float) -> Result:
     """Return the plans that an EXPLAIN answers: a row has the name of one, and its steps."""
     table = pa.Table.from_batches(answer.batches, answer.schema)
-    plans = [Plan(row["plan_type"].replace("_", " "), *_read_plan(row["plan"])) for row in table.to_pylist()]
+    plans = [ShownPlan(row["plan_type"].replace("_", " "), *_read_plan(row["plan"])) for row in table.to_pylist()]
     grid = Grid((), (), has_more=False)
     return Result(grid, time.monotonic() - started, len(plans), has_all=True, plans=plans)
 

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.file_reading import COLUMNS, OUTCOME, PROGRESS, FileColumn, FileOrder, Outcome, Progress
+from tiltyard.model.file_reading import COLUMNS, OUTCOME, PROGRESS, FileColumn, FileOrder, Progress, ReadOutcome
 from tiltyard.runtime.child_process import start_command
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class FileReader:
 
     def __init__(self, order: FileOrder) -> None:
         """Start the process, and wait for the file's columns. Raises InvalidInputError for a file without any."""
-        self.outcome = Outcome()
+        self.outcome = ReadOutcome()
         self._title = order.title
         self._process = start_command(_PROGRAM, variables={**os.environ, **_VARIABLES})
         try:
@@ -39,7 +39,7 @@ class FileReader:
             self._stream = pa.ipc.open_stream(self._process.stdout)
             metadata = self._stream.schema.metadata or {}
             if (outcome := metadata.pop(OUTCOME, None)) is not None:
-                raise InvalidInputError(msgspec.json.decode(outcome, type=Outcome).problem)
+                raise InvalidInputError(msgspec.json.decode(outcome, type=ReadOutcome).problem)
             self.columns = msgspec.json.decode(metadata.pop(COLUMNS), type=list[FileColumn])
             self.schema = self._stream.schema.with_metadata(metadata or None)
         except (pa.ArrowException, OSError) as error:
@@ -65,7 +65,7 @@ class FileReader:
             while True:
                 batch, metadata = self._stream.read_next_batch_with_custom_metadata()
                 if (outcome := (metadata or {}).get(OUTCOME)) is not None:
-                    self.outcome = msgspec.json.decode(outcome, type=Outcome)
+                    self.outcome = msgspec.json.decode(outcome, type=ReadOutcome)
                     break
                 rows += batch.num_rows
                 on_progress(rows, msgspec.json.decode(metadata[PROGRESS], type=Progress))

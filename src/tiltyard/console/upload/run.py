@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tiltyard.console.page import PageRequest
     from tiltyard.console.page_calls import PageCalls
-    from tiltyard.model.file_reading import Outcome, Progress
+    from tiltyard.model.file_reading import Progress, ReadOutcome
 
 MAX_SECONDS = 3600
 """How long it may take to read a file."""
@@ -67,7 +67,7 @@ class _Written:
     def __init__(self) -> None:
         self.rows = 0
         self.progress: Progress | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: ReadOutcome | None = None
 
     def write(self, page: PageRequest, target: Target) -> int | None:
         """Write the rows of the page's file; return the table's version. Raises what operation and file raise."""

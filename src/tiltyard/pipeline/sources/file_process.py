@@ -18,13 +18,22 @@ import msgspec
 import pyarrow as pa
 
 from tiltyard.model.columns.blob_columns import check_no_blobs
-from tiltyard.model.file_reading import COLUMNS, OUTCOME, PROGRESS, FileColumn, FileOrder, Outcome, Progress, Rejected
+from tiltyard.model.file_reading import (
+    COLUMNS,
+    OUTCOME,
+    PROGRESS,
+    FileColumn,
+    FileOrder,
+    Progress,
+    ReadOutcome,
+    Rejected,
+)
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.type_names import format_type, parse_type
 from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
 from tiltyard.pipeline.sources.file_options import pick_file_options
-from tiltyard.pipeline.sources.file_rows import FileRows, rows_of_new_table, rows_of_table
+from tiltyard.pipeline.sources.file_rows import RowMapping, rows_of_new_table, rows_of_table
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.runtime.client_arrow.decoded_size import DecodedSizeCheck, encoded_columns
 from tiltyard.runtime.client_arrow.decompression_guard import ALLOWED_BYTES, MAX_RATIO
@@ -61,7 +70,7 @@ def main() -> None:
 
 
 def _serve(order: FileOrder) -> None:
-    outcome = Outcome()
+    outcome = ReadOutcome()
     try:
         rows = _open(order)
     except _FAILURES as error:
@@ -82,7 +91,7 @@ def _serve(order: FileOrder) -> None:
         writer.write_batch(empty, pa.KeyValueMetadata({OUTCOME: msgspec.json.encode(outcome)}))
 
 
-def _open(order: FileOrder) -> FileRows:
+def _open(order: FileOrder) -> RowMapping:
     """Find the columns of the file. Raises RefusedError, and what its format's reader raises."""
 
     types = {name: parse_type(text) for name, text in order.types.items() if name not in order.left_out}
@@ -97,7 +106,7 @@ def _open(order: FileOrder) -> FileRows:
     return rows_of_table(source, pa.ipc.read_schema(pa.py_buffer(order.table)), selection)
 
 
-def _columns(rows: FileRows) -> list[FileColumn]:
+def _columns(rows: RowMapping) -> list[FileColumn]:
     """Return the columns of the file, as they are read and as the table gets them."""
 
     becomes = {column.source: format_type(column.field.type) for column in rows.columns}
@@ -109,7 +118,7 @@ def _columns(rows: FileRows) -> list[FileColumn]:
     ]
 
 
-def _read(order: FileOrder, rows: FileRows, outcome: Outcome) -> Iterator[tuple[pa.RecordBatch, Progress]]:
+def _read(order: FileOrder, rows: RowMapping, outcome: ReadOutcome) -> Iterator[tuple[pa.RecordBatch, Progress]]:
     """Yield validated batches, each with the progress; count rows and rejects. Raises RefusedError."""
 
     growth = _Growth(rows)
@@ -140,7 +149,7 @@ def _shown(batch: pa.RecordBatch, rows: int) -> pa.RecordBatch:
     return part
 
 
-def _reject(row: RejectedRow, order: FileOrder, outcome: Outcome) -> None:
+def _reject(row: RejectedRow, order: FileOrder, outcome: ReadOutcome) -> None:
     """Count a row that does not fit. Raises RefusedError where the first one ends the reading."""
     reason = shorten(in_words_of_form(row.reason, order))
     text = row.row if isinstance(row.row, str) else str(row.row)[: 2 * MAX_EXAMPLE_CHARACTERS]
@@ -154,7 +163,7 @@ def _reject(row: RejectedRow, order: FileOrder, outcome: Outcome) -> None:
 class _Growth:
     """How much larger than the file its rows are."""
 
-    def __init__(self, rows: FileRows) -> None:
+    def __init__(self, rows: RowMapping) -> None:
 
         self._file_bytes = sum(Path(path).stat().st_size for path in {piece.path for piece in rows.source.pieces})
         self._decoded = DecodedSizeCheck(encoded_columns(rows.schema))

@@ -22,7 +22,7 @@ from tiltyard.pipeline.sources.text_blocks import RejectedRow
 
 
 @dataclass(frozen=True, slots=True)
-class FileRows:
+class RowMapping:
     """How the rows of a source become those of a table: its columns are in `schema`, `columns` make them."""
 
     source: FileSource
@@ -42,15 +42,15 @@ class FileRows:
                     yield pa.RecordBatch.from_arrays(cast.columns, schema=self.schema)
 
 
-def rows_of_new_table(source: FileSource, selection: ColumnSelection) -> FileRows:
+def rows_of_new_table(source: FileSource, selection: ColumnSelection) -> RowMapping:
     """Return the rows of a source for a table that is made of them. Raises RefusedError."""
     columns = tuple(select_columns(source.reader.schema, selection))
-    return FileRows(source, columns, pa.schema([column.field for column in columns]))
+    return RowMapping(source, columns, pa.schema([column.field for column in columns]))
 
 
 def rows_of_table(
     source: FileSource, table: pa.Schema, selection: ColumnSelection, missing: Collection[str] = ()
-) -> FileRows:
+) -> RowMapping:
     """Return the rows of a source for a table that exists: what the source names, and nulls in `missing`.
 
     Types that were inferred from text are those of the table. Raises RefusedError for times of another kind.
@@ -62,4 +62,4 @@ def rows_of_table(
         raise RefusedError(f"No column has a name of the table's, which has {', '.join(table.names)}: rename them.")
     fields = [field for field in table if field.name in names or field.name in missing]
     columns = tuple(ColumnMapping(field, field.name if field.name in names else None) for field in fields)
-    return FileRows(FileSource(reader, source.pieces), columns, pa.schema(fields, table.metadata))
+    return RowMapping(FileSource(reader, source.pieces), columns, pa.schema(fields, table.metadata))

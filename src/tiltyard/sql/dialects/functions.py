@@ -14,7 +14,7 @@ class FunctionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class SqlFunction:
     """A function: its name, the types of its arguments, to which DataFusion casts what it is given, and its result's.
 
     `compute` takes arrays of one length, and returns one of that length. It has no state: DataFusion may compute a

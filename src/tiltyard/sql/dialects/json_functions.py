@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.sql.dialects import json_containment
-from tiltyard.sql.dialects.functions import Function, FunctionError
+from tiltyard.sql.dialects.functions import FunctionError, SqlFunction
 from tiltyard.sql.dialects.json_documents import (
     Document,
     Step,
@@ -250,16 +250,16 @@ def _list_has(document: str, path: str, value: str) -> bool:
     return any(value in (to_json(each), to_text(each)) for each in listed or ())
 
 
-def _function(name: str, results: pa.DataType, function: Callable[..., Any], *others: pa.DataType) -> Function:
-    return Function(name, (pa.string(), *others), results, partial(_by_document, function, results))
+def _function(name: str, results: pa.DataType, function: Callable[..., Any], *others: pa.DataType) -> SqlFunction:
+    return SqlFunction(name, (pa.string(), *others), results, partial(_by_document, function, results))
 
 
-def _path_function(name: str, results: pa.DataType, function: Callable[..., Any]) -> Function:
-    return Function(name, (pa.string(), pa.string()), results, partial(_by_path, function, results))
+def _path_function(name: str, results: pa.DataType, function: Callable[..., Any]) -> SqlFunction:
+    return SqlFunction(name, (pa.string(), pa.string()), results, partial(_by_path, function, results))
 
 
-def _key_function(name: str, key: pa.DataType, function: Callable[..., Any]) -> Function:
-    return Function(name, (pa.string(), key), pa.string(), partial(_by_key, function))
+def _key_function(name: str, key: pa.DataType, function: Callable[..., Any]) -> SqlFunction:
+    return SqlFunction(name, (pa.string(), key), pa.string(), partial(_by_key, function))
 
 
 JSON_FUNCTIONS = (
@@ -283,8 +283,8 @@ JSON_FUNCTIONS = (
     _function("json_array_elements_text", _TEXTS, _elements_as_texts),
     _function("json_typeof", pa.string(), _checked_kind),
     _function("json", pa.string(), _checked),
-    Function("json_try", (pa.string(),), pa.string(), _tried),
-    Function("json_valid", (pa.string(),), pa.bool_(), _valid),
+    SqlFunction("json_try", (pa.string(),), pa.string(), _tried),
+    SqlFunction("json_valid", (pa.string(),), pa.bool_(), _valid),
     _function("json_contains", pa.bool_(), json_containment.is_found, pa.string()),
     _function("jsonb_contains", pa.bool_(), json_containment.contains, pa.string()),
     _function("jsonb_contained", pa.bool_(), _is_contained, pa.string()),

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.sql.dialects.functions import Function, FunctionError
+from tiltyard.sql.dialects.functions import FunctionError, SqlFunction
 
 MAX_PATTERNS = 100
 """Different patterns that one batch of rows may have in a column."""
@@ -127,23 +127,23 @@ def _between(stops: pa.Array, starts: pa.Array, unit: str) -> pa.Array:
 
 _TIME = pa.timestamp("us")
 TEXT_FUNCTIONS = (
-    Function(
+    SqlFunction(
         "regexp_extract",
         (pa.string(), pa.string(), pa.int64()),
         pa.string(),
         partial(_by_constant, _extract, pa.string()),
     ),
-    Function(
+    SqlFunction(
         "regexp_split",
         (pa.string(), pa.string()),
         pa.list_(pa.string()),
         partial(_by_constant, _split, pa.list_(pa.string())),
     ),
-    Function(
+    SqlFunction(
         "string_split",
         (pa.string(), pa.string()),
         pa.list_(pa.string()),
         partial(_by_constant, _split_at, pa.list_(pa.string())),
     ),
-    Function("date_diff", (pa.string(), _TIME, _TIME), pa.int64(), _difference),
+    SqlFunction("date_diff", (pa.string(), _TIME, _TIME), pa.int64(), _difference),
 )

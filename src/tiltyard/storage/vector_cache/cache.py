@@ -35,7 +35,7 @@ from tiltyard.storage.vector_cache.fragments import (
     read_vectors,
 )
 from tiltyard.storage.vector_cache.index import MemoryIndex, bytes_of_row, training_bytes
-from tiltyard.storage.vector_cache.version_rows import Allowed, OtherRows, VersionRows
+from tiltyard.storage.vector_cache.searchable_rows import Allowed, OtherRows, SearchableRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -110,7 +110,7 @@ class _Entry:
     blocks: dict[tuple[int, str], Block] = field(default_factory=dict)
     others: dict[tuple[int, str], Block] = field(default_factory=dict)
     masks: dict[tuple[int, str], tuple[str, Array]] = field(default_factory=dict)
-    versions: weakref.WeakKeyDictionary[lance.LanceDataset, VersionRows] = field(
+    versions: weakref.WeakKeyDictionary[lance.LanceDataset, SearchableRows] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -129,14 +129,14 @@ class _Entry:
         self.blocks, self.others, self.masks = {}, {}, {}
         self.versions.clear()
 
-    def rows_of(self, dataset: lance.LanceDataset, index: MemoryIndex) -> VersionRows:
+    def rows_of(self, dataset: lance.LanceDataset, index: MemoryIndex) -> SearchableRows:
         """Return the rows of a version; read once. Raises _IndexOutdatedError, UnsupportedVectorsError."""
         rows = self.versions.get(dataset)
         if rows is None or rows.index is not index:
             rows = self.versions[dataset] = self._read_rows(dataset, index)
         return rows
 
-    def _read_rows(self, dataset: lance.LanceDataset, index: MemoryIndex) -> VersionRows:
+    def _read_rows(self, dataset: lance.LanceDataset, index: MemoryIndex) -> SearchableRows:
         fragments = read_fragments(dataset)
         keys = {fragment.key for fragment in fragments}
         self.others = {key: block for key, block in self.others.items() if key in keys}
@@ -158,7 +158,7 @@ class _Entry:
             raise _IndexOutdatedError
         rows = OtherRows.of(others, self.key.dimension)
         live = Allowed(np.packbits(positions, bitorder="little"), count, np.ones(len(rows), dtype=bool))
-        return VersionRows(index, indexed, rows, live)
+        return SearchableRows(index, indexed, rows, live)
 
     def _block_and_mask(self, dataset: lance.LanceDataset, fragment: Fragment, max_rows: int) -> tuple[Block, Array]:
         """Return the block of a fragment, and which of its rows a version has; at most `max_rows` rows are read."""
@@ -227,7 +227,7 @@ class VectorCache(CountedCache):
         with self._lock:
             return sum(entry.size for entry in self._entries.values())
 
-    def rows(self, key: VectorKey, dataset: lance.LanceDataset) -> VersionRows | None:
+    def rows(self, key: VectorKey, dataset: lance.LanceDataset) -> SearchableRows | None:
         """Return the rows of a version if they can be searched in memory; else see to it that they will be."""
         entry = self._touch(key)
         if entry.index is None:
@@ -236,7 +236,7 @@ class VectorCache(CountedCache):
             return None
         return self._rows_of(entry, dataset)
 
-    def _rows_of(self, entry: _Entry, dataset: lance.LanceDataset) -> VersionRows | None:
+    def _rows_of(self, entry: _Entry, dataset: lance.LanceDataset) -> SearchableRows | None:
         index = entry.index
         with entry.lock:
             if index is None or entry.index is not index:
@@ -255,7 +255,7 @@ class VectorCache(CountedCache):
         return rows
 
     def search(
-        self, rows: VersionRows, queries: Array, count: int, allowed: Allowed, effort: Effort
+        self, rows: SearchableRows, queries: Array, count: int, allowed: Allowed, effort: Effort
     ) -> list[tuple[Array, Array]]:
         """Return addresses and distances of the rows of a version nearest to each query, nearest first.
 
@@ -279,7 +279,7 @@ class VectorCache(CountedCache):
         versions = [entry.versions.get(dataset) for entry in entries if entry.index is not None]
         return any(rows is not None and len(rows.others) < INLINE_OTHER_ROWS for rows in versions)
 
-    def state(self, key: VectorKey, dataset: lance.LanceDataset) -> str | VersionRows:
+    def state(self, key: VectorKey, dataset: lance.LanceDataset) -> str | SearchableRows:
         """Return why Lance answers the searches of a column, or the rows that are searched instead."""
         with self._lock:
             entry = self._entries.get(key)

@@ -41,7 +41,7 @@ from tiltyard.tables.query.routes.chooser import (
 )
 from tiltyard.tables.query.routes.index_in_memory import search_together, waiting_search
 from tiltyard.tables.query.routes.route import CountQuery, Offer, Purpose, Query
-from tiltyard.tables.query.routes.view import View, ask_view_count, find_view
+from tiltyard.tables.query.routes.view import ExpandedView, ask_view_count, find_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     branch = Branch.parse(request.branch)
     _check_rte(ctx, request)
     if (opened := _open(ctx, request.id, branch, request.version)) is None:
-        return _counted(ctx, View(request)).answer(ctx)
+        return _counted(ctx, ExpandedView(request)).answer(ctx)
     table, scope = opened
 
     def answer(table: OpenTable) -> ArrowAnswer:
@@ -90,7 +90,7 @@ def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlan
     """Return the route and the plan of a query, without running it. Raises what `query_table` raises."""
     query = _nested_query(request.id, request.branch, request.query)
 
-    def explained(query: Query | View, notes: list[str]) -> str:
+    def explained(query: Query | ExpandedView, notes: list[str]) -> str:
         return explain(ctx, query, notes, is_verbose=bool(request.verbose))
 
     return _plan(ctx, query, Purpose.EXPLAIN, explained)
@@ -202,13 +202,13 @@ def _plan(
     ctx: Context,
     request: models.QueryTableRequest,
     purpose: Purpose,
-    show: Callable[[Query | View, list[str]], str],
+    show: Callable[[Query | ExpandedView, list[str]], str],
 ) -> str:
     """Return what is shown of a query, with notes on where its table is read from. Raises as `query_table` does."""
     branch = Branch.parse(request.branch)
     _check_rte(ctx, request)
     if (opened := _open(ctx, request.id, branch, request.version)) is None:
-        return show(View(request), [])
+        return show(ExpandedView(request), [])
     table, scope = opened
     if scope is not None:  # the policy was set after the request was authorized
         raise PermissionDeniedError("Policies restrict you on this table: plans of its queries are not shown.")

@@ -11,7 +11,7 @@ from tiltyard.access.authorization import authorize_table
 from tiltyard.access.needs import on_table
 from tiltyard.model.branches import Branch
 from tiltyard.model.ids import table_id
-from tiltyard.model.operations import Pool, operation
+from tiltyard.model.operations import PoolName, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.caches.version_cache import CachedVersion
@@ -52,7 +52,7 @@ def recover_update(
 
 @operation(
     needs=on_table(Privilege.READ | Privilege.WRITE, enforces_policies=True),
-    pool=Pool.WRITES,
+    pool=PoolName.WRITES,
     doubles=True,
     recovered_by=recover_update,
 )
@@ -144,7 +144,7 @@ def recover_delete(
 
 @operation(
     needs=on_table(Privilege.READ | Privilege.WRITE, enforces_policies=True),
-    pool=Pool.WRITES,
+    pool=PoolName.WRITES,
     recovered_by=recover_delete,
 )
 def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> models.DeleteFromTableResponse:

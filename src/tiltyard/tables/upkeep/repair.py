@@ -48,7 +48,7 @@ _CONTENT_KINDS = (FileKind.DATA, FileKind.DELETION, FileKind.INDEX, FileKind.MAN
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Damage:
     """What is wrong with a table, and what was done about it ("": nothing, an operator has to decide)."""
 
     kind: str
@@ -73,7 +73,7 @@ def repair_table(ctx: Context, request: models.RepairTableRequest) -> models.Rep
     )
 
 
-def repair(ctx: Context, table: TableRecord, *, dry_run: bool, restore: bool = False) -> list[Finding]:
+def repair(ctx: Context, table: TableRecord, *, dry_run: bool, restore: bool = False) -> list[Damage]:
     """Return all that is wrong with a table, corrected unless `dry_run`. Idempotent.
 
     What takes something from the table, because it is broken, is only done with `restore`.
@@ -81,14 +81,14 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool, restore: bool = F
     """
     storage = ctx.storage
     if storage.is_empty(table.location):
-        return [] if table.declared else [Finding("missing folder", f"There is nothing at {table.location}.")]
+        return [] if table.declared else [Damage("missing folder", f"There is nothing at {table.location}.")]
     findings = list(_repair_pending(ctx, table, dry_run))
     findings += _repair_broken_names(ctx, table, dry_run, restore=restore and not dry_run)
     findings += _repair_declared(ctx, table, dry_run)
     try:
         branches = open_branches(ctx, table.location)
     except LanceNamespaceError as error:
-        return [*findings, Finding("unreadable", f"The table cannot be opened: {error}")]
+        return [*findings, Damage("unreadable", f"The table cannot be opened: {error}")]
     for branch in branches:
         findings += _repair_records(ctx, table, branch, dry_run)
         findings += _repair_broken_versions(ctx, table, branch, restore=restore and not dry_run)
@@ -102,7 +102,7 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool, restore: bool = F
     return findings
 
 
-def _repair_pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Finding]:
+def _repair_pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Damage]:
     """Finalize pending versions, or roll their records back if their manifests do not exist."""
     ctx.services.commit_log.flush()
     for record in ctx.store.pending_versions(table.id, limit=1000):
@@ -113,7 +113,7 @@ def _repair_pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator
             if not dry_run:
                 ctx.store.roll_back_version(record)
             problem = f"{name} is recorded, but its manifest does not exist: the commit was lost."
-            yield Finding("lost version", problem, "The record was deleted." if not dry_run else "")
+            yield Damage("lost version", problem, "The record was deleted." if not dry_run else "")
             continue
         problem, action = f"{name} is recorded, but its manifest lacks its final name.", ""
         if not dry_run:
@@ -122,7 +122,7 @@ def _repair_pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator
                 action = "The manifest was finalized."
             except LanceNamespaceError as error:
                 action = f"That failed: {error}"
-        yield Finding("pending version", problem, action)
+        yield Damage("pending version", problem, action)
 
 
 def _is_lost(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
@@ -132,19 +132,19 @@ def _is_lost(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
     return has_no_manifest(ctx, table, record)
 
 
-def _repair_declared(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Finding]:
+def _repair_declared(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Damage]:
     """Compare with storage whether the catalog says that the table has data."""
     has_data = ctx.storage.has_table(table.location)
     if table.declared and has_data:
         if not dry_run:
             ctx.store.mark_written(table.id)
         problem = "The table has data, but the catalog has it as declared only."
-        yield Finding("declared", problem, "It was marked as created." if not dry_run else "")
+        yield Damage("declared", problem, "It was marked as created." if not dry_run else "")
     elif not table.declared and not has_data:
-        yield Finding("no versions", "The catalog has the table as created, but its folder has no version.")
+        yield Damage("no versions", "The catalog has the table as created, but its folder has no version.")
 
 
-def _repair_records(ctx: Context, table: TableRecord, branch: Branch, dry_run: bool) -> Iterator[Finding]:
+def _repair_records(ctx: Context, table: TableRecord, branch: Branch, dry_run: bool) -> Iterator[Damage]:
     """Delete records of versions whose manifests are gone, and record versions whose commits bypassed the server."""
     cleaned = records_without_manifest(ctx, table, branch)
     if cleaned:
@@ -152,23 +152,23 @@ def _repair_records(ctx: Context, table: TableRecord, branch: Branch, dry_run: b
             delete_records(ctx, table, branch, cleaned)
         versions = _version_list(record.version for record in cleaned)
         problem = f"{versions}{_of_branch(branch)} are recorded, but their manifests are gone."
-        yield Finding("cleaned versions", problem, "The records were deleted." if not dry_run else "")
+        yield Damage("cleaned versions", problem, "The records were deleted." if not dry_run else "")
     unrecorded = unrecorded_versions(ctx, table, branch) if table.managed else []
     if unrecorded:
         for stored in unrecorded if not dry_run else ():
             record_stored_version(ctx, table, branch, stored)
         versions = _version_list(stored.version for stored in unrecorded)
         problem = f"{versions}{_of_branch(branch)} were committed bypassing the server."
-        yield Finding("unrecorded versions", problem, "They were recorded." if not dry_run else "")
+        yield Damage("unrecorded versions", problem, "They were recorded." if not dry_run else "")
 
 
-def _repair_broken_names(ctx: Context, table: TableRecord, dry_run: bool, *, restore: bool) -> Iterator[Finding]:
+def _repair_broken_names(ctx: Context, table: TableRecord, dry_run: bool, *, restore: bool) -> Iterator[Damage]:
     """Remove files of tags and branches that are not whole, and with `restore` such manifests of versions."""
     location, removed = table.location, list[str]()
     for broken in find_broken_references(ctx, location):
         removed += [] if dry_run else [broken.location]
         problem = f"The file of the {broken.kind} {broken.name} is not whole: it was never acknowledged."
-        yield Finding(f"broken {broken.kind}", problem, f"The {broken.kind} was removed." if not dry_run else "")
+        yield Damage(f"broken {broken.kind}", problem, f"The {broken.kind} was removed." if not dry_run else "")
     for branch in branches_by_file(ctx, location):
         manifests = find_broken_manifests(ctx, table, branch)
         if manifests:
@@ -176,13 +176,13 @@ def _repair_broken_names(ctx: Context, table: TableRecord, dry_run: bool, *, res
             removed += manifests.values() if restore and is_any_whole else ()
             problem = f"{_version_list(iter(manifests))}{_of_branch(branch)} have no whole manifest: they are lost."
             is_done = restore and is_any_whole
-            yield Finding("broken manifests", problem, "The manifests were removed." if is_done else "")
+            yield Damage("broken manifests", problem, "The manifests were removed." if is_done else "")
     if removed:
         ctx.storage.delete_files(removed)
         ctx.storage.datasets.evict(location)
 
 
-def _repair_broken_versions(ctx: Context, table: TableRecord, branch: Branch, *, restore: bool) -> Iterator[Finding]:
+def _repair_broken_versions(ctx: Context, table: TableRecord, branch: Branch, *, restore: bool) -> Iterator[Damage]:
     """Report versions that name files which are not whole; go on from the last one that names none with `restore`."""
     broken = find_broken_versions(ctx, table, branch)
     if not broken.files:
@@ -199,7 +199,7 @@ def _repair_broken_versions(ctx: Context, table: TableRecord, branch: Branch, *,
     if restore and broken.last_whole is not None and broken.last_whole < broken.latest:
         version = _restore(ctx, table, branch, broken.last_whole)
         action = f"Version {version} is as version {broken.last_whole} was: what came after it is in the old versions."
-    yield Finding("broken files", problem, action)
+    yield Damage("broken files", problem, action)
 
 
 def _restore(ctx: Context, table: TableRecord, branch: Branch, version: int) -> int:
@@ -216,7 +216,7 @@ def _restore(ctx: Context, table: TableRecord, branch: Branch, version: int) -> 
 
 def _repair_deleted_branches(
     ctx: Context, table: TableRecord, branches: dict[Branch, lance.LanceDataset], dry_run: bool
-) -> Iterator[Finding]:
+) -> Iterator[Damage]:
     """Delete records of branches that do not exist: a new branch of the name could not commit."""
     for branch in map(Branch, ctx.store.recorded_branches(table.id)):
         if branch.is_main or branch in branches:
@@ -227,21 +227,21 @@ def _repair_deleted_branches(
         if not dry_run:
             delete_records(ctx, table, branch, records)
         problem = f"There are records of the branch {branch.name}, which does not exist."
-        yield Finding("gone branch", problem, "The records were deleted." if not dry_run else "")
+        yield Damage("gone branch", problem, "The records were deleted." if not dry_run else "")
 
 
-def _find_missing_files(files: list[TableFile], referenced: set[str]) -> Iterator[Finding]:
+def _find_missing_files(files: list[TableFile], referenced: set[str]) -> Iterator[Damage]:
     """Report files that versions refer to and that do not exist: only a backup can help."""
     existing = {file.unit for file in files if file.kind in _CONTENT_KINDS}
     missing = sorted(unit for unit in referenced - existing if "_transactions/" not in unit)
     if missing:
         more = f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
-        yield Finding(
+        yield Damage(
             "missing files", f"Versions refer to files that do not exist: {', '.join(missing[:_MAX_LISTED])}{more}."
         )
 
 
-def _repair_staged(ctx: Context, table: TableRecord, files: list[TableFile], dry_run: bool) -> Iterator[Finding]:
+def _repair_staged(ctx: Context, table: TableRecord, files: list[TableFile], dry_run: bool) -> Iterator[Damage]:
     """Delete staged manifests that were never committed, and are older than any unfinished write."""
     cutoff = cutoff_of(ctx, table, ctx.clock())
     stale = stale_staged(ctx, table, [file for file in files if file.entry.modified < cutoff])
@@ -250,7 +250,7 @@ def _repair_staged(ctx: Context, table: TableRecord, files: list[TableFile], dry
             with lance_errors():
                 ctx.storage.files(table.location).delete(f"{table.location}/{file.entry.path}" for file in stale)
         problem = f"{len(stale)} files were staged and never committed."
-        yield Finding("staged leftovers", problem, "They were deleted." if not dry_run else "")
+        yield Damage("staged leftovers", problem, "They were deleted." if not dry_run else "")
 
 
 def _version_name(version: int, branch: Branch) -> str:

@@ -32,7 +32,7 @@ from tiltyard.tables.query.routes.row_take import RowTake
 from tiltyard.tables.query.routes.rows_in_memory import RowsInMemory, ask_count_in_memory
 from tiltyard.tables.query.routes.scan import Scan, ask_row_count, ask_scan_count
 from tiltyard.tables.query.routes.shared_search import SharedSearch
-from tiltyard.tables.query.routes.view import View
+from tiltyard.tables.query.routes.view import ExpandedView
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tiltyard.tables.query.routes.route import CountOffer, Offer
 
 ROUTES: tuple[type[Offer], ...] = (
-    View,
+    ExpandedView,
     IndexInMemory,
     RowsInMemory,
     PointLookup,
@@ -70,9 +70,9 @@ def caches_for(
     return Caches(key, datasets.column_cache, datasets.vector_cache, datasets.processors, is_latest)
 
 
-def choose(query: Query | View) -> Offer:
+def choose(query: Query | ExpandedView) -> Offer:
     """Return how a query is answered, that of a view by its own offer. Raises Lance's errors."""
-    if isinstance(query, View):
+    if isinstance(query, ExpandedView):
         return query
     for route in ROUTES:
         if not isinstance(offer := route.ask(query), Refused):
@@ -88,14 +88,14 @@ def choose_count(query: CountQuery) -> CountOffer:
     raise AssertionError("A scan counts all rows.")
 
 
-def explain(ctx: Context, query: Query | View, notes: list[str], *, is_verbose: bool) -> str:
+def explain(ctx: Context, query: Query | ExpandedView, notes: list[str], *, is_verbose: bool) -> str:
     """Return which route answers a query and why no other does, some notes, and the plan of what Lance runs.
 
     Raises Lance's errors, and what planning to read a view raises.
     """
     offer: Offer
-    if isinstance(query, View):
-        offer, refusals = query, [(route.name, _IS_VIEW.reason) for route in ROUTES if route is not View]
+    if isinstance(query, ExpandedView):
+        offer, refusals = query, [(route.name, _IS_VIEW.reason) for route in ROUTES if route is not ExpandedView]
     else:
         answers = [(route.name, route.ask(query)) for route in ROUTES]
         offer = next(answer for _, answer in answers if not isinstance(answer, Refused))
@@ -109,7 +109,7 @@ def explain(ctx: Context, query: Query | View, notes: list[str], *, is_verbose: 
     return "\n".join([_line(offer), *others, *notes, *offer.notes, *filter(None, [plan])])
 
 
-def analyze(ctx: Context, query: Query | View, notes: list[str]) -> str:
+def analyze(ctx: Context, query: Query | ExpandedView, notes: list[str]) -> str:
     """Run a query by the route that answers it; return which that is, some notes, and its figures.
 
     Raises what answering it raises.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.storage.caches.cached_rows import CachedRows
-    from tiltyard.storage.vector_cache.version_rows import Allowed, VersionRows
+    from tiltyard.storage.vector_cache.searchable_rows import Allowed, SearchableRows
     from tiltyard.tables.query.plan import Search
     from tiltyard.tables.query.routes.route import Caches, Query
 
@@ -82,7 +82,7 @@ class IndexInMemory(SearchOffer):
     name: ClassVar[str] = "index_in_memory"
     query: Query
     caches: Caches
-    rows: VersionRows
+    rows: SearchableRows
     vectors: list[np.ndarray[Any, Any]]
     effort: Effort
     cost: Cost
@@ -264,7 +264,7 @@ def _effort(nearest: Mapping[str, Any]) -> Effort:
     return Effort(probes, candidates, max(0.0, 2 * nearest.get("search_effort", 0) - 1))
 
 
-def _allowed(search: Search, rows: VersionRows) -> Allowed:
+def _allowed(search: Search, rows: SearchableRows) -> Allowed:
     """Return the rows that the search's filter allows. Raises Lance's errors."""
     expression = search.options.get("filter")
     if expression is None:

@@ -52,7 +52,7 @@ def find_view(ctx: Context, names: Sequence[str] | None) -> PlainView | None:
 
 
 @dataclass(slots=True)
-class View(Offer):
+class ExpandedView(Offer):
     """A query of a view. `answer` raises UnsupportedOperationError for a branch, a version, and text,
 
     InvalidInputError for a column that the view does not have for its reader and for too many rows, and what the
@@ -128,7 +128,7 @@ def ask_view_count(ctx: Context, request: models.CountTableRowsRequest) -> Count
         with query_errors(snapshot.dataset):
             return ask_scan_count(CountQuery(snapshot, request.predicate, _NO_CACHES)).count()
 
-    return CountOffer(View.name, count)
+    return CountOffer(ExpandedView.name, count)
 
 
 def _scan(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:

@@ -54,7 +54,7 @@ class OtherRows:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionRows:
+class SearchableRows:
     """The rows of one version: those in the index, and those of fragments that are not in it yet."""
 
     index: MemoryIndex

@@ -63,6 +63,7 @@ PAGES = {
     "Job": "job?id={job}",
     "Start a job": "jobs/start",
     "Form of a job": "jobs/start?name=upsert&table=cinema$films",
+    "Schedules": "jobs/schedules",
     "Principals": "access",
     "Principal": "access/principal?name=ann",
     "Keys": "access/keys",
@@ -100,6 +101,8 @@ def prepare(server: ServerProcess) -> str:
         wire.good(wire.http.post("/v1/view/cinema%24recent/create", json=view))
         wire.good(wire.table(["cinema", "films"], "update", {"updates": [["year", "year + 1"]], "predicate": "id = 3"}))
         wire.good(wire.table(["cinema", "films"], "branches/create", {"name": "draft"}))
+        schedule = {"job": "optimize", "table": ["cinema", "films"], "cron": "0 3 * * *", "zone": "Europe/Berlin"}
+        wire.good(wire.http.post("/tiltyard/v1/schedule/cinema%24nightly/create", json=schedule))
         created = wire.good(
             wire.table(["cinema", "films"], "create_scalar_index", {"column": "year", "index_type": "BTREE"})
         )

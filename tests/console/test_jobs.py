@@ -41,6 +41,32 @@ def act(http: httpx.Client, job_id: str, action: str) -> httpx.Response:
     return http.post("/job", data={"csrf": token[1], "id": job_id, "action": action}, follow_redirects=True)
 
 
+def test_schedules_are_listed_paused_resumed_run_and_dropped_where_that_can_be_done(
+    server: ServerProcess, http: httpx.Client
+) -> None:
+    schedule = {"job": "delete", "table": list(FILMS), "arguments": {"table": TABLE, "where": "id < 0"}}
+    call(server, "CreateSchedule", {"id": [FILMS[0], "nightly"], **schedule, "cron": "0 3 * * *"})
+
+    def steer(action: str) -> httpx.Response:
+        token = CSRF.search(http.get("/jobs/start", params={"name": "delete"}).text)
+        assert token is not None
+        form = {"csrf": token[1], "id": f"{FILMS[0]}$nightly", "action": action}
+        return http.post("/jobs/schedules", data=form, follow_redirects=True)
+
+    shown = http.get("/jobs/schedules", params={"table": TABLE}).text
+    assert "0 3 * * * (UTC)" in shown and "active" in shown and "never" in shown and "03:00:00 UTC" in shown
+    assert "Resume" in steer("pause").text
+    ran = steer("run")
+    assert 'data-state="QUEUED"' in ran.text
+    refused = steer("run")
+    assert refused.status_code == 409 and "has not ended" in refused.text and "Resume" in refused.text
+    assert "Pause" in steer("resume").text
+    assert "queued" in http.get("/jobs/schedules").text
+    assert "No schedules" in steer("drop").text
+    assert "Schedule not found" in steer("drop").text
+    act(http, str(ran.url.params["id"]), "cancel")
+
+
 def test_job_is_listed_described_paused_resumed_cancelled_and_submitted_again(
     server: ServerProcess, http: httpx.Client
 ) -> None:

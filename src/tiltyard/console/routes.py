@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tiltyard.console import sign_in
 from tiltyard.console.access import audit, grants, keys, policies, principals, roles, see_as
 from tiltyard.console.browse import find, sample, tree
-from tiltyard.console.jobs import job, start
+from tiltyard.console.jobs import job, schedules, start
 from tiltyard.console.map import page as map_page
 from tiltyard.console.monitor import server, storage
 from tiltyard.console.navigation import TABLE_TABS
@@ -149,6 +149,8 @@ ROUTES = (
     PageRoute("jobs", job.show_jobs),
     PageRoute("jobs/start", start.show),
     PageRoute("jobs/start", start.submit, method="POST"),
+    PageRoute("jobs/schedules", schedules.show),
+    PageRoute("jobs/schedules", schedules.act, method="POST"),
     PageRoute("job", job.show),
     PageRoute("job", job.act, method="POST"),
     PageRoute("job/changes", job.follow),

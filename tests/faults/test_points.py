@@ -30,6 +30,7 @@ OTHER_POINTS = {
     Point.BEFORE_TAGS: "faults/test_snapshot_kills.py",
     Point.BETWEEN_TAGS: "faults/test_snapshot_kills.py",
     Point.AFTER_TAGS: "faults/test_snapshot_kills.py",
+    Point.BEFORE_SCHEDULED_JOB: "faults/test_schedule_kills.py",
 }
 """Points that no commit on a disk passes, and the tests that reach them."""
 

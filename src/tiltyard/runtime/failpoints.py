@@ -41,6 +41,7 @@ class Point(StrEnum):
     BEFORE_TAGS = "before_tags"  # a snapshot is recorded as incomplete, to be made or dropped; its tags are as before
     BETWEEN_TAGS = "between_tags"  # the tag of a table is made or deleted, another table's is not yet
     AFTER_TAGS = "after_tags"  # all tags are made or deleted, the snapshot is still recorded as incomplete
+    BEFORE_SCHEDULED_JOB = "before_scheduled_job"  # a due schedule is claimed, and its job is not queued yet
 
 
 class Action(StrEnum):

@@ -18,6 +18,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.catalog.schedules.definitions import prepare_job, read_definition, run_key_of, without_refusal
+from tiltyard.runtime.failpoints import Point, reach
 
 if TYPE_CHECKING:
     from tiltyard.catalog.jobs.submission import NewJob
@@ -70,6 +71,7 @@ def _queue(ctx: Context, seen: ScheduleRecord, next_at: int | None) -> None:
     except LanceNamespaceError as error:
         _refuse(ctx, seen, error, next_at)
         return
+    reach(Point.BEFORE_SCHEDULED_JOB)
     try:
         ctx.store.transact(lambda catalog: _settle(catalog, seen, job, next_at))
     except ConcurrentModificationError as error:

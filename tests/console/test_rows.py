@@ -14,7 +14,7 @@ import pytest
 
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
-from tiltyard.console.file_names import attachment
+from tiltyard.console.saved_files import attachment
 
 NAME = 'täble "1'
 ADDRESS = f"rows/media/{NAME}"

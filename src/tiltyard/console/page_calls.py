@@ -75,15 +75,11 @@ class PageCalls:
 
     def without_deadline(self) -> PageCalls:
         """Return the same calls for a stream, which has an end of its own, and notices by itself who left."""
-        return PageCalls(
-            self._shared, self._loop, self._scope, self.ctx.request_id, self.ctx.principal, None, has_client_left=None
-        )
+        return self._like(None, has_client_left=None)
 
     def without_end(self) -> PageCalls:
         """Return the same calls for work that may take long, and ends where its reader leaves."""
-        return PageCalls(
-            self._shared, self._loop, self._scope, self.ctx.request_id, self.ctx.principal, None, self._has_client_left
-        )
+        return self._like(None, self._has_client_left)
 
     def seen_as(self, principal: Principal) -> PageCalls:
         """Return calls of operations that change nothing, with the privileges and policies of another principal.
@@ -91,17 +87,19 @@ class PageCalls:
         They are acts of this principal: its limits hold, and the audit has each as its own, with `see_as` in the
         context, whether or not it records what others read.
         """
-        calls = PageCalls(
-            self._shared,
-            self._loop,
-            self._scope,
-            self.ctx.request_id,
-            principal,
-            self._deadline,
-            self._has_client_left,
-        )
+        calls = self._like(self._deadline, self._has_client_left, principal)
         calls._reader = self.ctx
         return calls
+
+    def _like(
+        self,
+        deadline: Deadline | None,
+        has_client_left: Callable[[], bool] | None,
+        principal: Principal | None = None,
+    ) -> PageCalls:
+        """Return calls of the same request, with another end, or of another principal."""
+        who, request_id = principal or self.ctx.principal, self.ctx.request_id
+        return PageCalls(self._shared, self._loop, self._scope, request_id, who, deadline, has_client_left)
 
     @property
     def is_local(self) -> bool:
@@ -137,6 +135,15 @@ class PageCalls:
         """Run an operation (`DescribeTable`) and return its response. Raises what the operation raises."""
         with self._started(name, fields) as (handler, ctx, request):
             return handler.run(ctx, request)
+
+    def pages(self, name: str, /, **fields: Any) -> Iterator[Any]:
+        """Yield the responses of an operation that answers in pages. Raises as `call` does."""
+        token: str | None = None
+        while True:
+            listed = self.call(name, page_token=token, **fields)
+            yield listed
+            if not (token := listed.page_token):
+                return
 
     def allows(self, name: str, /, **fields: Any) -> bool:
         """Return whether the reader may call an operation: what a page offers. Raises ServiceUnavailableError."""

@@ -30,7 +30,7 @@ from tiltyard.catalog.schedules.needs import (
     may_describe,
     schedule_not_found,
 )
-from tiltyard.model.ids import DEFAULT_DELIMITER, Id, parse_id, table_id
+from tiltyard.model.ids import Id, parse_id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.schedules import parse_timing
@@ -104,7 +104,7 @@ def list_schedules(ctx: Context, request: models.ListSchedulesRequest) -> models
 
     Raises InvalidInputError, TableNotFoundError.
     """
-    about = None if request.table is None else find_table(ctx, table_id(parse_id(request.table, DEFAULT_DELIMITER))).id
+    about = None if request.table is None else find_table(ctx, table_id(parse_id(request.table))).id
 
     def fetch(after: Sequence[Any] | None, count: int) -> list[ScheduleRecord]:
         records = ctx.store.list_schedules(tuple(after) if after else None, MAX_SCHEDULES)

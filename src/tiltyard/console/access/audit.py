@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 from starlette.responses import StreamingResponse
 
-from tiltyard.console.browser_checks import CELL_POLICY, HEADERS
-from tiltyard.console.file_names import attachment
 from tiltyard.console.page import Page, PageRequest
+from tiltyard.console.saved_files import CSV, JSON_LINES, csv_lines, stream_file
 from tiltyard.console.templates import moment
 from tiltyard.model.modes import Outcome
 from tiltyard.model.spec import models
@@ -145,13 +141,8 @@ def count_by_time(moments: Sequence[tuple[int, str]], since: int | None, until: 
 
 
 def _pages(page: PageRequest, chosen: Filter) -> Iterator[Sequence[models.AuditEntry]]:
-    token = None
-    while True:
-        listed = page.calls.call("ListAuditRecords", limit=AT_ONCE, page_token=token, **chosen.fields)
+    for listed in page.calls.pages("ListAuditRecords", limit=AT_ONCE, **chosen.fields):
         yield listed.records
-        token = listed.page_token
-        if not token:
-            return
 
 
 def export(page: PageRequest) -> StreamingResponse:
@@ -159,17 +150,7 @@ def export(page: PageRequest) -> StreamingResponse:
 
     Raises PermissionDeniedError, InvalidInputError for an unknown format or filter.
     """
-    name = page.text("format", "csv")
-    if name not in FORMATS:
-        raise InvalidInputError(f"The format is one of {', '.join(FORMATS)}, not '{name[:40]}'.")
-    media, encode = FORMATS[name]
-    chunks = encode(_bounded(_pages(page, Filter.of(page))))
-    first = next(chunks, b"")  # so that what may not be read is answered as such
-    headers = HEADERS | {
-        "content-security-policy": CELL_POLICY,
-        "content-disposition": attachment("audit", name),
-    }
-    return StreamingResponse(chain((first,), chunks), 200, headers, media)
+    return stream_file(page, "audit", FORMATS, lambda encode: encode(_bounded(_pages(page, Filter.of(page)))))
 
 
 def _bounded(pages: Iterator[Sequence[models.AuditEntry]]) -> Iterator[Sequence[models.AuditEntry]]:
@@ -184,9 +165,9 @@ def _bounded(pages: Iterator[Sequence[models.AuditEntry]]) -> Iterator[Sequence[
 def encode_csv(pages: Iterator[Sequence[models.AuditEntry]]) -> Iterator[bytes]:
     """Yield lines of CSV under a line of names; a text that a spreadsheet would run has an apostrophe before it."""
     names = ["at", *models.AuditEntry.__struct_fields__]
-    head = _csv_lines([names])
+    head = csv_lines([names])
     for records in pages:
-        yield head + _csv_lines([[_csv_text(value) for value in _values(record)] for record in records])
+        yield head + csv_lines([[_csv_text(value) for value in _values(record)] for record in records])
         head = b""
 
 
@@ -203,12 +184,6 @@ def _csv_text(value: Any) -> str:
     return f"'{value}" if value.startswith(FORMULA) else value
 
 
-def _csv_lines(rows: Sequence[Sequence[str]]) -> bytes:
-    out = io.StringIO()
-    csv.writer(out).writerows(rows)
-    return out.getvalue().encode("utf-8", "replace")
-
-
 def encode_json_lines(pages: Iterator[Sequence[models.AuditEntry]]) -> Iterator[bytes]:
     """Yield an object a record and line."""
     for records in pages:
@@ -216,6 +191,6 @@ def encode_json_lines(pages: Iterator[Sequence[models.AuditEntry]]) -> Iterator[
 
 
 FORMATS: Mapping[str, tuple[str, Callable[[Iterator[Sequence[models.AuditEntry]]], Iterator[bytes]]]] = {
-    "csv": ("text/csv; charset=utf-8", encode_csv),
-    "jsonl": ("application/x-ndjson", encode_json_lines),
+    "csv": (CSV, encode_csv),
+    "jsonl": (JSON_LINES, encode_json_lines),
 }

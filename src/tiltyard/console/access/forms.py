@@ -40,6 +40,11 @@ def required_text(page: PageRequest, name: str, what: str) -> str:
     return text
 
 
+def entered_lines(text: str) -> list[str]:
+    """Return what a field of several lines has, without empty ones."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
 def run_action(
     page: PageRequest, actions: Mapping[str, Action], show: Callable[[PageRequest, str, int], Page]
 ) -> Page | Redirect:

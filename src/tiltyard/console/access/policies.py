@@ -8,7 +8,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.authorization import effective_policy_of, is_administrator
 from tiltyard.access.policies import MaskKind
-from tiltyard.console.access.forms import AT_ONCE, required_text, run_action
+from tiltyard.console.access.forms import AT_ONCE, entered_lines, required_text, run_action
 from tiltyard.console.page import Page, PageRequest, Redirect
 from tiltyard.console.table.heads import read_head
 from tiltyard.console.templates import link
@@ -65,7 +65,7 @@ def _set(page: PageRequest) -> Redirect:
         name=required_text(page, "name", "a name for the policy"),
         filter=page.text("filter") or None,
         masks=_masks(page) or None,
-        exempt_roles=_lines(page.text("exempt")) or None,
+        exempt_roles=entered_lines(page.text("exempt")) or None,
     )
     return Redirect(link(VIEW, page.path))
 
@@ -76,7 +76,7 @@ def _masks(page: PageRequest) -> list[Mapping[str, str]]:
     Raises InvalidInputError.
     """
     masks: list[Mapping[str, str]] = []
-    for line in _lines(page.text("masks"))[:MAX_MASKS]:
+    for line in entered_lines(page.text("masks"))[:MAX_MASKS]:
         column, colon, rule = line.partition(":")
         if not colon or not rule.strip():
             raise InvalidInputError(f"A mask is a line COLUMN: hide, null or an expression, not '{line[:60]}'.")
@@ -86,10 +86,6 @@ def _masks(page: PageRequest) -> list[Mapping[str, str]]:
         else:
             masks.append({"column": column.strip(), "mask": MaskKind.EXPRESSION.value, "expression": rule})
     return masks
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _drop(page: PageRequest) -> Redirect:

@@ -64,13 +64,8 @@ def _show_one(page: PageRequest, name: str, problem: str = "", status: int = 200
 
 def _find(calls: PageCalls, name: str) -> Any:
     """Return the entry of a principal; None for one that nobody has named, as a provider's who signs in by tokens."""
-    token = None
-    while True:
-        listed = calls.call("ListPrincipals", limit=MAX_ROLES, page_token=token)
-        found = next((entry for entry in listed.principals if entry.name == name), None)
-        token = listed.page_token
-        if found is not None or not token:
-            return found
+    pages = calls.pages("ListPrincipals", limit=MAX_ROLES)
+    return next((entry for listed in pages for entry in listed.principals if entry.name == name), None)
 
 
 def _roles_of(calls: PageCalls, name: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
+from tiltyard.console.access.forms import entered_lines
 from tiltyard.console.jobs.catalog_choices import read_choices
 from tiltyard.console.jobs.job import missing_worker
 from tiltyard.console.page import Page, PageRequest, Problem, Redirect
@@ -184,7 +185,7 @@ def _read_choice(parameter: JobParameter, text: str) -> str:
 
 
 def _read_lines(_: JobParameter, text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    return entered_lines(text)
 
 
 def _read_pairs(parameter: JobParameter, text: str) -> dict[str, str]:

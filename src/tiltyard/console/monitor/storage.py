@@ -83,9 +83,8 @@ def show(page: PageRequest) -> Page:
 def measure(calls: PageCalls, seconds: float) -> Measured:
     """Add up the bytes of tables that the reader sees, until the time is over. Mounted catalogs are left out."""
     measured = Measured(defaultdict(int), defaultdict(int))
-    deadline, token = time.monotonic() + seconds, None
-    while True:
-        listed = calls.call("ListAllTables", limit=TABLES_AT_ONCE, page_token=token, delimiter=SEPARATOR)
+    deadline = time.monotonic() + seconds
+    for listed in calls.pages("ListAllTables", limit=TABLES_AT_ONCE, delimiter=SEPARATOR):
         for name in listed.tables:
             path = Id(name.split(SEPARATOR))
             try:
@@ -97,10 +96,8 @@ def measure(calls: PageCalls, seconds: float) -> Measured:
                 measured.tables[path.parent] += 1
             if time.monotonic() > deadline:
                 return measured
-        token = listed.page_token
-        if not token:
-            measured.is_complete = True
-            return measured
+    measured.is_complete = True
+    return measured
 
 
 def make_parts(measured: Measured) -> list[MapArea]:

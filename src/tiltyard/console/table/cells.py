@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from tiltyard.api.errors import HttpError
 from tiltyard.console.browser_checks import CELL_POLICY, HEADERS
-from tiltyard.console.file_names import attachment
 from tiltyard.console.page import Page, PageRequest
+from tiltyard.console.saved_files import attachment
 from tiltyard.console.table.heads import parse_ref
 
 if TYPE_CHECKING:

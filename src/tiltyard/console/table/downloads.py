@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import math
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import ErrorCode, InvalidInputError, UnsupportedOperationError
-from starlette.responses import StreamingResponse
+from lance_namespace.errors import ErrorCode, UnsupportedOperationError
 
 from tiltyard.api.errors import HttpError
-from tiltyard.console.browser_checks import CELL_POLICY, HEADERS
-from tiltyard.console.file_names import attachment
 from tiltyard.console.page import PageRequest
+from tiltyard.console.saved_files import CSV, JSON_LINES, csv_lines, stream_file
 from tiltyard.console.table.grid import shown_columns
 from tiltyard.console.table.heads import read_head
 from tiltyard.console.table.rows import Choice
@@ -57,17 +53,7 @@ def stream(page: PageRequest, open_rows: Callable[[], AbstractContextManager[Row
 
     Raises InvalidInputError for an unknown format, and what the query raises before its first rows are read.
     """
-    name = page.text("format", "csv")
-    if name not in FORMATS:
-        raise InvalidInputError(f"The format is one of {', '.join(FORMATS)}, not '{name[:40]}'.")
-    media, encode = FORMATS[name]
-    chunks = _chunks(page, open_rows, encode)
-    first = next(chunks, b"")  # so that a query that fails is answered as such
-    headers = HEADERS | {
-        "content-security-policy": CELL_POLICY,
-        "content-disposition": attachment(title, name),
-    }
-    return StreamingResponse(chain((first,), chunks), 200, headers, media)
+    return stream_file(page, title, FORMATS, lambda encode: _chunks(page, open_rows, encode))
 
 
 def _chunks(
@@ -90,10 +76,10 @@ def _checked(page: PageRequest, answer: Rows) -> Iterator[pa.RecordBatch]:
 
 def encode_csv(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     """Yield lines of CSV under a line of names; nested values are JSON, bytes are base64, a null is empty."""
-    yield _csv_lines([schema.names])
+    yield csv_lines([schema.names])
     for batch in batches:
         columns = [python_values(column) for column in batch.columns]
-        yield _csv_lines([[_csv_text(value) for value in row] for row in zip(*columns, strict=True)])
+        yield csv_lines([[_csv_text(value) for value in row] for row in zip(*columns, strict=True)])
 
 
 def encode_json_lines(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
@@ -157,12 +143,6 @@ class _Sink(io.RawIOBase):
         return b"".join(parts)
 
 
-def _csv_lines(rows: list[list[str]]) -> bytes:
-    out = io.StringIO()
-    csv.writer(out).writerows(rows)
-    return out.getvalue().encode("utf-8", "replace")
-
-
 def _csv_text(value: Any) -> str:
     if value is None:
         return ""
@@ -185,8 +165,8 @@ def _finite(value: Any) -> Any:
 
 
 FORMATS: dict[str, tuple[str, Encoder]] = {
-    "csv": ("text/csv; charset=utf-8", encode_csv),
-    "jsonl": ("application/x-ndjson", encode_json_lines),
+    "csv": (CSV, encode_csv),
+    "jsonl": (JSON_LINES, encode_json_lines),
     "parquet": ("application/vnd.apache.parquet", encode_parquet),
     "arrow": ("application/vnd.apache.arrow.stream", encode_arrow),
 }

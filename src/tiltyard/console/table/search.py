@@ -24,7 +24,7 @@ from tiltyard.console.table.heads import TableHead, pin, read_head
 from tiltyard.console.table.plan_tree import read_plan
 from tiltyard.console.table.rows import MAX_FILTER
 from tiltyard.console.table.schema_tree import EmbeddingFunction, embedding_functions, text_columns, vector_columns
-from tiltyard.model.rank_fusion import RANK_CONSTANT
+from tiltyard.model.rank_fusion import fuse_ranks
 from tiltyard.sample.films import EMBEDDING_FUNCTION
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tiltyard.console")
 
-MAX_TEXT = 10_000
 MODES = ("text", "vector", "hybrid", "like")
 DISTANCES = ("l2", "cosine", "dot")
 SIZES = (10, 25, 50, 100)
@@ -222,16 +221,14 @@ def _plan(page: PageRequest, how: str, request: Mapping[str, Any]) -> Any:
 
 def fuse(grids: Sequence[Grid], size: int) -> Grid:
     """Join the results of two searches by the ranks of their rows (reciprocal rank fusion); a row keeps its scores."""
-    relevance: dict[int, float] = {}
     rows: dict[int, Row] = {}
     for grid in grids:
-        for rank, row in enumerate(grid.rows):
-            if row.id is None:
-                continue
-            relevance[row.id] = relevance.get(row.id, 0.0) + 1 / (RANK_CONSTANT + rank + 1)
-            known = rows.get(row.id)
-            rows[row.id] = row if known is None else replace(known, scores=[*known.scores, *row.scores])
-    best = sorted(relevance, key=lambda number: -relevance[number])[:size]
+        for row in grid.rows:
+            if row.id is not None:
+                known = rows.get(row.id)
+                rows[row.id] = row if known is None else replace(known, scores=[*known.scores, *row.scores])
+    relevance = fuse_ranks([row.id for row in grid.rows if row.id is not None] for grid in grids)
+    best = list(relevance)[:size]
     joined = [replace(rows[number], scores=[("relevance", relevance[number]), *rows[number].scores]) for number in best]
     return Grid(grids[0].columns, joined, has_more=len(relevance) > size)
 

@@ -110,6 +110,7 @@ compatibility: $(DEV) ## Call every operation through every stock client; the ta
 services: ## Install what tests start and pip cannot bring (PostgreSQL, Java, Chromium), where it is missing.
 	@bash scripts/install_services.sh postgresql java
 	@bash scripts/install_services.sh chromium || echo "Tests of the console in a browser will be skipped."
+	@bash scripts/install_services.sh spin || echo "Tests of the models in models/ will be skipped."
 
 clean: ## Remove the environment and all caches.
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install the programs that tests start and pip cannot bring, where they are missing.
 #
-#     scripts/install_services.sh [postgresql] [java] [venv] [chromium] [zsh] [fish]
+#     scripts/install_services.sh [postgresql] [java] [venv] [chromium] [spin] [zsh] [fish]
 #
 # Needs a Debian or Ubuntu machine and root to install; elsewhere it says in one sentence what to install.
 set -euo pipefail
@@ -13,6 +13,7 @@ has() {
         java) command -v java >/dev/null && [ "$(java_version)" -ge 17 ] ;;
         chromium) command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ;;
         venv) "${PYTHON:-python3}" -c 'import ensurepip, venv' 2>/dev/null ;;
+        spin) command -v spin >/dev/null && command -v gcc >/dev/null ;;
         zsh | fish) command -v "$1" >/dev/null ;;
         *) echo "Unknown service: $1." >&2 && exit 2 ;;
     esac
@@ -28,6 +29,7 @@ packages() {
         java) echo default-jre-headless ;;
         venv) echo python3-venv ;;
         chromium) echo chromium fonts-dejavu-core ;;
+        spin) echo spin gcc libc6-dev ;;
         zsh | fish) echo "$1" ;;
     esac
 }

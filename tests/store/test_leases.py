@@ -118,7 +118,7 @@ KINDS = {
     ),
     "a turn of appends": LeaseKind(
         add_table,
-        lambda store, key, owner, ms: store.claim_append_turn(int(str(key)), "", owner, ms) is not None,
+        lambda store, key, owner, ms: store.claim_turn(int(str(key)), "", owner, ms) is not None,
     ),
     "a look for upkeep": LeaseKind(add_due_upkeep, claim_upkeep),
     "a request with a key": LeaseKind(

@@ -54,24 +54,24 @@ def version_of(catalog: Store, id_: str) -> int | None:
 
 
 def test_turn_is_of_one_server_until_it_ends_or_its_lease_expires(catalog: Store, table: int, clock: Clock) -> None:
-    assert catalog.claim_append_turn(table, "", "a", LEASE_MS) == 1
-    assert catalog.claim_append_turn(table, "", "b", LEASE_MS) is None
-    assert catalog.claim_append_turn(table, "branch", "b", LEASE_MS) == 1
-    assert catalog.claim_append_turn(table, "", "a", LEASE_MS) == 1, "again, as after a lost connection"
+    assert catalog.claim_turn(table, "", "a", LEASE_MS) == 1
+    assert catalog.claim_turn(table, "", "b", LEASE_MS) is None
+    assert catalog.claim_turn(table, "branch", "b", LEASE_MS) == 1
+    assert catalog.claim_turn(table, "", "a", LEASE_MS) == 1, "again, as after a lost connection"
     clock.now += LEASE_MS
-    assert catalog.claim_append_turn(table, "", "b", LEASE_MS) == 1
-    catalog.end_append_turn(table, "", "a", 3)
-    assert catalog.claim_append_turn(table, "", "c", LEASE_MS) is None, "a turn that expired ends no other"
-    catalog.end_append_turn(table, "", "b", 3)
-    assert catalog.claim_append_turn(table, "", "c", LEASE_MS) == 3
+    assert catalog.claim_turn(table, "", "b", LEASE_MS) == 1
+    catalog.end_turn(table, "", "a", 3)
+    assert catalog.claim_turn(table, "", "c", LEASE_MS) is None, "a turn that expired ends no other"
+    catalog.end_turn(table, "", "b", 3)
+    assert catalog.claim_turn(table, "", "c", LEASE_MS) == 3
 
 
 def test_turn_expects_as_many_appends_as_the_last_one_brought_and_left(catalog: Store, table: int) -> None:
     queue(catalog, table, "a", "b", "c")
-    catalog.claim_append_turn(table, "", "a", LEASE_MS)
+    catalog.claim_turn(table, "", "a", LEASE_MS)
     catalog.mark_appends_committed(["a", "b"], "a", 2)
-    catalog.end_append_turn(table, "", "a", 2)
-    assert catalog.claim_append_turn(table, "", "c", LEASE_MS) == 3
+    catalog.end_turn(table, "", "a", 2)
+    assert catalog.claim_turn(table, "", "c", LEASE_MS) == 3
 
 
 def test_append_waits_until_a_version_brings_it_or_it_expires(catalog: Store, table: int, clock: Clock) -> None:
@@ -123,14 +123,14 @@ def test_returned_append_waits_for_no_turn(catalog: Store, table: int) -> None:
 
 def test_state_says_whether_the_turn_that_committed_is_over(catalog: Store, table: int, clock: Clock) -> None:
     queue(catalog, table, "a")
-    catalog.claim_append_turn(table, "", "turn", LEASE_MS)
+    catalog.claim_turn(table, "", "turn", LEASE_MS)
     catalog.mark_appends_committed(["a"], "turn", 2)
     state = catalog.append_state("a")
     assert state is not None and not state.is_ended and not state.is_turn_free
     clock.now += LEASE_MS
     state = catalog.append_state("a")
     assert state is not None and not state.is_ended and state.is_turn_free
-    catalog.claim_append_turn(table, "", "next", LEASE_MS)
+    catalog.claim_turn(table, "", "next", LEASE_MS)
     state = catalog.append_state("a")
     assert state is not None and state.is_ended and not state.is_turn_free
 
@@ -152,7 +152,7 @@ def test_appends_end_with_their_table_and_what_servers_left_is_swept(catalog: St
     assert catalog.append_state("b") is None
     for call in (
         lambda: catalog.queue_append("c", table + 1, "", b"", 0),
-        lambda: catalog.claim_append_turn(table + 1, "", "c", LEASE_MS),
+        lambda: catalog.claim_turn(table + 1, "", "c", LEASE_MS),
         lambda: catalog.withdraw_append("c", table + 1),
     ):
         with pytest.raises(TableNotFoundError):

@@ -32,8 +32,6 @@ class LockKind(StrEnum):
     Each kind has lock files of its own: names share them, and a table's commits must never wait for its own changes.
     """
 
-    OLD_VERSIONS = "old-versions"
-    """Clones of a table, and the removal of its old versions; named by location."""
     CHANGES = "changes"
     """Changes of a table's rows that conflict with each other; named by `WriteTarget.key`."""
     COMMITS = "commits"

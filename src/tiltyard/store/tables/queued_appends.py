@@ -1,8 +1,8 @@
 """Appends of several servers to one table, queued for the server that has the table's turn to commit them together.
 
-A turn is a lease: it keeps commits from competing, and decides nothing. That an append is committed once is up to the
-transaction that records its version: it marks the append, too, and fails if another turn has, or if its server has
-withdrawn it.
+The turn of a branch is a lease: it keeps commits from competing, and decides nothing. That an append is committed once
+is up to the transaction that records its version: it marks the append, too, and fails if another turn has, or if its
+server has withdrawn it.
 """
 
 # ruff: noqa: S608 - only placeholders are put into SQL, never values
@@ -40,6 +40,7 @@ CLAIM = f"""
     WHERE append_turns.holder = '' OR append_turns.holder = excluded.holder OR append_turns.expires_at <= ?
     RETURNING expected {_LAZY}
 """
+HOLDER = "SELECT holder FROM append_turns WHERE table_id = ? AND branch = ? AND expires_at > ?"
 WAITING = """
     SELECT id, content FROM queued_appends WHERE table_id = ? AND branch = ? AND version IS NULL AND expires_at > ?
     ORDER BY created_at, id LIMIT ?
@@ -101,7 +102,10 @@ class AppendState(msgspec.Struct, frozen=True):
 
 
 class QueuedAppends(Repository):
-    """The methods for queued appends and the turns of their tables. The branch '' is main."""
+    """The methods for queued appends and the turns of tables. The branch '' is main.
+
+    The removal of old versions has a turn, too, by a name that no branch has (`tables/versions/removal_turns`).
+    """
 
     __slots__ = ()
 
@@ -113,8 +117,14 @@ class QueuedAppends(Repository):
         except ForeignKeyError:
             raise _table_not_found(table_id) from None
 
+    @reads
+    def turn_holder(self, table_id: int, branch: str) -> str | None:
+        """Return who has a turn; None if nobody has it, or its lease has expired."""
+        row = self.connection.row(HOLDER, table_id, branch, self._clock())
+        return None if row is None else row[0] or None
+
     @writes_one_statement
-    def claim_append_turn(self, table_id: int, branch: str, holder: str, lease_ms: int) -> int | None:
+    def claim_turn(self, table_id: int, branch: str, holder: str, lease_ms: int) -> int | None:
         """Take the turn if it is free or its lease has expired; return how many appends to expect, None if it is held.
 
         Raises TableNotFoundError.
@@ -157,7 +167,7 @@ class QueuedAppends(Repository):
         self.connection.change(RETURN.format(ids=placeholders(ids)), *ids)
 
     @writes_one_statement
-    def end_append_turn(self, table_id: int, branch: str, holder: str, taken: int) -> None:
+    def end_turn(self, table_id: int, branch: str, holder: str, taken: int = 0) -> None:
         """Leave the turn to others; `taken` is how many appends were committed in it."""
         self.connection.row(END_TURN, taken, self._clock(), table_id, branch, holder)
 

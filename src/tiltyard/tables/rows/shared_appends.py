@@ -137,7 +137,7 @@ class SharedQueue:
     def _take_turn(self, turn: str) -> SharedCommit | None:
         """Commit what waits, if the turn is free; return the version if it has the append that the turn is named by."""
         store = self.ctx.store
-        expected = store.claim_append_turn(self.table_id, self.branch, turn, TURN_LEASE_MS)
+        expected = store.claim_turn(self.table_id, self.branch, turn, TURN_LEASE_MS)
         if expected is None:
             return None
         taken: Sequence[QueuedAppend] = ()
@@ -151,7 +151,7 @@ class SharedQueue:
                 return None
             taken = appends
         finally:
-            store.end_append_turn(self.table_id, self.branch, turn, len(taken))
+            store.end_turn(self.table_id, self.branch, turn, len(taken))
         return SharedCommit(version, has_others=len(ids) > 1)
 
     def _commit(self, turn: str, appends: Sequence[QueuedAppend]) -> int | None:

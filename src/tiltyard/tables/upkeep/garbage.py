@@ -24,7 +24,6 @@ from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.locks import LockKind
 from tiltyard.storage.manifests.manifest_format import is_detached, versions_folder
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending, pending_versions, stat_final_manifest
@@ -42,6 +41,7 @@ from tiltyard.tables.upkeep.references import (
 )
 from tiltyard.tables.versions.deleted_versions import expired_versions
 from tiltyard.tables.versions.records import delete_records_without_manifest
+from tiltyard.tables.versions.removal_turns import hold_removal_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -307,7 +307,7 @@ def _remove_old_versions(
             return
         referenced = tracked_units(table.location, {MAIN: main})  # Lance removes abandoned files, too
         if not options.dry_run:
-            with ctx.storage.locks.hold(LockKind.OLD_VERSIONS, table.location, ctx.settings.conflict_timeout):
+            with hold_removal_turn(ctx, table.location, removes=True):
                 if reason := _reason_to_keep(ctx, table, now, cutoff):  # a clone that was created meanwhile
                     collection.notes.append(f"Old versions are kept: {reason}")
                     return
@@ -334,7 +334,7 @@ def _remove_deleted_versions(
     """Remove the manifests of versions deleted a retention time ago; files that only they refer to are garbage then."""
     if not expired_versions(ctx, table, branches, now):
         return
-    with ctx.storage.locks.hold(LockKind.OLD_VERSIONS, table.location, ctx.settings.conflict_timeout):
+    with hold_removal_turn(ctx, table.location, removes=True):
         for branch, versions in expired_versions(ctx, table, branches, now).items():
             paths = [version.path(branch) for version in versions]
             sizes = [stat.size if (stat := ctx.storage.stat(table.location, path)) else 0 for path in paths]

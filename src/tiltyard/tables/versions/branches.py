@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import (
@@ -23,6 +24,7 @@ from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests.manifest_format import FINAL_NAME, branch_file
 from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.versions.records import delete_branch_records
+from tiltyard.tables.versions.removal_turns import confirm_reference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +40,7 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     """Create a branch at a version of main, or of `from_branch`; the latest without `from_version`.
 
     Raises TableBranchAlreadyExistsError, TableBranchNotFoundError and TableVersionNotFoundError (of its origin),
-    InvalidInputError (a name that no branch can have).
+    InvalidInputError (a name that no branch can have), ConcurrentModificationError (old versions are being removed).
     """
     check_ref(request.name, "branch")
     if request.name == MAIN.name:
@@ -63,6 +65,7 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
         raise
     except TableAlreadyExistsError as error:  # another request is creating it: its folder has a dataset already
         raise exists_error from error
+    confirm_reference(ctx, table.record, origin, int(start.version), partial(_delete_branch, ctx, table, branch))
     return models.CreateTableBranchResponse()
 
 
@@ -134,10 +137,13 @@ def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) 
     table = open_for_writing(ctx, request.id)
     if request.name not in branches_of(ctx, table):
         raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
-    branch = Branch(request.name)
+    _delete_branch(ctx, table, Branch(request.name))
+    return models.DeleteTableBranchResponse()
+
+
+def _delete_branch(ctx: Context, table: OpenTable, branch: Branch) -> None:
     with ctx.storage.changing_reference(table.record.location, branch_file(branch)), lance_errors(table.dataset):
-        table.dataset.branches.delete(request.name)
+        table.dataset.branches.delete(branch.name)
     ctx.store.delete_versions(table.record.id, branch.key, [(0, None)])
     ctx.store.truncate_deleted_versions(table.record.id, branch.key, 0)
     ctx.storage.datasets.evict(table.record.location)
-    return models.DeleteTableBranchResponse()

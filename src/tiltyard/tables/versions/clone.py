@@ -17,13 +17,13 @@ from tiltyard.model.lineage import CommitLineage, LineageSource
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.locks import LockKind
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.lineage import LineageRecord
 from tiltyard.tables.name_conflicts import prefer_name_conflict
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import new_is_managed
+from tiltyard.tables.versions.removal_turns import hold_removal_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
         if request.source_version is not None and request.source_tag is not None:
             raise InvalidInputError("Name a source_version or a source_tag, not both.")
         source_uri = ctx.storage.check_location(request.source_location)
-    with ctx.storage.locks.hold(LockKind.OLD_VERSIONS, source_uri, ctx.settings.conflict_timeout):
+    with hold_removal_turn(ctx, source_uri):
         return _clone(ctx, request, path, source_uri)
 
 
@@ -99,7 +99,7 @@ def copy_table(
     `complete` runs in the transaction that adds the table to the catalog, with the version that it has. Raises as
     `clone_table` does.
     """
-    with ctx.storage.locks.hold(LockKind.OLD_VERSIONS, source_uri, ctx.settings.conflict_timeout):
+    with hold_removal_turn(ctx, source_uri):
         source = ctx.storage.datasets.open_for_reading(source_uri, ctx.storage.options(source_uri))
         return _write(ctx, path, source, properties, is_deep=True, complete=complete)[0]
 

@@ -37,6 +37,7 @@ from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.snapshots import SnapshotMember, SnapshotRecord
 from tiltyard.tables.opening import open_for_reading, open_to_commit
+from tiltyard.tables.versions.removal_turns import confirm_reference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -237,6 +238,7 @@ def _create_tag(ctx: Context, record: TableRecord, name: str, version: int) -> N
         tag: Any = dataset.tags.list().get(name)
         if tag is None or tag["version"] != version:
             raise _overtaken(name) from error
+    confirm_reference(ctx, record, MAIN, version, lambda: None)  # what a failure leaves is withdrawn by the caller
 
 
 def _withdraw(ctx: Context, record: SnapshotRecord) -> None:

@@ -23,10 +23,13 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.pool import start_thread
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
-from tiltyard.tables.opening import check_version_number, open_for_reading, open_for_writing
+from tiltyard.tables.opening import check_version_number, find_table, open_for_reading, open_for_writing
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
+from tiltyard.tables.versions.removal_turns import confirm_reference, hold_removal_turn
 
 if TYPE_CHECKING:
+    import lance
+
     from tiltyard.context import Context, OpenTable
 
     TagTarget = tuple[str | None, int]
@@ -62,7 +65,11 @@ def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionReques
 
 @operation(needs=on_table(Privilege.WRITE))
 def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> models.CreateTableTagResponse:
-    """Give a version a name. Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError."""
+    """Give a version a name.
+
+    Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError, ConcurrentModificationError
+    (old versions are being removed).
+    """
     check_ref(request.tag, "tag")
     check_version_number(request.version)
     table = open_for_reading(ctx, request.id, by_catalog=True)  # Lance looks for the version that the tag names
@@ -85,6 +92,8 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
         if not _has_target(ctx, table, request.tag, target):
             raise _tag_taken(request.tag) from error
         # else it is ours: Lance wrote it twice, because the response of the first write was lost
+    branch, delete = Branch.parse(request.branch), partial(_delete_tag, ctx, location, own, request.tag)
+    confirm_reference(ctx, table.record, branch, request.version, delete)
     return models.CreateTableTagResponse()
 
 
@@ -113,10 +122,10 @@ def _has_target(ctx: Context, table: OpenTable, tag: str, target: TagTarget) -> 
 @operation(needs=on_table(Privilege.WRITE))
 def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> models.UpdateTableTagResponse:
     """Move a tag to another version. Raises TableTagNotFoundError, TableVersionNotFoundError,
-    InvalidInputError (the tag of a snapshot).
+    InvalidInputError (the tag of a snapshot), ConcurrentModificationError (old versions are being removed, or cloned).
     """
     target = _target(ctx, request)
-    with _changing(ctx, request) as tags:
+    with hold_removal_turn(ctx, find_table(ctx, request.id).location), _changing(ctx, request) as tags:
         tags.update(request.tag, target)
     return models.UpdateTableTagResponse()
 
@@ -137,6 +146,11 @@ def _changing(ctx: Context, request: models.UpdateTableTagRequest | models.Delet
     _check_no_snapshot(ctx, table, request.tag)
     with ctx.storage.changing_reference(table.record.location, tag_file(request.tag)), lance_errors(table.dataset):
         yield table.dataset.tags
+
+
+def _delete_tag(ctx: Context, location: str, dataset: lance.LanceDataset, tag: str) -> None:
+    with ctx.storage.changing_reference(location, tag_file(tag)), lance_errors(dataset):
+        dataset.tags.delete(tag)
 
 
 def _check_no_snapshot(ctx: Context, table: OpenTable, tag: str) -> None:

@@ -2,8 +2,8 @@
 
 A removal looks once at what refers to versions, and then deletes the others. So it has a turn, a lease in the catalog
 that all servers see, before it looks. A clone waits for the turn and holds it, too. A tag or a branch is made at once,
-and confirmed: a removal that began before may not have seen it, so its end is awaited, and the version looked for again.
-`models/collection.pml` has the orders in which this can go.
+and confirmed: a removal that began before may not have seen it, so its end is awaited, and the version looked for
+again. `models/collection.pml` has the orders in which this can go.
 """
 
 from __future__ import annotations

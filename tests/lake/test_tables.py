@@ -325,6 +325,7 @@ def test_jobs_of_a_missing_table_say_so_before_spark_starts(tmp_path: Path, monk
         "export": lambda: table.export(tmp_path / "out"),
         "backfill": lambda: table.backfill("c", "a + 1"),
         "create_index": lambda: table.create_index("a"),
+        "deduplicate": lambda: table.deduplicate("a"),
         "optimize": table.optimize,
         "refresh": lake.view("none").refresh,
         "upsert": lambda: table.upsert([{"a": 1}], on="a"),

@@ -95,6 +95,14 @@ def _backfill(scene: Scene) -> Case:
     return {"table": scene.table, **fields, "udf_version": "1"}, check
 
 
+def _deduplicate(scene: Scene) -> Case:
+    def check() -> None:
+        rows = scene.dataset().to_table(columns=["id", "copy_of"]).to_pydict()
+        assert len(rows["id"]) == 100 and rows["copy_of"] == [None] * 100
+
+    return {"table": scene.table, "on": "id", "method": "exact", "key": "id", "into": "copy_of"}, check
+
+
 def _delete(scene: Scene) -> Case:
     def check() -> None:
         assert sorted(scene.texts()) == list(range(40))
@@ -145,6 +153,7 @@ CASES: dict[str, Callable[[Scene], Case]] = {
     "optimize": _optimize,
     "pipeline": _pipeline,
     "backfill": _backfill,
+    "deduplicate": _deduplicate,
     "delete": _delete,
     "export": _export,
     "refresh": _refresh,
@@ -182,7 +191,7 @@ def test_job_started_from_its_form_has_its_effect(
     entered, check = CASES[kind](scene)
     page = http.get(START, params={"name": kind, "table": scene.table})
     form = find_form(page.text, START)
-    for name in COLUMN_LISTS & entered.keys():
+    for name in COLUMN_LISTS & entered.keys() if kind != "deduplicate" else ():  # whose `on` is one column
         form.check(f"argument.{name}", entered.pop(name))
     started = form.fill(**entered).send(http)
     assert started.status_code == 200 and started.url.path == "/console/job", started.text

@@ -1,4 +1,4 @@
-"""docs/pipeline.md: its examples run, one after the other, as they stand."""
+"""docs/pipeline.md and docs/deduplicate.md: their examples run, one after the other, as they stand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tiltyard.cli import main
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/pipeline.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = "\n".join((DOCS / page).read_text() for page in ("pipeline.md", "deduplicate.md"))
 SHOWN_URL = "http://127.0.0.1:2333"
 
 
@@ -28,7 +29,7 @@ def test_pipeline_page_examples_run_one_after_the_other_against_a_new_server(
     server = ServerProcess(tmp_path / "served", environ={"TILTYARD_UDFS": "true"})
     names: dict[str, object] = {"__name__": "__main__"}  # as if they were typed
     try:
-        for kind, example in re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL):
+        for kind, example in re.findall(r"```(python|console)\n(.*?)```", PAGES, re.DOTALL):
             text = example.replace(SHOWN_URL, server.url)
             if kind == "python":
                 exec(compile(text, "docs/pipeline.md", "exec"), names)

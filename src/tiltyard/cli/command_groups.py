@@ -44,6 +44,7 @@ COMMAND_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("merge", "upsert", "merge-insert"), "job upsert"),
     **dict.fromkeys(("optimize", "compact"), "job optimize"),
     "backfill": "job backfill",
+    **dict.fromkeys(("deduplicate", "dedup", "dedupe"), "job deduplicate"),
     "ingest": "job ingest",
     "stream": "job stream",
     "jobs": "job list",

@@ -12,8 +12,8 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -168,6 +168,14 @@ class _CommitHistory:
         for fragment in fragments:
             # An update also names files that older commits added: those are read later, and overwrite the entry.
             self._operation_by_file |= {str(file.path): operation for file in fragment.files}
+
+
+def with_column_files(
+    fragment: FragmentMetadata, files: Sequence[DataFile], fields: frozenset[int]
+) -> FragmentMetadata:
+    """Return a fragment that has the columns of these field ids in new files."""
+    kept = [without_fields(file, fields) for file in fragment.files]
+    return replace(fragment, files=[*(file for file in kept if file), *files])
 
 
 def without_fields(file: DataFile, fields: frozenset[int]) -> DataFile | None:

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lance import LanceOperation
@@ -26,7 +26,7 @@ from tiltyard.column_refresh.freshness import (
     FragmentState,
     files_appended_since,
     fragment_states,
-    without_fields,
+    with_column_files,
 )
 
 if TYPE_CHECKING:
@@ -296,8 +296,7 @@ class ColumnRefresh:
                 fields = frozenset(number for file in new_files for number in file.fields if number >= 0)
                 replaced = [column for column in self.columns if not column.fields.isdisjoint(fields)]
                 gone = frozenset(number for column in replaced for number in column.fields)
-                files = [without_fields(file, gone) for file in fragment.files]
-                updated[fragment_id] = replace(fragment, files=[*(file for file in files if file), *new_files])
+                updated[fragment_id] = with_column_files(fragment, new_files, gone)
         return updated
 
     def _check_same_columns(self, dataset: lance.LanceDataset) -> None:

@@ -43,6 +43,7 @@ PIPELINE_JOBS: Mapping[str, str] = {
     "optimize": "tiltyard.pipeline.optimize.job",
     "pipeline": "tiltyard.pipeline.plans.job",
     "backfill": "tiltyard.pipeline.backfill.job",
+    "deduplicate": "tiltyard.pipeline.deduplicate.job",
     "delete": "tiltyard.pipeline.delete.job",
     "export": "tiltyard.pipeline.export.job",
     "refresh": "tiltyard.pipeline.views.job",

@@ -17,6 +17,8 @@ CATALOG_NAMES = frozenset({"table", "column", "branch", "tag"})
 """Parameters of jobs that name something of the catalog, each by its own name."""
 NEW_NAMES = {("ingest", "table"), ("stream", "table"), ("backfill", "column")}
 """Those that may name something new."""
+COLUMN_PARAMETERS = {("deduplicate", "on"), ("deduplicate", "key")}
+"""Those that name one column of the table, by another name than `column`."""
 KINDS = {str: "text", int: "integer", float: "number", bool: "boolean"}
 
 
@@ -59,6 +61,8 @@ def _what_it_names(job: RegisteredJob, parameter: JobParameter) -> str:
         return "columns"
     if (job.name, parameter.name) in NEW_NAMES:
         return f"new {parameter.name}"
+    if (job.name, parameter.name) in COLUMN_PARAMETERS:
+        return "column"
     if (job.name, parameter.name) == ("index", "type"):
         return "index type"
     return parameter.name if parameter.name in CATALOG_NAMES else ""

@@ -37,6 +37,7 @@ import csv
 import functools
 import importlib
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -181,6 +182,7 @@ class RegisteredJob:
         """Return the arguments with all defaults, as JSON holds them. Raises InvalidInputError for invalid ones."""
         arguments = self.rename_aliases(arguments)
         self._check_choices(arguments)
+        self._check_numbers(arguments)
         try:
             model = msgspec.convert(arguments, self._model)
         except msgspec.ValidationError as error:
@@ -206,6 +208,13 @@ class RegisteredJob:
                 raise InvalidInputError(
                     f"{parameter.name} is one of {', '.join(parameter.choices)}, and not '{value[:MAX_ECHO]}'."
                 )
+
+    @staticmethod
+    def _check_numbers(arguments: Mapping[str, Any]) -> None:
+        """Raise InvalidInputError for a NaN or an infinity: JSON, in which arguments travel, has neither."""
+        for name, value in arguments.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InvalidInputError(f"{name} is {value}, and no number: leave it out, or give one.")
 
     @staticmethod
     def table(arguments: Mapping[str, Any]) -> list[str]:

@@ -136,10 +136,21 @@ def run_partitions(
     Here rows do pass, from the JVM to Python as Arrow batches. With `reports_tasks` the run's figures count the ended
     tasks of Spark, of those that it knows so far and one more: all of them at the end. Raises what `run_tasks` raises.
     """
-    tag = f"tiltyard-{uuid.uuid4().hex}"
     worker = _partition_worker(work, task_variables(spark), task_trace(), name)
     mapped = frame.mapInArrow(worker, "i bigint, o binary", profile=resource_profile(spark, resources))
-    pending = {start_thread("frame", partial(_collect, spark, mapped, tag, name))}
+    rows = run_action(spark, run, partial(_collect_rows, mapped), name=name, reports_tasks=reports_tasks)
+    return [result for _, result in sorted((_unpickle_result(row) for row in rows), key=lambda row: row[0])]
+
+
+def run_action(
+    spark: SparkSession, run: Run, action: Callable[[], R], *, name: str = "tiltyard", reports_tasks: bool = False
+) -> R:
+    """Call what runs jobs of Spark, such as `frame.count`; return its result. Raises what `run_tasks` raises.
+
+    With `reports_tasks` the run's figures count the ended tasks, as of `run_partitions`.
+    """
+    tag = f"tiltyard-{uuid.uuid4().hex}"
+    pending = {start_thread("frame", partial(_act, spark, action, tag, name))}
     try:
         polls = itertools.count(1)
         while not (finished := wait(pending, POLL_SECONDS)[0]):
@@ -156,7 +167,7 @@ def run_partitions(
     if reports_tasks and (counts := count_spark_tasks(spark, tag)) is not None:
         run.progress(tasks=counts[1], tasks_total=counts[1])
     [future] = finished
-    return [result for _, result in sorted((_unpickle_result(row) for row in future.result()), key=lambda row: row[0])]
+    return future.result()
 
 
 def _run_in_threads(
@@ -201,21 +212,26 @@ def _run_wave(
     return [(wave.first + position, outcome) for position, outcome in _collect_rows(frame)]
 
 
-def _collect(spark: SparkSession, frame: DataFrame, tag: str, name: str) -> list[tuple[int, bytes]]:
+def _act(spark: SparkSession, action: Callable[[], R], tag: str, name: str) -> R:
     _tag(spark, tag, name)
-    return _collect_rows(frame)
+    return _describing_errors(action)
 
 
 def _collect_rows(frame: DataFrame) -> list[tuple[int, bytes]]:
+    table = _describing_errors(frame.toArrow)
+    return list(zip(table["i"].to_pylist(), table["o"].to_pylist(), strict=True))
+
+
+def _describing_errors(action: Callable[[], R]) -> R:
+    """Call what runs jobs of Spark. Raises what `describe_java_error` returns."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415  # no types; an extra
 
     try:
-        table = frame.toArrow()
+        return action()
     except Py4JJavaError as error:
         from tiltyard.pipeline.java import describe_java_error  # noqa: PLC0415  # not for tasks: it takes long
 
         raise describe_java_error(error) from None
-    return list(zip(table["i"].to_pylist(), table["o"].to_pylist(), strict=True))
 
 
 def _tag(spark: SparkSession, tag: str, name: str) -> None:
@@ -292,7 +308,7 @@ def _unpickle_result(row: tuple[int, bytes]) -> tuple[int, Any]:
     return position, outcome
 
 
-def _cancel(spark: SparkSession, tag: str, pending: set[Future[list[tuple[int, bytes]]]]) -> None:
+def _cancel(spark: SparkSession, tag: str, pending: set[Future[Any]]) -> None:
     """Cancel all tasks, repeatedly: a wave may be starting just now and be unknown to Spark yet."""
     for future in pending:
         future.cancel()

@@ -101,3 +101,11 @@ def group_fragments(rows: Mapping[int, int], max_rows: int, tasks: int) -> list[
         groups.setdefault(middle * count // total, []).append(number)
         rows_before += row_count
     return [tuple(group) for group in groups.values()]
+
+
+def has_only_appends(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:
+    """Return whether all commits after `old`, up to `new`, are appends."""
+    operations = [transaction.operation for _, transaction in read_transactions(new, old.version)]
+    return len(operations) == new.version - old.version and all(
+        isinstance(operation, LanceOperation.Append) for operation in operations
+    )

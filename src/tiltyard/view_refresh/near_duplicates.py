@@ -35,13 +35,18 @@ _STAGED_BYTES = 64 << 20
 """Vectors of a partition that Lance holds in memory; of a larger one, it writes them to a file."""
 
 
+def check_vectors(schema: pa.Schema, column: str) -> None:
+    """Raise InvalidInputError for what is no column with one vector in each row."""
+    if column not in schema.names or not pa.types.is_fixed_size_list(schema.field(column).type):
+        raise InvalidInputError(f"Near-duplicates are of a column with one vector in each row, and '{column}' is none.")
+
+
 def find_partitions(dataset: lance.LanceDataset, column: str) -> list[tuple[str, int]]:
     """Return the partitions to compare: a segment of the column's index, and a number.
 
     Raises InvalidInputError unless one vector index covers all rows, in partitions that are small enough.
     """
-    if column not in dataset.schema.names or not pa.types.is_fixed_size_list(dataset.schema.field(column).type):
-        raise InvalidInputError(f"Near-duplicates are of a column with one vector in each row, and '{column}' is none.")
+    check_vectors(dataset.schema, column)
     indexes = [index for index in dataset.describe_indices() if list(index.field_names) == [column]]
     names = [index.name for index in indexes if "metric_type" in index.details]
     if len(names) != 1:

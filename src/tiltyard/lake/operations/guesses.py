@@ -78,7 +78,7 @@ TABLE_GUESSES: Mapping[str, Guess] = {
     "overwrite": _say('write(rows, mode="overwrite")'),
     "merge": _say('upsert(rows, on="id"), or merge_insert("id")'),
     # Columns, indexes, files
-    **_own("alter", "drop_columns", "create_index", "drop_index", "optimize"),
+    **_own("alter", "drop_columns", "create_index", "drop_index", "optimize", "deduplicate"),
     "drop_column": Guess("drop_columns"),
     "add_columns": _say('add_column("length", "length(title)"), or a function'),
     "alter_columns": _say('alter("title", rename="name", type="string", nullable=True)'),
@@ -87,6 +87,9 @@ TABLE_GUESSES: Mapping[str, Guess] = {
     "create_fts_index": _say('create_index("title", "FTS")'),
     "compact": Guess("optimize"),
     "compact_files": Guess("optimize"),
+    "drop_duplicates": _say('deduplicate("id", method="exact"), and then delete("duplicate_of IS NOT NULL")'),
+    "dedup": Guess("deduplicate"),
+    "dedupe": Guess("deduplicate"),
     "vacuum": _say("optimize(keep_versions_days=7)"),
     "cleanup_old_versions": _say("optimize(keep_versions_days=7)"),
     "create_tag": _say('tags.create("release", version)'),

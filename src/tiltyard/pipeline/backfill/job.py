@@ -18,7 +18,6 @@ import pyarrow as pa
 from lance import LanceOperation
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
-from tiltyard.change_feed.table_history import read_transactions
 from tiltyard.column_refresh.fragment_files import BATCH_ROWS, FilledFragment, FragmentPlan
 from tiltyard.column_refresh.freshness import ComputedColumn
 from tiltyard.column_refresh.refresh import ColumnRefresh
@@ -55,7 +54,7 @@ from tiltyard.pipeline.session import LazySession, task_slots
 from tiltyard.pipeline.sources.filesystem import absolute_path, delete_files
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.version_diff import group_fragments
+from tiltyard.pipeline.version_diff import group_fragments, has_only_appends
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def backfill(
         function = _with_policy(run, catalog, function, call, rejects)
         code = digest_code(json.dumps(sorted(each.identity for each in columns)))
         job_table.lineage = own_rows_lineage("backfill", target, int(dataset.version), job_table.branch, code)
-        host = _SparkHost(run, spark, job_table, function, udf_version, concurrency, batch_rows, rows_per_task)
+        host = SparkHost(run, spark, job_table, function, udf_version, concurrency, batch_rows, rows_per_task)
         only = parked_conditions(catalog.caller(), target, dataset, column) if parked else None
         return ColumnRefresh(host, str(target), columns, filter, only).run()
 
@@ -235,7 +234,7 @@ def _output(dataset: lance.LanceDataset, name: str, struct_field: str = "") -> F
 
 
 @dataclass(frozen=True, slots=True)
-class _SparkHost:
+class SparkHost:
     """Runs a refresh in Spark's tasks, up to `concurrency` at once; commits through the namespace."""
 
     run: ColumnRun
@@ -267,7 +266,7 @@ class _SparkHost:
     def commit(
         self, dataset: lance.LanceDataset, operation: LanceOperation.Update, properties: Mapping[str, str]
     ) -> int | None:
-        verify = partial(_has_only_appends, dataset)
+        verify = partial(has_only_appends, dataset)
         self._check_rights()
         try:
             return self.job_table.commit(
@@ -331,11 +330,3 @@ class _SparkHost:
 
     def progress(self, **figures: object) -> None:
         self.run.progress(**figures)
-
-
-def _has_only_appends(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:
-    """Return whether all commits after `old`, up to `new`, are appends."""
-    operations = [transaction.operation for _, transaction in read_transactions(new, old.version)]
-    return len(operations) == new.version - old.version and all(
-        isinstance(operation, LanceOperation.Append) for operation in operations
-    )

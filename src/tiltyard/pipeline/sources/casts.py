@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.model.columns.computed_columns import read_declaration
+from tiltyard.model.columns.duplicate_columns import is_filled_by_deduplicate
 from tiltyard.model.refusals import RefusedError
 from tiltyard.model.schemas.nested_types import cast_array, is_same_type
 from tiltyard.pipeline.functions.call_policy import CallPolicy
@@ -67,7 +68,8 @@ def map_to_table(names: Sequence[str], table: pa.Schema, nulls: Iterable[str]) -
         raise RefusedError(f"The table has no column '{unknown[0]}': select or rename the columns of the source.")
     columns = []
     for field in table:
-        is_filled = field.name in names or read_declaration(field.metadata) is not None
+        is_computed = read_declaration(field.metadata) is not None or is_filled_by_deduplicate(field.metadata)
+        is_filled = field.name in names or is_computed
         if not is_filled and field.name not in nulls:
             raise RefusedError(
                 f"The source has no column '{field.name}' of the table: rename one to it, or say that it shall be null."

@@ -1,0 +1,1 @@
+"""Deduplicate: say of each row which other row it is a duplicate of."""

@@ -1,0 +1,123 @@
+"""Find groups of duplicates with Spark: rows that share a hash are compared, and pairs that are alike connected.
+
+    signatures → buckets of one hash each → pairs → those that are alike → components → the first row of each
+
+Rows of equal values are one from the beginning, which their first row stands for: they make no pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
+
+from tiltyard.pipeline.datasource.spark_types import batch_schema, spark_schema
+from tiltyard.pipeline.deduplicate.components import connect_pairs
+from tiltyard.pipeline.deduplicate.tasks import (
+    BUCKETS,
+    CONTENTS,
+    PAIRS,
+    ComparePairs,
+    Order,
+    ReadBuckets,
+    ReadOrder,
+    ReadRows,
+    Version,
+    pair_bucket,
+)
+from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.spark_tasks import run_action, task_variables
+from tiltyard.pipeline.version_diff import fragments_by_id, group_fragments
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from tiltyard.pipeline.runs import Run
+
+SCANNED_ROWS = 1 << 20
+"""About how many rows a task reads."""
+ROWS_OF_BUCKETS = 1 << 21
+"""About how many rows of buckets a task holds, 32 bytes each, three times over while it sorts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The rows of groups, `row`, the `key` of the first row of their group, and `is_first`; pairs that were compared.
+
+    `compared` is how many pairs were, `alike` how many of them are within the threshold.
+    """
+
+    rows: DataFrame
+    compared: int = 0
+    alike: int = 0
+
+
+def find_groups(spark: SparkSession, run: Run, table: Version, order: Order) -> Groups:
+    """Find the groups among the rows of a version that have a signature. Raises RunCanceledError."""
+    dataset = table.open()
+    rows = {number: fragment.num_rows for number, fragment in fragments_by_id(dataset).items()}
+    parts = tuple(group_fragments(rows, SCANNED_ROWS, task_slots(spark)))
+    variables = task_variables(spark)
+    count = len(parts)
+    numbers = spark.range(0, count, 1, count)
+    equal = (
+        numbers.mapInArrow(ReadRows(table, parts, variables).__call__, CONTENTS)
+        .groupBy("first", "second")
+        .agg(F.min("row").alias("node"), F.count("*").alias("rows"))
+        .where("rows > 1")
+        .drop("rows")
+    )
+    found = _read_order(spark, table, parts, order)
+    if not table.comparison.bands:
+        return Groups(_first_rows(found.join(equal, ["first", "second"]).withColumn("component", F.col("node")), order))
+    tasks = max(task_slots(spark), -(-sum(rows.values()) * table.comparison.bands // ROWS_OF_BUCKETS))
+    buckets = numbers.mapInArrow(ReadBuckets(table, parts, variables).__call__, BUCKETS)
+    pairs = buckets.repartition(tasks, "bucket").mapInArrow(pair_bucket, PAIRS)
+    pairs = pairs.repartition(tasks, "low").distinct()
+    run.progress(stage="pairs")
+    pairs = run_action(spark, run, pairs.localCheckpoint, name="deduplicate: pairs")
+    compared = run_action(spark, run, pairs.count, name="deduplicate: pairs")
+    run.progress(stage="compare", compared=compared)
+    alike = pairs.mapInArrow(ComparePairs(table, variables).__call__, PAIRS)
+    alike = run_action(spark, run, alike.localCheckpoint, name="deduplicate: compare")
+    alike_count = run_action(spark, run, alike.count, name="deduplicate: compare")
+    run.progress(stage="connect", alike=alike_count)
+    components = connect_pairs(spark, run, alike, alike_count)
+    linked = (
+        found.join(equal, ["first", "second"], "left")
+        .withColumn("is_equal", F.col("node").isNotNull())
+        .withColumn("node", F.coalesce("node", "row"))
+        .join(components, "node", "left")
+        .where("is_equal OR component IS NOT NULL")
+        .withColumn("component", F.coalesce("component", "node"))
+    )
+    return Groups(_first_rows(linked, order), compared, alike_count)
+
+
+def _read_order(spark: SparkSession, table: Version, parts: Sequence[tuple[int, ...]], order: Order) -> DataFrame:
+    """Return all rows with CONTENTS, `key`, and `by0`, `by1`, … of the order."""
+    columns = (order.key, *(name for name, _ in order.by))
+    names = ["key", *(f"by{number}" for number in range(len(order.by)))]
+    fields = [
+        pa.field(name, table.open().schema.field(column).type) for name, column in zip(names, columns, strict=True)
+    ]
+    contents = [pa.field(name, pa.int64()) for name in ("first", "second", "row")]
+    schema = spark_schema(pa.schema([*fields, *contents]))
+    read = ReadOrder(table, tuple(parts), task_variables(spark), columns, batch_schema(schema))
+    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(read.__call__, schema)
+
+
+def _first_rows(rows: DataFrame, order: Order) -> DataFrame:
+    """Return `row`, `key` and `is_first` of rows with a `component`."""
+    columns: list[Column] = [
+        F.col(f"by{number}").desc_nulls_last() if is_largest else F.col(f"by{number}").asc_nulls_last()
+        for number, (_, is_largest) in enumerate(order.by)
+    ]
+    window = Window.partitionBy("component").orderBy(*columns, F.asc("key"))
+    return rows.select(
+        "row", F.first("key").over(window).alias("key"), (F.row_number().over(window) == 1).alias("is_first")
+    )

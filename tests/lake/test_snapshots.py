@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
     TableTagAlreadyExistsError,
     TableTagNotFoundError,
+    TableVersionNotFoundError,
 )
 
 import tiltyard
@@ -42,6 +45,31 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tiltyard.La
     for table in (films, orders):
         if table.exists():
             table.drop()
+
+
+def test_snapshot_of_a_moment_has_the_versions_of_then(lake: tiltyard.Lake) -> None:
+    films, orders = lake.table("films"), lake.table("shop.orders")
+    between = datetime.now(UTC)
+    time.sleep(0.002)  # times of versions are in milliseconds
+    films.delete("id = 1")
+    orders.write([{"id": 11}])
+    made = lake.snapshot("then", ["films", "shop.orders"], at=between)
+    assert made.tables == {"films": 2, "shop.orders": 1} and lake.at("then").table("films").count() == 3
+    then = lake.at(between)
+    assert (then.table("films").count(), then.table("shop.orders").to_arrow()["id"].to_pylist()) == (3, [10])
+    before, later = between - timedelta(days=9), between + timedelta(days=9)
+    with pytest.raises(TableVersionNotFoundError, match="films has no version"):
+        lake.snapshot("none", ["films"], at=before)
+    with pytest.raises(TableVersionNotFoundError, match="films has no version"):
+        lake.at(before).table("films")
+    with pytest.raises(InvalidInputError, match="is to come"):
+        lake.snapshot("none", ["films"], at=later)
+    for moment, message in ((datetime(2026, 1, 1), "has no zone"), (12, "give a time")):  # noqa: DTZ001  # without a zone
+        with pytest.raises(InvalidInputError, match=message):
+            lake.at(moment)  # type: ignore[call-overload]  # as somebody may call it
+        with pytest.raises(InvalidInputError, match=message):
+            lake.snapshot("none", ["films"], at=moment)  # type: ignore[arg-type]  # as somebody may call it
+    assert [snapshot.name for snapshot in lake.snapshots()] == ["then"]
 
 
 def test_snapshot_is_read_by_its_name_and_keeps_its_versions(lake: tiltyard.Lake) -> None:

@@ -64,8 +64,8 @@ def audit(
 
     with suppress(KeyboardInterrupt), open_database(settings) as store:
         conditions = AuditFilter(
-            since=_parse_time(since),
-            until=_parse_time(until),
+            since=parse_time(since),
+            until=parse_time(until),
             principal=principal,
             operation=operation,
             object=object_id,
@@ -103,7 +103,7 @@ def _follow(store: Store, conditions: AuditFilter) -> Iterator[AuditRecord]:
         time.sleep(FOLLOW_SECONDS)
 
 
-def _parse_time(text: str | None) -> int | None:
+def parse_time(text: str | None) -> int | None:
     """Parse a time, or how long ago it was (12h), into milliseconds since 1970; without a zone it is local time."""
     if text is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import msgspec
@@ -60,6 +61,14 @@ def check_whole_number(value: object, argument: str) -> None:
     """Raise InvalidInputError for what is not a whole number; None is one that is left out."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise InvalidInputError(f"{argument} is {value!r}: it has to be a whole number, not {type(value).__name__}.")
+
+
+def check_moment(value: object, argument: str) -> None:
+    """Raise InvalidInputError for what is no time with a zone."""
+    if not isinstance(value, datetime):
+        raise InvalidInputError(f"{argument} is {value!r}: give a time, as datetime.now(UTC) is.")
+    if value.tzinfo is None:
+        raise InvalidInputError(f"{argument} has no zone, in which it would be another one: datetime.now(UTC) has one.")
 
 
 def present(**values: Any) -> dict[str, Any]:

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, overload
 
 import lance_namespace as upstream
 import msgspec
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError
 
-from tiltyard.lake.arguments import Names, list_names, present
+from tiltyard.lake.arguments import Names, check_moment, list_names, present
 from tiltyard.lake.display import render_table
 from tiltyard.lake.errors import translate
 from tiltyard.lake.lineage import Lineage, read_lineage
@@ -21,7 +21,7 @@ from tiltyard.lake.publication import ChangedTable, not_published, open_publicat
 from tiltyard.lake.runs import Run
 from tiltyard.lake.schedules import Duration, Schedule, create_schedule, find_schedule, list_schedules
 from tiltyard.lake.session import LakeSession, SparkSessions
-from tiltyard.lake.snapshots import Snapshot, create_snapshot, find_snapshot, list_snapshots
+from tiltyard.lake.snapshots import LakeMoment, Snapshot, create_snapshot, find_snapshot, list_snapshots
 from tiltyard.lake.sources import Source
 from tiltyard.lake.table import Mode, Table
 from tiltyard.lake.views import View, create_view
@@ -33,7 +33,7 @@ from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -276,18 +276,33 @@ class Lake(LakeSession, LakeNamespace):
 
         return join_as_of(rows, values, AsOf(keys, left_time, right_time, tolerance, direction, allow_exact, suffix))
 
-    def snapshot(self, name: str, tables: Names) -> Snapshot:
+    def snapshot(self, name: str, tables: Names, *, at: datetime | None = None) -> Snapshot:
         """Name the present versions of some tables, all as of one moment; they are kept until the snapshot is dropped.
 
-        Each table gets a tag of that name. Raises InvalidInputError, TableTagAlreadyExistsError (a snapshot, or a tag
-        of a table, has the name), TableNotFoundError, ConcurrentModificationError (commits to the tables do not pause).
+        With `at`, a time with a zone, they are those that were the newest then, by their own times. Each table gets a
+        tag of that name. Raises InvalidInputError, TableTagAlreadyExistsError (a snapshot, or a tag of a table, has the
+        name), TableNotFoundError, TableVersionNotFoundError (none of a table is as old as `at`),
+        ConcurrentModificationError (commits to the tables do not pause).
         """
         names = list_names(tables, "tables") or []
-        return create_snapshot(self, name, [self._resolve(table, "table") for table in names])
+        return create_snapshot(self, name, [self._resolve(table, "table") for table in names], at)
 
-    def at(self, name: str) -> Snapshot:
-        """Return a snapshot, to read its tables as they were. Raises TableTagNotFoundError."""
-        return find_snapshot(self, name)
+    @overload
+    def at(self, moment: str) -> Snapshot: ...
+
+    @overload
+    def at(self, moment: datetime) -> LakeMoment: ...
+
+    def at(self, moment: str | datetime) -> Snapshot | LakeMoment:
+        """Return a snapshot by its name, or a moment, to read tables as they were: `at(moment).table("films")`.
+
+        At a moment, a time with a zone, a table has the version that was its newest. Raises TableTagNotFoundError (no
+        snapshot has the name), InvalidInputError.
+        """
+        if isinstance(moment, str):
+            return find_snapshot(self, moment)
+        check_moment(moment, "moment")
+        return LakeMoment(self, moment)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots on whose tables you have rights, by name."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.lake.arguments import check_moment
 from tiltyard.lake.display import render_table
 from tiltyard.lake.publication import ChangedTable, open_publication
 from tiltyard.lake.table import SnapshotTable, Table
@@ -16,6 +17,7 @@ from tiltyard.model.typed_ids import format_id
 from tiltyard.publishing import Isolation
 
 if TYPE_CHECKING:
+    from tiltyard.lake.catalog import LakeNamespace
     from tiltyard.lake.changes import Changes
     from tiltyard.lake.session import LakeSession
 
@@ -95,9 +97,26 @@ class Snapshot:
         return render_table(("table", "version"), list(self.tables.items()))
 
 
-def create_snapshot(lake: LakeSession, name: str, paths: Sequence[tuple[str, ...]]) -> Snapshot:
+@dataclass(frozen=True, slots=True)
+class LakeMoment:
+    """The tables of a lake as they were at a moment, each by its version that was the newest then."""
+
+    lake: LakeNamespace
+    moment: datetime
+
+    def table(self, name: str) -> SnapshotTable:
+        """Return a table as it was. Raises TableVersionNotFoundError (none is as old), TableNotFoundError."""
+        return self.lake.table(name).at(self.moment)
+
+
+def create_snapshot(
+    lake: LakeSession, name: str, paths: Sequence[tuple[str, ...]], moment: datetime | None = None
+) -> Snapshot:
     """Create a snapshot. Raises as `Lake.snapshot` does."""
-    response = lake.calls.call("CreateSnapshot", name=name, tables=[list(path) for path in paths])
+    if moment is not None:
+        check_moment(moment, "at")
+    at_ms = None if moment is None else int(moment.timestamp() * 1000)
+    response = lake.calls.call("CreateSnapshot", name=name, tables=[list(path) for path in paths], at_millis=at_ms)
     return Snapshot(lake, response["snapshot"])
 
 

@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.calls.searches import SearchOptions, find_rows, resolve_version
-from tiltyard.lake.arguments import Names, check_whole_number, list_names
+from tiltyard.lake.arguments import Names, check_moment, check_whole_number, list_names
 from tiltyard.lake.changes import Changes
 from tiltyard.lake.display import render_fields
 from tiltyard.lake.errors import naming, translate
@@ -269,11 +269,15 @@ class TableReader(Guessing):
                 raise InvalidInputError("moment is None: give a version, a tag, or a time.")
             check_whole_number(moment, "moment")
             return moment
-        if moment.tzinfo is None:
-            raise InvalidInputError("moment has no zone, in which it would be another one: datetime.now(UTC) has one.")
+        check_moment(moment, "moment")
+        newer = None
         for entry in self._list_versions():
+            version = int(entry["version"])
             if entry["timestamp"] <= moment:
-                return int(entry["version"])
+                if newer not in (None, version + 1):
+                    raise TableVersionNotFoundError(f"The version of {self.name} of {moment.isoformat()} was removed.")
+                return version
+            newer = version
         raise TableVersionNotFoundError(f"{self.name} has no version as old as {moment.isoformat()}.")
 
     def _request(

@@ -30,18 +30,23 @@ def snapshot() -> None:
 @snapshot.command("create", short_help="Name the present versions of tables.")
 @click.argument("name")
 @click.argument("tables", metavar="TABLE…", nargs=-1, required=True, type=TABLE)
+@click.option("--at", "moment", metavar="TIME", help="The versions that were the newest then: a time, or 12h for ago.")
 @catalog_command
-def create(catalog: Caller, name: str, tables: tuple[TypedId, ...]) -> None:
+def create(catalog: Caller, name: str, tables: tuple[TypedId, ...], moment: str | None) -> None:
     """Give the newest versions of TABLES, all as of one moment, the name NAME.
 
-    Each table gets a tag of that name, so that --version NAME reads it. The versions are kept until the snapshot is
-    dropped.
+    With --at they are the versions that were the newest at a time, which is local without a zone. Each table gets a tag
+    of that name, so that --version NAME reads it. The versions are kept until the snapshot is dropped.
 
     \b
     Example:
       tiltyard snapshot create 2026-11-release films shop.orders
+      tiltyard snapshot create january films shop.orders --at 2026-02-01T00:00Z
     """
-    made = catalog.call("CreateSnapshot", name=name, tables=[list(table) for table in tables])["snapshot"]
+    from tiltyard.cli.audit import parse_time
+
+    names = [list(table) for table in tables]
+    made = catalog.call("CreateSnapshot", name=name, tables=names, at_millis=parse_time(moment))["snapshot"]
     click.echo(f"{name} has {', '.join(_members(made))}")
 
 

@@ -22,6 +22,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
     TableTagAlreadyExistsError,
     TableTagNotFoundError,
+    TableVersionNotFoundError,
     UnsupportedOperationError,
 )
 
@@ -36,8 +37,9 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests.manifest_format import tag_file
 from tiltyard.store.access.grants import TABLE
 from tiltyard.store.tables.snapshots import SnapshotMember, SnapshotRecord
-from tiltyard.tables.opening import open_for_reading, open_to_commit
+from tiltyard.tables.opening import find_table, open_for_reading, open_to_commit
 from tiltyard.tables.versions.removal_turns import confirm_reference
+from tiltyard.tables.versions.versions import list_versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,11 +103,12 @@ SEE_SNAPSHOTS = Needs("nothing: the snapshots on all of whose tables the caller 
 
 @operation(needs=CREATE_SNAPSHOT, entries="tables")
 def create_snapshot(ctx: Context, request: models.CreateSnapshotRequest) -> models.CreateSnapshotResponse:
-    """Name the latest versions of some tables, all as of one moment.
+    """Name the latest versions of some tables, all as of one moment; with `at_millis` those that were it then.
 
-    Raises InvalidInputError (a name that no tag can have; no table, one twice, or more than MAX_TABLES),
-    TableTagAlreadyExistsError (a snapshot, or a tag of one of the tables, has the name), ConcurrentModificationError,
-    UnsupportedOperationError (below a mount), NamespaceNotFoundError, TableNotFoundError, InvalidTableStateError.
+    Raises InvalidInputError (a name that no tag can have; no table, one twice, or more than MAX_TABLES; a moment that
+    is to come), TableVersionNotFoundError (a table has no version of then), TableTagAlreadyExistsError (a snapshot, or
+    a tag of one of the tables, has the name), ConcurrentModificationError, UnsupportedOperationError (below a mount),
+    NamespaceNotFoundError, TableNotFoundError, InvalidTableStateError.
     """
     name, paths = check_ref(request.name, "snapshot"), _member_paths(ctx, request)
     existing = ctx.store.find_snapshot(name)
@@ -116,7 +119,8 @@ def create_snapshot(ctx: Context, request: models.CreateSnapshotRequest) -> mode
         if not ctx.store.claim_incomplete_snapshot(existing, token):
             raise _overtaken(name)
         _drop_tags(ctx, existing)
-    members = _latest_versions(ctx, paths)
+    at_ms = request.at_millis
+    members = _latest_versions(ctx, paths) if at_ms is None else [_version_at(ctx, path, at_ms) for path in paths]
     _check_no_tag(ctx, paths, name)
     if not ctx.store.begin_snapshot(name, token, ctx.principal.name, members):
         raise _exists(name)
@@ -216,6 +220,27 @@ def _latest_versions(ctx: Context, paths: Sequence[Id]) -> list[SnapshotMember]:
             return latest
         previous = latest
     raise ConcurrentModificationError("Commits to the tables do not pause: take the snapshot again.")
+
+
+def _version_at(ctx: Context, path: Id, at_ms: int) -> SnapshotMember:
+    """Return the version of a table that was its latest at a moment, by the times of versions.
+
+    Raises InvalidInputError, TableVersionNotFoundError.
+    """
+    if at_ms > ctx.clock():
+        raise InvalidInputError("The moment of a snapshot is to come: what is committed until then is not known yet.")
+    record, token, newer = find_table(ctx, path), None, None
+    while True:
+        request = models.ListTableVersionsRequest(descending=True, limit=_PAGE, page_token=token)
+        page = list_versions(ctx, record, request)
+        for version in page.versions:
+            if version.timestamp_millis is not None and version.timestamp_millis <= at_ms:
+                if newer not in (None, version.version + 1):
+                    raise TableVersionNotFoundError(f"The version of {path} of that moment was removed.")
+                return SnapshotMember(record.id, version.version, tuple(path))
+            newer = version.version
+        if (token := page.page_token) is None:
+            raise TableVersionNotFoundError(f"{path} has no version of that moment: the oldest one is younger.")
 
 
 def _check_no_tag(ctx: Context, paths: Sequence[Id], name: str) -> None:

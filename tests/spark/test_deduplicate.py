@@ -19,7 +19,8 @@ from tiltyard.pipeline.deduplicate import components, tasks
 from tiltyard.pipeline.deduplicate.components import connect_arrays, connect_pairs
 from tiltyard.pipeline.deduplicate.signatures import normalize_text
 from tiltyard.pipeline.deduplicate.tasks import pair_bucket
-from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -268,3 +269,29 @@ def test_what_cannot_be_compared_is_told_why_and_nothing_is_written(lake: tiltya
     for fields in ({"on": "text", "key": "id", "into": "duplicate_of_signature"}, {"on": "twice", "method": "exact"}):
         with pytest.raises(InvalidInputError, match="into: "):
             films.deduplicate(**{"key": "id"} | fields)  # type: ignore[arg-type]  # as above
+
+
+def test_job_that_is_stopped_goes_on_with_what_it_has_hashed(
+    lake: tiltyard.Lake, spark: SparkSession, fresh: Fresh
+) -> None:
+    films = lake.table(fresh("films"))
+    films.ingest(text_rows(["one text of many words", "one text of many words", "another text"]))
+
+    class Stopped(LocalRun):
+        def progress(self, **figures: object) -> None:
+            if figures.get("stage") == "compare":
+                self.canceled.set()
+            super().progress(**figures)
+
+    run = Stopped()
+    job = {"table": films.name, "on": "text", "key": "id"}
+    with pytest.raises(RunCanceledError):
+        find_job("deduplicate").run(run, lake.catalog, spark, job)
+    hashed = films.version
+    assert column(films) == {0: None, 1: None, 2: None}
+    stops.clear()
+    run.canceled.clear()
+    figures = find_job("deduplicate").run(run, lake.catalog, spark, job)
+    assert column(films) == {0: None, 1: 0, 2: None}
+    assert (figures["hashed"], figures["version"], films.version) == (3, hashed + 1, hashed + 1)
+    assert find_job("deduplicate").run(run, lake.catalog, spark, job)["version"] == hashed + 1

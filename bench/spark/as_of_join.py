@@ -84,9 +84,10 @@ def main() -> None:
         lake = tiltyard.connect(Path(folder) / "root", master=arguments.master, conf=SPARK)
         for name, rows in zip(("orders", "prices"), tables, strict=True):
             lake.table(name).ingest(rows)
-        how = {"on": "item", "left_time": "at", "right_time": "since"}
         ways: dict[str, Way] = {
-            "lake.as_of_join": lambda orders, prices: lake.as_of_join(orders, prices, **how),
+            "lake.as_of_join": lambda orders, prices: lake.as_of_join(
+                orders, prices, on="item", left_time="at", right_time="since"
+            ),
             "a window of Spark": by_window,
         }
         if arguments.range_join:

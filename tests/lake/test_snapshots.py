@@ -66,7 +66,7 @@ def test_snapshot_of_a_moment_has_the_versions_of_then(lake: tiltyard.Lake) -> N
         lake.snapshot("none", ["films"], at=later)
     for moment, message in ((datetime(2026, 1, 1), "has no zone"), (12, "give a time")):  # noqa: DTZ001  # without a zone
         with pytest.raises(InvalidInputError, match=message):
-            lake.at(moment)  # type: ignore[call-overload]  # as somebody may call it
+            lake.at(moment)  # type: ignore[arg-type]  # as somebody may call it
         with pytest.raises(InvalidInputError, match=message):
             lake.snapshot("none", ["films"], at=moment)  # type: ignore[arg-type]  # as somebody may call it
     assert [snapshot.name for snapshot in lake.snapshots()] == ["then"]

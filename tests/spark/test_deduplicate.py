@@ -73,7 +73,7 @@ def some_texts(seed: int, count: int) -> list[str | None]:
     return [*texts, None, None, "", " ", "a", "A", "b", "THE SAME  text", "the same text"]
 
 
-def column(table: tiltyard.Table, name: str = "duplicate_of") -> dict[int, int | None]:
+def column(table: tiltyard.Table, name: str = "duplicate_of") -> dict[Any, Any]:
     rows = table.to_arrow(columns=["id", name])
     return dict(zip(rows["id"].to_pylist(), rows[name].to_pylist(), strict=True))
 
@@ -171,18 +171,16 @@ def test_groups_of_vectors_and_of_equal_values_are_those_of_all_pairs(lake: tilt
         vectors_table.drop_columns(["copy_of", "copy_of_signature"])
 
     codes: Rows = {number: number % 50 or None for number in range(241)}
-    check_each(
-        [
-            ({"on": "v", "method": "vector"}, exact, cosine),
-            (
-                {"on": "v", "method": "vector", "metric": "l2", "threshold": 0.4},
-                exact,
-                lambda one, other: bool(((one - other) ** 2).sum() <= 0.4),
-            ),
-            ({"on": "code", "method": "exact"}, codes, lambda one, other: one == other),
-        ],
-        check,
-    )
+    cases: list[tuple[dict[str, Any], Rows, Callable[[Any, Any], bool]]] = [
+        ({"on": "v", "method": "vector"}, exact, cosine),
+        (
+            {"on": "v", "method": "vector", "metric": "l2", "threshold": 0.4},
+            exact,
+            lambda one, other: bool(((one - other) ** 2).sum() <= 0.4),
+        ),
+        ({"on": "code", "method": "exact"}, codes, lambda one, other: one == other),
+    ]
+    check_each(cases, check)
 
 
 def test_pairs_of_large_buckets_are_in_proportion_to_rows_and_connect_them(lake: tiltyard.Lake, fresh: Fresh) -> None:
@@ -277,11 +275,13 @@ def test_job_that_is_stopped_goes_on_with_what_it_has_hashed(
     films = lake.table(fresh("films"))
     films.ingest(text_rows(["one text of many words", "one text of many words", "another text"]))
 
+    stops = ["compare"]
+
     class Stopped(LocalRun):
         def progress(self, **figures: object) -> None:
-            if figures.get("stage") == "compare":
+            if figures.get("stage") in stops:
                 self.canceled.set()
-            super().progress(**figures)
+            super(Stopped, self).progress(**figures)
 
     run = Stopped()
     job = {"table": films.name, "on": "text", "key": "id"}

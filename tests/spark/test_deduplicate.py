@@ -281,7 +281,7 @@ def test_job_that_is_stopped_goes_on_with_what_it_has_hashed(
         def progress(self, **figures: object) -> None:
             if figures.get("stage") in stops:
                 self.canceled.set()
-            super(Stopped, self).progress(**figures)
+            super().progress(**figures)
 
     run = Stopped()
     job = {"table": films.name, "on": "text", "key": "id"}

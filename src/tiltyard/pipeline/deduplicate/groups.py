@@ -15,23 +15,24 @@ import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
+from tiltyard.change_feed.table_history import fragments_by_id
 from tiltyard.pipeline.datasource.spark_types import batch_schema, spark_schema
 from tiltyard.pipeline.deduplicate.components import connect_pairs
 from tiltyard.pipeline.deduplicate.tasks import (
     BUCKETS,
     CONTENTS,
     PAIRS,
+    ComparedRows,
     ComparePairs,
-    Order,
+    GroupOrder,
     ReadBuckets,
     ReadOrder,
     ReadRows,
-    Version,
     pair_bucket,
 )
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.spark_tasks import run_action, task_variables
-from tiltyard.pipeline.version_diff import fragments_by_id, group_fragments
+from tiltyard.pipeline.version_diff import group_fragments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,7 +57,7 @@ class Groups:
     alike: int = 0
 
 
-def find_groups(spark: SparkSession, run: Run, table: Version, order: Order) -> Groups:
+def find_groups(spark: SparkSession, run: Run, table: ComparedRows, order: GroupOrder) -> Groups:
     """Find the groups among the rows of a version that have a signature. Raises RunCanceledError."""
     dataset = table.open()
     rows = {number: fragment.num_rows for number, fragment in fragments_by_id(dataset).items()}
@@ -98,7 +99,9 @@ def find_groups(spark: SparkSession, run: Run, table: Version, order: Order) -> 
     return Groups(_first_rows(linked, order), compared, alike_count)
 
 
-def _read_order(spark: SparkSession, table: Version, parts: Sequence[tuple[int, ...]], order: Order) -> DataFrame:
+def _read_order(
+    spark: SparkSession, table: ComparedRows, parts: Sequence[tuple[int, ...]], order: GroupOrder
+) -> DataFrame:
     """Return all rows with CONTENTS, `key`, and `by0`, `by1`, … of the order."""
     columns = (order.key, *(name for name, _ in order.by))
     names = ["key", *(f"by{number}" for number in range(len(order.by)))]
@@ -111,7 +114,7 @@ def _read_order(spark: SparkSession, table: Version, parts: Sequence[tuple[int, 
     return spark.range(0, len(parts), 1, len(parts)).mapInArrow(read.__call__, schema)
 
 
-def _first_rows(rows: DataFrame, order: Order) -> DataFrame:
+def _first_rows(rows: DataFrame, order: GroupOrder) -> DataFrame:
     """Return `row`, `key` and `is_first` of rows with a `component`."""
     columns: list[Column] = [
         F.col(f"by{number}").desc_nulls_last() if is_largest else F.col(f"by{number}").asc_nulls_last()

@@ -26,6 +26,7 @@ from lance_namespace.errors import (
     TableColumnNotFoundError,
 )
 
+from tiltyard.change_feed.table_history import field_ids, fragments_by_id
 from tiltyard.column_refresh.freshness import ComputedColumn, with_column_files
 from tiltyard.column_refresh.refresh import ColumnRefresh
 from tiltyard.model.columns.duplicate_columns import PROPERTY, SIGNATURE_SUFFIX
@@ -44,7 +45,7 @@ from tiltyard.pipeline.deduplicate.signatures import (
     Metric,
     SimilarTexts,
 )
-from tiltyard.pipeline.deduplicate.tasks import Order, Version, WriteValues, WrittenValues
+from tiltyard.pipeline.deduplicate.tasks import ComparedRows, GroupOrder, WriteValues, WrittenValues
 from tiltyard.pipeline.functions.user_functions import PickledFunction
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.lineage import own_rows_lineage
@@ -54,7 +55,7 @@ from tiltyard.pipeline.sources.filesystem import delete_files
 from tiltyard.pipeline.spark_tasks import run_partitions
 from tiltyard.pipeline.table_changes import declared_key
 from tiltyard.pipeline.table_location import CatalogConnection
-from tiltyard.pipeline.version_diff import field_ids, fragments_by_id, has_only_appends
+from tiltyard.pipeline.version_diff import has_only_appends
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
 from tiltyard.pipeline.writing.key_checks import MAX_KEYS_IN_DRIVER, count_duplicate_keys
 from tiltyard.view_refresh.near_duplicates import check_vectors
@@ -199,7 +200,7 @@ def _find_key(table: Table, dataset: lance.LanceDataset, key: str | None) -> str
     return key
 
 
-def parse_order(schema: pa.Schema, key: str, texts: Sequence[str]) -> Order:
+def parse_order(schema: pa.Schema, key: str, texts: Sequence[str]) -> GroupOrder:
     """Return which row comes first. Raises TableColumnNotFoundError, InvalidInputError."""
     if len(texts) > MAX_ORDER_COLUMNS:
         raise InvalidInputError(f"order_by: {MAX_ORDER_COLUMNS} columns at most say which row is the first.")
@@ -214,10 +215,10 @@ def parse_order(schema: pa.Schema, key: str, texts: Sequence[str]) -> Order:
         if not (is_key_type(kind) or pa.types.is_floating(kind)):
             raise InvalidInputError(f"order_by: '{name}' is {kind}, which has no order.")
         by.append((name, direction == "desc"))
-    return Order(key, tuple(by))
+    return GroupOrder(key, tuple(by))
 
 
-def _check_columns(schema: pa.Schema, into: str, on: str, order: Order) -> None:
+def _check_columns(schema: pa.Schema, into: str, on: str, order: GroupOrder) -> None:
     """Raise InvalidInputError unless both columns are new, or this job's own for the same columns."""
     if into in (on, order.key, *(name for name, _ in order.by)):
         raise InvalidInputError(f"into: '{into}' is one of the columns that are read: name another.")
@@ -279,7 +280,7 @@ class _GroupsPlan:
     on: str
     into: str
     comparison: Comparison
-    order: Order
+    order: GroupOrder
     dataset: lance.LanceDataset
     written: Sequence[WrittenValues] | None = field(init=False, default=None)
 
@@ -352,7 +353,7 @@ class _GroupsPlan:
         if not fragments:
             return []
         groups = find_groups(
-            spark, self.run, Version(location, version, self.on, self.signature, self.comparison), self.order
+            spark, self.run, ComparedRows(location, version, self.on, self.signature, self.comparison), self.order
         )
         found = groups.rows.select(
             F.shiftright("row", 32).alias("fragment"), F.expr("row & 4294967295").alias("place"), "is_first", "key"

@@ -44,7 +44,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class ComparedRows:
     """The version of a table whose rows are compared: `on` by their `signature`, as `comparison` says."""
 
     location: TableLocation
@@ -59,7 +59,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class GroupOrder:
     """Which row of a group comes first: by columns, each with whether the largest does, and then by the key."""
 
     key: str
@@ -70,7 +70,7 @@ class Order:
 class ReadRows:
     """A function for Spark: its input is numbers of parts, which are fragments, its output their rows."""
 
-    table: Version
+    table: ComparedRows
     parts: tuple[tuple[int, ...], ...]
     variables: Mapping[str, str]
 
@@ -165,7 +165,7 @@ def pair_bucket(batches: Batches) -> Batches:
 class ComparePairs:
     """A function for Spark: its input are PAIRS, its output those whose values are alike."""
 
-    table: Version
+    table: ComparedRows
     variables: Mapping[str, str]
 
     def __call__(self, batches: Batches) -> Batches:
